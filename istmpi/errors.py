@@ -1,0 +1,62 @@
+"""Every error that a user can meet, as one tree.
+
+    IstmpiError                exit 1   something istmpi itself got wrong or could not foresee
+    ├── UserError              exit 2   what the user gave cannot be used (also a ValueError)
+    │   ├── ConfigError                 a run file, an option, an axis pattern, a deal that cannot be made
+    │   ├── DataError                   a data file that is missing, damaged or of the wrong kind
+    │   └── LaunchError                 mpirun, the MPI library and the ranks do not fit together
+    ├── DivergedError          exit 3   the loss is no longer finite
+    └── OutputError            exit 74  a result cannot be written
+
+A message names the subject, its value, the constraint and the cure, in one line:
+
+    hidden2 has 8 units but the run has 16 ranks; every rank needs at least one. Use fewer ranks or widen hidden2.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class IstmpiError(Exception):
+    """Base of all errors that istmpi raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(IstmpiError, ValueError):
+    """What the user gave cannot be used."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A setting, an axis pattern or a deal that makes no sense."""
+
+
+class DataError(UserError):
+    """Data that is missing, damaged or of the wrong kind."""
+
+
+class LaunchError(UserError):
+    """The launcher, the MPI library and the ranks do not fit together."""
+
+
+class DivergedError(IstmpiError):
+    """The loss is no longer finite; the last good weights are still in the store."""
+
+    exit_code = 3
+
+
+class OutputError(IstmpiError):
+    """A result cannot be written."""
+
+    exit_code = 74
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean X?"`` for the nearest known word, else the list of known words."""
+    known = sorted(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return f"; known: {', '.join(known)}"
