@@ -1,0 +1,47 @@
+"""One stream's endless sequence of batches, any of which can be computed at any time."""
+
+import numpy as np
+
+from istmpi import rng
+from istmpi.data.dataset import Split
+
+
+class Batches:
+    """Batch ``step`` of a stream as a pure function of (seed, stream, step).
+
+    The stream runs through ``rows`` [n] in a fresh order on every pass, the passes laid end to end; batch k is
+    positions k * batch .. (k + 1) * batch - 1 of that. So each batch has exactly ``batch`` rows, one may straddle two
+    passes (or many, where batch > n), and every pass takes every row once. There is no state to store: a resumed run
+    asks for the step it stopped at.
+    """
+
+    def __init__(self, split: Split, rows: np.ndarray, batch: int, seed: int, stream: int):
+        assert batch > 0 and len(rows) > 0, (batch, len(rows))
+        self.batch = batch
+        self._split = split
+        self._rows = np.asarray(rows, dtype=np.int64)
+        self._seed, self._stream = seed, stream
+        self._cached: tuple[int, np.ndarray] | None = None
+
+    def at(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Batch number ``step`` (from 0): x [batch, features] float32 and y, as ``Split.rows`` gives them."""
+        return self._split.rows(self.indices(step))
+
+    def indices(self, step: int) -> np.ndarray:
+        """The rows of the split that batch ``step`` is made of: [batch] int64."""
+        length = len(self._rows)
+        position, end = step * self.batch, (step + 1) * self.batch
+        parts = []
+        while position < end:
+            number, start = divmod(position, length)
+            part = self._order(number)[start : start + end - position]
+            parts.append(part)
+            position += len(part)
+        return np.concatenate(parts)
+
+    def _order(self, number: int) -> np.ndarray:
+        """The rows in the order of pass ``number``; only the last one asked for is kept."""
+        if self._cached is None or self._cached[0] != number:
+            key = rng.key(self._seed, "batches", self._stream, number)
+            self._cached = number, self._rows[rng.permutation(len(self._rows), key)]
+        return self._cached[1]

@@ -1,0 +1,75 @@
+"""What training sees of a data set: named splits of float32 rows, normalised as they are read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+CLASSIFICATION = "classification"
+REGRESSION = "regression"
+TASKS = (CLASSIFICATION, REGRESSION)
+
+SPLITS = ("train", "test", "validation")
+"""Every data set has the first two."""
+
+
+class Split:
+    """Examples that are read by row number and normalised on the way out.
+
+    ``x`` [n, features] of float32 or uint8 and ``y`` [n] int64 or [n, outputs] float32 may be memory maps: only the
+    rows that are asked for are ever touched. ``mean`` and ``std`` [features] float32 come together or not at all.
+    """
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, mean: np.ndarray | None = None, std: np.ndarray | None = None):
+        assert x.ndim == 2 and len(x) == len(y), (x.shape, y.shape)
+        assert (mean is None) == (std is None)
+        # A plain view: memmap's own indexing runs Python code for every result.
+        self._x = x.view(np.ndarray)
+        self._y = y.view(np.ndarray)
+        self._mean, self._std = mean, std
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of the examples ``indices`` [b]: x [b, features] float32, C-contiguous, (x - mean) / std; and y."""
+        x = self._x.take(indices, axis=0).astype(np.float32, copy=False)
+        if self._mean is not None:
+            x -= self._mean
+            x /= self._std
+        return x, self._y.take(indices, axis=0)
+
+    def labels(self) -> np.ndarray:
+        """All of y, without reading any x: [n] int64 or [n, outputs] float32; not to be written to."""
+        return self._y
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set that is ready to train on.
+
+    ``shape`` is that of one example before it was flattened to ``features`` numbers, channels first: [3, 32, 32] for a
+    colour image, [features] where there is no such structure. ``outputs`` counts the classes, or the numbers to
+    predict; ``classes`` are their names, None for regression. The splits apply ``mean`` and ``std`` [features].
+    """
+
+    splits: Mapping[str, Split]
+    task: str
+    shape: tuple[int, ...]
+    outputs: int
+    classes: tuple[str, ...] | None
+    source: str
+    mean: np.ndarray | None = None
+    std: np.ndarray | None = None
+
+    @property
+    def features(self) -> int:
+        return int(np.prod(self.shape))
+
+    @property
+    def train(self) -> Split:
+        return self.splits["train"]
+
+    @property
+    def test(self) -> Split:
+        return self.splits["test"]

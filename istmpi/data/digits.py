@@ -1,0 +1,27 @@
+"""1,797 real handwritten digits that come with the package, for a first run and for tests.
+
+8x8 pixels of 0 to 16, ten classes: the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and
+C. Kaynak, UCI Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49, licence CC BY 4.0. ``digits.npz``
+holds x [1797, 64] and y [1797], both uint8, in the order of scikit-learn's ``load_digits``.
+"""
+
+from importlib import resources
+
+import numpy as np
+
+from istmpi.data.dataset import CLASSIFICATION, Dataset, Split
+from istmpi.data.holdout import held_out
+from istmpi.data.moments import Moments
+
+
+def open_digits() -> Dataset:
+    """The digits: 1,437 to train on and 360 to test on, 64 features, one mean and deviation for all pixels."""
+    with resources.files("istmpi.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
+        x, y = arrays["x"], arrays["y"].astype(np.int64)
+    test = held_out(len(y), y)
+    moments = Moments(x.shape[1])
+    moments.add(x[~test])
+    mean, std = moments.normalisation(groups=1)
+    splits = {"train": Split(x[~test], y[~test], mean, std), "test": Split(x[test], y[test], mean, std)}
+    classes = tuple(str(digit) for digit in range(10))
+    return Dataset(splits, CLASSIFICATION, (1, 8, 8), len(classes), classes, "digits", mean, std)

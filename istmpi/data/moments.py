@@ -1,0 +1,46 @@
+"""Mean and deviation of a stream of blocks, in one pass."""
+
+import numpy as np
+
+
+class Moments:
+    """Per-feature mean and sum of squared deviations, merged block by block (Chan, Golub and LeVeque 1983).
+
+    Sums of squares would lose every digit of a feature whose mean is large beside its deviation.
+    """
+
+    def __init__(self, features: int):
+        self._count = 0
+        self._mean = np.zeros(features)
+        self._squares = np.zeros(features)
+
+    def add(self, x: np.ndarray) -> None:
+        """Take in a block [b, features] of any real type."""
+        if len(x) == 0:
+            return
+        mean = x.mean(axis=0, dtype=np.float64)
+        deviation = x.astype(np.float64)
+        deviation -= mean
+        shift = mean - self._mean
+        count = self._count + len(x)
+        self._squares += np.einsum("ij,ij->j", deviation, deviation)
+        self._squares += shift**2 * (self._count * len(x) / count)
+        self._mean += shift * (len(x) / count)
+        self._count = count
+
+    def normalisation(self, groups: int) -> tuple[np.ndarray, np.ndarray]:
+        """The mean and the standard deviation to normalise with: two [features] float32.
+
+        The features are ``groups`` runs of equal length, each with one mean and deviation: 1 for all alike, the
+        channels of an image, or one for every feature. A constant group gets deviation 1, so that it becomes zero, not
+        NaN.
+        """
+        means = self._mean.reshape(groups, -1)
+        mean = means.mean(axis=1, keepdims=True)
+        within = self._squares.reshape(groups, -1).mean(axis=1, keepdims=True) / self._count
+        between = ((means - mean) ** 2).mean(axis=1, keepdims=True)
+        std = np.sqrt(within + between)
+        # Rounding leaves a constant feature a deviation of the order of its last digit.
+        std[std <= 1e-7 * np.abs(mean)] = 1.0
+        features = len(self._mean) // groups
+        return np.repeat(mean, features).astype(np.float32), np.repeat(std, features).astype(np.float32)

@@ -1,0 +1,99 @@
+"""From the name that a run gives its data to the data set."""
+
+import difflib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from istmpi.data.arrays import load_arrays
+from istmpi.data.dataset import CLASSIFICATION, SPLITS, Dataset, Split
+from istmpi.data.digits import open_digits
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.holdout import held_out
+from istmpi.data.labels import read_labels
+from istmpi.errors import ConfigError, DataError
+
+RANK = "{rank}"
+
+
+def open_dataset(source: str, stream: int | None = None) -> Dataset:
+    """The data set that ``source`` names: ``"digits"``, a prepared ``.h5`` or an ``.npz``.
+
+    ``{rank}`` in a path stands for ``stream``: each rank's own file (local placement). Rows are memory-mapped wherever
+    the file allows it. Raises DataError for a file that is missing, damaged or of the wrong kind, ConfigError where
+    ``{rank}`` has nothing to stand for.
+    """
+    if source == "digits":
+        return open_digits()
+    if RANK in source and stream is None:
+        raise ConfigError(f"data {source} has {RANK}, but this command reads one file; write a rank's number instead.")
+    path = Path(source.replace(RANK, str(stream)))
+    if not path.exists():
+        raise DataError(f"data {path} does not exist{_nearest(path)}")
+    if path.suffix == ".npz":
+        return open_npz(path)
+    if path.suffix in (".h5", ".hdf5"):
+        return open_prepared(path)
+    raise DataError(f"data {path} is neither .h5 nor .npz; prepare it first: istmpi prepare KIND {path} DATA.h5")
+
+
+def open_npz(path: Path) -> Dataset:
+    """An .npz as it stands: not normalised; arrays named as ``split_arrays`` says."""
+    with path.open("rb") as file:
+        arrays = split_arrays(load_arrays(file, str(path)), str(path))
+    raw = {split: y for split, (_, y) in arrays.items()}
+    task, classes, labels = read_labels(raw, None, str(path))
+    shape = next(iter(arrays.values()))[0].shape[1:]
+    splits = {split: Split(_rows(x), labels[split]) for split, (x, _) in arrays.items()}
+    outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
+    return Dataset(splits, task, shape, outputs, classes, str(path))
+
+
+def split_arrays(arrays: dict[str, np.ndarray], source: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """x [n, ...] and y [n, ...] per split, from arrays named x_train and y_train, or train_x and train_y.
+
+    Arrays named x and y alone are split: one in five is a test example. Raises DataError where a name is missing, or
+    where lengths or shapes disagree.
+    """
+    found = {}
+    for split in SPLITS:
+        for names in ((f"x_{split}", f"y_{split}"), (f"{split}_x", f"{split}_y")):
+            if all(name in arrays for name in names):
+                found[split] = arrays[names[0]], arrays[names[1]]
+    if not found and "x" in arrays and "y" in arrays:
+        found[""] = arrays["x"], arrays["y"]
+    elif not found.keys() >= {"train", "test"}:
+        held = ", ".join(sorted(arrays)) or "nothing"
+        raise DataError(f"{source} holds {held}; it needs x_train, y_train, x_test and y_test, or x and y.")
+    shape = next(iter(found.values()))[0].shape[1:]
+    for x, y in found.values():
+        if x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y) or x.shape[1:] != shape or x.dtype.kind not in "fiub":
+            raise DataError(
+                f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit; needed are numbers [n, ...] and n "
+                "labels, with examples of one shape in all splits."
+            )
+    if "" in found:
+        x, y = found[""]
+        test = held_out(len(y))
+        found = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
+    for split, (_, y) in found.items():
+        if len(y) == 0:
+            raise DataError(f"{source} has no {split} examples; it needs at least one.")
+    return found
+
+
+def _rows(x: np.ndarray) -> np.ndarray:
+    """x as [n, features] of a type that ``Split`` takes, without a copy where it is one already."""
+    x = x.reshape(len(x), -1)
+    return x if x.dtype in (np.float32, np.uint8) else x.astype(np.float32)
+
+
+def _nearest(path: Path) -> str:
+    """``"; did you mean X?"`` for the nearest name in the same folder, else what to do."""
+    if not path.parent.is_dir():
+        return f": there is no folder {path.parent}. Check the path."
+    near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
+    if near:
+        return f"; did you mean {path.with_name(near[0])}?"
+    return ". Make it with `istmpi prepare`, or use the built-in data: digits."
