@@ -1,0 +1,120 @@
+"""From the files that data come in to one prepared file.
+
+To add a kind, write a module with a function ``read(archive, decoder, **options) -> Material`` and name it in KINDS.
+Its keyword-only arguments are the options that the kind takes.
+"""
+
+import inspect
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from istmpi.data.hdf5 import Header, Writer, refuse_existing
+from istmpi.data.prepare import arrays, idx, images, speech, tables
+from istmpi.data.prepare.archive import Archive
+from istmpi.data.prepare.files import Decoder
+from istmpi.data.prepare.material import Material, Progress
+from istmpi.errors import ConfigError, did_you_mean
+
+KINDS: dict[str, Callable[..., Material]] = {
+    "speech": speech.read,
+    "images": images.read,
+    "idx": idx.read,
+    "arrays": arrays.read,
+    "csv": tables.read,
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written: ``counts`` per split, the names of the ``skipped`` files, ``bytes`` of the file."""
+
+    target: Path
+    task: str
+    shape: tuple[int, ...]
+    features: int
+    classes: tuple[str, ...] | None
+    counts: dict[str, int]
+    skipped: list[str]
+    seconds: float
+    bytes: int
+
+
+def prepare(
+    kind: str,
+    source: str | os.PathLike,
+    target: str | os.PathLike,
+    *,
+    progress: Progress | None = None,
+    force: bool = False,
+    max_bad: float = 0.01,
+    **options: object,
+) -> Report:
+    """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
+
+    ``force`` replaces an existing target; ``max_bad`` is the share of the files that may be unreadable. ``options`` are
+    the kind's own: images take size, arrays take task, csv takes label and task. Raises DataError for input that cannot
+    be used, ConfigError for a kind, an option or a target that cannot be, OutputError where writing fails; then nothing
+    is left behind and an existing target is as it was.
+    """
+    started = time.monotonic()
+    target = Path(target)
+    progress = progress or _silent
+    read = KINDS.get(kind)
+    if read is None:
+        raise ConfigError(f"data kind {kind!r} does not exist{did_you_mean(kind, KINDS)}")
+    _check_options(kind, read, options)
+    if not 0 <= max_bad <= 1:
+        raise ConfigError(f"max_bad is {max_bad}; it is a share of the files, from 0 to 1, for example 0.01.")
+    refuse_existing(target, force)
+    archive = Archive(source, target.parent)
+    with Decoder(target.parent, progress, max_bad) as decoder:
+        material = read(archive, decoder, **options)
+        _write(material, kind, str(source), target, force, progress)
+    return Report(
+        target=target,
+        task=material.task,
+        shape=material.shape,
+        features=material.features,
+        classes=material.classes,
+        counts=material.counts,
+        skipped=material.skipped,
+        seconds=time.monotonic() - started,
+        bytes=target.stat().st_size,
+    )
+
+
+def _write(material: Material, kind: str, source: str, target: Path, force: bool, progress: Progress) -> None:
+    header = Header(
+        kind=kind,
+        source=source,
+        task=material.task,
+        shape=material.shape,
+        outputs=material.outputs,
+        classes=material.classes,
+        counts=material.counts,
+        dtype=material.dtype,
+        groups=material.groups,
+        skipped=len(material.skipped),
+    )
+    done, total = 0, sum(material.counts.values())
+    with Writer(target, header, force) as writer:
+        for split, x, y in material.blocks:
+            writer.append(split, x, y)
+            done += len(x)
+            progress("writing", done, total)
+
+
+def _check_options(kind: str, read: Callable[..., Material], options: dict[str, object]) -> None:
+    parameters = inspect.signature(read).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            takes = did_you_mean(option, known) if known else "; it takes none"
+            raise ConfigError(f"data kind {kind} has no option {option}{takes}")
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    pass

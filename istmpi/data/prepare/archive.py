@@ -1,0 +1,150 @@
+"""A folder, a tar file or a single file as a set of named files, read in sequence and never unpacked."""
+
+import gzip
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from istmpi.errors import DataError
+
+_DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error)
+
+
+class Archive:
+    """The regular files of ``path``: their ``names``, sorted, relative to it, with "/" between the parts.
+
+    A tar file may be compressed in any way that ``tarfile`` knows. Its links and devices are no files here, nor is a
+    member whose name is absolute or climbs out with "..", nor anything hidden (".name"); nothing is ever written under
+    a member's name. Of members with one name the last counts, as for tar. ``scratch`` is the folder for ``open``'s
+    copies. Raises DataError where ``path`` does not exist, is damaged or holds no file at all.
+    """
+
+    def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
+        self.path = Path(path)
+        self._scratch = scratch
+        if not self.path.exists():
+            raise DataError(f"{self.path} does not exist. Give a folder, a .tar or .tar.gz, or a file.")
+        self._is_tar = self.path.is_file() and _is_tar(self.path)
+        if self._is_tar:
+            names = self._list_tar()
+        elif self.path.is_dir():
+            names = self._list_folder()
+        else:
+            names = [self.path.name]
+        self.names = sorted(names)
+        if not self.names:
+            raise DataError(f"{self.path} holds no files (links and hidden files do not count). Give one that does.")
+
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        """The names and contents of the files ``names``, in one pass, in the order in which they are stored."""
+        if not self._is_tar:
+            for name in sorted(names):
+                with self._named_damage():
+                    content = self._local(name).read_bytes()
+                yield name, content
+            return
+        for name, stream in self._members(names):
+            with self._named_damage():
+                content = stream.read()
+            yield name, content
+
+    def open(self, name: str) -> BinaryIO:
+        """One file, open for reading and seekable; out of a tar file it is a nameless copy on the disk."""
+        if not self._is_tar:
+            with self._named_damage():
+                return self._local(name).open("rb")
+        with closing(self._members({name})) as members, self._named_damage():
+            _, stream = next(members)
+            copy = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 (the caller closes it)
+            shutil.copyfileobj(stream, copy, 2**20)
+            copy.seek(0)
+            return copy
+
+    @contextmanager
+    def unzipped(self, name: str) -> Iterator[BinaryIO]:
+        """One file as a stream, decompressed where its name ends in ".gz"; DataError if that fails."""
+        with self.open(name) as file:
+            if not name.endswith(".gz"):
+                yield file
+                return
+            try:
+                with gzip.GzipFile(fileobj=file) as stream:
+                    yield stream
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise DataError(f"{name} is damaged: {error}. Copy or download it again.") from error
+
+    def _local(self, name: str) -> Path:
+        return self.path / name if self.path.is_dir() else self.path
+
+    def _list_folder(self) -> list[str]:
+        names = []
+        for folder, _, files in os.walk(self.path):
+            relative = Path(folder).relative_to(self.path)
+            names += [(relative / file).as_posix() for file in files if (Path(folder) / file).is_file()]
+        return [name for name in names if _plain(name)]
+
+    def _list_tar(self) -> set[str]:
+        """Also remembers which of several members with one name is the last."""
+        self._last: dict[str, int] = {}
+        for number, (member, _) in enumerate(self._walk_tar()):
+            name = _clean(member.name)
+            if member.isreg() and _plain(name):
+                self._last[name] = number
+        return set(self._last)
+
+    def _members(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
+        """The wanted members of the tar file; each stream is good until the next is asked for."""
+        wanted = {self._last[name]: name for name in names}
+        for number, (member, tar) in enumerate(self._walk_tar()):
+            if number in wanted:
+                yield wanted.pop(number), tar.extractfile(member)
+                if not wanted:
+                    return
+
+    def _walk_tar(self) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
+        with self._named_damage(), closing(_open_tar(self.path)) as tar:
+            while (member := tar.next()) is not None:
+                yield member, tar
+                tar.members.clear()  # tarfile remembers every member; a large archive has millions
+
+    @contextmanager
+    def _named_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except _DAMAGE as error:
+            raise DataError(f"{self.path} cannot be read: {error}. Copy or download it again.") from error
+
+
+def _open_tar(path: Path) -> tarfile.TarFile:
+    """Seekable where the file is not compressed, so that unwanted members cost nothing; else one stream."""
+    try:
+        return tarfile.open(path, "r:")
+    except tarfile.ReadError:
+        return tarfile.open(path, "r|*", bufsize=2**20)
+
+
+def _is_tar(path: Path) -> bool:
+    """tarfile takes an empty file for a tar; a .csv.gz is compressed but no tar."""
+    try:
+        with closing(_open_tar(path)):
+            return path.stat().st_size > 0
+    except _DAMAGE:
+        if path.name.endswith((".tar", ".tar.gz", ".tgz")):
+            raise DataError(f"{path} is not a tar file, or is damaged. Copy or download it again.") from None
+        return False
+
+
+def _clean(name: str) -> str:
+    """``./a//b`` as ``a/b``; "..", a leading "/" and all else stay as they are."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return ("/" if name.startswith("/") else "") + "/".join(parts)
+
+
+def _plain(name: str) -> bool:
+    return not name.startswith("/") and not any(part.startswith(".") for part in name.split("/"))

@@ -1,0 +1,96 @@
+"""The MNIST family in LeCun's idx format, plain or gzipped."""
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+
+from istmpi.data.dataset import CLASSIFICATION
+from istmpi.data.labels import read_labels
+from istmpi.data.prepare.archive import Archive
+from istmpi.data.prepare.files import Decoder
+from istmpi.data.prepare.material import Block, Material, rows_per_block
+from istmpi.errors import DataError
+
+_FILE = re.compile(r"(?:.*[/-])?(train|t10k|test)-(images|labels)[.-]idx[13]-ubyte(?:\.gz)?")
+_SPLITS = {"train": "train", "t10k": "test", "test": "test"}
+
+
+def read(archive: Archive, decoder: Decoder) -> Material:
+    """Images [1, height, width] uint8, normalised by one mean and deviation; the classes are the labels that occur.
+
+    Files are named as MNIST's: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same with t10k (or test), with
+    a name before or ".gz" behind. They are read as they are needed.
+    """
+    files = _find(archive)
+    sizes, raw = {}, {}
+    for split in ("train", "test"):
+        with archive.unzipped(files[split, "images"]) as stream:
+            sizes[split] = _header(stream, files[split, "images"], axes=3)
+        raw[split] = _labels(archive, files[split, "labels"])
+        if len(raw[split]) != sizes[split][0] or len(raw[split]) == 0:
+            raise DataError(
+                f"{files[split, 'images']} has {sizes[split][0]} images but {files[split, 'labels']} has "
+                f"{len(raw[split])} labels; they must be as many, and at least one. Download them again."
+            )
+    if sizes["train"][1:] != sizes["test"][1:]:
+        raise DataError(f"{archive.path}: images are {sizes['train'][1:]} in train and {sizes['test'][1:]} in test.")
+    _, classes, labels = read_labels(raw, CLASSIFICATION, str(archive.path))
+    shape = (1, *sizes["train"][1:])
+    counts = {split: size[0] for split, size in sizes.items()}
+    blocks = _blocks(archive, files, shape, labels)
+    return Material(CLASSIFICATION, shape, len(classes), classes, np.dtype(np.uint8), 1, counts, blocks)
+
+
+def _find(archive: Archive) -> dict[tuple[str, str], str]:
+    """The file for each (split, "images" | "labels")."""
+    files: dict[tuple[str, str], str] = {}
+    for name in archive.names:
+        if match := _FILE.fullmatch(name):
+            key = _SPLITS[match[1]], match[2]
+            if key in files:
+                raise DataError(f"{archive.path} has both {files[key]} and {name}; keep one data set in a folder.")
+            files[key] = name
+    for split, what in (("train", "images"), ("train", "labels"), ("test", "images"), ("test", "labels")):
+        if (split, what) not in files:
+            prefix = "train" if split == "train" else "t10k"
+            axes = 3 if what == "images" else 1
+            raise DataError(f"{archive.path} has no {prefix}-{what}-idx{axes}-ubyte[.gz]; idx needs all four files.")
+    return files
+
+
+def _blocks(
+    archive: Archive, files: dict[tuple[str, str], str], shape: tuple[int, ...], labels: dict[str, np.ndarray]
+) -> Iterator[Block]:
+    features = int(np.prod(shape))
+    step = rows_per_block(features, np.uint8)
+    for split, y in labels.items():
+        name = files[split, "images"]
+        with archive.unzipped(name) as stream:
+            _header(stream, name, axes=3)
+            for start in range(0, len(y), step):
+                part = y[start : start + step]
+                yield split, _take(stream, name, len(part) * features).reshape(len(part), features), part
+
+
+def _labels(archive: Archive, name: str) -> np.ndarray:
+    with archive.unzipped(name) as stream:
+        return _take(stream, name, _header(stream, name, axes=1)[0])
+
+
+def _header(stream: BinaryIO, name: str, axes: int) -> tuple[int, ...]:
+    """The lengths of the axes, from an idx header of unsigned bytes."""
+    header = _take(stream, name, 4 + 4 * axes).tobytes()
+    zeros, kind, count = struct.unpack(">HBB", header[:4])
+    if (zeros, kind, count) != (0, 8, axes):
+        raise DataError(f"{name} is not an idx file of bytes with {axes} axes (it starts {header[:4].hex(' ')}).")
+    return struct.unpack(f">{axes}I", header[4:])
+
+
+def _take(stream: BinaryIO, name: str, count: int) -> np.ndarray:
+    content = stream.read(count)
+    if len(content) != count:
+        raise DataError(f"{name} is truncated: {count - len(content)} bytes are missing. Download it again.")
+    return np.frombuffer(content, dtype=np.uint8)

@@ -1,0 +1,105 @@
+"""Images in class folders, or in one of the two layouts of CIFAR."""
+
+import io
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+
+from istmpi.data.prepare import cifar
+from istmpi.data.prepare.archive import Archive
+from istmpi.data.prepare.files import BadFileError, Decoder, Example, with_holdout
+from istmpi.data.prepare.material import Material
+from istmpi.data.prepare.optional import optional
+from istmpi.errors import ConfigError, DataError
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+SPLITS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
+GREY = ("1", "L", "LA")
+COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
+
+
+def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
+    """Images [channels, height, width] uint8, normalised by each channel's mean and deviation.
+
+    The layout is train/CLASS/FILE and test/CLASS/FILE (and perhaps validation/...), or CLASS/FILE, of which one in five
+    is for testing; or that of CIFAR-10 and CIFAR-100, binary or Python. The first image says whether all are grey or
+    RGB. All must be of one size unless ``size`` is given: then each is resized to size x size pixels.
+    """
+    if size is not None and size < 1:
+        raise ConfigError(f"size is {size}; it needs at least 1 pixel.")
+    if cifar.recognised(archive):
+        if size is not None:
+            raise ConfigError("size is for images in class folders; CIFAR's are 32x32.")
+        return cifar.read(archive)
+    examples = _examples(archive)
+    pillow = optional("PIL.Image", "Pillow", "images")
+    first, mode, extent = _first(archive, examples, pillow, size)
+    decode = _decoder(pillow, first, mode, extent, size)
+    channels = len(mode)
+    return decoder.run(archive, examples, decode, (channels, extent[1], extent[0]), np.dtype(np.uint8), groups=channels)
+
+
+def _examples(archive: Archive) -> list[Example]:
+    examples = []
+    for name in archive.names:
+        *above, label, file = ("", "", *name.split("/"))[-3:]
+        if label and file.lower().endswith(ENDINGS):
+            examples.append(Example(name, label, SPLITS.get(above[0], "")))
+    if not examples:
+        raise DataError(f"{archive.path} has no CLASS/FILE with an image; known endings: {' '.join(ENDINGS)}.")
+    named = {example.split for example in examples}
+    if named == {""}:
+        return with_holdout(examples)
+    if "" in named:
+        odd = next(example.name for example in examples if not example.split)
+        raise DataError(f"{archive.path} has train/ or test/ but {odd} is in neither. Move it there, or take it away.")
+    return examples
+
+
+def _first(
+    archive: Archive, examples: list[Example], pillow: ModuleType, size: int | None
+) -> tuple[str, str, tuple[int, int]]:
+    """The first image by name that can be read, the mode it asks for, "L" or "RGB", and its width and height."""
+    for name in sorted(example.name for example in examples):
+        try:
+            with archive.open(name) as file:
+                image = _open(pillow, name, file.read())
+        except BadFileError:
+            continue
+        return name, "L" if image.mode in GREY else "RGB", (size, size) if size else image.size
+    raise DataError(f"{archive.path}: none of the {len(examples)} images can be read. Copy or download it again.")
+
+
+def _decoder(
+    pillow: ModuleType, first: str, mode: str, extent: tuple[int, int], size: int | None
+) -> Callable[[str, bytes], np.ndarray]:
+    def decode(name: str, content: bytes) -> np.ndarray:
+        image = _open(pillow, name, content)
+        if mode == "L" and image.mode not in GREY:
+            raise DataError(f"{name} is in colour but {first} is grey; all must be alike. Convert them first.")
+        if image.mode != mode:
+            image = image.convert(mode)
+        if size is not None:
+            image = image.resize(extent, pillow.Resampling.BILINEAR)
+        elif image.size != extent:
+            raise DataError(
+                f"{name} is {image.width}x{image.height} but {first} is {extent[0]}x{extent[1]}; all must be of one "
+                "size. Give --size N to resize them."
+            )
+        pixels = np.frombuffer(image.tobytes(), dtype=np.uint8)
+        return pixels.reshape(extent[1], extent[0], len(mode)).transpose(2, 0, 1)
+
+    return decode
+
+
+def _open(pillow: ModuleType, name: str, content: bytes) -> object:
+    """A decoded image; BadFileError where it cannot be, DataError where 8 bits a channel cannot hold it."""
+    try:
+        image = pillow.open(io.BytesIO(content))
+        image.load()
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:  # as Pillow documents none
+        raise BadFileError(str(error)) from error
+    if image.mode not in GREY + COLOUR:
+        raise DataError(f"{name} has pixels of mode {image.mode}; 8 bits a channel are needed. Convert it first.")
+    return image

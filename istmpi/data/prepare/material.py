@@ -1,0 +1,52 @@
+"""What every kind of input is turned into before it is written."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Progress = Callable[[str, int, int], None]
+"""Called as ``progress(stage, done, total)``, often."""
+
+Block = tuple[str, np.ndarray, np.ndarray]
+"""A split, x [b, features] float32 or uint8, and y [b] int64 or [b, outputs] float32."""
+
+BLOCK_BYTES = 8 * 2**20
+"""About how much of x is in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """A data set on its way into a file: what is known beforehand, and its examples once, in blocks.
+
+    ``shape`` is that of one example, channels first; ``groups`` is how many means and deviations normalise it (see
+    ``Moments.normalisation``); ``counts`` are the examples per split that ``blocks`` will give; ``skipped`` the names
+    of files that could not be read.
+    """
+
+    task: str
+    shape: tuple[int, ...]
+    outputs: int
+    classes: tuple[str, ...] | None
+    dtype: np.dtype
+    groups: int
+    counts: dict[str, int]
+    blocks: Iterator[Block]
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def features(self) -> int:
+        return int(np.prod(self.shape))
+
+
+def rows_per_block(features: int, dtype: np.dtype) -> int:
+    return max(1, BLOCK_BYTES // (features * np.dtype(dtype).itemsize))
+
+
+def slices(arrays: dict[str, tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> Iterator[Block]:
+    """Whole arrays per split, x [n, ...] and y, as blocks of ``dtype``; maps are read as they are needed."""
+    for split, (x, y) in arrays.items():
+        step = rows_per_block(int(np.prod(x.shape[1:])), dtype)
+        for start in range(0, len(x), step):
+            part = np.asarray(x[start : start + step]).reshape(-1, int(np.prod(x.shape[1:])))
+            yield split, part.astype(dtype, copy=False), y[start : start + step]

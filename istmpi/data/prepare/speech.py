@@ -1,0 +1,84 @@
+"""Spoken words in the layout of Speech Commands: WORD/SPEAKER_nohash_INDEX.wav.
+
+Warden, "Speech Commands: a dataset for limited-vocabulary speech recognition", arXiv 1804.03209.
+"""
+
+import hashlib
+import io
+from collections.abc import Callable
+
+import numpy as np
+
+from istmpi.data.prepare.archive import Archive
+from istmpi.data.prepare.files import BadFileError, Decoder, Example
+from istmpi.data.prepare.material import Material
+from istmpi.data.prepare.melspectrogram import BANDS, FRAMES, log_mel
+from istmpi.data.prepare.optional import optional
+from istmpi.errors import DataError
+
+LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
+TEST_PERCENT = 10
+
+
+def read(archive: Archive, decoder: Decoder) -> Material:
+    """Log-mel spectrograms [1, 128, 32] float32, normalised by one mean and deviation; the classes are the words.
+
+    Without a testing list, a tenth of the speakers (by a hash of the name) are for testing. All clips must have one
+    sample rate: a band would mean another pitch at another rate. Folders such as _background_noise_ are ignored.
+    """
+    examples = _examples(archive)
+    return decoder.run(archive, examples, _decoder(), (1, BANDS, FRAMES), np.dtype(np.float32), groups=1)
+
+
+def _examples(archive: Archive) -> list[Example]:
+    """Every wav file with its word and its split."""
+    listed = _listed(archive)
+    examples = []
+    for name in archive.names:
+        folder, _, file = name.rpartition("/")
+        word = folder.rpartition("/")[2]
+        if word and not word.startswith("_") and file.lower().endswith(".wav"):
+            split = _hashed_split(file) if listed is None else listed.get(f"{word}/{file}", "train")
+            examples.append(Example(name, word, split))
+    if not examples:
+        raise DataError(f"{archive.path} has no WORD/SPEAKER_nohash_INDEX.wav. Give that layout.")
+    return examples
+
+
+def _listed(archive: Archive) -> dict[str, str] | None:
+    """The split of each WORD/FILE that a list names; None where there is no testing list."""
+    lists = {name: LISTS[base] for name in archive.names if (base := name.rpartition("/")[2]) in LISTS}
+    if "test" not in lists.values():
+        return None
+    splits = {}
+    for name, content in archive.read(lists):
+        for line in content.decode("utf-8", errors="replace").split():
+            splits[line] = lists[name]
+    return splits
+
+
+def _hashed_split(file: str) -> str:
+    """Speech Commands' own rule: a speaker stays in one split for ever, however many recordings are added."""
+    speaker = file.rpartition("_nohash_")[0] or file
+    number = int(hashlib.sha1(speaker.encode()).hexdigest(), 16) % 2**27
+    return "test" if number * 100 < TEST_PERCENT * (2**27 - 1) else "train"
+
+
+def _decoder() -> Callable[[str, bytes], np.ndarray]:
+    soundfile = optional("soundfile", "soundfile", "wav files")
+    first: tuple[str, int] | None = None
+
+    def decode(name: str, content: bytes) -> np.ndarray:
+        nonlocal first
+        try:
+            sound, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+        except soundfile.LibsndfileError as error:
+            raise BadFileError(error.error_string) from error
+        if len(sound) == 0 or not np.isfinite(sound).all():
+            raise BadFileError("no samples" if len(sound) == 0 else "samples that are not finite")
+        first = first or (name, rate)
+        if rate != first[1]:
+            raise DataError(f"{name} has {rate} Hz but {first[0]} has {first[1]}; resample them to one rate first.")
+        return log_mel(sound.mean(axis=1), rate)
+
+    return decode
