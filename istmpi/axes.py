@@ -1,0 +1,202 @@
+"""Names for the axes of parameters, and who may hold which positions along them.
+
+A pattern names every axis of a tensor: ``"hidden2 hidden1"`` is a matrix whose rows go with the units of hidden2 and
+whose columns with those of hidden1. Writing one name in two patterns is the rule that both deal out together.
+
+An axis may be a product of factors, outermost first, as in einops:
+
+    hidden1 (channels 49)     a flattened image: 49 columns for every channel
+    (3 heads 64) embed        a fused query, key and value
+    mid stream 3 3            a convolution
+    (blocks[3] out) in        the parameter of block 3 alone: whole where the rank holds that block, empty elsewhere
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from math import prod
+
+import numpy as np
+
+from istmpi.errors import ConfigError
+
+_TOKEN = re.compile(r"\s*(?:(?P<literal>\d+)|(?P<name>[A-Za-z_]\w*)(?:\[(?P<unit>\d+)\])?|(?P<bracket>[()]))")
+
+Positions = range | np.ndarray
+"""Sorted positions along an axis: a range where they are contiguous, else int64 ``[count]``."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One factor of an axis: a number, a name, or one unit of a name (``blocks[3]``)."""
+
+    name: str | None
+    literal: int = 1
+    unit: int | None = None
+
+    def __str__(self) -> str:
+        if self.name is None:
+            return str(self.literal)
+        return self.name if self.unit is None else f"{self.name}[{self.unit}]"
+
+    def length(self, lengths: Mapping[str, int]) -> int:
+        if self.name is None:
+            return self.literal
+        if self.unit is not None:
+            return lengths.get(str(self), 1)
+        if self.name not in lengths:
+            raise ConfigError(f"axis {self.name} has no length; lengths are given for {', '.join(lengths) or 'none'}.")
+        return lengths[self.name]
+
+    def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
+        """Positions along this factor of a rank that holds ``units`` of the dealt names, and all of the others."""
+        held = units.get(self.name)
+        if held is None:
+            return range(self.length(lengths))
+        if self.unit is not None:
+            return range(1 if np.isin(self.unit, held) else 0)
+        return held
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a tensor: the product of its factors, outermost first."""
+
+    factors: tuple[Factor, ...]
+
+    def __str__(self) -> str:
+        text = " ".join(map(str, self.factors))
+        return text if len(self.factors) == 1 else f"({text})"
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(factor.name for factor in self.factors if factor.name is not None)
+
+    def length(self, lengths: Mapping[str, int]) -> int:
+        return prod(factor.length(lengths) for factor in self.factors)
+
+    def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
+        """Sorted positions along this axis of a rank that holds ``units`` of the dealt names, and all of the others."""
+        if self.names.isdisjoint(units):
+            return range(self.length(lengths))
+        if len(self.factors) == 1:
+            return self.factors[0].positions(lengths, units)
+        combined = np.zeros(1, dtype=np.int64)
+        for factor in self.factors:
+            inner = np.asarray(factor.positions(lengths, units), dtype=np.int64)
+            combined = (combined[:, None] * factor.length(lengths) + inner).ravel()
+        return combined
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The named axes of one tensor; ``Pattern.parse("hidden2 hidden1")``."""
+
+    axes: tuple[Axis, ...]
+
+    @staticmethod
+    @cache
+    def parse(text: str) -> "Pattern":
+        """Read a pattern; ConfigError with the pattern and the place where it cannot be read."""
+        axes: list[Axis] = []
+        group: list[Factor] | None = None
+        at = 0
+        text = text.rstrip()
+        while at < len(text):
+            token = _TOKEN.match(text, at)
+            if token is None:
+                raise ConfigError(f"axes {text!r}: cannot read {text[at:].strip()!r}; use names, numbers, ( ) and [n].")
+            at = token.end()
+            if token["bracket"] == "(" and group is None:
+                group = []
+            elif token["bracket"] == ")" and group:
+                axes.append(Axis(tuple(group)))
+                group = None
+            elif token["bracket"]:
+                raise ConfigError(f"axes {text!r}: brackets must be matched, not nested and not empty.")
+            else:
+                unit = token["unit"] and int(token["unit"])
+                factor = Factor(token["name"], int(token["literal"] or 1), unit)
+                if group is None:
+                    axes.append(Axis((factor,)))
+                else:
+                    group.append(factor)
+        if group is not None:
+            raise ConfigError(f"axes {text!r}: a bracket is not closed.")
+        return Pattern(tuple(axes))
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.axes))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset().union(*(axis.names for axis in self.axes))
+
+    def shape(self, lengths: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(axis.length(lengths) for axis in self.axes)
+
+    def dealt(self, groups: Mapping[str, object]) -> int:
+        """How many axes are dealt out: a parameter with k of them is held |W|·P^(1-k) times over all ranks."""
+        return sum(not axis.names.isdisjoint(groups) for axis in self.axes)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What is known of a tensor before it exists: its axes, its element size and how it starts."""
+
+    pattern: Pattern
+    dtype: str = "float32"
+    bound: float = 0.0
+    """Initial values are uniform in ``centre ± bound``."""
+    centre: float = 0.0
+    multiplies: int = 0
+    """Multiply-adds of the forward pass for each element and example; 0 for what is no matrix product."""
+    of_input: bool = False
+    """It acts on the network's input, so nobody needs the gradient of what goes into it."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return ITEMSIZE[self.dtype]
+
+    def size(self, lengths: Mapping[str, int]) -> int:
+        return prod(self.pattern.shape(lengths))
+
+
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def narrowed(
+    lengths: Mapping[str, int], parameters: Mapping[str, Parameter], units: Mapping[str, Positions]
+) -> dict[str, int]:
+    """The lengths of a rank's subnet: dealt names count the units it holds, ``name[k]`` is 1 where it holds unit k."""
+    narrow = dict(lengths)
+    narrow.update((name, len(held)) for name, held in units.items())
+    for parameter in parameters.values():
+        for axis in parameter.pattern.axes:
+            for factor in axis.factors:
+                if factor.unit is not None and factor.name in units:
+                    narrow[str(factor)] = len(factor.positions(lengths, units))
+    return narrow
+
+
+def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int]:
+    """Where in ``mine`` the positions common to both lie, and how many they are.
+
+    Both are sorted. The result indexes an axis that is stored in the order of ``mine``; as both sides list the common
+    positions in ascending order, sender and receiver agree on the order without a word.
+    """
+    if isinstance(mine, range) and isinstance(theirs, range):
+        start, stop = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
+        return slice(start - mine.start, stop - mine.start), max(stop - start, 0)
+    if isinstance(mine, range):
+        first, last = np.searchsorted(theirs, (mine.start, mine.stop))
+        return theirs[first:last] - mine.start, int(last - first)
+    if isinstance(theirs, range):
+        first, last = (int(bound) for bound in np.searchsorted(mine, (theirs.start, theirs.stop)))
+        return slice(first, last), last - first
+    found = np.searchsorted(theirs, mine)
+    found[found == len(theirs)] = 0
+    where = np.flatnonzero(theirs[found] == mine) if len(theirs) else np.empty(0, dtype=np.int64)
+    return where, len(where)

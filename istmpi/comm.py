@@ -1,0 +1,195 @@
+"""The communicator: MPI's calls as the engine uses them, counted and timed. The only module that imports mpi4py.
+
+Values travel as bytes, so that every dtype arrives as it left. Each call adds to `Traffic` the bytes that this rank
+hands to MPI for other ranks; what it keeps for itself does not count.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from istmpi.errors import IstmpiError, LaunchError
+
+T = TypeVar("T")
+
+LAUNCHERS = {
+    "PMI": ("PMI_RANK", "PMI_SIZE"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "SLURM": ("SLURM_PROCID", "SLURM_NTASKS"),
+}
+"""How launchers tell a process its rank and the number of ranks."""
+
+Staged = tuple[np.ndarray, list[int], list[int]]
+"""A byte buffer with the count and the start of each rank's message in it."""
+
+
+@dataclass
+class Traffic:
+    """What this rank handed to MPI."""
+
+    bytes: int = 0
+    calls: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self.calls += 1
+
+
+class Communicator:
+    """A group of ranks. Every method but the properties and `scratch` is collective."""
+
+    def __init__(self, mpi_communicator: Any):
+        self._mpi = mpi_communicator
+        self.rank: int = mpi_communicator.Get_rank()
+        self.size: int = mpi_communicator.Get_size()
+        self.traffic = Traffic()
+        self._scratch: dict[str, np.ndarray] = {}
+
+    def scratch(self, name: str, nbytes: int) -> np.ndarray:
+        """A reused byte buffer: fresh memory for every transfer would cost a page fault for every 4 KiB."""
+        buffer = self._scratch.get(name)
+        if buffer is None or buffer.nbytes < nbytes:
+            self._scratch.pop(name, None)
+            buffer = self._scratch[name] = np.empty(nbytes, dtype=np.uint8)
+        return buffer
+
+    def alltoallv(self, send: Staged, receive: Staged) -> None:
+        """Every rank's message to every other, as bytes."""
+        from mpi4py import MPI
+
+        self._mpi.Alltoallv([*send, MPI.BYTE], [*receive, MPI.BYTE])
+        self.traffic.add(sum(send[1]) - send[1][self.rank])
+
+    def allgather(self, mine: np.ndarray, counts: list[int]) -> np.ndarray:
+        """All ranks' flat arrays one after the other: rank r's has ``counts[r]`` elements; any dtype."""
+        from mpi4py import MPI
+
+        itemsize = mine.dtype.itemsize
+        result = np.empty(sum(counts), dtype=mine.dtype)
+        parts = [count * itemsize for count in counts]
+        starts = [sum(parts[:rank]) for rank in range(self.size)]
+        self._mpi.Allgatherv(
+            [np.ascontiguousarray(mine).view(np.uint8), MPI.BYTE], [result.view(np.uint8), parts, starts, MPI.BYTE]
+        )
+        self.traffic.add(mine.nbytes * (self.size - 1))
+        return result
+
+    def broadcast(self, values: np.ndarray, root: int) -> None:
+        """Overwrite ``values`` (contiguous) by the root's, in place."""
+        from mpi4py import MPI
+
+        self._mpi.Bcast([values.reshape(-1).view(np.uint8), MPI.BYTE], root=root)
+        if self.rank == root:
+            self.traffic.add(values.nbytes * (self.size - 1))
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """The sum over ranks, added in rank order so that two runs agree bit for bit."""
+        gathered = self.allgather(values.ravel(), [values.size] * self.size)
+        return gathered.reshape(self.size, *values.shape).sum(axis=0)
+
+    def maximum(self, value: int) -> int:
+        return max(self.gather(value))
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, on every rank: for small Python objects."""
+        return self._mpi.allgather(value)
+
+    def from_first(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
+        return self._mpi.bcast(value, root=0)
+
+    def barrier(self) -> None:
+        self._mpi.Barrier()
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Local work that every rank must get through: if one fails, all raise the lowest failing rank's error.
+
+        Only errors meant for the user are agreed on; any other ends the job at once.
+        """
+        error: IstmpiError | None = None
+        try:
+            yield
+        except IstmpiError as raised:
+            error = raised
+        errors = [error for error in self.gather(error) if error is not None]
+        if errors:
+            raise errors[0]
+
+    @cached_property
+    def local(self) -> "Communicator":
+        """The ranks on this host."""
+        from mpi4py import MPI
+
+        return Communicator(self._mpi.Split_type(MPI.COMM_TYPE_SHARED))
+
+    @cached_property
+    def hosts(self) -> list[str]:
+        """Every rank's host name."""
+        return self.gather(socket.gethostname())
+
+
+def world() -> Communicator:
+    """All ranks of this job, on a communicator of our own.
+
+    LaunchError when there is no MPI library, or when it does not belong to the launcher that started this process.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"no MPI library can be loaded ({error}). Install one, e.g. pip install 'istmpi[mpich]', or load its module."
+        ) from None
+    communicator = Communicator(MPI.COMM_WORLD.Dup())
+    for launcher, (_, size) in LAUNCHERS.items():
+        announced = int(os.environ.get(size, 1))
+        if communicator.size == 1 and announced > 1:
+            raise LaunchError(
+                f"{launcher} started {announced} ranks ({size}={announced}) but {library()} sees only one: launcher and "
+                f"MPI library do not belong together. Use the mpirun (or srun --mpi=...) of that library."
+            )
+    return communicator
+
+
+def library() -> str:
+    """The MPI library's name and version, in a few words."""
+    from mpi4py import MPI
+
+    name, version = MPI.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"
+
+
+def launched_rank() -> int:
+    """This process's rank as its launcher told it, before MPI is started; 0 without a launcher."""
+    for rank, _ in LAUNCHERS.values():
+        if rank in os.environ:
+            return int(os.environ[rank])
+    return 0
+
+
+def run_to_exit(main: Callable[[], int]) -> int:
+    """Run a program so that whatever ends it on one rank ends all ranks: with MPI up, a failure aborts the job."""
+    code = 1
+    try:
+        code = main()
+    finally:
+        if code:
+            _abort_at_exit(code)
+    return code
+
+
+def _abort_at_exit(code: int) -> None:
+    """Let this process end through MPI_Abort, if MPI is up: its peers may be waiting for it."""
+    import sys
+
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        from mpi4py.run import set_abort_status
+
+        set_abort_status(code)

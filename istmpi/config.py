@@ -1,0 +1,277 @@
+"""A run: everything that decides what is computed, from defaults < run file (TOML) < command line.
+
+Unknown keys are refused with the nearest known one; the resolved run is saved beside its results and reads back to
+the same run.
+"""
+
+import dataclasses
+import json
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from istmpi.errors import ConfigError, did_you_mean
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SHIPPED = Path(__file__).parent / "runs"
+"""The folder of the runs that come with the package."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is learnt from."""
+
+    source: str = "digits"
+    """A prepared .h5, an .npz, or ``digits``; a path with ``{rank}`` in it is a file of each rank's own."""
+    placement: str = "shared"
+    """Which examples a rank draws: shared | sharded | by-label | local."""
+    alpha: float = 0.5
+    """Dirichlet concentration of by-label: the smaller, the fewer classes a rank sees."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network."""
+
+    name: str = "mlp"
+    hidden: tuple[int, ...] = (512,)
+    norm: str = "batch"
+    activation: str = "relu"
+    dropout: float = 0.0
+    bias: bool = False
+    output_norm: bool | None = None
+    """Normalise the logits; by default with batch normalisation of a classifier, as the paper does."""
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a round is run."""
+
+    name: str = "ist"
+    partition: tuple[str, ...] | None = None
+    """The unit groups that are dealt out; by default all that the model has."""
+    local_steps: int = 20
+    resample: float = 1.0
+    """The fraction of each group's units that changes places every round."""
+    shares: tuple[float, ...] | None = None
+    """Relative sizes of the ranks' subnets; by default equal."""
+    optimizer_state: str = "reset"
+    """What becomes of momentum between rounds: reset | carry (it travels with its weight)."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The local optimizer."""
+
+    name: str = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Train:
+    """How long, how large, on what."""
+
+    rounds: int = 30
+    batch: int = 128
+    """Examples in a local step of one rank."""
+    seed: int = 0
+    autocast: bool = False
+    """Matrix products in bfloat16."""
+    device: str = "auto"
+    """auto | cpu | cuda: with cuda, rank r of a host takes device r modulo the host's devices."""
+    threads: int = 0
+    """Threads per rank; 0 shares this host's cores among its ranks."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """When and how the full network is evaluated."""
+
+    every: int = 0
+    """Rounds between evaluations; 0 evaluates ten times in a run. The last round is always evaluated."""
+    batch: int = 1024
+    """Examples whose activations are gathered at a time."""
+    calibration_examples: int = 1024
+    """Training examples from which the full network's normalisation is calibrated."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results go."""
+
+    folder: str = ""
+    """By default runs/NAME, with a number when that is taken."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole run: `Run.load`, then `Run.override`; both check."""
+
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    method: Method = field(default_factory=Method)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    train: Train = field(default_factory=Train)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    output: Output = field(default_factory=Output)
+    name: str = "digits"
+
+    @staticmethod
+    def load(name_or_path: str) -> "Run":
+        """The run of a TOML file, or of a name that ships with the package; ConfigError when it cannot be used."""
+        path = Path(name_or_path)
+        if not path.is_file():
+            path = SHIPPED / f"{name_or_path}.toml"
+        if not path.is_file():
+            known = shipped()
+            hint = "" if "/" in name_or_path or "." in name_or_path else did_you_mean(name_or_path, known)
+            raise ConfigError(
+                f"run {name_or_path}: no such file, and not a run that ships with istmpi{hint or ': ' + ', '.join(known)}"
+            )
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise ConfigError(f"{path}: not a readable TOML file ({error}).") from None
+        tree.setdefault("name", path.stem)
+        return _build(Run, tree, "", path.name)
+
+    def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
+        """The run with some settings replaced: ``{"method.local_steps": 20}``."""
+        tree = self.tree()
+        for dotted, value in settings.items():
+            *sections, key = dotted.split(".")
+            branch = tree
+            for section in sections:
+                branch = branch.setdefault(section, {})
+                if not isinstance(branch, dict):
+                    raise ConfigError(f"{source}: {section} of {dotted} is a setting, not a section.")
+            branch[key] = value
+        return _build(Run, tree, "", source)
+
+    def tree(self) -> dict[str, Any]:
+        """The run as nested dicts of plain values; settings that are None are left out."""
+
+        def plain(value: Any) -> Any:
+            if dataclasses.is_dataclass(value):
+                items = ((item.name, getattr(value, item.name)) for item in dataclasses.fields(value))
+                return {name: plain(item) for name, item in items if item is not None}
+            return list(value) if isinstance(value, tuple) else value
+
+        return plain(self)
+
+    def toml(self) -> str:
+        """The run as a TOML file that `Run.load` reads back to the same run."""
+        tree = self.tree()
+        lines = [f"name = {json.dumps(tree.pop('name'))}"]
+        for section, settings in tree.items():
+            lines += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
+        return "\n".join(lines) + "\n"
+
+    def differences(self, other: "Run") -> list[str]:
+        """The settings in which two runs differ, as ``model.hidden: [512] or [256]``."""
+        mine, theirs = (_flat(run.tree()) for run in (self, other))
+        return [
+            f"{key}: {mine.get(key)} or {theirs.get(key)}"
+            for key in sorted({*mine, *theirs})
+            if mine.get(key) != theirs.get(key)
+        ]
+
+
+def shipped() -> list[str]:
+    """The names of the runs that come with the package."""
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any:
+    """A dataclass from a tree of plain values; every key known, every value of its type and in its range."""
+    hints = get_type_hints(kind)
+    values = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if key not in hints:
+            raise ConfigError(f"{source}: unknown key {name}{did_you_mean(name, [prefix + known for known in hints])}")
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{source}: {name} = {value!r} must be a section with keys.")
+            values[key] = _build(hints[key], value, f"{name}.", source)
+        else:
+            values[key] = _converted(value, hints[key], name, source)
+            _check(name, values[key], source)
+    return kind(**values)
+
+
+def _converted(value: Any, hint: Any, name: str, source: str) -> Any:
+    """A value as the type that its setting has; whole numbers serve as floats, lists as tuples."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return None if value is None else _converted(value, get_args(hint)[0], name, source)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{source}: {name} = {value!r} must be a list.")
+        return tuple(_converted(item, get_args(hint)[0], name, source) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
+        raise ConfigError(f"{source}: {name} = {value!r} must be {_ENGLISH[hint]}.")
+    return value
+
+
+_ENGLISH = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+_CHOICES = {
+    "data.placement": ("shared", "sharded", "by-label", "local"),
+    "method.optimizer_state": ("reset", "carry"),
+    "train.device": ("auto", "cpu", "cuda"),
+    "model.dtype": ("float32", "float64"),
+}
+
+_AT_LEAST = {
+    "method.local_steps": 1,
+    "train.rounds": 1,
+    "train.batch": 1,
+    "train.seed": 0,
+    "train.threads": 0,
+    "evaluate.every": 0,
+    "evaluate.batch": 1,
+    "evaluate.calibration_examples": 2,
+    "optimizer.weight_decay": 0,
+}
+
+_INTERVALS = {
+    "data.alpha": (0, float("inf"), "()"),
+    "optimizer.lr": (0, float("inf"), "()"),
+    "optimizer.momentum": (0, 1, "[)"),
+    "model.dropout": (0, 1, "[)"),
+    "method.resample": (0, 1, "[]"),
+}
+
+
+def _check(name: str, value: Any, source: str) -> None:
+    """Refuse a value out of its range."""
+    where = f"{source}: {name} = {value!r}"
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise ConfigError(f"{where} is not known{did_you_mean(value, _CHOICES[name])}")
+    if name in _AT_LEAST and not value >= _AT_LEAST[name]:
+        raise ConfigError(f"{where} must be at least {_AT_LEAST[name]}.")
+    if name in _INTERVALS:
+        low, high, (left, right) = _INTERVALS[name]
+        if not ((value > low or (left == "[" and value == low)) and (value < high or (right == "]" and value == high))):
+            raise ConfigError(f"{where} must lie in {left}{low}, {high}{right}.")
+    if name == "model.hidden" and not (value and all(width >= 1 for width in value)):
+        raise ConfigError(f"{where} must name at least one hidden layer, each at least one unit wide.")

@@ -1,0 +1,67 @@
+"""Where a rank computes: its device, its share of this host's cores, and the way between device and host memory."""
+
+import os
+from collections.abc import Mapping
+from fractions import Fraction
+
+import torch
+from torch import nn
+
+from istmpi.comm import Communicator
+from istmpi.errors import ConfigError
+
+
+def choose_device(wanted: str, communicator: Communicator) -> torch.device:
+    """This rank's device: with CUDA, the host's ranks take its devices in turn. Collective."""
+    local_rank = communicator.local.rank
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("train.device = 'cuda' but this rank's host has no usable CUDA device. Use cpu or auto.")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def choose_threads(wanted: int, communicator: Communicator) -> int:
+    """Set and return this rank's threads: as wanted, or its fair share of the cores it may use. Collective.
+
+    A core that several ranks of this host may use is divided among them, bound or not.
+    """
+    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    everyones = communicator.local.gather(mine)
+    fair = sum(Fraction(1, sum(core in cores for cores in everyones)) for core in mine)
+    threads = wanted or max(int(fair), 1)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def materialise(network: nn.Module, device: torch.device | str) -> nn.Module:
+    """A network that was built on the meta device, with memory for its parameters; their values are undefined.
+
+    ``Module.to_empty`` does the same, but imports the whole of torch's decompositions: seconds on a busy machine.
+    """
+    empty = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        for name, tensor in network.state_dict().items()
+    }
+    network.load_state_dict(empty, assign=True)
+    return network
+
+
+def empty_on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Host tensors to receive values for these: the very same ones where they are in host memory already."""
+    return {
+        name: tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
+        for name, tensor in tensors.items()
+    }
+
+
+def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """These tensors' values in host memory, without a copy where they are there already."""
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+def copy_from_host(staged: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    """The values that arrived in host memory, to where they are needed."""
+    for name, tensor in tensors.items():
+        if staged[name] is not tensor:
+            tensor.copy_(staged[name])

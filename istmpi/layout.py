@@ -1,0 +1,58 @@
+"""Who has which positions of a parameter.
+
+Every layout is an outer product: a rank's part of a tensor is given by one set of positions per axis. So the part that
+two ranks share, in two layouts, is again an outer product, and every message is ``tensor[np.ix_(...)]``.
+
+There are two layouts: `Owners`, in which the weights rest between rounds, and `istmpi.partition.Partition`, in
+which they are trained.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from istmpi.axes import Axis, Parameter, Positions
+
+
+class Layout(Protocol):
+    """Who has which positions of every parameter; pure, and the same on every rank."""
+
+    lengths: Mapping[str, int]
+    ranks: int
+
+    def positions(self, axis: Axis, place: int, rank: int) -> Positions:
+        """The sorted positions that ``rank`` has along a tensor's axis number ``place``."""
+
+    def largest(self, axis: Axis, place: int) -> int:
+        """No rank has more positions than this along a tensor's axis number ``place``."""
+
+    def copies(self, names: frozenset[str]) -> int:
+        """How many ranks have each element, of those that any rank has, of a tensor with these axis names."""
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Contiguous blocks of rows, one a rank, that differ by at most one row: every element has one owner."""
+
+    lengths: Mapping[str, int]
+    ranks: int
+
+    def rows(self, length: int, rank: int) -> range:
+        """The rows that ``rank`` owns of an axis with ``length`` positions."""
+        return range(length * rank // self.ranks, length * (rank + 1) // self.ranks)
+
+    def positions(self, axis: Axis, place: int, rank: int) -> Positions:
+        length = axis.length(self.lengths)
+        return self.rows(length, rank) if place == 0 else range(length)
+
+    def largest(self, axis: Axis, place: int) -> int:
+        length = axis.length(self.lengths)
+        return -(-length // self.ranks) if place == 0 else length
+
+    def copies(self, names: frozenset[str]) -> int:
+        return 1
+
+
+def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ...]:
+    """The shape of the part of a parameter that ``rank`` has in a layout."""
+    return tuple(len(layout.positions(axis, place, rank)) for place, axis in enumerate(parameter.pattern.axes))

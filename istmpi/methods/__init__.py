@@ -1,0 +1,18 @@
+"""The methods of training, by the name that a run file gives them."""
+
+from istmpi.errors import ConfigError, did_you_mean
+from istmpi.methods.base import Job, Method
+from istmpi.methods.data_parallel import DataParallel
+from istmpi.methods.ist import IST
+from istmpi.methods.local_sgd import LocalSGD
+
+METHODS: dict[str, type[Method]] = {"ist": IST, "local-sgd": LocalSGD, "data-parallel": DataParallel}
+
+__all__ = ["METHODS", "Job", "Method", "method"]
+
+
+def method(name: str) -> type[Method]:
+    """The method of a name; ConfigError with the nearest name when there is none."""
+    if name not in METHODS:
+        raise ConfigError(f"method.name = {name!r} is not known{did_you_mean(name, METHODS)}")
+    return METHODS[name]

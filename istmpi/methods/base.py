@@ -1,0 +1,129 @@
+"""What every method of training is given, and the local steps that all of them take."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from istmpi import optimizers, rng
+from istmpi.comm import Communicator
+from istmpi.config import Run
+from istmpi.data.batches import Batches
+from istmpi.devices import materialise
+from istmpi.errors import DivergedError
+from istmpi.models.architecture import Architecture
+from istmpi.models.losses import TASKS
+from istmpi.record import Clock
+from istmpi.store import ParameterStore
+
+
+@dataclass
+class Job:
+    """Everything that a method works on: one rank's view of a run."""
+
+    run: Run
+    architecture: Architecture
+    task: str
+    store: ParameterStore
+    batches: Batches
+    communicator: Communicator
+    device: torch.device
+    clock: Clock
+
+
+class Method(ABC):
+    """How a round is run: `run` leaves the round's weights in the store. Every method of it is collective."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.recipe = optimizers.recipe(job.run.optimizer)
+        self._loss = TASKS[job.task].loss
+
+    @classmethod
+    def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
+        """The unit groups that this method deals out in a run; by default none."""
+        return ()
+
+    @classmethod
+    def slots(cls, run: Run) -> tuple[str, ...]:
+        """The optimizer state that the store keeps beside every parameter between rounds."""
+        return optimizers.recipe(run.optimizer).slots if run.method.optimizer_state == "carry" else ()
+
+    @abstractmethod
+    def run(self, round: int) -> float:
+        """Run one round and return its mean loss over all ranks and local steps.
+
+        Raises DivergedError on every rank when the loss or the weights of any rank stop being finite; the store then
+        still has the weights from before the round.
+        """
+
+    def optimizer(self, network: nn.Module, round: int) -> tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]:
+        """An optimizer for the network, and all tensors that the store must fill before it steps, by their names there.
+
+        With optimizer state to carry, its slots are among them; else it starts from nothing.
+        """
+        optimizer = self.recipe.make(network.parameters())
+        tensors = {}
+        slots = self.slots(self.job.run)
+        for name, parameter in network.named_parameters():
+            tensors[name] = parameter.detach()
+            if slots:
+                state = {slot: torch.empty_like(parameter.detach()) for slot in slots}
+                tensors |= {f"{name}/{slot}": values for slot, values in state.items()}
+                optimizer.state[parameter] = self.recipe.state(state, round * self.job.run.method.local_steps)
+        return optimizer, tensors
+
+    def build(self, lengths: Mapping[str, int]) -> nn.Module:
+        """A network of these lengths on this rank's device, its values still undefined."""
+        with torch.device("meta"):
+            network = self.job.architecture.build(lengths)
+        return materialise(network, self.job.device).train()
+
+    def local_steps(
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        round: int,
+        before_update: Callable[[], None] = lambda: None,
+    ) -> float:
+        """J optimizer steps on this rank's own batches; returns the mean loss of all ranks, or raises DivergedError."""
+        run, rank = self.job.run, self.job.communicator.rank
+        steps = run.method.local_steps
+        losses = torch.empty(steps, dtype=torch.float32)
+        with self.job.clock("compute"):
+            for local_step in range(steps):
+                step = round * steps + local_step
+                if self.job.architecture.stochastic:
+                    torch.manual_seed(rng.key(run.train.seed, "dropout", rank, step) >> 1)
+                x, y = (torch.from_numpy(part).to(self.job.device) for part in self.job.batches.at(step))
+                optimizer.zero_grad(set_to_none=True)
+                loss = self._forward(network, x, y)
+                loss.backward()
+                before_update()
+                optimizer.step()
+                losses[local_step] = loss.detach()
+        return self._agree_on_loss(network, losses, round)
+
+    def _forward(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.job.device.type, torch.bfloat16, enabled=self.job.run.train.autocast):
+            outputs = network(x.to(next(network.parameters()).dtype))
+        return self._loss(outputs if outputs.dtype == torch.float64 else outputs.float(), y)
+
+    def _agree_on_loss(self, network: nn.Module, losses: torch.Tensor, round: int) -> float:
+        bad = (~torch.isfinite(losses)).nonzero()
+        step = int(bad[0]) + 1 if len(bad) else None
+        if step is None and not all(torch.isfinite(parameter.detach().sum()) for parameter in network.parameters()):
+            step = len(losses)
+        with self.job.clock("wait"):
+            reports = self.job.communicator.gather((float(losses.mean()), step))
+        for rank, (_, step) in enumerate(reports):
+            if step is not None:
+                raise DivergedError(
+                    f"the loss of rank {rank} is no longer finite in round {round}, local step {step}; the weights from "
+                    f"before that round are kept. Lower optimizer.lr ({self.job.run.optimizer.lr})."
+                )
+        return sum(loss for loss, _ in reports) / len(reports)

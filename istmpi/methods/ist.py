@@ -1,0 +1,60 @@
+"""Independent Subnet Training (arXiv 1910.02120, Algorithm 1).
+
+Every round the units are dealt out anew; every rank trains the narrow network of its own units for J local steps, and
+a weight is trained by the rank that was dealt both its ends. With nothing dealt out the same round is local SGD.
+"""
+
+from istmpi.axes import narrowed
+from istmpi.config import Run
+from istmpi.devices import copy_from_host, empty_on_host, on_host
+from istmpi.errors import IstmpiError
+from istmpi.methods.base import Method
+from istmpi.models.architecture import Architecture
+from istmpi.partition import Partition
+from istmpi.transfer import Transfer
+
+
+class IST(Method):
+    """Deal, pull, J local steps, push."""
+
+    @classmethod
+    def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
+        return architecture.groups if run.method.partition is None else run.method.partition
+
+    def run(self, round: int) -> float:
+        store, communicator, clock = self.job.store, self.job.communicator, self.job.clock
+        with clock("deal"):
+            partition = self.deal(round)
+            pull = Transfer(store.parameters, store.owners, partition, store.rank)
+            push = Transfer(store.parameters, partition, store.owners, store.rank)
+            subnet = self.build(narrowed(partition.lengths, store.parameters, partition.held(store.rank)))
+            optimizer, tensors = self.optimizer(subnet, round)
+        with clock("pull"):
+            arriving = empty_on_host(tensors)
+            pull.run(store.tensors, arriving, communicator)
+            copy_from_host(arriving, tensors)
+        loss = self.local_steps(subnet, optimizer, round)
+        with clock("push"):
+            push.run(on_host(tensors), store.tensors, communicator)
+        return loss
+
+    def deal(self, round: int) -> Partition:
+        """This round's deal, after all ranks have made sure that they drew the same."""
+        job, settings = self.job, self.job.run.method
+        partition = Partition.draw(
+            job.architecture.lengths,
+            self.groups(job.run, job.architecture),
+            job.communicator.size,
+            job.run.train.seed,
+            round,
+            settings.shares,
+            settings.resample,
+        )
+        digests = job.communicator.gather(partition.digest)
+        if len(set(digests)) > 1:
+            rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+            raise IstmpiError(
+                f"rank {rank} drew another deal than rank 0 in round {round}; weights would be scrambled. Make sure that "
+                f"all ranks run the same versions of istmpi and NumPy."
+            )
+        return partition

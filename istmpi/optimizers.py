@@ -1,0 +1,59 @@
+"""The local optimizers, and the per-element state that may travel with a weight."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from istmpi.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an optimizer is made from the run's settings, and which state it keeps for every element.
+
+    A slot starts at zero. ``counts_steps``: the optimizer also keeps the number of its steps, the same for all elements.
+    """
+
+    name: str
+    slots: tuple[str, ...]
+    counts_steps: bool
+    make: Callable[..., "torch.optim.Optimizer"]
+
+    def state(self, slots: Mapping[str, "torch.Tensor"], steps: int) -> dict[str, Any]:
+        """The optimizer's own state of one parameter, from its slots and the local steps done so far."""
+        import torch
+
+        return {**slots, **({"step": torch.tensor(float(steps))} if self.counts_steps else {})}
+
+
+def recipe(settings: object) -> Recipe:
+    """The recipe for a run's optimizer section."""
+    if settings.name not in OPTIMIZERS:
+        raise ConfigError(f"optimizer.name = {settings.name!r} is not known{did_you_mean(settings.name, OPTIMIZERS)}")
+    return OPTIMIZERS[settings.name](settings)
+
+
+def _sgd(settings) -> Recipe:
+    def make(parameters):
+        import torch
+
+        return torch.optim.SGD(
+            parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+        )
+
+    return Recipe("sgd", ("momentum_buffer",) if settings.momentum else (), False, make)
+
+
+def _adam(settings) -> Recipe:
+    def make(parameters):
+        import torch
+
+        return torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+
+    return Recipe("adam", ("exp_avg", "exp_avg_sq"), True, make)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Recipe]] = {"sgd": _sgd, "adam": _adam}

@@ -1,0 +1,83 @@
+"""This rank's owned rows of every parameter: where the weights rest between rounds.
+
+No rank ever has the full network. Initial values are a function of the seed and of the element's global position
+alone, so the network is the same at any number of ranks.
+"""
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+import torch
+
+from istmpi import rng
+from istmpi.axes import Parameter
+from istmpi.layout import Owners, part_shape
+
+_CHUNK = 2**20
+"""Elements drawn at a time: bounds the memory of the initialisation."""
+
+
+class ParameterStore:
+    """The owned rows of named tensors, in host memory.
+
+    ``tensors[name]`` has the shape of this rank's part in ``owners``. Optimizer state that is carried along is stored
+    beside its parameter, as ``name/slot``, with the same axes.
+    """
+
+    def __init__(self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int):
+        self.parameters = dict(parameters)
+        self.owners = Owners(dict(lengths), ranks)
+        self.rank = rank
+        self.tensors = {
+            name: torch.zeros(part_shape(self.owners, parameter, rank), dtype=getattr(torch, parameter.dtype))
+            for name, parameter in parameters.items()
+        }
+
+    def initialise(self, seed: int) -> None:
+        """Fill the owned rows with initial values: uniform in ``centre ± bound`` of each parameter."""
+        for name, parameter in self.parameters.items():
+            flat = self.tensors[name].view(-1)
+            if parameter.bound == 0:
+                flat.fill_(parameter.centre)
+                continue
+            first = self._first_element(parameter)
+            stream = rng.key(seed, "initial", name)
+            for start in range(0, len(flat), _CHUNK):
+                count = min(_CHUNK, len(flat) - start)
+                values = rng.uniform(stream, first + start, count)
+                values = (2 * values - 1) * parameter.bound + parameter.centre
+                flat[start : start + count] = torch.from_numpy(values).to(flat.dtype)
+
+    def digest(self) -> int:
+        """64 bits of this rank's rows; the sum over ranks modulo 2**64 does not depend on the number of ranks."""
+        total = 0
+        for name, parameter in self.parameters.items():
+            flat = self.tensors[name].view(-1)
+            first = self._first_element(parameter)
+            for start in range(0, len(flat), _CHUNK):
+                values = flat[start : start + _CHUNK].view(torch.uint8).numpy()
+                values = values.reshape(-1, parameter.itemsize).astype(np.uint64)
+                words = (values << (np.uint64(8) * np.arange(parameter.itemsize, dtype=np.uint64))).sum(axis=1)
+                weights = rng.bits(rng.key("digest", name), first + start, len(words))
+                total += int(((words + np.uint64(1)) * (weights | np.uint64(1))).sum(dtype=np.uint64))
+        return total % 2**64
+
+    def keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take this rank's rows from tensors that hold whole parameters."""
+        for name, parameter in self.parameters.items():
+            rows = self.owners.positions(parameter.pattern.axes[0], 0, self.rank)
+            self.tensors[name].copy_(tensors[name].detach()[rows.start : rows.stop])
+
+    def _first_element(self, parameter: Parameter) -> int:
+        """The global flat position of the first owned element."""
+        shape = parameter.pattern.shape(self.owners.lengths)
+        return self.owners.rows(shape[0], self.rank).start * prod(shape[1:])
+
+
+def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> dict[str, Parameter]:
+    """The parameters and, for each, its optimizer's per-element state, which starts at zero and has the same axes."""
+    extended = dict(parameters)
+    for name, parameter in parameters.items():
+        extended |= {f"{name}/{slot}": Parameter(parameter.pattern, parameter.dtype) for slot in slots}
+    return extended

@@ -1,0 +1,143 @@
+"""A whole training run: check everything, train round by round, evaluate, and say what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from istmpi.comm import Communicator
+from istmpi.config import Run
+from istmpi.data.batches import Batches
+from istmpi.data.dataset import Dataset
+from istmpi.data.placement import place
+from istmpi.data.sources import open_dataset
+from istmpi.devices import choose_device, choose_threads
+from istmpi.errors import ConfigError
+from istmpi.evaluate import Evaluator, Score
+from istmpi.methods import Job, method
+from istmpi.models import architecture
+from istmpi.models.architecture import Architecture
+from istmpi.partition import check
+from istmpi.record import Clock
+from istmpi.store import ParameterStore, with_slots
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is known after a round; evaluations count neither in its seconds nor in its bytes."""
+
+    round: int
+    """Rounds done."""
+    local_steps: int
+    """Local steps done by each rank."""
+    examples: int
+    """Examples consumed by all ranks."""
+    seconds: float
+    bytes: int
+    """Bytes that all ranks handed to MPI."""
+    loss: float
+    """Mean training loss of the round over ranks and local steps."""
+    score: Score | None = None
+    """The full network's on the test split, where it was evaluated."""
+
+
+class Training:
+    """A run that is set up on every rank; iterate over `rounds` to carry it out. Collective throughout."""
+
+    def __init__(self, run: Run, communicator: Communicator):
+        """Check everything that can be checked, on all ranks together, and initialise the network.
+
+        Raises the same ConfigError or DataError on every rank.
+        """
+        run = with_implied(run)
+        self.communicator = communicator
+        self.clock = Clock()
+        with communicator.agreed():
+            self.dataset = open_dataset(run.data.source, communicator.rank)
+            self.architecture = describe(run, self.dataset)
+            kind = method(run.method.name)
+            check(self.architecture.lengths, kind.groups(run, self.architecture), communicator.size, run.method.shares)
+            self.batches = self._stream(run)
+            slots = kind.slots(run)
+        _same_everywhere(run, self.architecture, communicator)
+        with communicator.agreed():
+            self.device = choose_device(run.train.device, communicator)
+        self.threads = choose_threads(run.train.threads, communicator)
+        self.run = run
+        parameters = with_slots(self.architecture.parameters, slots)
+        self.store = ParameterStore(parameters, self.architecture.lengths, communicator.size, communicator.rank)
+        self.store.initialise(run.train.seed)
+        self.job = Job(
+            run, self.architecture, self.dataset.task, self.store, self.batches, communicator, self.device, self.clock
+        )
+        self.method = kind(self.job)
+        self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
+
+    def rounds(self) -> Iterator[Progress]:
+        """Run the rounds one by one; DivergedError on every rank when the loss stops being finite."""
+        run, ranks = self.run, self.communicator.size
+        every = run.evaluate.every or max(run.train.rounds // 10, 1)
+        sent, seconds = 0, 0.0
+        for number in range(run.train.rounds):
+            self.communicator.barrier()
+            start, before = time.perf_counter(), self.communicator.traffic.bytes
+            loss = self.method.run(number)
+            seconds += time.perf_counter() - start
+            sent += sum(self.communicator.gather(self.communicator.traffic.bytes - before))
+            done = number + 1
+            steps = done * run.method.local_steps
+            progress = Progress(done, steps, steps * ranks * run.train.batch, seconds, sent, loss)
+            if done % every == 0 or done == run.train.rounds:
+                progress = replace(progress, score=self.evaluate())
+            yield progress
+
+    def evaluate(self) -> Score:
+        """The full network's score on the test split."""
+        with self.clock("evaluate"):
+            return self.evaluator.score()
+
+    def _stream(self, run: Run) -> Batches:
+        """This rank's batches."""
+        data, rank, ranks = run.data, self.communicator.rank, self.communicator.size
+        train = self.dataset.train
+        rows = place(data.placement, train.labels(), rank, ranks, run.train.seed, data.alpha)
+        return Batches(train, rows, run.train.batch, run.train.seed, rank)
+
+
+def with_implied(run: Run) -> Run:
+    """The run with what some settings imply for others; ConfigError where they contradict each other."""
+    own_files = "{rank}" in run.data.source
+    if own_files and run.data.placement not in ("shared", "local"):
+        raise ConfigError(
+            f"data.placement = {run.data.placement!r} with a file for each rank ({run.data.source}): every rank draws "
+            f"from its own file. Leave placement out or use local."
+        )
+    if run.data.placement == "local" and not own_files:
+        raise ConfigError(
+            f"data.placement = 'local' needs a file for each rank: put {{rank}} into data.source ({run.data.source})."
+        )
+    if run.model.norm == "batch" and run.train.batch < 2:
+        raise ConfigError("train.batch = 1 with model.norm = 'batch': a batch's statistics need at least 2 examples.")
+    return run.override({"data.placement": "local"}) if own_files else run
+
+
+def describe(run: Run, dataset: Dataset) -> Architecture:
+    """The network of a run for the data that it learns from."""
+    return architecture(dataset.features, dataset.outputs, dataset.task, run.model)
+
+
+def _same_everywhere(run: Run, network: Architecture, communicator: Communicator) -> None:
+    """Refuse ranks whose settings or data shapes differ from rank 0's, by name."""
+    with communicator.agreed():
+        first_run, first_lengths = communicator.from_first((run, network.lengths))
+        if differences := first_run.differences(run):
+            raise ConfigError(
+                f"the ranks have different settings ({'; '.join(differences)}; rank 0's first). Give all ranks the same "
+                f"command line and run file."
+            )
+        if first_lengths != network.lengths:
+            raise ConfigError(
+                f"the ranks' data give different networks: axes {first_lengths} on rank 0, {network.lengths} here. "
+                f"All ranks' files must have the same features and classes."
+            )

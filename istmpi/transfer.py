@@ -1,0 +1,303 @@
+"""Moves every parameter from one layout to another with one ``MPI_Alltoallv``.
+
+Two parts of a tensor meet in the outer product of their per-axis intersections, so a message is
+``tensor[np.ix_(...)]`` for each parameter in turn. Sender and receiver both compute it from the layouts: no index ever
+crosses the wire. Building a Transfer is pure; tensors and the communicator are arguments of `Transfer.run`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, zip_longest
+from math import prod
+
+import numpy as np
+import torch
+
+from istmpi.axes import Axis, Parameter, overlap
+from istmpi.comm import Communicator
+from istmpi.layout import Layout
+
+STAGING_BYTES = 2**28
+"""Most bytes that a rank packs for one Alltoallv. It bounds the memory beside the weights, and keeps counts and
+displacements far below the 2**31 that MPI libraries before MPI-4 can take."""
+
+_ALIGNMENT = 64
+_TEMPORARY_BYTES = 2**20
+
+Index = tuple[slice | np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One parameter's part of a message: where it lies in this rank's tensor, and its shape."""
+
+    name: str
+    index: Index
+    shape: tuple[int, ...]
+    itemsize: int
+    mean: bool
+    """The receiver takes the mean over all senders of this block."""
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+
+Message = Sequence[Block]
+
+
+class Transfer:
+    """The plan that moves values from a source layout to a target layout, seen from one rank.
+
+    Every element that a rank has in the target becomes the mean over the ranks that have it in the source; one that no
+    rank has there keeps its value. With one source that is a copy; between equal values it changes nothing, bit for bit.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Parameter],
+        source: Layout,
+        target: Layout,
+        rank: int,
+        staging_bytes: int = STAGING_BYTES,
+    ):
+        self.rank = rank
+        self.ranks = source.ranks
+        self._capacity = staging_bytes // self.ranks
+        self._source, self._target = source, target
+        self._parameters = sorted(parameters.items(), key=self._precedence)
+        self.sends: list[Message] = self._messages(source, target)
+        self.receives: list[Message] = self._messages(target, source)
+
+    @cached_property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank hands to MPI; what stays on the rank does not count."""
+        return sum(block.nbytes for peer, message in enumerate(self.sends) if peer != self.rank for block in message)
+
+    def run(
+        self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], communicator: Communicator
+    ) -> None:
+        """Fill this rank's tensors of the target layout from all ranks' tensors of the source layout. Collective.
+
+        Both map each parameter's name to a contiguous tensor in host memory, of the shape of this rank's part.
+        """
+        for sends, receives in self._rounds(communicator):
+            kept = sends[self.rank]
+            sends = _without(sends, self.rank)
+            outgoing = _Staging(sends, communicator.scratch("send", _staged(sends)))
+            expected = _without(receives, self.rank)
+            incoming = _Staging(expected, communicator.scratch("receive", _staged(expected)))
+            for message, parts in zip(sends, outgoing.parts, strict=True):
+                for block, values in zip(message, parts, strict=True):
+                    _gather(_bits(source[block.name]), block.index, values)
+            if self.ranks > 1:
+                communicator.alltoallv(outgoing.layout, incoming.layout)
+            incoming.parts[self.rank] = [_part(source, block) for block in kept]
+            _unpack(receives, incoming.parts, target)
+
+    def _precedence(self, item: tuple[str, Parameter]) -> tuple[bool, int]:
+        """Means first, so that all senders' messages split alike; then wide elements, so that all lie aligned."""
+        _, parameter = item
+        return self._source.copies(parameter.pattern.names) == 1, -parameter.itemsize
+
+    def _messages(self, here: Layout, there: Layout) -> list[Message]:
+        """For every peer, the blocks of this rank's tensors that it shares with that peer's."""
+        mine = {}
+        messages = []
+        for peer in range(self.ranks):
+            shared = {}
+            blocks = []
+            for name, parameter in self._parameters:
+                axes: list[tuple[Axis, int]] = [(axis, min(at, 1)) for at, axis in enumerate(parameter.pattern.axes)]
+                for at in axes:
+                    if at not in mine:
+                        mine[at] = here.positions(*at, self.rank)
+                    if at not in shared:
+                        shared[at] = overlap(mine[at], there.positions(*at, peer))
+                shape = tuple(shared[at][1] for at in axes)
+                if 0 not in shape:
+                    index = tuple(shared[at][0] for at in axes)
+                    mean = self._source.copies(parameter.pattern.names) > 1
+                    blocks.append(Block(name, index, shape, parameter.itemsize, mean))
+            messages.append(blocks)
+        return messages
+
+    def _rounds(self, communicator: Communicator) -> Iterator[tuple[list[Message], list[Message]]]:
+        """Sends and receives, cut into as many rounds as the staging limit asks for: the same number on every rank."""
+        if self._largest_message <= self._capacity:
+            yield self.sends, self.receives
+            return
+        sends, receives = _split(self.sends, self._capacity), _split(self.receives, self._capacity)
+        nothing: list[Message] = [()] * self.ranks
+        rounds = communicator.maximum(max(len(sends), len(receives)))
+        for number in range(rounds):
+            yield tuple(part[number] if number < len(part) else nothing for part in (sends, receives))
+
+    @property
+    def _largest_message(self) -> int:
+        """No message between any two ranks has more bytes: the same bound on every rank."""
+        return sum(
+            parameter.itemsize
+            * prod(
+                min(self._source.largest(axis, place), self._target.largest(axis, place))
+                for place, axis in enumerate(parameter.pattern.axes)
+            )
+            for _, parameter in self._parameters
+        )
+
+
+class _Staging:
+    """A flat byte buffer with one aligned message for each peer, and a view for each of their blocks."""
+
+    def __init__(self, messages: Sequence[Message], buffer: np.ndarray):
+        counts = [sum(block.nbytes for block in message) for message in messages]
+        starts = [0, *accumulate(map(_aligned, counts))][:-1]
+        self.layout = (buffer, counts, starts)
+        self.parts: list[list[np.ndarray]] = []
+        for message, start in zip(messages, starts, strict=True):
+            ends = accumulate((block.nbytes for block in message), initial=start)
+            self.parts.append(
+                [
+                    buffer[at : at + block.nbytes].view(_INTEGER[block.itemsize]).reshape(block.shape)
+                    for block, at in zip(message, ends, strict=False)
+                ]
+            )
+
+
+_INTEGER = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _staged(messages: Sequence[Message]) -> int:
+    """Bytes of the staging buffer for these messages."""
+    return sum(_aligned(sum(block.nbytes for block in message)) for message in messages)
+
+
+def _without(messages: Sequence[Message], rank: int) -> list[Message]:
+    return [() if peer == rank else message for peer, message in enumerate(messages)]
+
+
+def _split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
+    """Messages cut into rounds of at most ``capacity`` bytes a peer: ``[round][peer]``."""
+    return [list(rounds) for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())]
+
+
+def _cut(message: Message, capacity: int) -> Iterator[Message]:
+    """A message as a sequence of shorter ones; both ends cut alike, as the cuts follow from the shapes alone."""
+    part: list[Block] = []
+    room = capacity
+    for block in message:
+        axis = int(np.argmax(block.shape))
+        length = block.shape[axis]
+        slab = block.nbytes // length
+        start = 0
+        while start < length:
+            count = min(length - start, room // slab)
+            if count == 0 and part:
+                yield part
+                part, room = [], capacity
+                continue
+            count = max(count, 1)
+            part.append(_slab(block, axis, start, start + count))
+            room -= count * slab
+            start += count
+    if part:
+        yield part
+
+
+def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
+    """The positions ``start .. stop - 1`` of a block along one axis."""
+    where = block.index[axis]
+    if isinstance(where, slice):
+        where = slice(where.start + start, where.start + stop)
+    else:
+        where = where[start:stop]
+    index = (*block.index[:axis], where, *block.index[axis + 1 :])
+    return replace(block, index=index, shape=(*block.shape[:axis], stop - start, *block.shape[axis + 1 :]))
+
+
+def _unpack(messages: Sequence[Message], parts: Sequence[list[np.ndarray]], target: Mapping[str, torch.Tensor]) -> None:
+    """Write received blocks where they belong; blocks that several ranks sent become their mean, in rank order."""
+    shared: dict[int, tuple[Block, list[np.ndarray]]] = {}
+    for message, received in zip(messages, parts, strict=True):
+        for number, (block, values) in enumerate(zip(message, received, strict=True)):
+            if block.mean:
+                shared.setdefault(number, (block, []))[1].append(values)
+            else:
+                _scatter(_bits(target[block.name]), block.index, values)
+    for block, copies in shared.values():
+        tensor = target[block.name].detach()
+        tensor[block.index] = _mean([torch.from_numpy(values).view(tensor.dtype) for values in copies])
+
+
+def _mean(copies: list[torch.Tensor]) -> torch.Tensor:
+    """The mean as the first copy plus the mean difference from it: equal copies give that very value."""
+    first, *others = copies
+    if not others:
+        return first
+    wide = first.dtype if first.dtype == torch.float64 else torch.float32
+    difference = torch.zeros_like(first, dtype=wide)
+    for other in others:
+        difference += other.to(wide) - first.to(wide)
+    return (first.to(wide) + difference / len(copies)).to(first.dtype)
+
+
+def _bits(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's memory as integers of the element's size: moves any dtype unchanged, NumPy's or not."""
+    return tensor.detach().view(_TORCH_INTEGER[tensor.element_size()]).numpy()
+
+
+_TORCH_INTEGER = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
+def _part(source: Mapping[str, torch.Tensor], block: Block) -> np.ndarray:
+    """A block of this rank's own, as a view where that is possible."""
+    bits = _bits(source[block.name])
+    if all(isinstance(where, slice) for where in block.index):
+        return bits[block.index]
+    values = np.empty(block.shape, dtype=bits.dtype)
+    _gather(bits, block.index, values)
+    return values
+
+
+def _gather(values: np.ndarray, index: Index, out: np.ndarray) -> None:
+    """``out[...] = values[np.ix_(*index)]``, axis by axis, which is three times as fast."""
+    values = values[tuple(where if isinstance(where, slice) else slice(None) for where in index)]
+    fancy = [axis for axis, where in enumerate(index) if not isinstance(where, slice)]
+    if not fancy:
+        np.copyto(out, values)
+        return
+    axis = fancy[0]
+    where = index[axis]
+    if len(fancy) == 1:
+        np.take(values, where, axis=axis, out=out, mode="clip")
+        return
+    rest = tuple(index[other] if other in fancy[1:] else slice(None) for other in range(len(index)))
+    step = max(_TEMPORARY_BYTES * values.shape[axis] // values.nbytes, 1)
+    for start in range(0, len(where), step):
+        chunk = (slice(None),) * axis + (slice(start, start + step),)
+        _gather(values.take(where[start : start + step], axis=axis), rest, out[chunk])
+
+
+def _scatter(target: np.ndarray, index: Index, values: np.ndarray) -> None:
+    """``target[np.ix_(*index)] = values``, row by row where rows are long, which is twice as fast."""
+    target = target[tuple(where if isinstance(where, slice) else slice(None) for where in index)]
+    fancy = [axis for axis, where in enumerate(index) if not isinstance(where, slice)]
+    if not fancy:
+        target[...] = values
+    elif len(fancy) == 1:
+        target[(slice(None),) * fancy[0] + (index[fancy[0]],)] = values
+    elif fancy[0] == 0 and values[0].size >= _LONG_ROW:
+        rest = tuple(where if axis in fancy else slice(None) for axis, where in enumerate(index))[1:]
+        for row, part in zip(index[0], values, strict=True):
+            _scatter(target[row], rest, part)
+    else:
+        open_index = [where if axis in fancy else np.arange(target.shape[axis]) for axis, where in enumerate(index)]
+        target[np.ix_(*open_index)] = values
+
+
+_LONG_ROW = 512
