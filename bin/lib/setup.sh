@@ -87,7 +87,7 @@ works() {
 from mpi4py import MPI
 assert MPI.COMM_WORLD.allreduce(1) == 2
 if MPI.COMM_WORLD.rank == 0:
-    print(" ".join(MPI.Get_library_version().strip("\0").splitlines()[0].split()))' 2>/dev/null </dev/null)
+    print(" ".join(MPI.Get_library_version().strip("\0").splitlines()[0].split(",")[0].split()))' 2>/dev/null </dev/null)
 }
 
 # find_mpi: sets MPIRUN to a launcher that works and says which. The machine's own MPI knows the machine's network, so it

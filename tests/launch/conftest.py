@@ -13,6 +13,7 @@ BIN = Path(sys.executable).parent
 ENVIRONMENT = {
     "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
     "OMP_NUM_THREADS": "1",
+    "NO_COLOR": "1",  # Open MPI gives ranks a terminal even where there is none
     # Open MPI, 4 and 5, refuses root and more ranks than cores unless told.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

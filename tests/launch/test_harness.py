@@ -48,7 +48,7 @@ def test_a_failure_on_one_rank_fails_all_and_shows_it(job, wrong):
     )
     assert result.returncode != 0
     assert result.output.count("1 failed, 1 passed") == 1, result.output
-    assert "failed on rank 1 of 3" in result.output
+    assert "[rank 1 of 3" in result.output
     assert "heard on rank 1" in result.output
     assert result.output.count(f"   {wrong}") == 1
 
@@ -66,7 +66,7 @@ def test_a_failure_in_a_fixture_of_one_rank_runs_the_test_nowhere(job):
         """,
     )
     assert "1 error" in result.output, result.output
-    assert "failed on rank 1 of 2" in result.output
+    assert "[rank 1 of 2" in result.output
 
 
 def test_a_skip_on_one_rank_is_a_failure(job):

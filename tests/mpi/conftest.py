@@ -129,7 +129,9 @@ def pytest_runtest_makereport(item, call):
     report = yield
     text = ""
     if report.failed:
-        text = "\n".join([report.longreprtext, *(f"-- {name}\n{out}" for name, out in report.sections)])
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason = crash.message.split("\n")[0] if crash else "failed"
+        text = "\n".join([reason, report.longreprtext, *(f"-- {name}\n{out}" for name, out in report.sections)])
     place = f"{item.nodeid} ({report.when})"
     failure = f"failed in {place}:\n{text}\nThe other ranks did not come to the end of the test within {GRACE:g} s"
     by_rank = _gather((place, report.outcome, text), failure if report.failed else "")
@@ -153,8 +155,7 @@ def _by_rank(outcomes, texts):
             ranks.setdefault(text, []).append(str(rank))
     if not ranks:
         return f"the ranks disagree: {', '.join(f'{o} on rank {rank}' for rank, o in enumerate(outcomes))}"
-    head = "---- failed on {} {} of " + str(WORLD.size) + "\n{}"
-    return "\n".join(head.format("ranks" if len(r) > 1 else "rank", ", ".join(r), text) for text, r in ranks.items())
+    return "\n".join(f"[rank {', '.join(its)} of {WORLD.size}] {text}" for text, its in ranks.items())
 
 
 def _gather(value, failure=""):
