@@ -144,15 +144,15 @@ def world() -> Communicator:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
-            f"no MPI library can be loaded ({error}). Install one, e.g. pip install 'istmpi[mpich]', or load its module."
+            f"no MPI library can be loaded ({error}). Install one (pip install 'istmpi[mpich]') or load its module."
         ) from None
     communicator = Communicator(MPI.COMM_WORLD.Dup())
     for launcher, (_, size) in LAUNCHERS.items():
         announced = int(os.environ.get(size, 1))
         if communicator.size == 1 and announced > 1:
             raise LaunchError(
-                f"{launcher} started {announced} ranks ({size}={announced}) but {library()} sees only one: launcher and "
-                f"MPI library do not belong together. Use the mpirun (or srun --mpi=...) of that library."
+                f"{launcher} started {announced} ranks ({size}={announced}) but {library()} sees only one: "
+                f"launcher and MPI library do not belong together. Use the mpirun (or srun --mpi=...) of that library."
             )
     return communicator
 

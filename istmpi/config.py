@@ -134,9 +134,8 @@ class Run:
             path = SHIPPED / f"{name_or_path}.toml"
         if not path.is_file():
             known = shipped()
-            hint = "" if "/" in name_or_path or "." in name_or_path else did_you_mean(name_or_path, known)
             raise ConfigError(
-                f"run {name_or_path}: no such file, and not a run that ships with istmpi{hint or ': ' + ', '.join(known)}"
+                f"run {name_or_path}: neither a file nor a run of istmpi's{did_you_mean(name_or_path, known)}"
             )
         try:
             tree = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Recipe:
     """How an optimizer is made from the run's settings, and which state it keeps for every element.
 
-    A slot starts at zero. ``counts_steps``: the optimizer also keeps the number of its steps, the same for all elements.
+    A slot starts at zero. ``counts_steps``: the optimizer also counts its steps, the same number for all elements.
     """
 
     name: str

@@ -133,8 +133,8 @@ def _same_everywhere(run: Run, network: Architecture, communicator: Communicator
         first_run, first_lengths = communicator.from_first((run, network.lengths))
         if differences := first_run.differences(run):
             raise ConfigError(
-                f"the ranks have different settings ({'; '.join(differences)}; rank 0's first). Give all ranks the same "
-                f"command line and run file."
+                f"the ranks have different settings ({'; '.join(differences)}; rank 0's first). Give all ranks "
+                f"the same command line and run file."
             )
         if first_lengths != network.lengths:
             raise ConfigError(

@@ -50,8 +50,8 @@ Message = Sequence[Block]
 class Transfer:
     """The plan that moves values from a source layout to a target layout, seen from one rank.
 
-    Every element that a rank has in the target becomes the mean over the ranks that have it in the source; one that no
-    rank has there keeps its value. With one source that is a copy; between equal values it changes nothing, bit for bit.
+    Every element that a rank has in the target becomes the mean over the ranks that have it in the source; one that
+    no rank has there keeps its value. With one source that is a copy; equal values stay as they are, bit for bit.
     """
 
     def __init__(

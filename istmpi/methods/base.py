@@ -42,6 +42,8 @@ class Method(ABC):
         self.job = job
         self.recipe = optimizers.recipe(job.run.optimizer)
         self._loss = TASKS[job.task].loss
+        # torch imports its compiler for the first optimizer, which takes seconds: here rather than in the first round.
+        self.recipe.make([nn.Parameter(torch.zeros(1))])
 
     @classmethod
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
@@ -123,7 +125,7 @@ class Method(ABC):
         for rank, (_, step) in enumerate(reports):
             if step is not None:
                 raise DivergedError(
-                    f"the loss of rank {rank} is no longer finite in round {round}, local step {step}; the weights from "
-                    f"before that round are kept. Lower optimizer.lr ({self.job.run.optimizer.lr})."
+                    f"the loss of rank {rank} is no longer finite in round {round}, local step {step}; the weights "
+                    f"from before that round are kept. Lower optimizer.lr ({self.job.run.optimizer.lr})."
                 )
         return sum(loss for loss, _ in reports) / len(reports)

@@ -54,7 +54,7 @@ class IST(Method):
         if len(set(digests)) > 1:
             rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
             raise IstmpiError(
-                f"rank {rank} drew another deal than rank 0 in round {round}; weights would be scrambled. Make sure that "
-                f"all ranks run the same versions of istmpi and NumPy."
+                f"rank {rank} drew another deal than rank 0 in round {round}; weights would be scrambled. "
+                f"Make sure that all ranks run the same versions of istmpi and NumPy."
             )
         return partition

@@ -32,7 +32,7 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
         if size is not None:
             raise ConfigError("size is for images in class folders; CIFAR's are 32x32.")
         return cifar.read(archive)
-    examples = _examples(archive)
+    examples = find_examples(archive)
     pillow = optional("PIL.Image", "Pillow", "images")
     first, mode, extent = _first(archive, examples, pillow, size)
     decode = _decoder(pillow, first, mode, extent, size)
@@ -40,7 +40,7 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
     return decoder.run(archive, examples, decode, (channels, extent[1], extent[0]), np.dtype(np.uint8), groups=channels)
 
 
-def _examples(archive: Archive) -> list[Example]:
+def find_examples(archive: Archive) -> list[Example]:
     examples = []
     for name in archive.names:
         *above, label, file = ("", "", *name.split("/"))[-3:]

@@ -38,7 +38,7 @@ def _examples(archive: Archive) -> list[Example]:
         folder, _, file = name.rpartition("/")
         word = folder.rpartition("/")[2]
         if word and not word.startswith("_") and file.lower().endswith(".wav"):
-            split = _hashed_split(file) if listed is None else listed.get(f"{word}/{file}", "train")
+            split = hashed_split(file) if listed is None else listed.get(f"{word}/{file}", "train")
             examples.append(Example(name, word, split))
     if not examples:
         raise DataError(f"{archive.path} has no WORD/SPEAKER_nohash_INDEX.wav. Give that layout.")
@@ -57,7 +57,7 @@ def _listed(archive: Archive) -> dict[str, str] | None:
     return splits
 
 
-def _hashed_split(file: str) -> str:
+def hashed_split(file: str) -> str:
     """Speech Commands' own rule: a speaker stays in one split for ever, however many recordings are added."""
     speaker = file.rpartition("_nohash_")[0] or file
     number = int(hashlib.sha1(speaker.encode()).hexdigest(), 16) % 2**27
