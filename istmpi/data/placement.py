@@ -6,6 +6,8 @@
                 Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv 1909.06335). A small alpha gives
                 each stream few classes, a large one nearly equal shares
     local       every stream has a file of its own and draws from all of it
+
+Every stream computes its own rows, without a word from the others.
 """
 
 import numpy as np

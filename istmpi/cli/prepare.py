@@ -1,0 +1,81 @@
+"""``istmpi prepare``: from the files that data come in to one file that training reads."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+SECONDS_BETWEEN_LINES = 10
+
+
+@click.command("prepare")
+@click.argument("kind")
+@click.argument("source", metavar="SRC")
+@click.argument("target", metavar="DST.h5")
+@click.option("--size", type=int, metavar="N", help="images: resize each to N x N pixels.")
+@click.option("--label", metavar="COLUMN", help="csv: the column of labels, name or number from 0.  [default: last]")
+@click.option("--task", metavar="TASK", help="csv, arrays: classification or regression.  [default: by the labels]")
+@click.option("--max-bad", type=float, default=0.01, show_default=True, help="Share of files that may be unreadable.")
+@click.option("--force", is_flag=True, help="Replace DST.h5 if it exists.")
+def command(kind: str, source: str, target: str, max_bad: float, force: bool, **options: object) -> None:
+    """Turn SRC (a folder, a .tar, .tar.gz or a file) into DST.h5, ready to train on.
+
+    \b
+    KIND is one of
+      speech   WORD/SPEAKER_nohash_INDEX.wav, as in Speech Commands
+      images   train/CLASS/FILE and test/CLASS/FILE, or CLASS/FILE, or CIFAR
+      idx      the MNIST family
+      arrays   .npz or .npy with x_train, y_train, x_test, y_test
+      csv      a table of numbers with a column of labels
+    """
+    # Here, not above: the library loads HDF5, which `istmpi prepare --help` on a login node can do without.
+    from istmpi.data.prepare import prepare
+
+    given = {option: value for option, value in options.items() if value is not None}
+    with _progress(Console(stderr=True)) as progress:
+        report = prepare(kind, source, target, progress=progress, force=force, max_bad=max_bad, **given)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for split, count in report.counts.items():
+        table.add_row(split, f"{count:,} examples")
+    table.add_row("features", f"{report.features:,}" + (f" ({' x '.join(map(str, report.shape))})"))
+    table.add_row("classes", f"{len(report.classes):,}" if report.classes else "none (regression)")
+    table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} files", *report.skipped[:3]])))
+    table.add_row("took", f"{report.seconds:.1f} s")
+    table.add_row("size", f"{report.bytes / 1e6:,.1f} MB")
+    console = Console(highlight=False)
+    console.print(escape(report.target.name), style="bold")
+    console.print(table)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[object]:
+    """A callback for the library: a bar on a terminal, else a line now and then."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def update(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield update
+
+
+class _Lines:
+    """Progress for a log file: silent at first, then a line every few seconds."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._next = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + SECONDS_BETWEEN_LINES
+            self._console.print(f"{stage} {done:,} of {total:,}", highlight=False)

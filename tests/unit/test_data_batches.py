@@ -1,0 +1,62 @@
+"""Batches: a pure function of (seed, stream, step) that drops nothing and repeats nothing within a pass."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from istmpi.data.batches import Batches
+from istmpi.data.dataset import Split
+
+
+def make(count: int, batch: int, seed: int = 0, stream: int = 0, rows: np.ndarray | None = None) -> Batches:
+    """Batches of a split whose only feature is its row number."""
+    x = np.arange(count, dtype=np.float32)[:, None]
+    return Batches(Split(x, np.arange(count)), np.arange(count) if rows is None else rows, batch, seed, stream)
+
+
+@given(count=st.integers(1, 40), batch=st.integers(1, 90), passes=st.integers(1, 4), seed=st.integers(0, 99))
+def test_every_pass_takes_every_row_once(count, batch, passes, seed):
+    batches = make(count, batch, seed)
+    steps = -(-passes * count // batch)
+    walked = np.concatenate([batches.indices(step) for step in range(steps)])
+    assert len(walked) == steps * batch
+    for start in range(0, passes * count, count):
+        assert sorted(walked[start : start + count]) == list(range(count))
+
+
+@given(step=st.integers(0, 500), batch=st.integers(1, 50))
+def test_jumping_equals_walking(step, batch):
+    walker = make(37, batch)
+    for before in range(max(0, step - 5), step):
+        walker.at(before)
+    np.testing.assert_array_equal(walker.at(step)[0], make(37, batch).at(step)[0])
+    np.testing.assert_array_equal(walker.indices(step), walker.indices(step))
+
+
+def test_x_and_y_belong_together():
+    x, y = make(50, 8).at(3)
+    assert x.dtype == np.float32 and x.flags.c_contiguous and x.shape == (8, 1)
+    np.testing.assert_array_equal(x[:, 0], y)
+
+
+def test_only_the_given_rows_are_drawn():
+    rows = np.array([3, 5, 8, 13])
+    batches = make(20, 3, rows=rows)
+    assert set(np.concatenate([batches.indices(step) for step in range(4)])) == set(rows)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"stream": 1}])
+def test_another_seed_or_stream_is_another_order(change):
+    """The published code gives every worker the same batches."""
+    assert not np.array_equal(make(1000, 64).indices(0), make(1000, 64, **change).indices(0))
+
+
+def test_passes_differ():
+    batches = make(100, 100)
+    assert not np.array_equal(batches.indices(0), batches.indices(1))
+
+
+def test_the_order_is_fixed_for_ever():
+    """A resumed run, or a rank with another NumPy, must draw these very rows."""
+    assert make(100, 6, seed=7, stream=2).indices(20).tolist() == [46, 90, 71, 87, 67, 77]

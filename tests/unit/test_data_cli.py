@@ -1,0 +1,54 @@
+"""`istmpi prepare`: a skin over the library, with progress on stderr and a table at the end."""
+
+import click
+import pytest
+from click.testing import CliRunner
+from data_files import make_idx, make_images, make_speech
+
+from istmpi.cli import prepare as prepare_module
+from istmpi.cli.prepare import command
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.prepare import KINDS
+from istmpi.errors import ConfigError
+
+
+def invoke(*words):
+    return CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
+
+
+def test_the_table_at_the_end(tmp_path):
+    result = invoke("idx", make_idx(tmp_path / "input"), tmp_path / "data.h5")
+    assert result.exit_code == 0 and result.stderr == ""
+    for words in ("data.h5", "20 examples", "6 examples", "20 (1 x 5 x 4)", "0 files"):
+        assert words in result.stdout
+
+
+def test_the_options_reach_the_library(tmp_path):
+    target = tmp_path / "data.h5"
+    (tmp_path / "table.csv").write_text("kind,size\n" + "".join(f"{row % 2},{row}\n" for row in range(10)))
+    invoke("csv", tmp_path / "table.csv", target, "--label", "kind", "--task", "regression")
+    data = open_prepared(target)
+    assert data.task == "regression" and set(data.train.labels()[:, 0]) == {0, 1}
+    folder = make_images(tmp_path / "input")
+    (folder / "train" / "cat" / "[red].png").write_bytes(b"")
+    result = invoke("images", folder, target, "--size", "3", "--max-bad", "0.1", "--force")
+    assert open_prepared(target).shape == (3, 3, 3)
+    assert "train/cat/[red].png" in result.stdout
+
+
+def test_errors_are_raised_for_the_caller_to_print(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean speech"):
+        invoke("speach", tmp_path, tmp_path / "data.h5")
+    with pytest.raises(ConfigError, match="idx has no option label"):
+        invoke("idx", make_idx(tmp_path / "input"), tmp_path / "data.h5", "--label", "x")
+
+
+def test_a_log_file_gets_a_line_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_module, "SECONDS_BETWEEN_LINES", 0)
+    result = invoke("speech", make_speech(tmp_path / "input"), tmp_path / "data.h5")
+    assert "decoding 12 of 12" in result.stderr
+
+
+def test_the_help_names_every_kind():
+    text = command.get_help(click.Context(command))
+    assert all(f"\n    {kind} " in text for kind in KINDS)

@@ -1,0 +1,185 @@
+"""The prepared file: what is written is read, complete or not at all; damage is named."""
+
+import h5py
+import numpy as np
+import pytest
+
+from istmpi.data.hdf5 import Header, Writer, open_prepared
+from istmpi.errors import ConfigError, DataError, OutputError
+
+X = np.random.default_rng(0).normal(5, 3, (30, 6)).astype(np.float32)
+Y = np.arange(30) % 3
+
+
+def header(**changes):
+    values = {
+        "kind": "arrays",
+        "source": "made up",
+        "task": "classification",
+        "shape": (6,),
+        "outputs": 3,
+        "classes": ("a", "b", "ç"),
+        "counts": {"train": 20, "test": 10},
+        "dtype": np.dtype(np.float32),
+        "groups": 6,
+        "skipped": 2,
+    }
+    return Header(**(values | changes))
+
+
+def write(path, x=X, y=Y, **changes):
+    with Writer(path, header(**changes)) as writer:
+        writer.append("train", x[:12], y[:12])
+        writer.append("test", x[20:], y[20:])
+        writer.append("train", x[12:20], y[12:20])
+    return path
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path / "data.h5")
+
+
+def test_what_is_written_is_read(file):
+    data = open_prepared(file)
+    assert (data.features, data.outputs, data.classes) == (6, 3, ("a", "b", "ç"))
+    assert (data.task, data.source, data.shape) == ("classification", "made up", (6,))
+    assert (len(data.train), len(data.test)) == (20, 10)
+    rows = np.array([19, 0, 7])
+    x, y = data.train.rows(rows)
+    assert x.dtype == np.float32 and x.flags.c_contiguous and y.dtype == np.int64
+    np.testing.assert_allclose(x, (X[rows] - X[:20].mean(0)) / X[:20].std(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(y, Y[rows])
+    np.testing.assert_array_equal(data.test.labels(), Y[20:])
+
+
+def test_rows_are_copies(file):
+    split = open_prepared(file).train
+    first = split.rows([0])[0].copy()
+    split.rows([0])[0][:] = 0
+    np.testing.assert_array_equal(split.rows([0])[0], first)
+
+
+def test_bytes_stay_bytes_and_groups_are_normalised_together(tmp_path):
+    x = np.random.default_rng(1).integers(0, 256, (30, 6), dtype=np.uint8)
+    path = write(tmp_path / "data.h5", x, dtype=np.dtype(np.uint8), shape=(2, 3), groups=2)
+    with h5py.File(path) as file:
+        assert file["train/x"].dtype == np.uint8
+    data = open_prepared(path)
+    channels = x[:20].reshape(20, 2, 3)
+    np.testing.assert_allclose(data.mean[::3], channels.mean((0, 2)), rtol=1e-6)
+    np.testing.assert_allclose(data.std[::3], channels.std((0, 2)), rtol=1e-6)
+    np.testing.assert_array_equal(data.train.rows([4])[0], (x[4:5].astype(np.float32) - data.mean) / data.std)
+
+
+def test_a_constant_feature_becomes_zero(tmp_path):
+    x = X.copy()
+    x[:, 2] = 0.1
+    data = open_prepared(write(tmp_path / "data.h5", x))
+    np.testing.assert_allclose(data.train.rows(np.arange(20))[0][:, 2], 0, atol=1e-6)
+
+
+def test_regression(tmp_path):
+    y = X[:, :2]
+    data = open_prepared(write(tmp_path / "data.h5", y=y, task="regression", outputs=2, classes=None))
+    assert data.classes is None and data.outputs == 2
+    np.testing.assert_array_equal(data.train.rows([3])[1], y[3:4])
+
+
+def test_a_failure_leaves_nothing(tmp_path):
+    with pytest.raises(ZeroDivisionError), Writer(tmp_path / "data.h5", header()) as writer:
+        writer.append("train", X[:12], [1 / 0] * 12)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_leaves_the_old_file_as_it_was(file):
+    before = file.read_bytes()
+    x = X[:12].copy()
+    x[1, 4] = np.nan
+    named = pytest.raises(DataError, match="train example 1 has nan as feature 4")
+    with named, Writer(file, header(), force=True) as writer:
+        writer.append("train", x, Y[:12])
+    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
+
+
+def test_an_existing_target_is_kept_unless_forced(file):
+    with pytest.raises(ConfigError, match=r"data.h5 exists.*--force"):
+        Writer(file, header())
+    with Writer(file, header(source="new"), force=True) as writer:
+        writer.append("train", X[:20], Y[:20])
+        writer.append("test", X[20:], Y[20:])
+    assert open_prepared(file).source == "new"
+
+
+def test_a_missing_folder_is_an_output_error(tmp_path):
+    with pytest.raises(OutputError, match="there is no folder"):
+        Writer(tmp_path / "nowhere" / "data.h5", header())
+
+
+def test_a_folder_that_takes_no_files_is_an_output_error():
+    with pytest.raises(OutputError, match="cannot be written"), Writer("/proc/data.h5", header()):
+        pass
+
+
+def test_the_file_is_not_held_open(file):
+    data = open_prepared(file)
+    with h5py.File(file, "r+") as again:
+        again.attrs["source"] = "changed"
+    assert len(data.train) == 20
+
+
+def damage(file, edit):
+    with h5py.File(file, "r+") as opened:
+        edit(opened)
+
+
+@pytest.mark.parametrize(
+    "edit, message",
+    [
+        (lambda f: f.attrs.__delitem__("format"), "not one of prepared data"),
+        (lambda f: f.attrs.__setitem__("version", 9), "has version 9; this istmpi reads version 1"),
+        (lambda f: f.attrs.__setitem__("task", "art"), "has task 'art'"),
+        (lambda f: f.attrs.__delitem__("shape"), "has no attribute shape"),
+        (lambda f: f.attrs.__setitem__("shape", (7,)), r"as \(6,\) of float32, not \(7,\)"),
+        (lambda f: f.attrs.__setitem__("train", 21), r"train/x as \(20, 6\) of float32, not \(21, 6\)"),
+        (lambda f: f.attrs.__setitem__("test", 0), "has 0 test examples"),
+        (lambda f: f.__delitem__("train/y"), "has no dataset train/y"),
+        (lambda f: f.__delitem__("test"), "has no dataset test/x"),
+        (lambda f: f.__delitem__("classes"), "has no dataset classes"),
+        (lambda f: f.attrs.__setitem__("outputs", 4), "names 3 classes but has 4 outputs"),
+        (lambda f: f["train/y"].__setitem__(5, 3), r"has label 3 at train/y\[5\]; labels run from 0 to 2"),
+        (lambda f: f["test/y"].__setitem__(1, -1), r"has label -1 at test/y\[1\]"),
+        (lambda f: f["train/x"].__setitem__((3, 1), np.inf), "features in train/x that are not finite"),
+        (lambda f: f["normalisation/std"].__setitem__(0, 0), "deviation that is not finite or not positive"),
+    ],
+)
+def test_damage_is_named(file, edit, message):
+    damage(file, edit)
+    with pytest.raises(DataError, match=message) as caught:
+        open_prepared(file)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_compressed_dataset_is_refused(file):
+    def compress(opened):
+        x = opened["train/x"][()]
+        del opened["train/x"]
+        opened.create_dataset("train/x", data=x, compression="gzip")
+
+    damage(file, compress)
+    with pytest.raises(DataError, match="does not hold train/x as one contiguous block"):
+        open_prepared(file)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 1000, -1])
+def test_a_truncated_file_is_refused(file, keep):
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"data\.h5 is (not an HDF5 file|truncated|damaged)"):
+        open_prepared(file)
+
+
+def test_a_text_file_is_refused(tmp_path):
+    path = tmp_path / "data.h5"
+    path.write_text("x,y\n1,2\n")
+    with pytest.raises(DataError, match="not an HDF5 file"):
+        open_prepared(path)

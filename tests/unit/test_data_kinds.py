@@ -1,0 +1,354 @@
+"""Each input format: what it says is what is stored, and what is wrong with it is named."""
+
+import gzip
+import pickle
+
+import numpy as np
+import pytest
+from data_files import (
+    example_arrays,
+    make_arrays,
+    make_cifar,
+    make_csv,
+    make_idx,
+    make_images,
+    make_speech,
+    write_idx,
+    write_wav,
+)
+from PIL import Image
+
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.prepare import prepare
+from istmpi.data.prepare.melspectrogram import log_mel
+from istmpi.data.prepare.speech import hashed_split
+from istmpi.errors import DataError
+
+
+def prepared(tmp_path, kind, source, **options):
+    """The data set, and its raw x per split."""
+    data = open_prepared(prepare(kind, source, tmp_path / "data.h5", force=True, **options).target)
+    raw = {name: split.rows(np.arange(len(split)))[0] * data.std + data.mean for name, split in data.splits.items()}
+    return data, raw
+
+
+# --- speech
+
+
+def test_speech_goes_by_the_lists(tmp_path):
+    folder = make_speech(tmp_path / "input")
+    (folder / "validation_list.txt").write_text("no/bob_nohash_0.wav\n")
+    data, _ = prepared(tmp_path, "speech", folder)
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 7, "test": 4, "validation": 1}
+    assert data.classes == ("no", "yes") and data.shape == (1, 128, 32)
+    assert data.splits["validation"].labels().tolist() == [0]
+
+
+def test_speech_without_lists_goes_by_speaker(tmp_path):
+    folder = make_speech(tmp_path / "input")
+    (folder / "testing_list.txt").unlink()
+    with pytest.raises(DataError, match="has no test examples"):  # none of the three is in the tenth
+        prepare("speech", folder, tmp_path / "data.h5")
+    names = [f"speaker{number}_nohash_{index}.wav" for number in range(1000) for index in range(2)]
+    splits = [hashed_split(name) for name in names]
+    assert splits[::2] == splits[1::2]
+    assert 80 <= splits[::2].count("test") <= 120
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 16000, 44100])
+def test_any_rate_gives_the_same_features_of_the_same_sound(rate):
+    """One tone: its band is loudest, at -0 dB, for as long as it lasts."""
+    seconds = np.arange(rate // 2) / rate
+    features = log_mel(np.sin(2 * np.pi * 440 * seconds).astype(np.float32), rate)
+    assert features.shape == (128, 32) and features.dtype == np.float32
+    assert features.max() == 0 and features.min() == -80
+    assert (features[:, 20:] == -80).all()
+    bands = features[:, 2:13].argmax(axis=0)
+    assert bands.max() - bands.min() <= 1
+
+
+def test_log_mel_agrees_with_the_formula():
+    """The naive transform, frame by frame and filter by filter, as textbooks have it."""
+    rate, length, hop = 8000, 1024, 256
+    clip = np.random.default_rng(0).normal(size=5000).astype(np.float32)
+    padded = np.concatenate([np.zeros(512), clip, np.zeros(8000)])
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)
+    power = np.array([np.abs(np.fft.rfft(padded[i * hop : i * hop + length] * hann)) ** 2 for i in range(32)])
+
+    top = 15 + np.log(4000 / 1000) / (np.log(6.4) / 27)
+    mels = np.linspace(0, top, 130)
+    edges = np.where(mels < 15, mels * 1000 / 15, 1000 * np.exp((mels - 15) * np.log(6.4) / 27))
+    bank = [np.interp(np.arange(513) * rate / length, edges[b : b + 3], [0, 1, 0]) for b in range(128)]
+    bank = np.array(bank) * (2 / (edges[2:] - edges[:-2]))[:, None]
+    mel = bank @ power.T
+    expected = np.maximum(10 * np.log10(np.maximum(mel, 1e-10) / mel.max()), -80)
+    np.testing.assert_allclose(log_mel(clip, rate), expected, atol=1e-3)
+
+
+def test_silence_is_the_floor():
+    assert (log_mel(np.zeros(8000, np.float32), 8000) == -80).all()
+
+
+def test_only_the_first_second_counts():
+    clip = np.random.default_rng(0).normal(size=16000).astype(np.float32)
+    np.testing.assert_array_equal(log_mel(clip, 8000), log_mel(clip[:8000], 8000))
+
+
+def test_stereo_is_averaged_and_another_rate_refused(tmp_path):
+    folder = make_speech(tmp_path / "input")
+    sound = np.random.default_rng(0).uniform(-0.5, 0.5, 8000)
+    write_wav(folder / "no" / "ann_nohash_0.wav", np.stack([sound, sound], axis=1))
+    _, stereo = prepared(tmp_path, "speech", folder)
+    write_wav(folder / "no" / "ann_nohash_0.wav", sound)
+    _, mono = prepared(tmp_path, "speech", folder)
+    np.testing.assert_allclose(stereo["train"][0], mono["train"][0], atol=1e-3)
+    write_wav(folder / "no" / "bob_nohash_0.wav", sound, rate=16000)
+    with pytest.raises(DataError, match="no/bob_nohash_0.wav has 16000 Hz but no/ann_nohash_0.wav has 8000"):
+        prepared(tmp_path, "speech", folder)
+
+
+# --- images
+
+
+@pytest.mark.parametrize("mode, channels", [("RGB", 3), ("L", 1)])
+def test_images_are_stored_channels_first(tmp_path, mode, channels):
+    folder = make_images(tmp_path / "input", mode=mode)
+    data, raw = prepared(tmp_path, "images", folder)
+    assert data.shape == (channels, 4, 6) and data.classes == ("cat", "dog")
+    assert (len(data.train), len(data.test)) == (10, 10)
+    pixels = np.asarray(Image.open(folder / "train" / "dog" / "0.png")).reshape(4, 6, channels)
+    np.testing.assert_allclose(raw["train"][5].reshape(data.shape), pixels.transpose(2, 0, 1), atol=1e-3)
+    assert len(np.unique(data.mean)) == channels
+
+
+def test_images_without_splits_are_split_by_class(tmp_path):
+    data, _ = prepared(tmp_path, "images", make_images(tmp_path / "input", splits=()))
+    assert np.bincount(data.train.labels()).tolist() == [4, 4]
+    assert np.bincount(data.test.labels()).tolist() == [1, 1]
+
+
+def test_an_image_of_another_size_is_named_or_resized(tmp_path):
+    folder = make_images(tmp_path / "input")
+    Image.new("RGB", (7, 4)).save(folder / "train" / "dog" / "2.png")
+    with pytest.raises(DataError, match="train/dog/2.png is 7x4 but test/cat/0.png is 6x4.*--size N"):
+        prepared(tmp_path, "images", folder)
+    data, _ = prepared(tmp_path, "images", folder, size=5)
+    assert data.shape == (3, 5, 5)
+
+
+def test_a_grey_image_among_coloured_ones_is_one_of_them(tmp_path):
+    folder = make_images(tmp_path / "input")
+    Image.new("L", (6, 4), 77).save(folder / "train" / "cat" / "0.png")
+    _, raw = prepared(tmp_path, "images", folder)
+    np.testing.assert_allclose(raw["train"][0], 77, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "odd, message",
+    [
+        (Image.new("RGB", (6, 4)), "train/dog/2.png is in colour but test/cat/0.png is grey"),
+        (Image.fromarray(np.zeros((4, 6), np.uint16)), "train/dog/2.png has pixels of mode I;16"),
+    ],
+)
+def test_an_image_that_does_not_fit_is_named(tmp_path, odd, message):
+    folder = make_images(tmp_path / "input", mode="L")
+    odd.save(folder / "train" / "dog" / "2.png")
+    with pytest.raises(DataError, match=message):
+        prepared(tmp_path, "images", folder)
+
+
+def test_an_image_in_no_split_is_named(tmp_path):
+    folder = make_images(tmp_path / "input")
+    (folder / "extra" / "cat").mkdir(parents=True)
+    Image.new("RGB", (6, 4)).save(folder / "extra" / "cat" / "0.png")
+    with pytest.raises(DataError, match="extra/cat/0.png is in neither"):
+        prepared(tmp_path, "images", folder)
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_cifar_binary_and_python_are_the_same(tmp_path, classes):
+    data, binary = prepared(tmp_path, "images", make_cifar(tmp_path / "binary", classes, binary=True))
+    assert data.shape == (3, 32, 32) and data.outputs == classes and data.classes[3] == "class03"
+    assert (len(data.train), len(data.test)) == (20 if classes == 10 else 4, 4)
+    labels = data.train.labels().copy()
+    data, python = prepared(tmp_path, "images", make_cifar(tmp_path / "python", classes, binary=False))
+    np.testing.assert_array_equal(binary["train"], python["train"])
+    np.testing.assert_array_equal(data.train.labels(), labels)
+
+
+def test_a_pickle_that_runs_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "owned"), "w"))
+
+    folder = make_cifar(tmp_path / "python", 10, binary=False)
+    (folder / "data_batch_2").write_bytes(pickle.dumps({b"data": Evil()}))
+    with pytest.raises(DataError, match="data_batch_2 is not one of CIFAR's pickles: it asks for .*open"):
+        prepare("images", folder, tmp_path / "data.h5")
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("binary, file", [(True, "data_batch_3.bin"), (False, "data_batch_3")])
+def test_a_truncated_cifar_file_is_named(tmp_path, binary, file):
+    folder = make_cifar(tmp_path / "input", 10, binary)
+    (folder / file).write_bytes((folder / file).read_bytes()[:-7])
+    with pytest.raises(DataError, match=f"{file} is"):
+        prepare("images", folder, tmp_path / "data.h5")
+
+
+# --- idx
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_idx(tmp_path, zipped):
+    data, raw = prepared(tmp_path, "idx", make_idx(tmp_path / "input", zipped))
+    assert data.shape == (1, 5, 4) and data.classes == ("0", "1", "2")
+    expected = np.random.default_rng(2).integers(0, 256, (20, 5, 4), dtype=np.uint8).reshape(20, 20)
+    np.testing.assert_allclose(raw["train"], expected, atol=1e-3)
+    assert data.test.labels().tolist() == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("train-images-idx3-ubyte", lambda old: old[:-1], "train-images-idx3-ubyte is truncated: 1 bytes are missing"),
+        ("t10k-labels-idx1-ubyte", lambda old: b"\0\0\x0d\1" + old[4:], "t10k-labels-idx1-ubyte is not an idx file"),
+        ("train-labels-idx1-ubyte", lambda old: b"\0", "train-labels-idx1-ubyte is truncated"),
+    ],
+)
+def test_a_damaged_idx_file_is_named(tmp_path, name, content, message):
+    folder = make_idx(tmp_path / "input")
+    (folder / name).write_bytes(content((folder / name).read_bytes()))
+    with pytest.raises(DataError, match=message):
+        prepare("idx", folder, tmp_path / "data.h5")
+
+
+def test_idx_files_that_do_not_belong_together(tmp_path):
+    folder = make_idx(tmp_path / "input")
+    write_idx(folder / "train-labels-idx1-ubyte", np.zeros(19, np.uint8))
+    with pytest.raises(DataError, match="has 20 images but train-labels-idx1-ubyte has 19 labels"):
+        prepare("idx", folder, tmp_path / "data.h5")
+    (folder / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match="has no t10k-labels-idx1-ubyte"):
+        prepare("idx", folder, tmp_path / "data.h5")
+
+
+def test_a_damaged_gz_is_named(tmp_path):
+    folder = make_idx(tmp_path / "input", zipped=True)
+    path = folder / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="train-images-idx3-ubyte.gz is damaged"):
+        prepare("idx", folder, tmp_path / "data.h5")
+
+
+# --- arrays
+
+
+def test_arrays_from_npy_files(tmp_path):
+    for name, array in example_arrays().items():
+        np.save(tmp_path / f"{name}.npy", array)
+    data, raw = prepared(tmp_path, "arrays", tmp_path)
+    np.testing.assert_allclose(raw["train"], example_arrays()["x_train"], atol=1e-5)
+    assert len(np.unique(data.std)) == 4  # a deviation for each feature
+
+
+def test_a_tensor_of_bytes_is_normalised_as_one(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (20, 3, 3), dtype=np.uint8)
+    np.savez(tmp_path / "in.npz", x=x, y=np.arange(20) % 2)
+    data, _ = prepared(tmp_path, "arrays", tmp_path / "in.npz")
+    assert data.shape == (3, 3) and len(np.unique(data.mean)) == 1
+
+
+def test_the_task_can_be_forced(tmp_path):
+    make_arrays(tmp_path)
+    data, _ = prepared(tmp_path, "arrays", tmp_path / "data.npz", task="regression")
+    assert data.task == "regression" and data.outputs == 1 and data.train.labels().dtype == np.float32
+
+
+def test_a_feature_that_is_not_finite_is_named(tmp_path):
+    arrays = example_arrays()
+    arrays["x_test"][2, 3] = np.inf
+    np.savez(tmp_path / "in.npz", **arrays)
+    with pytest.raises(DataError, match="in.npz: test example 2 has inf as feature 3"):
+        prepare("arrays", tmp_path / "in.npz", tmp_path / "data.h5")
+
+
+# --- csv
+
+
+def table(tmp_path, text, **options):
+    (tmp_path / "in.csv").write_text(text)
+    return prepared(tmp_path, "csv", tmp_path / "in.csv", **options)
+
+
+ROWS = [f"{i},{i * i},{'even' if i % 2 == 0 else 'odd'}" for i in range(20)]
+
+
+def test_csv_with_train_and_test(tmp_path):
+    data, raw = prepared(tmp_path, "csv", make_csv(tmp_path / "input"))
+    np.testing.assert_allclose(raw["train"], example_arrays()["x_train"], atol=1e-5)
+    assert data.classes == ("kind0", "kind1", "kind2") and len(data.test) == 5
+
+
+@pytest.mark.parametrize("header", ["", "i,square,parity\n", "0,1,2\n", '"i","the, square","parity"\n'])
+def test_csv_header_or_not(tmp_path, header):
+    if header == "0,1,2\n":  # names that are numbers are not told from a row of numbers
+        rows = [f"{i},{i * i},{i % 2}" for i in range(19)]
+    else:
+        rows = ROWS
+    data, raw = table(tmp_path, header + "\n".join(rows) + "\n")
+    assert len(data.train) + len(data.test) == 20
+    assert sorted(data.classes)[:2] == (["even", "odd"] if rows is ROWS else ["0", "1"])
+    assert data.features == 2
+
+
+def test_csv_names_that_are_numbers_are_given_away_by_the_label(tmp_path):
+    data, _ = table(tmp_path, "0,1,label\n" + "\n".join(f"{i},{i},{i % 2}" for i in range(10)))
+    assert len(data.train) + len(data.test) == 10 and data.classes == ("0", "1")
+
+
+@pytest.mark.parametrize("label", ["parity", "0", "-3"])
+def test_csv_label_by_name_and_number(tmp_path, label):
+    rows = [f"{'even' if i % 2 == 0 else 'odd'};{i};{i * i}" for i in range(20)]
+    data, raw = table(tmp_path, "parity;i;square\n" + "\n".join(rows), label=label)
+    assert data.classes == ("even", "odd")
+    np.testing.assert_allclose(raw["train"][:, 0] ** 2, raw["train"][:, 1], atol=1e-3)
+    np.testing.assert_array_equal(data.train.labels(), np.rint(raw["train"][:, 0]) % 2)
+
+
+@pytest.mark.parametrize(
+    "labels, task, classes",
+    [
+        (["3", "1", "2"] * 7, "classification", ("1", "2", "3")),
+        ([f"{i}.5" for i in range(21)], "regression", None),
+        ([str(i) for i in range(101)], "regression", None),
+        (["yes", "no", "7"] * 7, "classification", ("7", "no", "yes")),
+    ],
+)
+def test_csv_task_follows_the_labels(tmp_path, labels, task, classes):
+    data, _ = table(tmp_path, "\n".join(f"{i},{i % 5},{label}" for i, label in enumerate(labels)))
+    assert (data.task, data.classes) == (task, classes)
+
+
+def test_csv_zipped(tmp_path):
+    (tmp_path / "in.csv.gz").write_bytes(gzip.compress("\n".join(ROWS).encode()))
+    assert prepared(tmp_path, "csv", tmp_path / "in.csv.gz")[0].classes == ("even", "odd")
+
+
+@pytest.mark.parametrize(
+    "text, options, message",
+    [
+        ("a,b,c\n1,2,x\n1,y,x\n", {}, "in.csv, line 3: 'y' is not a number"),
+        ("a,b,c\n1,2,x\n1,2\n", {}, "in.csv, line 3: 2 columns, not the 3 of line 1"),
+        ("a,b,c\n1,,x\n2,3,x\n", {}, "in.csv, line 2: '' is not a number"),
+        ("a,b,c\n1,nan,x\n2,3,x\n", {}, "has nan as feature 1"),
+        ("a,b,kind\n1,2,x\n", {"label": "kin"}, "in.csv has no column kin; did you mean kind"),
+        ("a,b,c\n1,2,x\n", {"label": "7"}, "there is no column 7"),
+        ("a,b,c\n1,2,x\n3,4,y\n", {"task": "regression"}, "the label x is not a number"),
+        ("", {}, "needed are features and a label"),
+        ("a,b,c\n", {}, "has no (train|test) examples"),
+    ],
+)
+def test_what_is_wrong_with_a_csv_is_named(tmp_path, text, options, message):
+    with pytest.raises(DataError, match=message):
+        table(tmp_path, text, **options)

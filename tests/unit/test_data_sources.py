@@ -1,0 +1,113 @@
+"""What a run may name as its data."""
+
+import numpy as np
+import pytest
+from data_files import example_arrays, make_arrays
+
+from istmpi.data.prepare import prepare
+from istmpi.data.sources import open_dataset
+from istmpi.errors import ConfigError, DataError
+
+
+def test_digits():
+    data = open_dataset("digits")
+    assert (len(data.train), len(data.test)) == (1437, 360)
+    assert (data.features, data.outputs, data.shape, data.task) == (64, 10, (1, 8, 8), "classification")
+    counts = np.bincount(data.test.labels())
+    assert counts.min() >= 35 and counts.max() <= 37
+    x, _ = data.train.rows(np.arange(1437))
+    assert abs(x.mean()) < 1e-4 and abs(x.std() - 1) < 1e-4
+
+
+def test_digits_are_those_of_scikit_learn():
+    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is the original to compare with")
+    original = datasets.load_digits()
+    data = open_dataset("digits")
+    rows = []
+    for split in (data.train, data.test):
+        x, y = split.rows(np.arange(len(split)))
+        rows.append(np.column_stack([np.rint(x * data.std + data.mean), y]))
+    ours = np.concatenate(rows).astype(int)
+    theirs = np.column_stack([original.data, original.target]).astype(int)
+    assert sorted(map(tuple, ours)) == sorted(map(tuple, theirs))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("rename", [str, lambda name: "_".join(reversed(name.split("_")))])
+def test_npz(tmp_path, save, rename):
+    arrays = example_arrays()
+    save(tmp_path / "data.npz", **{rename(name): array for name, array in arrays.items()})
+    data = open_dataset(str(tmp_path / "data.npz"))
+    assert (len(data.train), len(data.test), data.features, data.classes) == (20, 5, 4, ("0", "1", "2"))
+    x, y = data.train.rows([4, 2])
+    np.testing.assert_array_equal(x, arrays["x_train"][[4, 2]])
+    assert y.tolist() == [1, 2]
+
+
+def test_npz_without_a_split(tmp_path):
+    x = np.arange(50, dtype=np.float64).reshape(25, 2)
+    np.savez(tmp_path / "data.npz", x=x, y=x[:, 0] * 2)
+    data = open_dataset(str(tmp_path / "data.npz"))
+    assert (len(data.train), len(data.test), data.task, data.outputs) == (20, 5, "regression", 1)
+    x, y = data.test.rows(np.arange(5))
+    np.testing.assert_array_equal(y[:, 0], x[:, 0] * 2)
+
+
+def test_fortran_order_and_big_endian_are_read(tmp_path):
+    arrays = example_arrays()
+    x = np.asfortranarray(arrays["x_train"].astype(">f8"))
+    np.savez(tmp_path / "data.npz", **(arrays | {"x_train": x}))
+    read, _ = open_dataset(str(tmp_path / "data.npz")).train.rows(np.arange(20))
+    np.testing.assert_array_equal(read, arrays["x_train"])
+
+
+@pytest.mark.parametrize(
+    "arrays, message",
+    [
+        ({"a": np.zeros(3)}, "holds a; it needs x_train, y_train, x_test and y_test, or x and y"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"x \(3, 2\) of float64 and y \(4,\) do not fit"),
+        ({"x": np.zeros((3, 2)), "y": np.array([None] * 3)}, "Object arrays|Python objects"),
+        ({"x": np.zeros((1, 2)), "y": np.zeros(1)}, "has no test examples"),
+        ({"x": np.zeros((4, 2)), "y": np.array([0, 1, np.nan, 2])}, "label of example"),
+    ],
+)
+def test_an_npz_that_does_not_fit(tmp_path, arrays, message):
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        open_dataset(str(tmp_path / "data.npz"))
+
+
+@pytest.mark.parametrize("keep", [0, 40, 600])
+def test_a_truncated_npz(tmp_path, keep):
+    path = make_arrays(tmp_path) / "data.npz"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match="data.npz"):
+        open_dataset(str(path))
+
+
+def test_each_rank_its_own_file(tmp_path):
+    for rank in range(2):
+        np.savez(tmp_path / f"part{rank}.npz", **(example_arrays() | {"y_train": np.full(20, rank)}))
+    data = open_dataset(str(tmp_path / "part{rank}.npz"), stream=1)
+    assert set(data.train.labels()) == {1}
+    with pytest.raises(ConfigError, match="this command reads one file"):
+        open_dataset(str(tmp_path / "part{rank}.npz"))
+
+
+def test_a_prepared_file(tmp_path):
+    prepare("arrays", make_arrays(tmp_path / "in"), tmp_path / "data.h5")
+    assert len(open_dataset(str(tmp_path / "data.h5")).train) == 20
+
+
+def test_a_missing_file_and_the_nearest_name(tmp_path):
+    (tmp_path / "cifar.h5").touch()
+    with pytest.raises(DataError, match=r"cifra\.h5 does not exist; did you mean .*cifar\.h5\?"):
+        open_dataset(str(tmp_path / "cifra.h5"))
+    with pytest.raises(DataError, match="there is no folder"):
+        open_dataset(str(tmp_path / "no" / "cifar.h5"))
+
+
+def test_what_needs_to_be_prepared_says_so(tmp_path):
+    (tmp_path / "cifar.tar").touch()
+    with pytest.raises(DataError, match="istmpi prepare KIND"):
+        open_dataset(str(tmp_path / "cifar.tar"))
