@@ -66,7 +66,7 @@ prepare() {
     PATH=$VENV/bin:$PATH
 }
 
-# works LAUNCHER: two processes that it starts see each other through the environment's mpi4py.
+# works LAUNCHER: two processes that it starts see each other through the environment's mpi4py, and one also runs alone.
 # A launcher of one MPI with the library of another gives two worlds of size 1 instead, and no error.
 works() {
     [ -x "$1" ] || return
@@ -87,7 +87,8 @@ works() {
 from mpi4py import MPI
 assert MPI.COMM_WORLD.allreduce(1) == 2
 if MPI.COMM_WORLD.rank == 0:
-    print(" ".join(MPI.Get_library_version().strip("\0").splitlines()[0].split(",")[0].split()))' 2>/dev/null </dev/null)
+    print(" ".join(MPI.Get_library_version().strip("\0").splitlines()[0].split(",")[0].split()))' 2>/dev/null </dev/null) &&
+        $limit "$PYTHON" -c 'from mpi4py import MPI' 2>/dev/null </dev/null
 }
 
 # find_mpi: sets MPIRUN to a launcher that works and says which. The machine's own MPI knows the machine's network, so it
