@@ -118,9 +118,14 @@ class Communicator:
             yield
         except IstmpiError as raised:
             error = raised
-        errors = [error for error in self.gather(error) if error is not None]
-        if errors:
-            raise errors[0]
+        by_rank = self.gather(error)
+        failed = [rank for rank, error in enumerate(by_rank) if error is not None]
+        if failed:
+            first = by_rank[failed[0]]
+            if len(failed) < self.size:
+                first.args = (f"rank {failed[0]}: {first}",)
+            first.everywhere = True
+            raise first
 
     @cached_property
     def local(self) -> "Communicator":

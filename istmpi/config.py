@@ -66,6 +66,10 @@ class Method:
     optimizer_state: str = "reset"
     """What becomes of momentum between rounds: reset | carry (it travels with its weight)."""
 
+    def dealt(self, groups: tuple[str, ...]) -> tuple[str, ...]:
+        """The unit groups to deal out, of those that the model has."""
+        return groups if self.partition is None else self.partition
+
 
 @dataclass(frozen=True)
 class Optimizer:
@@ -156,6 +160,23 @@ class Run:
                     raise ConfigError(f"{source}: {section} of {dotted} is a setting, not a section.")
             branch[key] = value
         return _build(Run, tree, "", source)
+
+    def with_implied(self) -> "Run":
+        """The run with what some settings imply for others; ConfigError where they contradict each other."""
+        own_files = "{rank}" in self.data.source
+        if own_files and self.data.placement not in ("shared", "local"):
+            raise ConfigError(
+                f"data.placement = {self.data.placement!r} with a file for each rank ({self.data.source}): every rank "
+                f"draws from its own file. Leave placement out or use local."
+            )
+        if self.data.placement == "local" and not own_files:
+            raise ConfigError(
+                f"data.placement = 'local' needs a file for each rank: put {{rank}} into data.source "
+                f"({self.data.source})."
+            )
+        if self.model.norm == "batch" and self.train.batch < 2:
+            raise ConfigError("train.batch = 1 with model.norm = 'batch': batch statistics need at least 2 examples.")
+        return self.override({"data.placement": "local"}) if own_files else self
 
     def tree(self) -> dict[str, Any]:
         """The run as nested dicts of plain values; settings that are None are left out."""

@@ -21,6 +21,8 @@ class IstmpiError(Exception):
     """Base of all errors that istmpi raises on purpose."""
 
     exit_code = 1
+    everywhere = False
+    """Every rank raises it: one of them can tell, and the job ends by itself."""
 
 
 class UserError(IstmpiError, ValueError):

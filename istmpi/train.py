@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.batches import Batches
-from istmpi.data.dataset import Dataset
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
 from istmpi.devices import choose_device, choose_threads
@@ -50,12 +49,13 @@ class Training:
 
         Raises the same ConfigError or DataError on every rank.
         """
-        run = with_implied(run)
         self.communicator = communicator
         self.clock = Clock()
         with communicator.agreed():
+            run = run.with_implied()
             self.dataset = open_dataset(run.data.source, communicator.rank)
-            self.architecture = describe(run, self.dataset)
+            data = self.dataset
+            self.architecture = architecture(data.features, data.outputs, data.task, run.model)
             kind = method(run.method.name)
             check(self.architecture.lengths, kind.groups(run, self.architecture), communicator.size, run.method.shares)
             self.batches = self._stream(run)
@@ -103,28 +103,6 @@ class Training:
         train = self.dataset.train
         rows = place(data.placement, train.labels(), rank, ranks, run.train.seed, data.alpha)
         return Batches(train, rows, run.train.batch, run.train.seed, rank)
-
-
-def with_implied(run: Run) -> Run:
-    """The run with what some settings imply for others; ConfigError where they contradict each other."""
-    own_files = "{rank}" in run.data.source
-    if own_files and run.data.placement not in ("shared", "local"):
-        raise ConfigError(
-            f"data.placement = {run.data.placement!r} with a file for each rank ({run.data.source}): every rank draws "
-            f"from its own file. Leave placement out or use local."
-        )
-    if run.data.placement == "local" and not own_files:
-        raise ConfigError(
-            f"data.placement = 'local' needs a file for each rank: put {{rank}} into data.source ({run.data.source})."
-        )
-    if run.model.norm == "batch" and run.train.batch < 2:
-        raise ConfigError("train.batch = 1 with model.norm = 'batch': a batch's statistics need at least 2 examples.")
-    return run.override({"data.placement": "local"}) if own_files else run
-
-
-def describe(run: Run, dataset: Dataset) -> Architecture:
-    """The network of a run for the data that it learns from."""
-    return architecture(dataset.features, dataset.outputs, dataset.task, run.model)
 
 
 def _same_everywhere(run: Run, network: Architecture, communicator: Communicator) -> None:

@@ -120,12 +120,13 @@ class Method(ABC):
         step = int(bad[0]) + 1 if len(bad) else None
         if step is None and not all(torch.isfinite(parameter.detach().sum()) for parameter in network.parameters()):
             step = len(losses)
+        communicator = self.job.communicator
         with self.job.clock("wait"):
-            reports = self.job.communicator.gather((float(losses.mean()), step))
-        for rank, (_, step) in enumerate(reports):
-            if step is not None:
-                raise DivergedError(
-                    f"the loss of rank {rank} is no longer finite in round {round}, local step {step}; the weights "
-                    f"from before that round are kept. Lower optimizer.lr ({self.job.run.optimizer.lr})."
-                )
-        return sum(loss for loss, _ in reports) / len(reports)
+            with communicator.agreed():
+                if step is not None:
+                    raise DivergedError(
+                        f"the loss is no longer finite in round {round + 1}, local step {step}; the weights from before "
+                        f"that round are kept. Lower optimizer.lr ({self.job.run.optimizer.lr})."
+                    )
+            losses = communicator.gather(float(losses.mean()))
+        return sum(losses) / len(losses)

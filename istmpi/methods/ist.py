@@ -19,7 +19,7 @@ class IST(Method):
 
     @classmethod
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        return architecture.groups if run.method.partition is None else run.method.partition
+        return run.method.dealt(architecture.groups)
 
     def run(self, round: int) -> float:
         store, communicator, clock = self.job.store, self.job.communicator, self.job.clock
@@ -50,11 +50,11 @@ class IST(Method):
             settings.shares,
             settings.resample,
         )
-        digests = job.communicator.gather(partition.digest)
-        if len(set(digests)) > 1:
-            rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
-            raise IstmpiError(
-                f"rank {rank} drew another deal than rank 0 in round {round}; weights would be scrambled. "
-                f"Make sure that all ranks run the same versions of istmpi and NumPy."
-            )
+        first = job.communicator.from_first(partition.digest)
+        with job.communicator.agreed():
+            if partition.digest != first:
+                raise IstmpiError(
+                    f"the deal of round {round + 1} differs from rank 0's; weights would be scrambled. "
+                    f"Make sure that all ranks run the same versions of istmpi and NumPy."
+                )
         return partition
