@@ -40,9 +40,12 @@ def mpirun():
     assert launcher, "no mpirun: run bin/test, which sets one up"
 
     def run(ranks, *command, env=None, timeout=60):
+        # By its full path: Open MPI's mpirun puts its own folder first in the ranks' PATH.
+        program = shutil.which(command[0], path=ENVIRONMENT["PATH"])
+        assert program, f"no program {command[0]}"
         # The environment is spelt out: MPI_Init in this process would add a singleton's variables behind Python's back.
         job = subprocess.Popen(
-            [launcher, "-n", str(ranks), *map(str, command)],
+            [launcher, "-n", str(ranks), program, *map(str, command[1:])],
             env={**os.environ, **ENVIRONMENT, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
