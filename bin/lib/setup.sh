@@ -26,9 +26,9 @@ fingerprint() {
 
 make_venv() {
     "$PYTHON" -m pip --version >/dev/null 2>&1 && return
-    local python
-    for python in "${ISTMPI_PYTHON:-python3}" python3.13 python3.12 python3.11 python3.10 ""; do
-        [ -n "$python" ] || die "needs Python 3.10 or newer, found $(python3 -V 2>&1). Install one, or name it: ISTMPI_PYTHON=/path/to/python3"
+    local python candidates=${ISTMPI_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}
+    for python in $candidates ""; do
+        [ -n "$python" ] || die "needs Python 3.10 or newer; ${candidates%% *} is $(${candidates%% *} -V 2>&1). Name one: ISTMPI_PYTHON=/path/to/python3"
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && break
     done
     say "making $VENV with $("$python" -V)"
