@@ -1,0 +1,91 @@
+"""How every benchmark records its figures: ``results/NAME.json`` for programs, ``results/NAME.md`` for people."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+Row = Mapping[str, str | int | float]
+
+
+def report(name: str, title: str, rows: Sequence[Row], notes: str, launcher: str = "") -> None:
+    """Print the rows as a table and write them with what is needed to repeat them; for one rank only.
+
+    All rows have the same keys, which are the headings. ``launcher``: what stood before ``python`` on the command line.
+    """
+    command = " ".join(
+        [*launcher.split(), "python", f"benchmarks/{Path(sys.argv[0]).name}", *map(shlex.quote, sys.argv[1:])]
+    )
+    record = {
+        "title": title,
+        "command": command,
+        "commit": commit(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "host": host(),
+        "network": network(),
+    }
+    table = _table(rows)
+    print(f"\n{title}\n\n{table}\n\n{notes}", flush=True)
+    facts = "\n".join(f"* {key}: {value}" for key, value in record.items() if key not in ("title", "command"))
+    text = f"# {title}\n\n```\n{command}\n```\n\n{table}\n\n{notes}\n\n{facts}\n"
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results" / f"{name}.md").write_text(text, encoding="utf-8")
+    tree = json.dumps({**record, "notes": notes, "rows": list(rows)}, indent=1) + "\n"
+    (HERE / "results" / f"{name}.json").write_text(tree, encoding="utf-8")
+
+
+def commit() -> str:
+    """The commit of the code that is measured, and whether it was changed since."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(HERE.parent), *arguments], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", "--", "istmpi", "benchmarks/*.py", "benchmarks/cluster"
+    )
+    return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+
+
+def host() -> str:
+    """The machine in a few words, without its name."""
+    model = "unknown CPU"
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [
+            line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+        ]
+        model = names[0] if names else platform.machine()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}"
+
+
+def network() -> str:
+    """What lies between the ranks: as benchmarks/cluster says, else whatever MPI takes on one host."""
+    return os.environ.get("ISTMPI_NETWORK", "shared memory of one host")
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown, aligned to be read as they stand."""
+    headings = list(rows[0])
+    cells = [headings, *[[_text(row[heading]) for heading in headings] for row in rows]]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(headings))]
+    lines = ["| " + " | ".join(cell.rjust(width) for cell, width in zip(line, widths)) + " |" for line in cells]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|", *lines[1:]])
+
+
+def _text(value: str | int | float) -> str:
+    return (
+        f"{value:.4g}"
+        if isinstance(value, float) and abs(value) < 1000
+        else f"{value:.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
