@@ -1,0 +1,185 @@
+"""The methods against a naive oracle in one process, and against each other where one is a case of another."""
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from small import assert_same_bits, small_run, trained, whole
+from torch import nn
+from torch.nn import functional
+
+from istmpi.data.batches import Batches
+from istmpi.data.sources import open_dataset
+from istmpi.models import architecture
+from istmpi.store import ParameterStore
+
+# Batch normalisation makes gradients that are zero but for rounding, which Adam blows up to 1e-9.
+ADAM = {"optimizer__name": "adam", "model__norm": "none", "model__bias": True}
+CASES = {
+    "batch norm": {},
+    "layer norm and bias": {"model__norm": "layer", "model__bias": True},
+    "no norm, bias, tanh": {"model__norm": "none", "model__bias": True, "model__activation": "tanh"},
+    "batch norm, bias, no output norm": {"model__bias": True, "model__output_norm": False},
+    "one layer": {"model__hidden": [7]},
+    "three layers, one as wide as there may be ranks": {"model__hidden": [9, 5, 7], "model__norm": "layer"},
+    "shares": {"method__shares": [3.0, 1.0, 2.0, 0.5, 1.5]},
+    "a part redealt": {"method__resample": 0.3, "train__rounds": 6},
+    "never redealt": {"method__resample": 0.0},
+    "one group dealt": {"method__partition": ["hidden1"], "model__norm": "layer"},
+    "the other group dealt": {"method__partition": ["hidden2"], "model__bias": True},
+    "nothing dealt": {"method__partition": []},
+    "momentum reset": {"optimizer__momentum": 0.9, "optimizer__lr": 0.03},
+    "momentum carried": {"optimizer__momentum": 0.9, "optimizer__lr": 0.03, "method__optimizer_state": "carry"},
+    "weight decay": {"optimizer__weight_decay": 0.1},
+    "adam reset": {**ADAM, "optimizer__weight_decay": 0.1},
+    "adam carried": {**ADAM, "method__optimizer_state": "carry"},
+    "adam carried, a part redealt": {**ADAM, "method__optimizer_state": "carry", "method__resample": 0.5},
+    "local SGD": {"method__name": "local-sgd", "model__bias": True},
+    "local SGD, momentum carried": {
+        "method__name": "local-sgd",
+        "method__optimizer_state": "carry",
+        "optimizer__momentum": 0.9,
+        "optimizer__lr": 0.03,
+    },
+    "disjoint shards": {"data__placement": "sharded", "train__batch": 50, "method__local_steps": 7},
+    "shards by label": {"data__placement": "by-label", "data__alpha": 1.0},
+}
+
+
+@pytest.mark.ranks(also=5)
+@pytest.mark.parametrize("case", CASES)
+def test_the_weights_are_those_of_the_naive_oracle(comm, case):
+    settings = dict(CASES[case])
+    if "method__shares" in settings:
+        settings["method__shares"] = settings["method__shares"][: comm.size]
+    training, progress = trained(comm, **settings)
+    groups = type(training.method).groups(training.run, training.architecture)
+    weights, losses = oracle.train(training.run, training.architecture, comm.size, groups)
+    mine = whole(training)
+    for name, expected in weights.items():
+        np.testing.assert_allclose(mine[name], expected.numpy(), rtol=0, atol=1e-10, err_msg=name)
+    np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)  # kept as float32
+
+
+@pytest.mark.parametrize("setting", ["seed", "momentum", "norm", "J"])
+def test_the_oracle_would_notice(comm, setting):
+    """Another seed, momentum, norm or J gives other weights, so that the test above can fail."""
+    changed = {"seed": {"train__seed": 6}, "momentum": {"optimizer__momentum": 0.1}, "norm": {"model__norm": "layer"}}
+    training, _ = trained(comm, **changed.get(setting, {"method__local_steps": 4}))
+    weights, _ = oracle.train(small_run(), training.architecture, comm.size, training.architecture.groups)
+    assert np.abs(whole(training)["hidden1.linear.weight"] - weights["hidden1.linear.weight"].numpy()).max() > 1e-4
+
+
+def bare_loop(run, streams, steps, dtype):
+    """A plain PyTorch loop on the full network; a batch is all the streams' batches, one after the other."""
+    data = open_dataset("digits")
+    network = architecture(data.features, data.outputs, data.task, run.model)
+    torch.manual_seed(0)
+    module = network.build(network.lengths)
+    store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)
+    store.initialise(run.train.seed)
+    module.load_state_dict(store.tensors)
+    optimizer = torch.optim.SGD(module.parameters(), lr=run.optimizer.lr, momentum=run.optimizer.momentum)
+    rows = np.arange(len(data.train))
+    batches = [Batches(data.train, rows, run.train.batch, run.train.seed, stream) for stream in range(streams)]
+    for step in range(steps):
+        parts = [stream.at(step) for stream in batches]
+        x, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts))
+        optimizer.zero_grad()
+        functional.cross_entropy(module(x.to(dtype)), y).backward()
+        optimizer.step()
+    return {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+def test_on_one_rank_every_method_is_plain_sgd_bit_for_bit(comm, method, norm):
+    settings = {"method__name": method, "model__norm": norm, "model__dtype": "float32", "model__bias": True}
+    training, _ = trained(comm, **settings)
+    assert_same_bits(whole(training), bare_loop(training.run, 1, 12, torch.float32))
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+def test_on_one_rank_carried_momentum_is_plain_momentum_bit_for_bit(comm, method):
+    settings = {"method__name": method, "method__optimizer_state": "carry", "optimizer__momentum": 0.9}
+    training, _ = trained(comm, optimizer__lr=0.03, **settings)
+    mine = {name: values for name, values in whole(training).items() if "/" not in name}
+    assert_same_bits(mine, bare_loop(training.run, 1, 12, torch.float64))
+
+
+def test_ist_with_nothing_dealt_is_local_sgd_bit_for_bit(comm):
+    nothing, _ = trained(comm, method__partition=[], model__dtype="float32")
+    local, _ = trained(comm, method__name="local-sgd", model__dtype="float32")
+    assert_same_bits(whole(nothing), whole(local))
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_local_sgd_with_one_local_step_is_data_parallel(comm, norm):
+    settings = {"method__local_steps": 1, "train__rounds": 12, "model__norm": norm, "model__bias": True}
+    local, _ = trained(comm, method__name="local-sgd", **settings)
+    parallel, _ = trained(comm, method__name="data-parallel", **settings)
+    expected = whole(parallel)
+    for name, values in whole(local).items():
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("norm", ["layer", "none"])
+def test_data_parallel_is_sgd_on_a_batch_p_times_as_large(comm, norm, momentum):
+    settings = {"model__norm": norm, "model__bias": True, "optimizer__momentum": momentum, "optimizer__lr": 0.03}
+    training, _ = trained(comm, method__name="data-parallel", **settings)
+    expected = bare_loop(training.run, comm.size, 12, torch.float64)
+    mine = whole(training)
+    for name in expected:
+        np.testing.assert_allclose(mine[name], expected[name], rtol=0, atol=1e-10, err_msg=name)
+
+
+def test_rounds_do_not_matter_to_data_parallel(comm):
+    """Its optimizer is never reset."""
+    settings = {"method__name": "data-parallel", "optimizer__momentum": 0.9, "optimizer__lr": 0.03}
+    many, _ = trained(comm, method__local_steps=2, train__rounds=6, **settings)
+    one, _ = trained(comm, method__local_steps=12, train__rounds=1, **settings)
+    assert_same_bits(whole(many), whole(one))
+
+
+def test_every_rank_trains_its_own_narrow_network(comm, monkeypatch):
+    """No rank ever builds the full network, and all units are trained: 13 + 11 over all ranks."""
+    from istmpi.methods.ist import IST
+
+    widths = []
+    build = IST.build
+
+    def spy(self, lengths):
+        network = build(self, lengths)
+        widths.append([module.out_features for module in network.modules() if isinstance(module, nn.Linear)])
+        return network
+
+    monkeypatch.setattr(IST, "build", spy)
+    trained(comm)
+    for everyones in zip(*comm.gather(widths)):
+        assert np.sum(everyones, axis=0).tolist() == [13, 11, 10 * comm.size]
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_two_runs_of_one_seed_are_bit_identical(comm, method, dtype):
+    settings = {"method__name": method, "model__dtype": dtype, "model__dropout": 0.2, "evaluate__every": 2}
+    first, its_progress = trained(comm, **settings)
+    again, progress = trained(comm, **settings)
+    assert_same_bits(whole(first), whole(again))
+    assert [(one.loss, one.score, one.bytes) for one in progress] == [
+        (one.loss, one.score, one.bytes) for one in its_progress
+    ]
+    other, _ = trained(comm, **settings, train__seed=6)
+    assert not np.array_equal(whole(first)["labels.linear.weight"], whole(other)["labels.linear.weight"])
+
+
+def test_training_in_bfloat16_stays_near(comm):
+    """Autocast: the weights stay float32, the products are rounded."""
+    exact, _ = trained(comm, model__dtype="float32", train__rounds=1, method__local_steps=1)
+    rounded, _ = trained(comm, model__dtype="float32", train__rounds=1, method__local_steps=1, train__autocast=True)
+    mine, expected = whole(rounded)["labels.linear.weight"], whole(exact)["labels.linear.weight"]
+    assert mine.dtype == np.float32
+    assert 0 < np.abs(mine - expected).max() < 0.05

@@ -1,0 +1,134 @@
+"""The naive oracle: independent subnet training in one process, on the full network, with masks.
+
+It knows of no layout, transfer or store. A rank's subnet is the full network in which every unit that the rank was not
+dealt is multiplied by zero; combining is the mean over the holders, written as a sum and a count. From istmpi it takes
+the deals, the batches and the initial values alone, each of which has tests of its own.
+"""
+
+import torch
+
+from istmpi.data.batches import Batches
+from istmpi.data.placement import place
+from istmpi.data.sources import open_dataset
+from istmpi.partition import Partition
+from istmpi.store import ParameterStore
+
+EPSILON = 1e-5
+
+
+def train(run, network, ranks, groups):
+    """The full network's weights after all rounds, and the mean loss of every round: ``{name: [...]}``, ``[rounds]``.
+
+    ``network`` is an `istmpi.models.mlp.MLP`; only its lengths and parameter names are used.
+    """
+    dataset = open_dataset(run.data.source)
+    stream = [
+        Batches(
+            dataset.train,
+            place(run.data.placement, dataset.train.labels(), rank, ranks, run.train.seed, run.data.alpha),
+            run.train.batch,
+            run.train.seed,
+            rank,
+        )
+        for rank in range(ranks)
+    ]
+    store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)
+    store.initialise(run.train.seed)
+    weights = {name: tensor.clone() for name, tensor in store.tensors.items()}
+    state = {name: (torch.zeros_like(tensor), torch.zeros_like(tensor)) for name, tensor in weights.items()}
+    losses = []
+    for round in range(run.train.rounds):
+        deal = Partition.draw(
+            network.lengths, groups, ranks, run.train.seed, round, run.method.shares, run.method.resample
+        )
+        ends = []
+        for rank in range(ranks):
+            held = {name: torch.zeros(length, dtype=torch.float64) for name, length in network.lengths.items()}
+            for name in held:
+                held[name][torch.from_numpy(deal.units[name][rank]) if name in groups else slice(None)] = 1
+            mine = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
+            carried = run.method.optimizer_state == "carry"
+            slots = {
+                name: tuple(slot.clone() if carried else torch.zeros_like(slot) for slot in slots)
+                for name, slots in state.items()
+            }
+            for local_step in range(run.method.local_steps):
+                step = round * run.method.local_steps + local_step
+                x, y = (torch.from_numpy(part) for part in stream[rank].at(step))
+                loss = cross_entropy(forward(run.model, network, mine, held, x.double()), y)
+                gradients = torch.autograd.grad(loss, list(mine.values()))
+                losses.append(float(loss.detach()))
+                for name, gradient in zip(mine, gradients):
+                    update(run.optimizer, mine[name].data, gradient, slots[name], step if carried else local_step)
+            ends.append((mine, slots, held))
+        combine(weights, state, ends)
+    per_round = torch.tensor(losses, dtype=torch.float64).view(run.train.rounds, -1).mean(dim=1)
+    return weights, per_round.tolist()
+
+
+def combine(weights, state, ends):
+    """Every element becomes the mean over the ranks that held both its ends; one that nobody held stays."""
+    for name in weights:
+        masks = [mask(name, weights[name], held) for _, _, held in ends]
+        count = sum(masks)
+        for tensor, parts in [
+            (weights[name], [mine[name].detach() for mine, _, _ in ends]),
+            *((state[name][slot], [slots[name][slot] for _, slots, _ in ends]) for slot in (0, 1)),
+        ]:
+            total = sum(part * mask for part, mask in zip(parts, masks))
+            tensor.copy_(torch.where(count > 0, total / count.clamp(min=1), tensor))
+
+
+def mask(name, tensor, held):
+    """One where a rank holds an element of a parameter: ``stage.linear.weight`` and so on."""
+    stages = [*held][1:]
+    stage = name.split(".")[0]
+    rows = held[stage]
+    if tensor.ndim == 1:
+        return rows
+    return torch.outer(rows, held[[*held][stages.index(stage)]])
+
+
+def forward(model, network, weights, held, x):
+    """The logits ``[batch, labels]`` of a subnet, computed on the full network."""
+    stages = [*network.lengths][1:]
+    for stage in stages:
+        x = x @ weights[f"{stage}.linear.weight"].T
+        if model.bias:
+            x = x + weights[f"{stage}.linear.bias"]
+        if stage == "labels":
+            normalised = model.norm == "batch" if model.output_norm is None else model.output_norm
+            return batch_norm(x) if normalised else x
+        if model.norm == "batch":
+            x = batch_norm(x)
+        elif model.norm == "layer":
+            units = held[stage].sum()
+            mean = (x * held[stage]).sum(dim=1, keepdim=True) / units
+            variance = ((x - mean) ** 2 * held[stage]).sum(dim=1, keepdim=True) / units
+            x = (x - mean) / torch.sqrt(variance + EPSILON)
+        if model.norm != "none":
+            x = x * weights[f"{stage}.norm.weight"] + weights[f"{stage}.norm.bias"]
+        x = (torch.tanh(x) if model.activation == "tanh" else torch.relu(x)) * held[stage]
+
+
+def batch_norm(x):
+    mean = x.mean(dim=0)
+    return (x - mean) / torch.sqrt(((x - mean) ** 2).mean(dim=0) + EPSILON)
+
+
+def cross_entropy(logits, labels):
+    return (logits.logsumexp(dim=1) - logits[torch.arange(len(labels)), labels]).mean()
+
+
+def update(optimizer, weight, gradient, slots, step):
+    """One step of SGD with momentum, or of Adam with decoupled weight decay; ``step`` counts from 0."""
+    first, second = slots
+    if optimizer.name == "sgd":
+        first.mul_(optimizer.momentum).add_(gradient + optimizer.weight_decay * weight)
+        weight -= optimizer.lr * first
+        return
+    first.mul_(0.9).add_(0.1 * gradient)
+    second.mul_(0.999).add_(0.001 * gradient**2)
+    weight *= 1 - optimizer.lr * optimizer.weight_decay
+    deviation = torch.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8
+    weight -= optimizer.lr * first / (1 - 0.9 ** (step + 1)) / deviation

@@ -1,0 +1,45 @@
+"""Small runs for the tests of the engine, and a look at the whole network that they trained."""
+
+import numpy as np
+
+from istmpi.config import Run
+from istmpi.train import Training
+
+SETTINGS = {
+    "model.hidden": [13, 11],
+    "model.dtype": "float64",
+    "method.local_steps": 3,
+    "optimizer.lr": 0.1,
+    "train.rounds": 4,
+    "train.batch": 8,
+    "train.seed": 5,
+    "train.threads": 1,
+    "train.device": "cpu",
+    "evaluate.every": 1000,
+}
+
+
+def small_run(**settings):
+    """A run on the digits that takes milliseconds; ``method__name="ist"`` sets method.name."""
+    return Run().override(SETTINGS | {key.replace("__", "."): value for key, value in settings.items()})
+
+
+def trained(comm, **settings):
+    """The Training of a small run after its last round, and the Progress of every round."""
+    training = Training(small_run(**settings), comm)
+    return training, list(training.rounds())
+
+
+def whole(training):
+    """Every tensor of the store, put together from all ranks' rows: ``{name: array}``, on every rank."""
+    everyones = training.communicator.gather({name: t.numpy() for name, t in training.store.tensors.items()})
+    return {name: np.concatenate([rows[name] for rows in everyones]) for name in training.store.tensors}
+
+
+def assert_same_bits(one, other):
+    """The same names with the same values, to the last bit."""
+    assert one.keys() == other.keys()
+    for name in one:
+        mine, theirs = np.asarray(one[name]), np.asarray(other[name])
+        assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype), name
+        assert mine.tobytes() == theirs.tobytes(), f"{name} differs by up to {np.abs(mine - theirs).max()}"
