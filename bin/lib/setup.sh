@@ -55,13 +55,14 @@ install_torch() {
 # prepare EXTRAS: an environment with istmpi[EXTRAS], installed only when something changed.
 prepare() {
     make_venv
-    local stamp=$VENV/.istmpi-$1 now
+    local now
     now=$(fingerprint)
-    if [ "$(cat "$stamp" 2>/dev/null)" != "$now" ]; then
+    # What bin/test installs, test,plots,data, ends with what bin/quickstart needs and serves it too.
+    if ! grep -qsxF "$now" "$VENV"/.istmpi-*"$1"; then
         say "installing torch $TORCH, mpi4py, h5py and istmpi[$1] into $VENV (some 300 MB the first time)"
         install_torch
         pip_install --editable "${ROOT}[$1]"
-        echo "$now" >"$stamp"
+        echo "$now" >"$VENV/.istmpi-$1"
     fi
     PATH=$VENV/bin:$PATH
 }
