@@ -110,7 +110,9 @@ def make_cifar(folder: Path, classes: int, binary: bool) -> Path:
             (folder / f"{name}.bin").write_bytes(np.hstack([before, x]).tobytes())
         else:
             batch = {b"data": x, f"{prefix}labels".encode(): y.tolist()}
-            (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+            # As published in 2009: the module's old name, and integers for booleans.
+            content = pickle.dumps(batch, protocol=2).replace(b"numpy._core", b"numpy.core")
+            (folder / name).write_bytes(content.replace(b"\x89\x88", b"K\x00K\x01"))
     if binary:
         meta = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
         (folder / meta).write_text("\n".join(names) + "\n\n")

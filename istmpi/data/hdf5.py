@@ -25,6 +25,7 @@ from istmpi.errors import ConfigError, DataError, OutputError
 
 FORMAT = "istmpi-data"
 VERSION = 1
+SUFFIXES = (".h5", ".hdf5")
 
 # Cluster file systems often have no locks, and nothing here needs one: a file appears under its name once, complete.
 _LOCKING = False
@@ -58,7 +59,7 @@ class Writer:
 
     def __init__(self, target: str | os.PathLike, header: Header, force: bool = False):
         self.target = Path(target)
-        refuse_existing(self.target, force)
+        check_target(self.target, force)
         self._header = header
         self._temporary = self.target.with_name(f".{self.target.name}.{os.getpid()}.tmp")
         self._written = dict.fromkeys(header.counts, 0)
@@ -124,12 +125,18 @@ class Writer:
             self._file.create_dataset(f"{split}/y", labels, _TYPES[header.task][0])
 
 
-def refuse_existing(target: Path, force: bool) -> None:
-    """Raise ConfigError where ``target`` exists and ``force`` is not set, OutputError where its folder does not."""
-    if target.exists() and not force:
-        raise ConfigError(f"{target} exists; it is replaced only with --force (force=True). Or choose another name.")
+def check_target(target: Path, force: bool) -> None:
+    """Raise ConfigError for a name that is taken or wrong, OutputError for a folder that cannot be written to."""
+    if target.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"{target} is no name for a prepared file; training knows those by .h5. Call it {target.name}.h5."
+        )
+    if target.is_dir() or (target.exists() and not force):
+        raise ConfigError(f"{target} exists; a file is replaced only with --force. Or choose another name.")
     if not target.parent.is_dir():
         raise OutputError(f"{target} cannot be written: there is no folder {target.parent}. Create it first.")
+    if not os.access(target.parent, os.W_OK):
+        raise OutputError(f"{target} cannot be written: {target.parent} is not writable. Choose another folder.")
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
@@ -140,7 +147,9 @@ def open_prepared(path: str | os.PathLike) -> Dataset:
             raise DataError(f"{path} is not an HDF5 file. Make one with `istmpi prepare`.")
         with h5py.File(path, "r", locking=_LOCKING) as file:
             return _Reader(path, file).dataset()
-    except OSError as error:
+    except DataError:
+        raise
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:  # as h5py meets what it did not expect
         damage = "truncated" if "truncated" in str(error) else f"damaged ({_reason(error)})"
         raise DataError(f"{path} is {damage}; prepare or copy it again.") from error
 
@@ -224,9 +233,10 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: Exception) -> str:
     """The system's words where there are any: HDF5's own run over several clauses."""
-    return os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _sync(path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from istmpi.data.arrays import load_arrays
 from istmpi.data.dataset import CLASSIFICATION, SPLITS, Dataset, Split
 from istmpi.data.digits import open_digits
-from istmpi.data.hdf5 import open_prepared
+from istmpi.data.hdf5 import SUFFIXES, open_prepared
 from istmpi.data.holdout import held_out
 from istmpi.data.labels import read_labels
 from istmpi.errors import ConfigError, DataError
@@ -33,7 +33,7 @@ def open_dataset(source: str, stream: int | None = None) -> Dataset:
         raise DataError(f"data {path} does not exist{_nearest(path)}")
     if path.suffix == ".npz":
         return open_npz(path)
-    if path.suffix in (".h5", ".hdf5"):
+    if path.suffix in SUFFIXES:
         return open_prepared(path)
     raise DataError(f"data {path} is neither .h5 nor .npz; prepare it first: istmpi prepare KIND {path} DATA.h5")
 

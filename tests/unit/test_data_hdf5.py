@@ -111,6 +111,11 @@ def test_an_existing_target_is_kept_unless_forced(file):
     assert open_prepared(file).source == "new"
 
 
+def test_a_target_that_training_would_not_know_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="Call it data.bin.h5"):
+        Writer(tmp_path / "data.bin", header())
+
+
 def test_a_missing_folder_is_an_output_error(tmp_path):
     with pytest.raises(OutputError, match="there is no folder"):
         Writer(tmp_path / "nowhere" / "data.h5", header())
@@ -138,6 +143,8 @@ def damage(file, edit):
     [
         (lambda f: f.attrs.__delitem__("format"), "not one of prepared data"),
         (lambda f: f.attrs.__setitem__("version", 9), "has version 9; this istmpi reads version 1"),
+        (lambda f: f.attrs.__setitem__("version", "one"), "is damaged"),
+        (lambda f: f.attrs.__setitem__("shape", "wide"), "is damaged"),
         (lambda f: f.attrs.__setitem__("task", "art"), "has task 'art'"),
         (lambda f: f.attrs.__delitem__("shape"), "has no attribute shape"),
         (lambda f: f.attrs.__setitem__("shape", (7,)), r"as \(6,\) of float32, not \(7,\)"),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from istmpi.data.hdf5 import Header, Writer, refuse_existing
+from istmpi.data.hdf5 import Header, Writer, check_target
 from istmpi.data.prepare import arrays, idx, images, speech, tables
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
@@ -68,7 +68,7 @@ def prepare(
     _check_options(kind, read, options)
     if not 0 <= max_bad <= 1:
         raise ConfigError(f"max_bad is {max_bad}; it is a share of the files, from 0 to 1, for example 0.01.")
-    refuse_existing(target, force)
+    check_target(target, force)
     archive = Archive(source, target.parent)
     with Decoder(target.parent, progress, max_bad) as decoder:
         material = read(archive, decoder, **options)

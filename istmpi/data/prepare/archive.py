@@ -84,9 +84,10 @@ class Archive:
 
     def _list_folder(self) -> list[str]:
         names = []
-        for folder, _, files in os.walk(self.path):
-            relative = Path(folder).relative_to(self.path)
-            names += [(relative / file).as_posix() for file in files if (Path(folder) / file).is_file()]
+        with self._named_damage():
+            for folder, _, files in os.walk(self.path, onerror=_raise):
+                relative = Path(folder).relative_to(self.path)
+                names += [(relative / file).as_posix() for file in files if (Path(folder) / file).is_file()]
         return [name for name in names if _plain(name)]
 
     def _list_tar(self) -> set[str]:
@@ -138,6 +139,11 @@ def _is_tar(path: Path) -> bool:
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
             raise DataError(f"{path} is not a tar file, or is damaged. Copy or download it again.") from None
         return False
+
+
+def _raise(error: OSError) -> None:
+    """os.walk would pass over a folder that it may not read, and its examples would be missing without a word."""
+    raise error
 
 
 def _clean(name: str) -> str:

@@ -5,6 +5,7 @@ build NumPy arrays and nothing else.
 """
 
 import pickle
+import warnings
 from typing import BinaryIO
 
 import numpy as np
@@ -114,7 +115,10 @@ class _Unpickler(pickle.Unpickler):
 def _unpickle(file: BinaryIO, path: str, *keys: bytes) -> dict[bytes, object]:
     """A pickled dictionary that has ``keys``; DataError for anything else."""
     try:
-        content = _Unpickler(file, encoding="bytes").load()
+        with warnings.catch_warnings():
+            # The published pickles build their dtype in a way that NumPy 2.4 deprecates.
+            warnings.simplefilter("ignore")
+            content = _Unpickler(file, encoding="bytes").load()
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise DataError(f"{path} is not one of CIFAR's pickles: {error}. Download it again.") from error
     if not isinstance(content, dict) or not all(key in content for key in keys):

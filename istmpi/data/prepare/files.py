@@ -125,7 +125,7 @@ def _blocks(
 ) -> Iterator[Block]:
     """The kept rows, split by split, read back in runs of neighbours."""
     features = row_bytes // dtype.itemsize
-    step = rows_per_block(features, dtype)
+    step = rows_per_block(features)
     for split in ("train", "test", "validation"):
         chosen = [example for example in kept if example.split == split]
         for start in range(0, len(chosen), step):

@@ -65,7 +65,7 @@ def _blocks(
     archive: Archive, files: dict[tuple[str, str], str], shape: tuple[int, ...], labels: dict[str, np.ndarray]
 ) -> Iterator[Block]:
     features = int(np.prod(shape))
-    step = rows_per_block(features, np.uint8)
+    step = rows_per_block(features)
     for split, y in labels.items():
         name = files[split, "images"]
         with archive.unzipped(name) as stream:

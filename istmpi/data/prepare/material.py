@@ -11,8 +11,8 @@ Progress = Callable[[str, int, int], None]
 Block = tuple[str, np.ndarray, np.ndarray]
 """A split, x [b, features] float32 or uint8, and y [b] int64 or [b, outputs] float32."""
 
-BLOCK_BYTES = 8 * 2**20
-"""About how much of x is in memory at a time."""
+BLOCK = 2**20
+"""How many features of how many examples are in memory at a time, about."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,15 @@ class Material:
         return int(np.prod(self.shape))
 
 
-def rows_per_block(features: int, dtype: np.dtype) -> int:
-    return max(1, BLOCK_BYTES // (features * np.dtype(dtype).itemsize))
+def rows_per_block(features: int) -> int:
+    return max(1, BLOCK // features)
 
 
 def slices(arrays: dict[str, tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> Iterator[Block]:
     """Whole arrays per split, x [n, ...] and y, as blocks of ``dtype``; maps are read as they are needed."""
     for split, (x, y) in arrays.items():
-        step = rows_per_block(int(np.prod(x.shape[1:])), dtype)
+        features = int(np.prod(x.shape[1:]))
+        step = rows_per_block(features)
         for start in range(0, len(x), step):
-            part = np.asarray(x[start : start + step]).reshape(-1, int(np.prod(x.shape[1:])))
+            part = np.asarray(x[start : start + step]).reshape(-1, features)
             yield split, part.astype(dtype, copy=False), y[start : start + step]

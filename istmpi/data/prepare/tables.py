@@ -83,7 +83,7 @@ class _Table:
 
     def blocks(self, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """x [b, features] float32 and the labels given for these rows."""
-        step = rows_per_block(self.columns - 1, np.float32)
+        step = rows_per_block(self.columns - 1)
         with self._lines() as lines:
             examples = self._examples(lines)
             for start in range(0, len(y), step):
