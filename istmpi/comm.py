@@ -6,10 +6,10 @@ hands to MPI for other ranks; what it keeps for itself does not count.
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,7 +42,7 @@ class Traffic:
 
 
 class Communicator:
-    """A group of ranks. Every method but the properties and `scratch` is collective."""
+    """A group of ranks. Every method but `scratch` is collective."""
 
     def __init__(self, mpi_communicator: Any):
         self._mpi = mpi_communicator
@@ -127,14 +127,12 @@ class Communicator:
             first.everywhere = True
             raise first
 
-    @cached_property
-    def local(self) -> "Communicator":
+    def on_this_host(self) -> "Communicator":
         """The ranks on this host."""
         from mpi4py import MPI
 
         return Communicator(self._mpi.Split_type(MPI.COMM_TYPE_SHARED))
 
-    @cached_property
     def hosts(self) -> list[str]:
         """Every rank's host name."""
         return self.gather(socket.gethostname())
@@ -152,13 +150,12 @@ def world() -> Communicator:
             f"no MPI library can be loaded ({error}). Install one (pip install 'istmpi[mpich]') or load its module."
         ) from None
     communicator = Communicator(MPI.COMM_WORLD.Dup())
-    for launcher, (_, size) in LAUNCHERS.items():
-        announced = int(os.environ.get(size, 1))
-        if communicator.size == 1 and announced > 1:
-            raise LaunchError(
-                f"{launcher} started {announced} ranks ({size}={announced}) but {library()} sees only one: "
-                f"launcher and MPI library do not belong together. Use the mpirun (or srun --mpi=...) of that library."
-            )
+    announced = launched()[1]
+    if communicator.size == 1 and announced > 1:
+        raise LaunchError(
+            f"{announced} ranks were started but {library()} sees only one: launcher and MPI library do not belong "
+            f"together. Use the mpirun (or srun --mpi=...) of that library."
+        )
     return communicator
 
 
@@ -170,31 +167,45 @@ def library() -> str:
     return f"{name} {'.'.join(map(str, version))}"
 
 
-def launched_rank() -> int:
-    """This process's rank as its launcher told it, before MPI is started; 0 without a launcher."""
-    for rank, _ in LAUNCHERS.values():
-        if rank in os.environ:
-            return int(os.environ[rank])
-    return 0
+def launched() -> tuple[int, int]:
+    """This process's rank and the number of ranks as its launcher told it, before MPI is up; (0, 1) without one."""
+    for rank, size in LAUNCHERS.values():
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return 0, 1
 
 
-def run_to_exit(main: Callable[[], int]) -> int:
-    """Run a program so that whatever ends it on one rank ends all ranks: with MPI up, a failure aborts the job."""
-    code = 1
-    try:
-        code = main()
-    finally:
-        if code:
-            _abort_at_exit(code)
-    return code
+def current_rank() -> int:
+    """This process's rank: as MPI tells it, or as the launcher did while MPI is not up."""
+    mpi = _mpi_if_up()
+    return mpi.COMM_WORLD.Get_rank() if mpi and mpi.COMM_WORLD.Get_size() > 1 else launched()[0]
 
 
-def _abort_at_exit(code: int) -> None:
+def meet_with(error: IstmpiError) -> IstmpiError:
+    """Bring an error of this rank to the others where they wait for it: at their first agreement, if MPI is not up yet.
+
+    Returns what this rank shall report; ``everywhere`` is set if all ranks now know.
+    """
+    mpi = _mpi_if_up()
+    if mpi is None and launched()[1] > 1:
+        try:
+            with world().agreed():
+                raise error
+        except IstmpiError as agreed:
+            error = agreed
+            mpi = _mpi_if_up()
+    error.everywhere = error.everywhere or mpi is None or mpi.COMM_WORLD.Get_size() == 1
+    return error
+
+
+def abort_at_exit(code: int) -> None:
     """Let this process end through MPI_Abort, if MPI is up: its peers may be waiting for it."""
-    import sys
-
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+    if _mpi_if_up():
         from mpi4py.run import set_abort_status
 
         set_abort_status(code)
+
+
+def _mpi_if_up() -> Any:
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None

@@ -1,7 +1,8 @@
 """What a run costs in bytes, FLOPs and memory, from the named axes alone: no MPI, no torch, no training.
 
-A parameter with k dealt axes is held |W|·P^(1-k) times over all ranks (arXiv 1910.02120, section 3.3). `pair_bytes` is exact
-for two given layouts; `Cost` is exact in what each rank holds and computes, and in expectation over deals in what it sends.
+A parameter with k dealt axes is held |W|·P^(1-k) times over all ranks (arXiv 1910.02120, section 3.3). `pair_bytes` is
+exact for two given layouts; `Cost` is exact in what each rank holds and computes, and in expectation over deals in what
+it sends.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -11,23 +11,22 @@ from istmpi.comm import Communicator
 from istmpi.errors import ConfigError
 
 
-def choose_device(wanted: str, communicator: Communicator) -> torch.device:
-    """This rank's device: with CUDA, the host's ranks take its devices in turn. Collective."""
-    local_rank = communicator.local.rank
+def choose_device(wanted: str, local: Communicator) -> torch.device:
+    """This rank's device: with CUDA, the ranks of a host (``local``) take its devices in turn."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device = 'cuda' but this rank's host has no usable CUDA device. Use cpu or auto.")
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+    return torch.device("cuda", local.rank % torch.cuda.device_count())
 
 
-def choose_threads(wanted: int, communicator: Communicator) -> int:
+def choose_threads(wanted: int, local: Communicator) -> int:
     """Set and return this rank's threads: as wanted, or its fair share of the cores it may use. Collective.
 
-    A core that several ranks of this host may use is divided among them, bound or not.
+    A core that several ranks of this host (``local``) may use is divided among them, bound or not.
     """
     mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    everyones = communicator.local.gather(mine)
+    everyones = local.gather(mine)
     fair = sum(Fraction(1, sum(core in cores for cores in everyones)) for core in mine)
     threads = wanted or max(int(fair), 1)
     torch.set_num_threads(threads)

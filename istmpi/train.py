@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.batches import Batches
+from istmpi.data.dataset import Dataset
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
 from istmpi.devices import choose_device, choose_threads
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, DataError
 from istmpi.evaluate import Evaluator, Score
 from istmpi.methods import Job, method
 from istmpi.models import architecture
-from istmpi.models.architecture import Architecture
+from istmpi.models.losses import TASKS
 from istmpi.partition import check
-from istmpi.record import Clock
+from istmpi.record import Clock, RunFolder
 from istmpi.store import ParameterStore, with_slots
 
 
@@ -41,6 +44,65 @@ class Progress:
     """The full network's on the test split, where it was evaluated."""
 
 
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended."""
+
+    folder: Path
+    ranks: int
+    score_name: str
+    last: Progress
+    """After the last round, with its score."""
+    seconds: dict[str, float]
+    """Where the time went: by phase, the mean over ranks."""
+
+    @property
+    def examples_per_second(self) -> float:
+        """Consumed by all ranks, evaluations left out."""
+        return self.last.examples / self.last.seconds
+
+
+class Watch:
+    """Looks on from rank 0 while a run is carried out; override what is of interest."""
+
+    def started(self, training: Training, folder: RunFolder) -> None:
+        """Everything is checked and set up."""
+
+    def progressed(self, progress: Progress) -> None:
+        """A round is done."""
+
+    def finished(self, summary: Summary) -> None:
+        """The run is done."""
+
+
+def carry_out(run: Run, communicator: Communicator, watch: Watch | None = None) -> Summary:
+    """Train a run to its end and leave its record in a new folder. Collective; ``watch`` counts on rank 0 alone.
+
+    Raises, on every rank, ConfigError or DataError before anything is trained, DivergedError in between; on rank 0
+    OutputError when the record cannot be written.
+    """
+    training = Training(run, communicator)
+    first = communicator.rank == 0
+    watch = watch or Watch()
+    with communicator.agreed():
+        folder = RunFolder.create(run.output.folder, run.name) if first else None
+    if first:
+        folder.write("run.toml", run.override({"output.folder": str(folder.path)}).toml())
+        watch.started(training, folder)
+    for progress in training.rounds():
+        if first:
+            folder.append({key: value for key, value in asdict(progress).items() if value is not None})
+            watch.progressed(progress)
+    everyones = communicator.gather(dict(training.clock.seconds))
+    phases = {phase: sum(seconds[phase] for seconds in everyones) / len(everyones) for phase in everyones[0]}
+    path = communicator.from_first(folder and folder.path)
+    summary = Summary(path, communicator.size, training.score_name, progress, phases)
+    if first:
+        folder.write("summary.json", json.dumps(asdict(summary), default=str, indent=2) + "\n")
+        watch.finished(summary)
+    return summary
+
+
 class Training:
     """A run that is set up on every rank; iterate over `rounds` to carry it out. Collective throughout."""
 
@@ -60,11 +122,14 @@ class Training:
             check(self.architecture.lengths, kind.groups(run, self.architecture), communicator.size, run.method.shares)
             self.batches = self._stream(run)
             slots = kind.slots(run)
-        _same_everywhere(run, self.architecture, communicator)
+        _same_everywhere(run, self.dataset, communicator)
+        self.hosts = communicator.hosts()
+        local = communicator.on_this_host()
         with communicator.agreed():
-            self.device = choose_device(run.train.device, communicator)
-        self.threads = choose_threads(run.train.threads, communicator)
+            self.device = choose_device(run.train.device, local)
+        self.threads = choose_threads(run.train.threads, local)
         self.run = run
+        self.score_name = TASKS[self.dataset.task].score
         parameters = with_slots(self.architecture.parameters, slots)
         self.store = ParameterStore(parameters, self.architecture.lengths, communicator.size, communicator.rank)
         self.store.initialise(run.train.seed)
@@ -105,17 +170,18 @@ class Training:
         return Batches(train, rows, run.train.batch, run.train.seed, rank)
 
 
-def _same_everywhere(run: Run, network: Architecture, communicator: Communicator) -> None:
-    """Refuse ranks whose settings or data shapes differ from rank 0's, by name."""
+def _same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
+    """Refuse ranks whose settings, or whose files' meaning, differ from rank 0's."""
+    meaning = data.task, data.shape, data.outputs, data.classes
+    first_run, first_meaning = communicator.from_first((run, meaning))
     with communicator.agreed():
-        first_run, first_lengths = communicator.from_first((run, network.lengths))
         if differences := first_run.differences(run):
             raise ConfigError(
                 f"the ranks have different settings ({'; '.join(differences)}; rank 0's first). Give all ranks "
                 f"the same command line and run file."
             )
-        if first_lengths != network.lengths:
-            raise ConfigError(
-                f"the ranks' data give different networks: axes {first_lengths} on rank 0, {network.lengths} here. "
-                f"All ranks' files must have the same features and classes."
+        if first_meaning != meaning:
+            raise DataError(
+                f"{data.source}: task, shape, outputs and classes are {meaning}, on rank 0 {first_meaning}. "
+                f"All ranks' files must agree on them."
             )

@@ -125,8 +125,8 @@ class Method(ABC):
             with communicator.agreed():
                 if step is not None:
                     raise DivergedError(
-                        f"the loss is no longer finite in round {round + 1}, local step {step}; the weights from before "
-                        f"that round are kept. Lower optimizer.lr ({self.job.run.optimizer.lr})."
+                        f"the loss is no longer finite in round {round + 1}, local step {step}; the weights from "
+                        f"before that round are kept. Lower optimizer.lr ({self.job.run.optimizer.lr})."
                     )
             losses = communicator.gather(float(losses.mean()))
         return sum(losses) / len(losses)

@@ -1,0 +1,27 @@
+"""A click group whose commands are imported when they are used: `istmpi --help` must not wait for torch."""
+
+import importlib
+
+import click
+
+from istmpi.errors import ConfigError, did_you_mean
+
+
+class LazyGroup(click.Group):
+    """Command NAME is ``istmpi.cli.NAME.command``; its one-line help is given here, so that listing imports nothing."""
+
+    def __init__(self, *args, commands: dict[str, str], **settings):
+        super().__init__(*args, **settings)
+        self._help = commands
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self._help)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in self._help:
+            raise ConfigError(f"no command {name}{did_you_mean(name, self._help)}")
+        return importlib.import_module(f"istmpi.cli.{name}").command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._help.items()))

@@ -1,0 +1,72 @@
+"""``istmpi``: finds the command, and turns whatever ends it into one message, from one rank, and an exit code."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+import click
+
+from istmpi import __version__, comm
+from istmpi.cli.lazy import LazyGroup
+from istmpi.errors import IstmpiError, UserError
+
+EXIT_CODES = """\b
+Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
+3 the loss is no longer finite, 74 a result cannot be written,
+130 interrupted."""
+
+
+@click.group(
+    cls=LazyGroup,
+    commands={
+        "train": "Train a network on all ranks of an MPI job.",
+        "runs": "List the runs that ship with istmpi.",
+        "prepare": "Turn raw data into one file that training reads.",
+    },
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+@click.version_option(__version__, prog_name="istmpi")
+def istmpi() -> None:
+    """Independent Subnet Training over MPI: train a network across machines with a slow network between them."""
+
+
+def main(program: Callable[[], object] = lambda: istmpi(standalone_mode=False)) -> NoReturn:
+    """The console script. Whatever ends the program on one rank ends it on all, with that rank's message."""
+    code, together = _outcome(program)
+    if code and not together:
+        comm.abort_at_exit(code)
+    sys.exit(code)
+
+
+def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
+    """Run the program; its exit code, and whether all ranks end with it by themselves."""
+    try:
+        return int(program() or 0), True
+    except click.exceptions.Abort:
+        return 130, False
+    except click.ClickException as error:
+        return _report(UserError(error.format_message()))
+    except IstmpiError as error:
+        return _report(error)
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(f"istmpi: rank {comm.current_rank()}: {error.code}", file=sys.stderr, flush=True)
+        return error.code if isinstance(error.code, int) else int(error.code is not None), False
+    except KeyboardInterrupt:
+        return 130, False
+    except BaseException:
+        print(f"istmpi: rank {comm.current_rank()} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        return 1, False
+
+
+def _report(error: IstmpiError) -> tuple[int, bool]:
+    """Say what is wrong, from one rank."""
+    error = comm.meet_with(error)
+    rank = comm.current_rank()
+    if not error.everywhere:
+        print(f"istmpi: rank {rank}: {error}", file=sys.stderr, flush=True)
+    elif rank == 0:
+        print(f"istmpi: {error}", file=sys.stderr, flush=True)
+    return error.exit_code, error.everywhere

@@ -1,0 +1,109 @@
+"""What rank 0 shows of a run: a banner, live progress on a terminal or plain lines in a log, and the outcome."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from istmpi import comm, cost, optimizers, train
+from istmpi.record import RunFolder
+from istmpi.report.units import duration, number, size
+
+SECONDS_BETWEEN_LINES = 10
+
+
+class TrainingDisplay(train.Watch):
+    """Follows one run on the console."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._bar: Progress | None = None
+        self._line_at = 0.0
+
+    def started(self, training: train.Training, folder: RunFolder) -> None:
+        self._facts(_banner(training, folder))
+        self._score_name = training.score_name
+        self._rounds = training.run.train.rounds
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=self._rounds, note="")
+            self._bar.start()
+
+    def progressed(self, progress: train.Progress) -> None:
+        if self._bar:
+            self._bar.update(self._task, completed=progress.round, note=f"loss {progress.loss:.4f}")
+        now = time.monotonic()
+        if progress.score or (not self._bar and now - self._line_at >= SECONDS_BETWEEN_LINES):
+            self._line_at = now
+            width = len(str(self._rounds))
+            line = (
+                f"round {progress.round:>{width}}/{self._rounds}  {progress.seconds:8.1f} s  loss {progress.loss:.4f}"
+            )
+            if progress.score:
+                line += f"  test loss {progress.score.loss:.4f}  {self._score_name} {progress.score.score:.4f}"
+            self._console.print(line)
+
+    def finished(self, summary: train.Summary) -> None:
+        if self._bar:
+            self._bar.stop()
+        self._facts(_outcome(summary))
+
+    def plots(self, folder: Path) -> None:
+        """Draw the run's plots and name them."""
+        try:
+            from istmpi.report.plots import draw
+
+            drawn = ", ".join(str(path) for path in draw(folder))
+        except ImportError:
+            drawn = "none: matplotlib is not installed (pip install 'istmpi[plots]')"
+        self._facts({"plots": drawn})
+
+    def _facts(self, facts: Mapping[str, str]) -> None:
+        for name, fact in facts.items():
+            self._console.print(f"[bold]{name:<10}[/] {escape(fact)}")
+
+
+def _banner(training: train.Training, folder: RunFolder) -> dict[str, str]:
+    run, ranks, network, data = training.run, training.communicator.size, training.architecture, training.dataset
+    hosts = list(dict.fromkeys(training.hosts))
+    shown = ", ".join(hosts[:4]) + ", ..." * (len(hosts) > 4)
+    widths = "-".join(str(network.lengths[name]) for name in ("features", *network.stages))
+    weights = sum(parameter.size(network.lengths) for parameter in network.parameters.values())
+    plan = cost.cost(run, network, ranks, len(optimizers.recipe(run.optimizer).slots))
+    dealt = ", ".join(plan.groups) or "nothing"
+    alone = " (started without mpirun; mpirun -n P istmpi train uses P ranks)" * (ranks == 1)
+    return {
+        "run": f"{run.name} in {folder.path}",
+        "MPI": comm.library(),
+        "ranks": f"{ranks} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {shown}{alone}",
+        "compute": f"{training.device}, {training.threads} thread{'s' * (training.threads > 1)} a rank",
+        "data": f"{run.data.source}, {len(data.train):,} + {len(data.test):,} examples, placement {run.data.placement}",
+        "network": f"{run.model.name} {widths}, {number(weights)} weights",
+        "method": f"{run.method.name}, {run.train.rounds} rounds of {run.method.local_steps} local steps of "
+        f"{run.train.batch} examples a rank",
+        "dealt out": f"{dealt}; each rank trains {number(plan.largest.trained_elements)} weights",
+        "traffic": f"{size(plan.round_bytes)} a round over all ranks",
+    }
+
+
+def _outcome(summary: train.Summary) -> dict[str, str]:
+    last, score = summary.last, summary.last.score
+    total = sum(summary.seconds.values())
+    return {
+        summary.score_name: f"{score.score:.4f} on {score.examples:,} test examples, loss {score.loss:.4f}",
+        "speed": f"{number(summary.examples_per_second)} examples/s over all ranks in {duration(last.seconds)}",
+        "time": ", ".join(f"{phase} {seconds / total:.0%}" for phase, seconds in summary.seconds.items()),
+        "sent": f"{size(last.bytes)} by all ranks",
+        "run folder": str(summary.folder),
+    }

@@ -1,0 +1,76 @@
+"""The options that set a run: those that people change all the time by their own names, the rest by --set."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from istmpi.config import Run
+from istmpi.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+OPTIONS = {
+    "--data": ("data.source", "FILE", "A prepared .h5, an .npz, or digits; {rank} in it is the rank's number."),
+    "--model": ("model.name", "NAME", "The network: mlp."),
+    "--hidden": ("model.hidden", "N,N,...", "Widths of the hidden layers."),
+    "--method": ("method.name", "NAME", "ist, local-sgd or data-parallel."),
+    "--local-steps": ("method.local_steps", "J", "Local steps in a round."),
+    "--resample": ("method.resample", "FRACTION", "Fraction of the units redealt every round."),
+    "--shares": ("method.shares", "S,S,...", "Relative sizes of the ranks' subnets."),
+    "--rounds": ("train.rounds", "N", "Rounds to train."),
+    "--batch": ("train.batch", "N", "Examples in a local step of one rank."),
+    "--lr": ("optimizer.lr", "LR", "Learning rate."),
+    "--optimizer": ("optimizer.name", "NAME", "sgd or adam."),
+    "--seed": ("train.seed", "N", "Seed of everything random."),
+    "--evaluate-every": ("evaluate.every", "N", "Rounds between evaluations."),
+    "--threads": ("train.threads", "N|auto", "Threads per rank."),
+    "--out": ("output.folder", "FOLDER", "Where the results go; a new folder."),
+}
+
+_TEXTS = {"data.source", "model.name", "method.name", "optimizer.name", "output.folder"}
+
+
+def settings(command: Callable) -> Callable:
+    """Decorate a click command with RUN and the options that change it; it receives a ``run`` and ``changes``."""
+    command = click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Any other setting.")(
+        command
+    )
+    for option, (_, metavar, text) in reversed(OPTIONS.items()):
+        command = click.option(option, metavar=metavar, help=text)(command)
+    return click.argument("run", default="digits")(command)
+
+
+def resolve(run: str, assignments: tuple[str, ...], options: dict[str, str | None]) -> Run:
+    """The run that a command line describes; ConfigError names the option."""
+    changes = {}
+    for option, (setting, _, _) in OPTIONS.items():
+        given = options[option.lstrip("-").replace("-", "_")]
+        if given is not None:
+            changes[setting] = _read(option, setting, given)
+    for assignment in assignments:
+        setting, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment}: must be SECTION.KEY=VALUE, as in --set model.norm=layer.")
+        changes[setting.strip()] = _read(f"--set {setting}", setting.strip(), value.strip())
+    return Run.load(run).override(changes)
+
+
+def _read(option: str, setting: str, text: str) -> Any:
+    """A value as the run file would have it: numbers, lists with or without brackets, texts with or without quotes."""
+    if setting in _TEXTS:
+        return text
+    if setting == "train.threads" and text == "auto":
+        return 0
+    if setting in ("model.hidden", "method.shares") and not text.startswith("["):
+        text = f"[{text}]"
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        if text.startswith("["):
+            raise ConfigError(f"{option} {text.strip('[]')}: must be numbers with commas between them.") from None
+        return text

@@ -1,0 +1,1 @@
+"""What people look at: tables and plots of plans and runs."""
