@@ -188,8 +188,9 @@ def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int
     positions in ascending order, sender and receiver agree on the order without a word.
     """
     if isinstance(mine, range) and isinstance(theirs, range):
-        start, stop = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
-        return slice(start - mine.start, stop - mine.start), max(stop - start, 0)
+        start = max(mine.start, theirs.start)
+        stop = max(min(mine.stop, theirs.stop), start)
+        return slice(start - mine.start, stop - mine.start), stop - start
     if isinstance(mine, range):
         first, last = np.searchsorted(theirs, (mine.start, mine.stop))
         return theirs[first:last] - mine.start, int(last - first)

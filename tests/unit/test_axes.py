@@ -1,0 +1,125 @@
+"""Patterns of named axes against brute force over every position."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from istmpi.axes import Parameter, Pattern, narrowed, overlap
+from istmpi.errors import ConfigError
+
+LENGTHS = {"hidden": 6, "features": 5, "heads": 4, "channels": 3, "blocks": 4, "out": 3, "mid": 4}
+
+PATTERNS = {
+    "hidden features": (6, 5),
+    "hidden": (6,),
+    "hidden (2 features)": (6, 10),
+    "(3 heads 64) features": (768, 5),
+    "(blocks[1] out) features": (3, 5),
+    "mid channels 3 3": (4, 3, 3, 3),
+    "features (channels 49)": (5, 147),
+    "hidden hidden": (6, 6),
+    "(hidden channels)": (18,),
+    "1": (1,),
+    " ( 2   hidden )  7 ": (12, 7),
+}
+
+
+def brute(factors, lengths, units):
+    """Positions along an axis, by trying each combination of the factors' coordinates."""
+    sizes = [
+        factor.literal if factor.name is None else 1 if factor.unit is not None else lengths[factor.name]
+        for factor in factors
+    ]
+    held = []
+    for number, coordinates in enumerate(product(*map(range, sizes))):
+        fits = True
+        for factor, coordinate in zip(factors, coordinates):
+            if factor.name in units:
+                wanted = coordinate if factor.unit is None else factor.unit
+                fits = fits and wanted in set(units[factor.name])
+        if fits:
+            held.append(number)
+    return held
+
+
+@pytest.mark.parametrize("text", PATTERNS)
+def test_the_shape_of_a_pattern(text):
+    assert Pattern.parse(text).shape(LENGTHS) == PATTERNS[text]
+
+
+@pytest.mark.parametrize("text", PATTERNS)
+def test_a_pattern_prints_as_it_is_read(text):
+    printed = str(Pattern.parse(text))
+    assert Pattern.parse(printed) == Pattern.parse(text)
+    assert printed == " ".join(text.replace("( ", "(").replace(" )", ")").split())
+
+
+@given(text=st.sampled_from(sorted(PATTERNS)), data=st.data())
+def test_positions_are_those_of_brute_force(text, data):
+    names = data.draw(st.sets(st.sampled_from(sorted(LENGTHS))))
+    units = {
+        name: np.array(sorted(data.draw(st.sets(st.integers(0, LENGTHS[name] - 1)))), dtype=np.int64) for name in names
+    }
+    for axis in Pattern.parse(text).axes:
+        positions = axis.positions(LENGTHS, units)
+        assert list(positions) == brute(axis.factors, LENGTHS, units)
+
+
+@given(text=st.sampled_from(sorted(PATTERNS)), data=st.data())
+def test_narrowed_lengths_give_the_shape_of_the_part(text, data):
+    """A subnet that is built at the narrowed lengths fits what its rank holds, also whole blocks that are absent."""
+    names = data.draw(st.sets(st.sampled_from(sorted(LENGTHS))))
+    units = {
+        name: np.array(sorted(data.draw(st.sets(st.integers(0, LENGTHS[name] - 1)))), dtype=np.int64) for name in names
+    }
+    pattern = Pattern.parse(text)
+    lengths = narrowed(LENGTHS, {"it": Parameter(pattern)}, units)
+    assert pattern.shape(lengths) == tuple(len(axis.positions(LENGTHS, units)) for axis in pattern.axes)
+
+
+@given(data=st.data(), length=st.integers(0, 20))
+def test_the_overlap_is_the_intersection(data, length):
+    def side():
+        if data.draw(st.booleans()):
+            start = data.draw(st.integers(0, length))
+            return range(start, data.draw(st.integers(start, length)))
+        return np.array(sorted(data.draw(st.sets(st.integers(0, max(length - 1, 0))))), dtype=np.int64)
+
+    mine, theirs = side(), side()
+    where, count = overlap(mine, theirs)
+    common = sorted(set(map(int, mine)) & set(map(int, theirs)))
+    assert count == len(common)
+    assert np.asarray(mine)[where].tolist() == common
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("hidden1 (features", "a bracket is not closed"),
+        ("hidden1 features)", "brackets must be matched"),
+        ("((a b) c)", "not nested"),
+        ("a ()", "not empty"),
+        ("a, b", "cannot read ', b'"),
+        ("a -3", "cannot read '-3'"),
+        ("blocks[x] a", "cannot read '[x] a'"),
+    ],
+)
+def test_a_pattern_that_cannot_be_read_is_refused_with_its_text(text, says):
+    with pytest.raises(ConfigError) as refused:
+        Pattern.parse(text)
+    assert says in str(refused.value)
+    assert repr(text) in str(refused.value)
+
+
+def test_an_axis_without_a_length_is_refused_by_name():
+    with pytest.raises(ConfigError, match="axis wings has no length; lengths are given for hidden"):
+        Pattern.parse("wings").shape({"hidden": 3})
+
+
+def test_dealt_axes_are_counted():
+    pattern = Pattern.parse("hidden2 (2 hidden1) 3")
+    assert [pattern.dealt(groups) for groups in ([], ["hidden1"], ["hidden1", "hidden2"], ["other"])] == [0, 1, 2, 0]
+    assert Pattern.parse("(blocks[3] out) in").dealt(["blocks"]) == 1

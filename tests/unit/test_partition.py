@@ -1,0 +1,208 @@
+"""The deal: covering, disjoint, the same everywhere, and independent of what it should not depend on."""
+
+from math import ceil, prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from istmpi.axes import Pattern
+from istmpi.errors import ConfigError
+from istmpi.partition import Partition, blocks, check
+
+LENGTHS = {"features": 5, "hidden1": 64, "hidden2": 13}
+GROUPS = ("hidden1", "hidden2")
+
+SHARES = st.one_of(st.none(), st.lists(st.floats(1e-3, 1e3), min_size=5, max_size=5))
+
+
+def draw(ranks=4, seed=0, round=0, lengths=LENGTHS, groups=GROUPS, shares=None, resample=1.0):
+    return Partition.draw(lengths, groups, ranks, seed, round, shares, resample)
+
+
+def same(one, other):
+    return all(np.array_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
+@given(
+    ranks=st.integers(1, 5),
+    widths=st.tuples(st.integers(5, 40), st.integers(5, 40)),
+    round=st.integers(0, 9),
+    seed=st.integers(0, 2**40),
+    shares=SHARES,
+    resample=st.sampled_from([1.0, 0.3, 0.0]),
+)
+def test_the_deal_covers_every_group_and_is_disjoint(ranks, widths, round, seed, shares, resample):
+    lengths = {"hidden1": widths[0], "hidden2": widths[1]}
+    deal = draw(ranks, seed, round, lengths, GROUPS, shares and shares[:ranks], resample)
+    for name, parts in deal.units.items():
+        assert len(parts) == ranks
+        assert sorted(np.concatenate(parts).tolist()) == list(range(lengths[name]))
+        assert all(len(part) and np.all(np.diff(part) > 0) for part in parts)
+        if shares is None:
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_three_ranks_train_all_of_64_units():
+    """The published code trains 63."""
+    assert [len(part) for part in draw(ranks=3).units["hidden1"]] == [22, 21, 21]
+
+
+@pytest.mark.parametrize("ranks", range(1, 14))
+def test_any_number_of_ranks_up_to_the_smallest_width_works(ranks):
+    deal = draw(ranks)
+    assert sum(map(len, deal.units["hidden2"])) == 13
+
+
+def test_a_group_with_fewer_units_than_ranks_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"^hidden2 has 13 units but the run has 14 ranks; .* widen hidden2\.$"):
+        draw(ranks=14)
+    draw(ranks=14, groups=["hidden1"])  # the other group is not dealt
+
+
+def test_a_name_that_is_no_axis_is_refused():
+    with pytest.raises(ConfigError, match="partition names hidden9, which is no axis of this model; axes: features"):
+        draw(groups=["hidden9"])
+
+
+@pytest.mark.parametrize("shares", [[1.0, 1.0], [1.0, 0.0, 1.0, 1.0], [1.0, -1.0, 1.0, 1.0], [1, float("inf"), 1, 1]])
+def test_shares_that_do_not_fit_are_refused(shares):
+    with pytest.raises(ConfigError, match="shares"):
+        draw(shares=shares)
+    with pytest.raises(ConfigError, match="shares"):
+        check(LENGTHS, (), 4, shares)
+
+
+def test_the_deal_differs_between_rounds_groups_and_seeds():
+    lengths = {"hidden1": 64, "hidden2": 64}
+    first = draw(lengths=lengths)
+    assert not same(first.units["hidden1"], first.units["hidden2"])
+    assert not same(first.units["hidden1"], draw(lengths=lengths, round=1).units["hidden1"])
+    assert not same(first.units["hidden1"], draw(lengths=lengths, seed=1).units["hidden1"])
+    assert same(first.units["hidden1"], draw(lengths=lengths).units["hidden1"])
+
+
+@pytest.mark.parametrize("resample", [1.0, 0.3])
+def test_another_group_reshuffles_no_other(resample):
+    few = draw(groups=["hidden2"], round=5, resample=resample)
+    many = draw(groups=["features", "hidden1", "hidden2"], round=5, resample=resample)
+    assert same(few.units["hidden2"], many.units["hidden2"])
+
+
+def test_every_pair_of_units_meets():
+    """Over many rounds any two units are on one rank about as often as chance has it."""
+    together = np.zeros((8, 8))
+    for round in range(600):
+        for part in draw(ranks=2, lengths={"hidden1": 8}, groups=["hidden1"], round=round).units["hidden1"]:
+            together[np.ix_(part, part)] += 1
+    expected = 600 * 3 / 7
+    others = together[~np.eye(8, dtype=bool)]
+    assert np.abs(others - expected).max() < 5 * np.sqrt(expected * 4 / 7)
+
+
+# ---- shares
+
+
+@given(length=st.integers(5, 500), shares=st.lists(st.floats(0.5, 2), min_size=1, max_size=5))
+def test_blocks_follow_their_shares(length, shares):
+    """Where nobody's fair share is below one unit, every block is near its share."""
+    sizes = blocks(length, len(shares), shares)
+    assert sum(sizes) == length and min(sizes) >= 1
+    fair = np.array(shares) / sum(shares) * length
+    if fair.min() >= 1:
+        assert np.abs(np.array(sizes) - fair).max() < 1 + 1e-9
+
+
+def test_shares_in_plain_numbers():
+    assert blocks(100, 4, [4, 3, 2, 1]) == [40, 30, 20, 10]
+    assert blocks(10, 4, [1000, 1, 1, 1]) == [7, 1, 1, 1]
+    assert blocks(4, 4, [9, 1, 1, 1]) == [1, 1, 1, 1]
+    assert blocks(7, 3, [1, 1, 1]) == blocks(7, 3) == [3, 2, 2]
+
+
+def test_shares_of_ranks_are_shares_of_units():
+    deal = draw(lengths={"hidden1": 100}, groups=["hidden1"], shares=[4, 3, 2, 1])
+    assert [len(part) for part in deal.units["hidden1"]] == [40, 30, 20, 10]
+
+
+# ---- a part redealt
+
+
+@pytest.mark.parametrize("resample", [0.05, 0.2, 0.5, 0.99])
+def test_no_more_than_the_fraction_changes_places(resample):
+    moved_at_all = 0
+    for round in range(1, 8):
+        before, after = (draw(round=number, resample=resample) for number in (round - 1, round))
+        for name in GROUPS:
+            rank_of = [
+                np.concatenate([np.full(len(part), rank) for rank, part in enumerate(deal.units[name])])[
+                    np.argsort(np.concatenate(deal.units[name]))
+                ]
+                for deal in (before, after)
+            ]
+            moved = int((rank_of[0] != rank_of[1]).sum())
+            assert moved <= ceil(resample * LENGTHS[name])
+            moved_at_all += moved
+    assert moved_at_all > 0
+
+
+def test_nothing_moves_with_a_fraction_of_zero():
+    assert draw(round=9, resample=0.0).digest == draw(round=0, resample=0.0).digest
+
+
+def test_the_first_round_is_a_full_deal():
+    assert draw(resample=0.1).digest == draw(resample=1.0).digest
+
+
+def test_jumping_to_a_round_equals_walking_there():
+    walked = [draw(round=round, resample=0.2, seed=77).digest for round in range(12)]
+    for round in (11, 3, 7, 0, 11):
+        from istmpi import partition
+
+        partition._walked.clear()
+        assert draw(round=round, resample=0.2, seed=77).digest == walked[round]
+    backwards = [draw(round=round, resample=0.2, seed=77).digest for round in reversed(range(12))]
+    assert backwards[::-1] == walked
+    assert len(set(walked)) == 12
+
+
+def test_over_many_rounds_every_unit_gets_everywhere():
+    seen = {unit: set() for unit in range(13)}
+    for round in range(120):
+        for rank, part in enumerate(draw(round=round, resample=0.2).units["hidden2"]):
+            for unit in part:
+                seen[int(unit)].add(rank)
+    assert all(ranks == {0, 1, 2, 3} for ranks in seen.values())
+
+
+# ---- facts
+
+
+def test_the_deal_is_fixed_for_ever():
+    """Ranks with other versions must draw this very deal, or weights would be scrambled."""
+    golden = draw(ranks=3, seed=11, round=2, lengths={"hidden1": 10}, groups=["hidden1"])
+    assert [part.tolist() for part in golden.units["hidden1"]] == [[0, 1, 2, 7], [3, 6, 9], [4, 5, 8]]
+    partly = draw(ranks=3, seed=11, round=2, lengths={"hidden1": 10}, groups=["hidden1"], resample=0.5)
+    assert [part.tolist() for part in partly.units["hidden1"]] == [[1, 3, 4, 7], [0, 8, 9], [2, 5, 6]]
+
+
+def test_the_digest_tells_deals_apart():
+    assert draw().digest == draw().digest
+    digests = {
+        draw(round=round, seed=seed, ranks=ranks).digest for round in range(5) for seed in range(5) for ranks in (2, 3)
+    }
+    assert len(digests) == 50
+
+
+@given(ranks=st.integers(1, 5), text=st.sampled_from(["features labels", "a labels", "a b", "a b c 3", "a (2 b)"]))
+def test_a_parameter_with_k_dealt_axes_is_held_p_to_the_1_minus_k_times(ranks, text):
+    lengths = {"features": 7, "labels": 3, **{name: ranks * size for name, size in zip("abc", (2, 3, 1))}}
+    deal = draw(ranks, lengths=lengths, groups=("a", "b", "c"))
+    pattern = Pattern.parse(text)
+    held = sum(
+        prod(len(deal.positions(axis, place, rank)) for place, axis in enumerate(pattern.axes)) for rank in range(ranks)
+    )
+    size = prod(pattern.shape(lengths))
+    assert held * ranks ** (pattern.dealt(deal.units) - 1) == size
+    assert deal.copies(pattern.names) == (1 if pattern.dealt(deal.units) else ranks)
