@@ -164,7 +164,7 @@ class Parameter:
         return prod(self.pattern.shape(lengths))
 
 
-ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
 
 
 def narrowed(

@@ -197,7 +197,7 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
         start = 0
         while start < length:
             count = min(length - start, room // slab)
-            if count == 0 and part:
+            if count <= 0 and part:
                 yield part
                 part, room = [], capacity
                 continue
@@ -239,11 +239,13 @@ def _mean(copies: list[torch.Tensor]) -> torch.Tensor:
     first, *others = copies
     if not others:
         return first
-    wide = first.dtype if first.dtype == torch.float64 else torch.float32
+    exact = first.dtype == torch.float64 or not first.is_floating_point()
+    wide = first.dtype if exact else torch.float32
     difference = torch.zeros_like(first, dtype=wide)
     for other in others:
         difference += other.to(wide) - first.to(wide)
-    return (first.to(wide) + difference / len(copies)).to(first.dtype)
+    rounding = None if first.is_floating_point() else "floor"
+    return (first.to(wide) + torch.div(difference, len(copies), rounding_mode=rounding)).to(first.dtype)
 
 
 def _bits(tensor: torch.Tensor) -> np.ndarray:

@@ -1,0 +1,61 @@
+"""Layouts: who has which positions of a parameter."""
+
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from istmpi.axes import Parameter, Pattern
+from istmpi.layout import Owners, part_shape
+from istmpi.partition import Partition
+
+LENGTHS = {"a": 7, "b": 9, "blocks": 6}
+PATTERNS = ["a b", "b", "(2 a) b", "(blocks[4] a) b", "3 a", "1 b"]
+
+
+def layouts(ranks, shares=None):
+    return [
+        Owners(LENGTHS, ranks),
+        Partition.draw(LENGTHS, ["a", "b", "blocks"], ranks, 0, 0, shares),
+        Partition.draw(LENGTHS, ["b"], ranks, 0, 1),
+        Partition.draw(LENGTHS, [], ranks, 0, 0),
+    ]
+
+
+@given(length=st.integers(0, 50), ranks=st.integers(1, 8))
+def test_the_owners_have_every_row_once_in_blocks_that_differ_by_one(length, ranks):
+    owners = Owners({"a": length}, ranks)
+    rows = [owners.rows(length, rank) for rank in range(ranks)]
+    assert [row for block in rows for row in block] == list(range(length))
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
+
+
+@pytest.mark.parametrize("text", PATTERNS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_no_rank_has_more_than_the_largest(text, ranks):
+    for layout in layouts(ranks, [3.0, 1.0, 2.0, 1.0, 1.0][:ranks]):
+        for place, axis in enumerate(Pattern.parse(text).axes):
+            counts = [len(layout.positions(axis, place, rank)) for rank in range(ranks)]
+            assert max(counts) <= layout.largest(axis, place)
+
+
+@pytest.mark.parametrize("text", PATTERNS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_every_element_that_anybody_has_is_there_in_as_many_copies_as_said(text, ranks):
+    pattern = Pattern.parse(text)
+    for layout in layouts(ranks):
+        copies = np.zeros(pattern.shape(LENGTHS), dtype=int)
+        for rank in range(ranks):
+            part = [layout.positions(axis, place, rank) for place, axis in enumerate(pattern.axes)]
+            copies[np.ix_(*part)] += 1
+            assert part_shape(layout, Parameter(pattern), rank) == tuple(map(len, part))
+        assert set(np.unique(copies)) - {0} == {layout.copies(pattern.names)}
+
+
+def test_between_rounds_nothing_is_stored_twice():
+    for text in PATTERNS:
+        parameter = Parameter(Pattern.parse(text))
+        parts = [prod(part_shape(Owners(LENGTHS, 4), parameter, rank)) for rank in range(4)]
+        assert sum(parts) == parameter.size(LENGTHS)

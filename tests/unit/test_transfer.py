@@ -1,0 +1,327 @@
+"""Transfers against the naive version: whole tensors, ``np.ix_`` and a mean over the holders."""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import on_ranks
+
+from istmpi.axes import Parameter, Pattern
+from istmpi.layout import Layout, Owners, part_shape
+from istmpi.partition import Partition
+from istmpi.transfer import Transfer
+
+LENGTHS = {"labels": 3, "features": 6, "hidden": 9, "mid": 5, "stream": 7, "heads": 6, "blocks": 5, "out": 4}
+GROUPS = ("hidden", "mid", "stream", "heads", "blocks")
+PATTERNS = (
+    "labels features",
+    "labels",
+    "hidden features",
+    "hidden",
+    "labels hidden",
+    "mid hidden",
+    "mid hidden stream",
+    "hidden hidden",
+    "hidden (2 features)",
+    "mid (hidden 4)",
+    "(3 heads 2) features",
+    "(blocks[1] out) features",
+    "mid stream 3 3",
+)
+DTYPES = ("float64", "float32", "bfloat16", "float16", "int64")
+BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+
+
+def parameters(texts=PATTERNS, dtypes=DTYPES):
+    return {f"{text} {dtype}": Parameter(Pattern.parse(text), dtype) for text, dtype in product(texts, dtypes)}
+
+
+def layout(kind: str, ranks: int, lengths=LENGTHS) -> Layout:
+    """``owners``, or a deal: ``all 3`` is round 3's, ``some``, ``none``, ``shares``."""
+    if kind == "owners":
+        return Owners(lengths, ranks)
+    what, _, round = kind.partition(" ")
+    groups = {"some": GROUPS[:2], "none": ()}.get(what, GROUPS)
+    shares = [3.0, 1.0, 1.0, 2.0, 1.0][:ranks] if what == "shares" else None
+    return Partition.draw(lengths, groups, ranks, 1, int(round or 0), shares)
+
+
+KINDS = ("owners", "all 0", "all 1", "some", "none", "shares")
+
+
+def bits(tensor):
+    return tensor.view(BITS[tensor.element_size()]).numpy()
+
+
+def any_values(names, lengths, seed=0):
+    """Whole tensors of random bit patterns, with every NaN and infinity that a dtype has."""
+    random = np.random.default_rng(seed)
+    tensors = {}
+    for name, parameter in names.items():
+        values = random.integers(0, 256, (*parameter.pattern.shape(lengths), parameter.itemsize), dtype=np.uint8)
+        tensors[name] = torch.from_numpy(values).view(getattr(torch, parameter.dtype)).squeeze(-1)
+    return tensors
+
+
+def index(layout: Layout, parameter: Parameter, rank: int):
+    return np.ix_(
+        *(np.asarray(layout.positions(axis, at, rank), dtype=int) for at, axis in enumerate(parameter.pattern.axes))
+    )
+
+
+def parts_of(whole, names, layout, rank):
+    return {name: whole[name][index(layout, parameter, rank)].contiguous() for name, parameter in names.items()}
+
+
+@dataclass
+class Moved:
+    tensors: list
+    bytes: list
+    calls: list
+    largest_message: int
+
+
+def move(names, source, target, values, before, staging_bytes=2**28):
+    """Run the transfer on all ranks: ``values[rank]`` are moved into copies of ``before[rank]``."""
+
+    def work(communicator):
+        rank = communicator.rank
+        transfer = Transfer(names, source, target, rank, staging_bytes)
+        received = {name: tensor.clone() for name, tensor in before[rank].items()}
+        transfer.run(values[rank], received, communicator)
+        assert communicator.traffic.bytes == transfer.bytes_sent
+        return received, communicator
+
+    results = on_ranks(source.ranks, work)
+    tensors, communicators = zip(*results)
+    return Moved(
+        list(tensors),
+        [one.traffic.bytes for one in communicators],
+        [one.traffic.calls for one in communicators],
+        max(one.largest_message for one in communicators),
+    )
+
+
+def blank(names, layout, rank):
+    return {
+        name: torch.full(part_shape(layout, parameter, rank), -1).to(getattr(torch, parameter.dtype))
+        for name, parameter in names.items()
+    }
+
+
+# ---- equal copies: bit for bit
+
+
+@pytest.mark.parametrize("ranks, staging_bytes", [(1, 2**28), (2, 2**28), (2, 1), (3, 2**28), (5, 1000)])
+def test_a_transfer_delivers_what_the_source_has_and_touches_nothing_else(ranks, staging_bytes):
+    """Every pair of layouts, every dtype, 0 to 3 dealt axes, also where one row is larger than the staging limit."""
+    whole = any_values(parameters(), LENGTHS)
+    texts = PATTERNS if staging_bytes > 1 else PATTERNS[4:8]
+    for kinds in product(KINDS, KINDS):
+        names = parameters(texts, (DTYPES[(KINDS.index(kinds[0]) + KINDS.index(kinds[1])) % len(DTYPES)], "bfloat16"))
+        source, target = (layout(kind, ranks) for kind in kinds)
+        # A mean of NaNs may have other bits, all else arrives as it left.
+        whole_here = {
+            name: finite(whole[name]) if source.copies(parameter.pattern.names) > 1 else whole[name]
+            for name, parameter in names.items()
+        }
+        values = [parts_of(whole_here, names, source, rank) for rank in range(ranks)]
+        before = [blank(names, target, rank) for rank in range(ranks)]
+        moved = move(names, source, target, values, before, staging_bytes)
+        for name, parameter in names.items():
+            there = np.zeros(parameter.pattern.shape(LENGTHS), dtype=bool)
+            for rank in range(ranks):
+                there[index(source, parameter, rank)] = True
+            for rank in range(ranks):
+                part = index(target, parameter, rank)
+                expected = np.where(there[part], bits(whole_here[name])[part], bits(before[rank][name]))
+                np.testing.assert_array_equal(bits(moved.tensors[rank][name]), expected, err_msg=f"{kinds} {name}")
+
+
+def finite(tensor):
+    if not tensor.is_floating_point():
+        return tensor
+    return torch.where(tensor.isfinite() & (tensor != 0), tensor, torch.ones_like(tensor))
+
+
+@pytest.mark.parametrize("kind", ["all 0", "some", "none", "shares"])
+@pytest.mark.parametrize("ranks, staging_bytes", [(1, 2**28), (2, 1000), (3, 2**28), (5, 5000)])
+def test_push_after_pull_is_the_identity_bit_for_bit(ranks, kind, staging_bytes):
+    names = parameters()
+    whole = {name: finite(tensor) for name, tensor in any_values(names, LENGTHS).items()}
+    owners, deal = layout("owners", ranks), layout(kind, ranks)
+    stored = [parts_of(whole, names, owners, rank) for rank in range(ranks)]
+    subnets = move(names, owners, deal, stored, [blank(names, deal, rank) for rank in range(ranks)], staging_bytes)
+    back = move(names, deal, owners, subnets.tensors, stored, staging_bytes)
+    for mine, expected in zip(back.tensors, stored):
+        for name in names:
+            np.testing.assert_array_equal(bits(mine[name]), bits(expected[name]), err_msg=name)
+    # Every element that two ranks' subnets share was also really pulled: pushed into nothing it is all there again.
+    empty = [blank(names, owners, rank) for rank in range(ranks)]
+    once = move(names, deal, owners, subnets.tensors, empty, staging_bytes)
+    for name in names:
+        if names[name].pattern.dealt(getattr(deal, "units", ())) <= 1 and "[" not in name:
+            for mine, expected in zip(once.tensors, stored):
+                np.testing.assert_array_equal(bits(mine[name]), bits(expected[name]), err_msg=name)
+
+
+def test_a_hop_to_the_next_deal_delivers_what_any_rank_held():
+    """The fast path: from this round's holders to the next round's, without the owners."""
+    names = parameters(dtypes=("float32",))
+    now, then = layout("all 0", 3), layout("all 1", 3)
+    whole = any_values(names, LENGTHS)
+    values = [parts_of(whole, names, now, rank) for rank in range(3)]
+    moved = move(names, now, then, values, [blank(names, then, rank) for rank in range(3)])
+    delivered = 0
+    for name, parameter in names.items():
+        held = np.zeros(parameter.pattern.shape(LENGTHS), dtype=bool)
+        for rank in range(3):
+            held[index(now, parameter, rank)] = True
+        for rank in range(3):
+            part = index(then, parameter, rank)
+            same = bits(moved.tensors[rank][name]) == bits(whole[name])[part]
+            assert same[held[part]].all()
+            delivered += int(held[part].sum())
+    assert delivered > 500
+
+
+# ---- different copies: the mean
+
+
+@settings(max_examples=60)
+@given(
+    ranks=st.integers(1, 5),
+    kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)),
+    texts=st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=4, unique=True),
+    dtypes=st.lists(st.sampled_from(["float64", "float32", "bfloat16"]), min_size=1, max_size=2, unique=True),
+    staging_bytes=st.sampled_from([1, 50, 400, 2**28]),
+    seed=st.integers(0, 99),
+)
+def test_every_element_becomes_the_mean_over_its_holders(ranks, kinds, texts, dtypes, staging_bytes, seed):
+    names = parameters(texts, dtypes)
+    source, target = (layout(kind, ranks) for kind in kinds)
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(layout, rank):
+        return {
+            name: torch.randn(part_shape(layout, parameter, rank), generator=random).to(getattr(torch, parameter.dtype))
+            for name, parameter in names.items()
+        }
+
+    values = [normal(source, rank) for rank in range(ranks)]
+    before = [normal(target, rank) for rank in range(ranks)]
+    moved = move(names, source, target, values, before, staging_bytes)
+    for name, parameter in names.items():
+        total = np.zeros(parameter.pattern.shape(LENGTHS))
+        count = np.zeros_like(total)
+        for rank in range(ranks):
+            total[index(source, parameter, rank)] += values[rank][name].double().numpy()
+            count[index(source, parameter, rank)] += 1
+        tolerance = {"float64": 1e-14, "float32": 1e-6, "bfloat16": 2e-2}[parameter.dtype]
+        for rank in range(ranks):
+            part = index(target, parameter, rank)
+            kept = before[rank][name].double().numpy()
+            expected = np.where(count[part] > 0, total[part] / np.maximum(count[part], 1), kept)
+            received = moved.tensors[rank][name].double().numpy()
+            np.testing.assert_allclose(received, expected, atol=tolerance, rtol=0, err_msg=name)
+            np.testing.assert_array_equal(received[count[part] == 0], kept[count[part] == 0])
+
+
+def test_the_mean_of_equal_values_is_that_value():
+    """Three copies of 0.1 add up to no multiple of 0.1, and 2**53 + 1 is no float64."""
+    names = parameters(["labels"])
+    source, target = layout("none", 3), layout("owners", 3)
+    value = {dtype: torch.full((3,), 0.1, dtype=getattr(torch, dtype)) for dtype in DTYPES[:-1]}
+    value["int64"] = torch.full((3,), 2**53 + 1)
+    values = [{f"labels {dtype}": tensor for dtype, tensor in value.items()}] * 3
+    moved = move(names, source, target, values, [blank(names, target, rank) for rank in range(3)])
+    for rank, dtype in product(range(3), DTYPES):
+        assert torch.equal(moved.tensors[rank][f"labels {dtype}"], value[dtype][:1]), dtype
+
+
+def test_the_mean_is_the_same_for_every_receiver():
+    """All ranks add in the same order, or copies would drift apart."""
+    names = parameters(["labels features"], ["float32"])
+    whole = layout("none", 4)
+    values = [
+        {name: torch.randn(3, 6, generator=torch.Generator().manual_seed(rank)) for name in names} for rank in range(4)
+    ]
+    moved = move(names, whole, whole, values, [blank(names, whole, rank) for rank in range(4)])
+    for tensors in moved.tensors[1:]:
+        for name in names:
+            assert torch.equal(tensors[name], moved.tensors[0][name])
+
+
+# ---- the plan
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_both_ends_of_every_message_plan_the_same_blocks(ranks):
+    names = parameters(dtypes=("float32", "bfloat16"))
+    for kinds in product(KINDS, KINDS):
+        source, target = (layout(kind, ranks) for kind in kinds)
+        plans = [Transfer(names, source, target, rank) for rank in range(ranks)]
+        for sender, receiver in product(range(ranks), range(ranks)):
+            sent, expected = plans[sender].sends[receiver], plans[receiver].receives[sender]
+            assert [(b.name, b.shape, b.mean) for b in sent] == [(b.name, b.shape, b.mean) for b in expected]
+
+
+def test_the_bytes_are_those_of_the_elements_that_change_ranks():
+    names = parameters(["mid hidden", "labels"], ["float32"])
+    owners, deal = layout("owners", 3), layout("all 0", 3)
+    for source, target in ((owners, deal), (deal, owners)):
+        planned = sum(Transfer(names, source, target, rank).bytes_sent for rank in range(3))
+        counted = 0
+        for parameter in names.values():
+            for sender, receiver in product(range(3), range(3)):
+                both = np.zeros((2, *parameter.pattern.shape(LENGTHS)), dtype=bool)
+                both[0][index(source, parameter, sender)] = True
+                both[1][index(target, parameter, receiver)] = True
+                counted += 4 * int(both.all(axis=0).sum()) if sender != receiver else 0
+        assert planned == counted > 0
+
+
+@pytest.mark.parametrize("limit", [1, 64, 500, 5000])
+@pytest.mark.parametrize("kinds", [("owners", "all 0"), ("all 0", "owners"), ("none", "owners"), ("all 0", "all 1")])
+def test_the_staging_limit_is_kept(kinds, limit):
+    """No message is larger than a rank's share of the limit, or than one slab where a single one is larger."""
+    names = parameters(dtypes=("float32",))
+    source, target = (layout(kind, 3) for kind in kinds)
+    whole = {name: finite(tensor) for name, tensor in any_values(names, LENGTHS).items()}
+    values = [parts_of(whole, names, source, rank) for rank in range(3)]
+    before = [blank(names, target, rank) for rank in range(3)]
+    at_once = move(names, source, target, values, before)
+    in_rounds = move(names, source, target, values, before, staging_bytes=limit)
+    assert at_once.calls == [1, 1, 1]
+    assert len(set(in_rounds.calls)) == 1, "all ranks take part in as many rounds"
+    assert in_rounds.bytes == at_once.bytes
+    plans = [Transfer(names, source, target, rank) for rank in range(3)]
+    blocks = [block for plan in plans for message in plan.sends for block in message]
+    largest_slab = max(block.nbytes // max(block.shape) for block in blocks)
+    assert in_rounds.largest_message <= max(limit // 3, largest_slab)
+    if limit < 5000:
+        assert in_rounds.calls[0] > 1
+    for one, other in zip(at_once.tensors, in_rounds.tensors):
+        for name in names:
+            np.testing.assert_array_equal(bits(one[name]), bits(other[name]))
+
+
+def test_long_rows_and_large_blocks_take_their_own_ways():
+    """Rows of 512 elements and more are written one by one; gathers of more than 1 MiB are done in chunks."""
+    lengths = {**LENGTHS, "hidden": 700, "stream": 1100}
+    names = {"w": Parameter(Pattern.parse("hidden stream")), "c": Parameter(Pattern.parse("hidden (2 stream) 2"))}
+    owners, deal = layout("owners", 2, lengths), layout("all 0", 2, lengths)
+    whole = any_values(names, lengths)
+    stored = [parts_of(whole, names, owners, rank) for rank in range(2)]
+    subnets = move(names, owners, deal, stored, [blank(names, deal, rank) for rank in range(2)])
+    for rank, mine in enumerate(subnets.tensors):
+        for name, expected in parts_of(whole, names, deal, rank).items():
+            np.testing.assert_array_equal(bits(mine[name]), bits(expected))
+    back = move(names, deal, owners, subnets.tensors, stored)
+    for mine, expected in zip(back.tensors, stored):
+        for name in names:
+            np.testing.assert_array_equal(bits(mine[name]), bits(expected[name]))
