@@ -7,6 +7,7 @@ hands to MPI for other ranks; what it keeps for itself does not count.
 import os
 import socket
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,10 +109,11 @@ class Communicator:
         self._mpi.Barrier()
 
     @contextmanager
-    def agreed(self) -> Iterator[None]:
+    def agreed(self, name_rank: bool = False) -> Iterator[None]:
         """Local work that every rank must get through: if one fails, all raise the lowest failing rank's error.
 
-        Only errors meant for the user are agreed on; any other ends the job at once.
+        The message names that rank if other ranks got through, or always with ``name_rank``. Only errors meant for the
+        user are agreed on; any other ends the job at once.
         """
         error: IstmpiError | None = None
         try:
@@ -122,7 +124,7 @@ class Communicator:
         failed = [rank for rank, error in enumerate(by_rank) if error is not None]
         if failed:
             first = by_rank[failed[0]]
-            if len(failed) < self.size:
+            if name_rank or len(failed) < self.size:
                 first.args = (f"rank {failed[0]}: {first}",)
             first.everywhere = True
             raise first
@@ -144,7 +146,10 @@ def world() -> Communicator:
     LaunchError when there is no MPI library, or when it does not belong to the launcher that started this process.
     """
     try:
-        from mpi4py import MPI
+        with warnings.catch_warnings():
+            # mpi4py warns of a foreign launcher in three lines; we refuse it in one.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
             f"no MPI library can be loaded ({error}). Install one (pip install 'istmpi[mpich]') or load its module."

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from istmpi.errors import DataError, OutputError
+from istmpi.errors import ConfigError, DataError, OutputError
 
 
 class Clock:
@@ -46,16 +46,16 @@ class RunFolder:
     def create(wanted: str, name: str) -> "RunFolder":
         """A new folder: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
 
-        Raises OutputError when it is not empty or cannot be written: nothing of an earlier run is ever overwritten.
+        Raises ConfigError when it is not empty or cannot be made: nothing of an earlier run is ever overwritten.
         """
         path = Path(wanted) if wanted else _free(Path("runs") / name)
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
-                raise OutputError(f"--out {path}: the folder is not empty. Name another or remove it.")
+                raise ConfigError(f"--out {path}: the folder is not empty. Name another or remove it.")
             (path / "metrics.jsonl").touch()
         except OSError as error:
-            raise OutputError(f"--out {path}: cannot be written ({error.strerror}). Name another folder.") from None
+            raise ConfigError(f"--out {path}: cannot be written ({error.strerror}). Name another folder.") from None
         return RunFolder(path)
 
     def write(self, name: str, text: str) -> None:

@@ -122,7 +122,7 @@ class Method(ABC):
             step = len(losses)
         communicator = self.job.communicator
         with self.job.clock("wait"):
-            with communicator.agreed():
+            with communicator.agreed(name_rank=True):
                 if step is not None:
                     raise DivergedError(
                         f"the loss is no longer finite in round {round + 1}, local step {step}; the weights from "
