@@ -22,15 +22,15 @@ def run(**method) -> Run:
     return Run().override({f"method.{key}": value for key, value in method.items()})
 
 
-@pytest.mark.parametrize(
-    "ranks, megafloats", [(1, 36.8), (2, 20.8), (4, 12.8), (8, 8.8), (16, 6.8), (32, 5.8)]
-)
+@pytest.mark.parametrize("ranks, megafloats", [(1, 36.8), (2, 20.8), (4, 12.8), (8, 8.8), (16, 6.8), (32, 5.8)])
 def test_figure_2_of_the_paper_counts_io_plus_mid_over_p(ranks, megafloats):
     plan = cost.cost(run(), FIGURE_2, ranks)
     assert sum(rank.trained_elements for rank in plan.ranks) == round(megafloats * 1e6)
 
 
-@pytest.mark.parametrize("ranks, gigaflops", [(1, 113.05), (2, 63.90), (4, 39.32), (8, 27.03), (16, 20.89), (32, 17.82)])
+@pytest.mark.parametrize(
+    "ranks, gigaflops", [(1, 113.05), (2, 63.90), (4, 39.32), (8, 27.03), (16, 20.89), (32, 17.82)]
+)
 def test_figure_2_of_the_paper_counts_six_flops_a_weight_and_example(ranks, gigaflops):
     batch = 512
     plan = cost.cost(Run().override({"train.batch": batch}), FIGURE_2, ranks)

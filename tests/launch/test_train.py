@@ -1,0 +1,166 @@
+"""`istmpi train` as its users start it: under mpirun, to the end or to its error message."""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from istmpi.config import Run
+
+SMALL = ("--hidden", "32,16", "--rounds", "3", "--local-steps", "4", "--batch", "16", "--lr", "0.1")
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Three classes that a small network can tell apart, as an .npz."""
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 3, 300)
+    x = (generator.normal(size=(300, 12)) + 2 * np.eye(3, 12)[y]).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    return tmp_path / "data.npz"
+
+
+def test_a_run_leaves_its_record(mpirun, tmp_path):
+    out = tmp_path / "run"
+    result = mpirun(3, "istmpi", "train", *SMALL, "--out", out, "--evaluate-every", "2")
+    assert result.returncode == 0, result.stderr
+    for fact in (
+        "ranks      3 on 1 host",
+        "dealt out  hidden1, hidden2",
+        "accuracy",
+        "examples/s",
+        "sent",
+        "progress.png",
+    ):
+        assert fact in result.stdout
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert ["score" in line for line in lines] == [False, True, True]
+    assert lines[-1]["score"]["examples"] == 360
+    assert lines[-1]["examples"] == 3 * 3 * 4 * 16
+    summary = json.loads((out / "summary.json").read_text())
+    assert {"deal", "pull", "compute", "push", "evaluate"} <= set(summary["seconds"])
+    assert {path.name for path in out.iterdir()} >= {"run.toml", "progress.png", "time.png"}
+    saved = Run.load(str(out / "run.toml"))
+    assert saved.model.hidden == (32, 16) and saved.output.folder == str(out)
+
+
+def test_a_saved_run_file_repeats_the_run_bit_for_bit(mpirun, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert mpirun(2, "istmpi", "train", *SMALL, "--out", first).returncode == 0
+    assert mpirun(2, "istmpi", "train", first / "run.toml", "--out", second).returncode == 0
+    losses = [
+        [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+        for out in (first, second)
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+def test_every_method_learns(mpirun, tmp_path, data, method):
+    out = tmp_path / "run"
+    result = mpirun(2, "istmpi", "train", *SMALL, "--rounds", "10", "--data", data, "--method", method, "--out", out)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((out / "summary.json").read_text())["last"]["score"]["score"] > 0.8
+
+
+def test_without_mpirun_one_rank_trains_and_says_so(mpirun, tmp_path):
+    result = mpirun(1, "istmpi", "train", *SMALL, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert "started without mpirun" in result.stdout
+
+
+def test_carried_momentum_adam_dropout_and_bf16_run(mpirun, tmp_path):
+    out = tmp_path / "run"
+    settings = ("--set", "method.optimizer_state=carry", "--set", "model.dropout=0.1", "--set", "train.autocast=true")
+    result = mpirun(2, "istmpi", "train", *SMALL, *settings, "--optimizer", "adam", "--lr", "0.01", "--out", out)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_file_for_each_rank(mpirun, tmp_path, data):
+    for rank in range(2):
+        with np.load(data) as whole:
+            parts = {name: whole[name][rank::2] for name in whole.files}
+        np.savez(tmp_path / f"site-{rank}.npz", **parts)
+    out = tmp_path / "run"
+    result = mpirun(2, "istmpi", "train", *SMALL, "--data", tmp_path / "site-{rank}.npz", "--out", out)
+    assert result.returncode == 0, result.stderr
+    assert "placement local" in result.stdout
+    assert json.loads((out / "summary.json").read_text())["last"]["score"]["examples"] == 100
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--hidden", "2"], "hidden1 has 2 units but the run has 3 ranks"),
+        (["--data", "nowhere.h5"], "nowhere.h5 does not exist"),
+        (["--hiddn", "2"], "No such option"),
+        (["--data", "site-{rank}.npz"], "site-0.npz does not exist"),
+    ],
+)
+def test_bad_input_is_told_once_by_one_rank(mpirun, tmp_path, options, message):
+    result = mpirun(3, "istmpi", "train", *options, "--out", tmp_path / "run")
+    assert result.returncode == 2
+    assert [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")] == [
+        line for line in result.stderr.splitlines() if message in line
+    ]
+    assert result.stderr.count(message) == 1, result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "second, message",
+    [
+        (["--hidden", "48"], r"rank 1: the ranks have different settings (model.hidden: [32, 16] or [48]"),
+        (["--hidn"], "rank 1: No such option"),
+    ],
+)
+def test_one_rank_with_another_command_line_is_refused(mpirun, tmp_path, second, message):
+    program = ["istmpi", "train", *SMALL, "--out", tmp_path / "run"]
+    result = mpirun(1, *program, ":", "-n", "1", *program, *second)
+    assert result.returncode == 2
+    assert result.stderr.count(message) == 1, result.stderr
+
+
+def test_a_used_folder_is_left_alone(mpirun, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious").write_text("kept")
+    result = mpirun(2, "istmpi", "train", *SMALL, "--out", tmp_path / "run")
+    assert result.returncode == 2
+    assert "the folder is not empty" in result.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_round_and_rank(mpirun, tmp_path):
+    result = mpirun(2, "istmpi", "train", *SMALL, "--lr", "1e30", "--out", tmp_path / "run")
+    assert result.returncode == 3
+    assert "rank 0: the loss is no longer finite in round 1, local step 2" in result.stderr
+
+
+def test_a_launcher_of_another_mpi_is_refused():
+    environment = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0", "PATH": ""}
+    program = "from istmpi.cli.main import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", program, "train"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 2
+    assert "4 ranks were started but" in result.stderr
+
+
+def test_a_killed_rank_ends_the_job(mpirun, tmp_path):
+    program = (
+        "import os, signal, sys, threading; from istmpi.cli.main import main\n"
+        "sys.argv[1:] = ['train', '--rounds', '100000', '--out', sys.argv[1]]\n"
+        "rank = int(os.environ.get('PMI_RANK') or os.environ.get('OMPI_COMM_WORLD_RANK'))\n"
+        "kill = threading.Timer(6, os.kill, (os.getpid(), signal.SIGKILL))\n"
+        "kill.daemon = True\n"
+        "if rank == 1: kill.start()\n"
+        "main()"
+    )
+    start = time.monotonic()
+    result = mpirun(3, "python", "-c", program, tmp_path / "run", timeout=60)
+    assert result.returncode != 0
+    assert time.monotonic() - start < 30

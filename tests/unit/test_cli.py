@@ -1,0 +1,104 @@
+"""The command line without MPI: help, plans, what it refuses, and what it must not import."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from istmpi.cli.main import istmpi
+from istmpi.cli.settings import OPTIONS, resolve
+from istmpi.config import Run, shipped
+from istmpi.errors import ConfigError
+
+
+def cli(*arguments, **environment):
+    """Run the console script in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", "from istmpi.cli.main import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        env={"PATH": "", "COLUMNS": "200", **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["train", "--help"], ["runs"], ["prepare", "--help"], ["train", "--dry-run", "--ranks", "512"]],
+)
+def test_looking_around_imports_neither_torch_nor_mpi(arguments):
+    program = (
+        "import sys, json; from istmpi.cli.main import istmpi; sys.argv[0] = 'istmpi'\n"
+        f"istmpi({arguments!r}, standalone_mode=False)\n"
+        "print(json.dumps([name for name in ('torch', 'mpi4py', 'matplotlib') if name in sys.modules]))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]) == []
+
+
+def test_help_lists_every_command_with_its_own_words():
+    context = click.Context(istmpi)
+    for name in istmpi.list_commands(context):
+        assert istmpi.get_command(context, name).help
+
+
+def test_options_name_settings_that_exist():
+    known = {f"{section}.{key}" for section, keys in Run().tree().items() if section != "name" for key in keys}
+    assert {setting for setting, _, _ in OPTIONS.values()} <= known | {"method.shares"}
+
+
+def test_a_command_line_overrides_a_run_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[model]\nhidden = [64]\n[optimizer]\nlr = 0.5\n[method]\nlocal_steps = 3")
+    options = {option.lstrip("-").replace("-", "_"): None for option in OPTIONS}
+    options |= {"hidden": "32,16", "threads": "auto", "data": "1.npz"}
+    run = resolve(str(file), ("model.norm=layer", "method.optimizer_state = carry"), options)
+    assert run.model.hidden == (32, 16)
+    assert (run.optimizer.lr, run.method.local_steps, run.train.threads) == (0.5, 3, 0)
+    assert (run.model.norm, run.method.optimizer_state, run.data.source) == ("layer", "carry", "1.npz")
+    assert run.name == "mine"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_runs_can_be_read(name):
+    assert Run.load(name).name == name
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["trian"], "no command trian; did you mean train?"),
+        (["train", "digit"], "did you mean digits?"),
+        (["train", "--hiddn", "3"], "--hidden"),
+        (["train", "--method", "lst", "--dry-run"], "method.name = 'lst' is not known; did you mean ist?"),
+        (["train", "--model", "mpl", "--dry-run"], "model.name = 'mpl' is not known; did you mean mlp?"),
+        (["train", "--hidden", "64,x", "--dry-run"], "--hidden 64,x: must be numbers with commas between them"),
+        (["train", "--hidden", "0", "--dry-run"], "at least one unit wide"),
+        (["train", "--lr", "fast", "--dry-run"], "optimizer.lr = 'fast' must be a number"),
+        (["train", "--set", "model.norm", "--dry-run"], "--set model.norm: must be SECTION.KEY=VALUE"),
+        (["train", "--set", "model.nrom=layer", "--dry-run"], "did you mean model.norm?"),
+        (["train", "--data", "nowhere.h5", "--dry-run"], "nowhere.h5 does not exist"),
+        (["train", "--dry-run", "--ranks", "513"], "hidden1 has 512 units but the run has 513 ranks"),
+        (["train", "--ranks", "4"], "--ranks goes with --dry-run"),
+        (["train", "--dry-run", "--data", "d{rank}.npz", "--set", "data.placement=sharded"], "Leave placement out"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
+    result = cli(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("istmpi: ")
+
+
+def test_a_plan_names_shapes_bytes_flops_and_memory():
+    result = cli("train", "--dry-run", "--ranks", "8")
+    assert result.returncode == 0, result.stderr
+    for fact in ("hidden2 hidden1", "512 x 512", "64 x 64", "FLOPs a local step", "bytes sent a round", "memory"):
+        assert fact in result.stdout
+
+
+def test_values_with_commas_must_be_lists():
+    with pytest.raises(ConfigError, match="--shares 1;2"):
+        resolve("digits", (), {**{option.lstrip("-").replace("-", "_"): None for option in OPTIONS}, "shares": "1;2"})
