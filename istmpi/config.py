@@ -192,9 +192,9 @@ class Run:
     def toml(self) -> str:
         """The run as a TOML file that `Run.load` reads back to the same run."""
         tree = self.tree()
-        lines = [f"name = {json.dumps(tree.pop('name'))}"]
+        lines = [f"name = {_literal(tree.pop('name'))}"]
         for section, settings in tree.items():
-            lines += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
+            lines += ["", f"[{section}]", *(f"{key} = {_literal(value)}" for key, value in settings.items())]
         return "\n".join(lines) + "\n"
 
     def differences(self, other: "Run") -> list[str]:
@@ -212,6 +212,11 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
+def _literal(value: Any) -> str:
+    """A plain value as TOML writes it: as JSON, but without surrogate pairs and with DEL escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat = {}
     for key, value in tree.items():
@@ -226,7 +231,7 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if key not in hints:
-            raise ConfigError(f"{source}: unknown key {name}{did_you_mean(name, [prefix + known for known in hints])}")
+            raise ConfigError(f"{source}: unknown key {name}{did_you_mean(key, hints, prefix)}")
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{source}: {name} = {value!r} must be a section with keys.")

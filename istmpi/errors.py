@@ -55,10 +55,10 @@ class OutputError(IstmpiError):
     exit_code = 74
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean X?"`` for the nearest known word, else the list of known words."""
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """``"; did you mean X?"`` for the nearest known word, else the list of known words; each with the prefix."""
     known = sorted(known)
     near = difflib.get_close_matches(word, known, n=1)
     if near:
-        return f"; did you mean {near[0]}?"
-    return f"; known: {', '.join(known)}"
+        return f"; did you mean {prefix}{near[0]}?"
+    return f"; known: {', '.join(prefix + one for one in known)}"

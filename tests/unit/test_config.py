@@ -1,0 +1,192 @@
+"""Runs: defaults < run file < command line; nothing unknown, nothing out of range, and back again from its own file."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from istmpi.config import Data, Method, Model, Optimizer, Output, Run, Train, shipped
+from istmpi.errors import ConfigError
+
+
+def load(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return Run.load(str(path))
+
+
+# ---- precedence
+
+
+def test_defaults_then_the_file_then_the_command_line(tmp_path):
+    run = load(tmp_path, "[train]\nrounds = 7\nbatch = 9\n")
+    assert (run.train.rounds, run.train.batch, run.train.seed) == (7, 9, Train().seed)
+    over = run.override({"train.rounds": 8, "model.hidden": [3, 4]})
+    assert (over.train.rounds, over.train.batch, over.model.hidden) == (8, 9, (3, 4))
+    assert run.train.rounds == 7, "a run is not changed"
+
+
+def test_a_file_gives_its_name_to_the_run(tmp_path):
+    assert load(tmp_path, "").name == "run"
+    assert load(tmp_path, 'name = "mine"').name == "mine"
+
+
+def test_overriding_with_nothing_changes_nothing():
+    assert Run().override({}) == Run()
+
+
+def test_a_file_goes_before_a_run_that_ships(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").write_text("[train]\nrounds = 3\n")
+    assert Run.load("digits").train.rounds == 3
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_run_loads(name):
+    assert Run.load(name).name == name
+
+
+def test_there_is_a_run_for_a_first_try():
+    assert "digits" in shipped()
+
+
+# ---- there and back
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+RUNS = st.builds(
+    Run,
+    name=TEXT,
+    data=st.builds(Data, source=TEXT, alpha=st.floats(1e-12, 1e12)),
+    model=st.builds(
+        Model,
+        hidden=st.lists(st.integers(1, 10**6), min_size=1, max_size=3).map(tuple),
+        bias=st.booleans(),
+        output_norm=st.sampled_from([None, True, False]),
+    ),
+    method=st.builds(
+        Method,
+        partition=st.none() | st.lists(TEXT, max_size=2).map(tuple),
+        shares=st.none() | st.lists(st.floats(1e-6, 1e6), max_size=3).map(tuple),
+        resample=st.floats(0, 1),
+    ),
+    optimizer=st.builds(Optimizer, lr=st.floats(1e-30, 1e30)),
+    train=st.builds(Train, seed=st.integers(0, 2**60), autocast=st.booleans()),
+    output=st.builds(Output, folder=TEXT),
+)
+
+
+@settings(max_examples=50)
+@given(run=RUNS)
+def test_a_resolved_run_reads_back_to_the_same_run(tmp_path_factory, run):
+    path = tmp_path_factory.getbasetemp() / "resolved.toml"
+    path.write_text(run.toml(), encoding="utf-8", newline="")
+    assert Run.load(str(path)) == run
+    assert Run.load(str(path)).toml() == run.toml()
+
+
+@given(run=RUNS, other=RUNS)
+def test_differences_are_found(run, other):
+    assert run.differences(run) == []
+    assert bool(run.differences(other)) == (run != other)
+
+
+def test_differences_name_the_setting_and_both_values():
+    other = Run().override({"model.hidden": [256], "method.shares": [1, 2]})
+    assert Run().differences(other) == ["method.shares: None or [1.0, 2.0]", "model.hidden: [512] or [256]"]
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize(
+    "key, says",
+    [
+        ("method.local_step", "unknown key method.local_step; did you mean method.local_steps?"),
+        ("modle.hidden", "unknown key modle; did you mean model?"),
+        ("rounds", "unknown key rounds"),
+        ("train.zzz", "unknown key train.zzz; known: train.autocast, train.batch, "),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, key, says):
+    with pytest.raises(ConfigError) as refused:
+        Run().override({key: 1})
+    assert str(refused.value).startswith("command line: " + says)
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path, f"{key} = 1")
+    assert str(refused.value).startswith("run.toml: " + says)
+
+
+@pytest.mark.parametrize(
+    "key, value, says",
+    [
+        ("train.rounds", 0, "must be at least 1"),
+        ("train.rounds", 1.5, "must be a whole number"),
+        ("train.rounds", True, "must be a whole number"),
+        ("train.rounds", "3", "must be a whole number"),
+        ("train.batch", -1, "must be at least 1"),
+        ("train.seed", -1, "must be at least 0"),
+        ("train.autocast", 1, "must be true or false"),
+        ("train.device", "gpu", "is not known"),
+        ("data.source", 3, "must be a text"),
+        ("data.placement", "share", "did you mean shared?"),
+        ("data.alpha", 0, "must lie in (0, inf)"),
+        ("model.hidden", [], "at least one hidden layer"),
+        ("model.hidden", [8, 0], "at least one unit wide"),
+        ("model.hidden", 8, "must be a list"),
+        ("model.hidden", [8.5], "must be a whole number"),
+        ("model.dropout", 1, "must lie in [0, 1)"),
+        ("model.dtype", "float16", "did you mean float"),
+        ("method.local_steps", 0, "must be at least 1"),
+        ("method.resample", 1.1, "must lie in [0, 1]"),
+        ("method.resample", -0.1, "must lie in [0, 1]"),
+        ("method.optimizer_state", "kept", "is not known"),
+        ("optimizer.lr", 0, "must lie in (0, inf)"),
+        ("optimizer.lr", float("nan"), "must lie in (0, inf)"),
+        ("optimizer.lr", float("inf"), "must lie in (0, inf)"),
+        ("optimizer.momentum", 1, "must lie in [0, 1)"),
+        ("optimizer.weight_decay", -1, "must be at least 0"),
+        ("optimizer.weight_decay", float("nan"), "must be at least 0"),
+        ("evaluate.batch", 0, "must be at least 1"),
+        ("evaluate.calibration_examples", 1, "must be at least 2"),
+        ("train", 3, "must be a section"),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused_by_name(key, value, says):
+    with pytest.raises(ConfigError) as refused:
+        Run().override({key: value})
+    assert str(refused.value).startswith(f"command line: {key} = ")
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key, value", [("method.resample", 0), ("method.resample", 1), ("optimizer.momentum", 0)])
+def test_the_ends_of_an_interval_that_belong_to_it(key, value):
+    section, name = key.split(".")
+    assert getattr(getattr(Run().override({key: value}), section), name) == value
+
+
+def test_a_setting_is_no_section():
+    with pytest.raises(ConfigError, match="command line: rounds of train.rounds.more is a setting, not a section"):
+        Run().override({"train.rounds.more": 1})
+
+
+def test_a_damaged_file_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"run.toml: not a readable TOML file \("):
+        load(tmp_path, "[train\n")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not a readable TOML file"):
+        Run.load(str(tmp_path / "binary.toml"))
+
+
+def test_a_run_that_does_not_exist_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"^run digit: neither a file nor a run of istmpi's; did you mean digits\?$"):
+        Run.load("digit")
+
+
+def test_every_section_is_frozen():
+    for section in dataclasses.fields(Run):
+        value = getattr(Run(), section.name)
+        if dataclasses.is_dataclass(value):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(value, dataclasses.fields(value)[0].name, None)

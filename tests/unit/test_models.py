@@ -1,0 +1,159 @@
+"""Networks: exactly the shapes that their patterns say, at any lengths."""
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from istmpi.axes import narrowed
+from istmpi.config import Model
+from istmpi.errors import ConfigError
+from istmpi.models import MODELS, architecture
+from istmpi.models.losses import Classification, Regression
+from istmpi.models.mlp import ACTIVATIONS, MLP
+from istmpi.models.norms import BatchNorm
+from istmpi.partition import Partition
+
+WIDTHS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+SETTINGS = st.builds(
+    Model,
+    hidden=WIDTHS.map(tuple),
+    norm=st.sampled_from(["batch", "layer", "none"]),
+    activation=st.sampled_from(sorted(ACTIVATIONS)),
+    dropout=st.sampled_from([0.0, 0.5]),
+    bias=st.booleans(),
+    output_norm=st.sampled_from([None, True, False]),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+TASKS = st.sampled_from(["classification", "regression"])
+
+
+@hypothesis.settings(max_examples=50)
+@given(settings=SETTINGS, features=st.integers(1, 9), labels=st.integers(1, 5), task=TASKS, data=st.data())
+def test_built_at_any_lengths_every_parameter_has_the_shape_of_its_pattern(settings, features, labels, task, data):
+    network = architecture(features, labels, task, settings)
+    lengths = {name: data.draw(st.integers(1, 12)) for name in network.lengths}
+    for chosen in (network.lengths, lengths):
+        with torch.device("meta"):
+            built = network.build(chosen)
+        tensors = built.state_dict()
+        assert tensors.keys() == network.parameters.keys()
+        for name, parameter in network.parameters.items():
+            assert tuple(tensors[name].shape) == parameter.pattern.shape(chosen), name
+            assert tensors[name].dtype == getattr(torch, parameter.dtype)
+        x = torch.zeros(3, chosen["features"], dtype=getattr(torch, settings.dtype), device="meta")
+        assert built(x).shape == (3, chosen["labels"])
+
+
+@hypothesis.settings(max_examples=30)
+@given(settings=SETTINGS, ranks=st.integers(1, 3))
+def test_a_subnet_fits_what_its_rank_was_dealt(settings, ranks):
+    network = architecture(4, 3, "classification", settings)
+    groups = [name for name in network.groups if network.lengths[name] >= ranks]
+    deal = Partition.draw(network.lengths, groups, ranks, 0, 0)
+    for rank in range(ranks):
+        with torch.device("meta"):
+            subnet = network.build(narrowed(network.lengths, network.parameters, deal.held(rank)))
+        for name, tensor in subnet.state_dict().items():
+            axes = network.parameters[name].pattern.axes
+            assert tuple(tensor.shape) == tuple(len(deal.positions(axis, at, rank)) for at, axis in enumerate(axes))
+
+
+def test_the_papers_network_is_the_default():
+    """Linear without bias, batch normalisation, ReLU; and a normalisation without scale and shift on the logits."""
+    network = architecture(6, 3, "classification", Model(hidden=(5, 4)))
+    assert list(network.parameters) == [
+        "hidden1.linear.weight",
+        "hidden1.norm.weight",
+        "hidden1.norm.bias",
+        "hidden2.linear.weight",
+        "hidden2.norm.weight",
+        "hidden2.norm.bias",
+        "labels.linear.weight",
+    ]
+    assert str(network.parameters["hidden2.linear.weight"].pattern) == "hidden2 hidden1"
+    assert network.groups == ("hidden1", "hidden2")
+    layers = [type(layer).__name__ for stage in network.build(network.lengths) for layer in stage]
+    assert layers == ["Linear", "BatchNorm", "ReLU"] * 2 + ["Linear", "BatchNorm"]
+    assert [name for name, one in network.parameters.items() if one.of_input] == ["hidden1.linear.weight"]
+    assert [name for name, one in network.parameters.items() if one.multiplies] == [
+        "hidden1.linear.weight",
+        "hidden2.linear.weight",
+        "labels.linear.weight",
+    ]
+
+
+@pytest.mark.parametrize(
+    "norm, task, wanted, normalised",
+    [
+        ("batch", "classification", None, True),
+        ("batch", "regression", None, False),
+        ("layer", "classification", None, False),
+        ("none", "classification", True, True),
+        ("batch", "classification", False, False),
+    ],
+)
+def test_the_logits_are_normalised_where_it_makes_sense(norm, task, wanted, normalised):
+    network = architecture(4, 3, task, Model(hidden=(4,), norm=norm, output_norm=wanted))
+    last = network.build(network.lengths)[-1]
+    assert [type(layer).__name__ for layer in last[1:]] == ["BatchNorm"] * normalised
+
+
+@pytest.mark.parametrize("setting", ["name", "norm", "activation"])
+def test_an_unknown_name_is_refused_with_the_nearest(setting):
+    near = {"name": ("mlpp", "mlp"), "norm": ("layr", "layer"), "activation": ("rellu", "relu")}[setting]
+    with pytest.raises(ConfigError, match=rf"^model.{setting} = '{near[0]}' is not known; did you mean {near[1]}\?"):
+        architecture(4, 3, "classification", Model(**{setting: near[0]}))
+
+
+def test_only_dropout_is_stochastic():
+    assert MLP(4, [4], 2, dropout=0.1).stochastic
+    assert not MLP(4, [4], 2).stochastic
+
+
+def test_every_model_says_what_the_engine_needs():
+    for name in MODELS:
+        network = architecture(8, 3, "classification", Model(name=name))
+        assert set(network.groups) <= set(network.lengths)
+        for key, parameter in network.parameters.items():
+            assert key.split(".")[0] in network.stages
+            assert parameter.pattern.names <= set(network.lengths)
+
+
+# ---- normalisation
+
+
+def test_batch_norm_is_torchs_without_running_statistics():
+    x = torch.randn(16, 5, dtype=torch.float64)
+    mine, its = BatchNorm(5, affine=True, dtype=torch.float64), torch.nn.BatchNorm1d(5, dtype=torch.float64)
+    torch.testing.assert_close(mine(x), its(x), rtol=0, atol=1e-14)
+
+
+def test_with_moments_no_example_depends_on_its_batch_mates():
+    norm = BatchNorm(4, affine=False)
+    x = torch.randn(8, 4)
+    norm.moments = torch.arange(4.0), torch.arange(1.0, 5.0)
+    expected = (x - torch.arange(4.0)) / torch.sqrt(torch.arange(1.0, 5.0) + 1e-5)
+    torch.testing.assert_close(norm(x), expected)
+    assert torch.equal(norm(x[:1]), norm(x)[:1])
+
+
+# ---- losses
+
+
+def test_the_sum_of_losses_over_examples_is_n_times_their_mean():
+    random = torch.Generator().manual_seed(0)
+    outputs = torch.randn(6, 3, generator=random, dtype=torch.float64)
+    labels, targets = torch.tensor([0, 2, 1, 1, 0, 2]), torch.randn(6, 3, generator=random)
+    for task, y in ((Classification, labels), (Regression, targets)):
+        torch.testing.assert_close(task.loss(outputs, y, "sum"), 6 * task.loss(outputs, y))
+
+
+def test_scores():
+    outputs = torch.tensor([[0.0, 1.0], [2.0, 1.0], [0.0, 3.0]])
+    assert Classification.points(outputs, torch.tensor([1, 1, 1])) == 2
+    targets = torch.tensor([[0.0, 0.0], [2.0, 1.0], [0.0, 0.0]])
+    assert Regression.points(outputs, targets) == pytest.approx(0.5 + 0 + 1.5)
+    assert Regression.loss(outputs, targets) == functional.mse_loss(outputs, targets)

@@ -1,0 +1,65 @@
+"""Optimizers: their state, taken out and put back, changes nothing."""
+
+import pytest
+import torch
+
+from istmpi.config import Optimizer
+from istmpi.errors import ConfigError
+from istmpi.optimizers import OPTIMIZERS, recipe
+
+SETTINGS = [
+    Optimizer("sgd", 0.1),
+    Optimizer("sgd", 0.1, weight_decay=0.01),
+    Optimizer("sgd", 0.1, momentum=0.9, weight_decay=0.01),
+    Optimizer("adam", 0.1, weight_decay=0.01),
+]
+
+
+def gradient(step):
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+
+
+def walk(parameter, optimizer, steps):
+    for step in steps:
+        parameter.grad = gradient(step)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_carried_state_goes_on_as_if_nothing_had_happened(settings):
+    its = recipe(settings)
+    whole = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
+    walk(whole, its.make([whole]), range(6))
+
+    parameter = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
+    slots = {slot: torch.zeros(4, 3, dtype=torch.float64) for slot in its.slots}
+    for steps in (range(0, 2), range(2, 3), range(3, 6)):
+        parameter = torch.nn.Parameter(parameter.detach().clone())
+        slots = {slot: values.clone() for slot, values in slots.items()}
+        optimizer = its.make([parameter])
+        optimizer.state[parameter] = its.state(slots, steps.start)
+        walk(parameter, optimizer, steps)
+    assert torch.equal(parameter, whole)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_slots_are_all_the_state_there_is(settings):
+    its = recipe(settings)
+    parameter = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
+    optimizer = its.make([parameter])
+    walk(parameter, optimizer, range(2))
+    state = {name for name, value in optimizer.state[parameter].items() if value is not None}
+    assert state == {*its.slots, *(["step"] if its.counts_steps else [])}
+
+
+def test_the_settings_arrive():
+    for settings in SETTINGS:
+        (group,) = recipe(settings).make([torch.nn.Parameter(torch.zeros(1))]).param_groups
+        assert (group["lr"], group["weight_decay"]) == (settings.lr, settings.weight_decay)
+        assert group.get("momentum", 0) == settings.momentum
+
+
+def test_an_unknown_optimizer_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"optimizer.name = 'adamm' is not known; did you mean adam\?"):
+        recipe(Optimizer("adamm"))
+    assert list(OPTIMIZERS) == ["sgd", "adam"]

@@ -1,0 +1,102 @@
+"""What a run leaves behind: a clock that loses no time, and a folder that overwrites nothing."""
+
+import json
+
+import pytest
+
+from istmpi import record
+from istmpi.errors import ConfigError, DataError, OutputError
+from istmpi.record import Clock, RunFolder
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """``now[0]`` is the time in seconds."""
+    time = [100.0]
+    monkeypatch.setattr(record.time, "perf_counter", lambda: time[0])
+    return time
+
+
+def test_a_phase_inside_another_is_taken_out_of_it(now):
+    clock = Clock()
+    now[0] += 50  # outside of any phase
+    with clock("compute"):
+        now[0] += 1
+        with clock("push"):
+            now[0] += 2
+            with clock("wait"):
+                now[0] += 4
+        now[0] += 8
+    now[0] += 50
+    with clock("push"):
+        now[0] += 16
+    assert clock.seconds == {"compute": 9, "push": 18, "wait": 4}
+
+
+def test_a_phase_that_fails_is_counted_and_ended(now):
+    clock = Clock()
+
+    def fails():
+        with clock("pull"):
+            now[0] += 3
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        fails()
+    now[0] += 5
+    with clock("pull"):
+        now[0] += 1
+    assert clock.seconds == {"pull": 4}
+
+
+def test_a_folder_of_ones_own_is_the_first_that_is_free(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = [str(RunFolder.create("", "digits").path) for _ in range(3)]
+    assert paths == ["runs/digits", "runs/digits-2", "runs/digits-3"]
+
+
+def test_a_wanted_folder_is_made_with_its_parents(tmp_path):
+    folder = RunFolder.create(str(tmp_path / "a" / "b"), "digits")
+    assert folder.path.is_dir() and folder.path.name == "b"
+    (tmp_path / "empty").mkdir()
+    RunFolder.create(str(tmp_path / "empty"), "digits")
+
+
+def test_nothing_is_ever_overwritten(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=rf"--out {tmp_path}: the folder is not empty"):
+        RunFolder.create(str(tmp_path), "digits")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for wanted in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(ConfigError, match=f"--out {wanted}: cannot be written .* Name another folder"):
+            RunFolder.create(str(wanted), "digits")
+
+
+def test_metrics_read_back_as_they_were_written(tmp_path):
+    folder = RunFolder.create(str(tmp_path / "run"), "digits")
+    assert folder.metrics() == []
+    lines = [{"round": 1, "loss": 0.1 + 0.2}, {"round": 2, "loss": 1e-300, "score": {"loss": 1.0}}]
+    for line in lines:
+        folder.append(line)
+    assert RunFolder(folder.path).metrics() == lines
+    assert len((folder.path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_damaged_or_missing_metrics_are_refused_by_name(tmp_path):
+    folder = RunFolder(tmp_path)
+    with pytest.raises(DataError, match=r"metrics.jsonl: not the metrics of a run"):
+        folder.metrics()
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"rou')
+    with pytest.raises(DataError, match=r"metrics.jsonl: not the metrics of a run"):
+        folder.metrics()
+
+
+def test_a_full_or_vanished_disk_is_an_output_error(tmp_path):
+    folder = RunFolder(tmp_path / "gone")
+    for write in (lambda: folder.append({"round": 1}), lambda: folder.write("summary.json", json.dumps({}))):
+        with pytest.raises(OutputError, match="cannot be written"):
+            write()

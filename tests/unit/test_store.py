@@ -1,0 +1,127 @@
+"""The store: the same initial network at any number of ranks, and only the owned rows of it."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from istmpi import rng, store
+from istmpi.axes import Parameter, Pattern
+from istmpi.models.mlp import MLP
+from istmpi.store import ParameterStore, with_slots
+
+NETWORK = MLP(7, [13, 5], 3, bias=True)
+
+
+def stores(ranks, seed=3, network=NETWORK, dtype=None):
+    made = [ParameterStore(network.parameters, network.lengths, ranks, rank) for rank in range(ranks)]
+    for one in made:
+        one.initialise(seed)
+    return made
+
+
+def whole(made):
+    return {name: torch.cat([one.tensors[name] for one in made]) for name in made[0].tensors}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 16])
+def test_the_initial_network_is_the_same_at_any_number_of_ranks(ranks, dtype):
+    """The published code gives every shard the same initial values."""
+    network = MLP(7, [13, 5], 3, bias=True, dtype=dtype)
+    one, many = stores(1, network=network), stores(ranks, network=network)
+    expected = one[0].tensors
+    for name, tensor in whole(many).items():
+        assert torch.equal(tensor, expected[name]), name
+    assert sum(part.digest() for part in many) % 2**64 == one[0].digest()
+
+
+def test_chunks_do_not_show(monkeypatch):
+    expected = stores(2)
+    monkeypatch.setattr(store, "_CHUNK", 5)
+    for mine, its in zip(stores(2), expected):
+        assert mine.digest() == its.digest()
+        assert all(torch.equal(tensor, its.tensors[name]) for name, tensor in mine.tensors.items())
+
+
+def test_the_initial_values_are_those_of_their_positions():
+    """Derived by hand: element (4, 2) of a matrix with 7 columns is number 30 of its parameter's own stream."""
+    (one,) = stores(1)
+    number = rng.uniform(rng.key(3, "initial", "hidden1.linear.weight"), 30, 1)[0]
+    assert one.tensors["hidden1.linear.weight"][4, 2].item() == np.float32((2 * number - 1) / np.sqrt(7))
+    assert one.tensors["hidden1.linear.weight"][0, :2].tolist() == pytest.approx([0.085514, 0.0914764], abs=1e-7)
+
+
+def test_initial_values_fill_their_interval():
+    (one,) = stores(1, network=MLP(16, [4096], 3, bias=True))
+    for name in ("hidden1.linear.weight", "hidden1.linear.bias"):
+        values = one.tensors[name]
+        assert values.abs().max() <= 0.25
+        assert values.min() < -0.249 and values.max() > 0.249
+        assert abs(values.mean()) < 0.01
+    assert set(one.tensors["hidden1.norm.weight"].tolist()) == {1.0}
+    assert set(one.tensors["hidden1.norm.bias"].tolist()) == {0.0}
+
+
+def test_parameters_and_seeds_differ():
+    square = MLP(8, [8, 8], 3)
+    (one,), (other,) = stores(1, network=square), stores(1, seed=4, network=square)
+    assert not torch.equal(one.tensors["hidden1.linear.weight"], one.tensors["hidden2.linear.weight"])
+    assert not torch.equal(one.tensors["hidden1.linear.weight"], other.tensors["hidden1.linear.weight"])
+
+
+@given(
+    name=st.sampled_from(sorted(NETWORK.parameters)),
+    position=st.integers(0, 90),
+    bit=st.integers(0, 31),
+    data=st.data(),
+)
+def test_the_digest_notices_any_bit(name, position, bit, data):
+    (one,) = stores(1)
+    before = one.digest()
+    flat = one.tensors[name].view(-1)
+    bits = flat.view(torch.int32).numpy()
+    bits[position % len(bits)] ^= np.array(1 << bit, dtype=np.uint32).astype(np.int32)
+    assert one.digest() != before
+
+
+def test_the_digest_notices_an_exchange():
+    (one,) = stores(1)
+    before = one.digest()
+    rows = one.tensors["hidden1.linear.weight"]
+    rows[[0, 1]] = rows[[1, 0]]
+    assert one.digest() != before
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 16])
+def test_keep_takes_the_owned_rows(ranks):
+    made = stores(ranks)
+    full = {
+        name: torch.randn(parameter.pattern.shape(NETWORK.lengths)) for name, parameter in NETWORK.parameters.items()
+    }
+    for one in made:
+        one.keep(full)
+    for name, tensor in whole(made).items():
+        assert torch.equal(tensor, full[name])
+
+
+def test_memory_is_the_owned_rows():
+    """16 ranks, 13 and 5 rows: some own nothing of a parameter, nobody more than a row too many."""
+    made = stores(16)
+    for name, parameter in NETWORK.parameters.items():
+        rows = [len(one.tensors[name]) for one in made]
+        assert sum(rows) == parameter.pattern.shape(NETWORK.lengths)[0]
+        assert max(rows) - min(rows) <= 1
+
+
+def test_slots_have_the_axes_of_their_parameter_and_start_at_zero():
+    parameters = {"w": Parameter(Pattern.parse("a b"), "float64", bound=0.5, centre=1.0, multiplies=1)}
+    extended = with_slots(parameters, ("exp_avg", "exp_avg_sq"))
+    assert list(extended) == ["w", "w/exp_avg", "w/exp_avg_sq"]
+    one = ParameterStore(extended, {"a": 4, "b": 3}, ranks=1, rank=0)
+    one.initialise(0)
+    assert one.tensors["w/exp_avg"].shape == (4, 3)
+    assert one.tensors["w/exp_avg"].dtype == torch.float64
+    assert not one.tensors["w/exp_avg_sq"].any()
+    assert with_slots(parameters, ()) == parameters
