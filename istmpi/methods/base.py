@@ -95,7 +95,8 @@ class Method(ABC):
         """J optimizer steps on this rank's own batches; returns the mean loss of all ranks, or raises DivergedError."""
         run, rank = self.job.run, self.job.communicator.rank
         steps = run.method.local_steps
-        losses = torch.empty(steps, dtype=torch.float32)
+        dtype = next(network.parameters()).dtype
+        losses = []
         with self.job.clock("compute"):
             for local_step in range(steps):
                 step = round * steps + local_step
@@ -103,17 +104,21 @@ class Method(ABC):
                     torch.manual_seed(rng.key(run.train.seed, "dropout", rank, step) >> 1)
                 x, y = (torch.from_numpy(part).to(self.job.device) for part in self.job.batches.at(step))
                 optimizer.zero_grad(set_to_none=True)
-                loss = self._forward(network, x, y)
+                loss = self._forward(network, x.to(dtype), y)
                 loss.backward()
                 before_update()
                 optimizer.step()
-                losses[local_step] = loss.detach()
+                losses.append(loss.detach())
+            losses = torch.stack(losses).float().cpu()
         return self._agree_on_loss(network, losses, round)
 
     def _forward(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(self.job.device.type, torch.bfloat16, enabled=self.job.run.train.autocast):
-            outputs = network(x.to(next(network.parameters()).dtype))
-        return self._loss(outputs if outputs.dtype == torch.float64 else outputs.float(), y)
+        if self.job.run.train.autocast:
+            with torch.autocast(self.job.device.type, torch.bfloat16):
+                outputs = network(x).float()
+        else:
+            outputs = network(x)
+        return self._loss(outputs, y)
 
     def _agree_on_loss(self, network: nn.Module, losses: torch.Tensor, round: int) -> float:
         bad = (~torch.isfinite(losses)).nonzero()
