@@ -1,0 +1,130 @@
+"""Whatever ends one rank ends the whole job: soon, with that rank's message and an exit code that is not zero."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 10
+"""Seconds that a job may outlive the failure of a rank."""
+
+
+@pytest.fixture
+def job(mpirun, tmp_path):
+    """``job(ranks, body)``: the body of a program that has ``comm`` runs on every rank, as the console script would."""
+
+    def run(ranks, body):
+        script = tmp_path / "program.py"
+        script.write_text(
+            "import os, signal, sys, time\n"
+            f"sys.path.insert(0, {str(ROOT)!r})\n"
+            "from istmpi.cli.main import main\n"
+            "from istmpi.comm import world\n"
+            "from istmpi.errors import ConfigError, DivergedError, IstmpiError\n\n"
+            "def program():\n"
+            "    comm = world()\n"
+            f"    failing = comm.rank == {ranks - 1}\n"
+            "    comm.barrier()\n"
+            f"    if comm.rank == 0: open({str(tmp_path / 'started')!r}, 'w').close()\n"
+            f"{indent(dedent(body), '    ')}\n"
+            "    comm.barrier()\n"
+            "    return 0\n\n"
+            "main(program)\n"
+        )
+        result = mpirun(ranks, "python", script)
+        result.seconds = time.time() - (tmp_path / "started").stat().st_mtime
+        return result
+
+    return run
+
+
+WAYS = {
+    "raises": ("if failing: raise RuntimeError('the last rank is out')", "RuntimeError: the last rank is out"),
+    "an error of ours outside of an agreement": ("if failing: raise IstmpiError('not agreed on')", "not agreed on"),
+    "sys.exit with a number": ("if failing: sys.exit(5)", ""),
+    "sys.exit with a text": ("if failing: sys.exit('leaving early')", "leaving early"),
+    "is killed": ("if failing: os.kill(os.getpid(), signal.SIGKILL)", ""),
+    "an assertion": ("assert not failing, 'our own bug'", "our own bug"),
+    "runs out of memory": ("if failing: raise MemoryError('no room')", "no room"),
+    "aborts in C": ("if failing: os.abort()", ""),
+    "an interrupt": ("if failing: raise KeyboardInterrupt", ""),
+}
+
+
+@pytest.mark.parametrize("way, ranks", [*((way, 3) for way in WAYS), ("raises", 4), ("is killed", 4)])
+def test_the_end_of_one_rank_is_the_end_of_all(job, way, ranks):
+    body, message = WAYS[way]
+    result = job(ranks, body)
+    assert result.returncode != 0
+    assert message in result.stderr, result.stderr
+    assert result.seconds < LIMIT
+    if message:
+        ours = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+        assert len(ours) == 1 and ours[0].startswith(f"istmpi: rank {ranks - 1}"), result.stderr
+
+
+def test_the_others_may_be_busy_instead_of_waiting(job):
+    result = job(3, "if failing: raise RuntimeError('out')\ntime.sleep(60)")
+    assert result.returncode != 0
+    assert "rank 2 failed" in result.stderr
+    assert result.seconds < LIMIT
+
+
+def test_the_exit_code_arrives(job):
+    assert job(3, "if failing: sys.exit(5)").returncode == 5
+
+
+@pytest.mark.parametrize(
+    "error, code, message",
+    [
+        ("ConfigError('hidden1 is too narrow')", 2, "istmpi: rank 2: hidden1 is too narrow"),
+        ("DivergedError('no longer finite')", 3, "istmpi: rank 2: no longer finite"),
+    ],
+)
+def test_an_error_that_was_agreed_on_is_told_once_and_ends_all_ranks_in_order(job, error, code, message):
+    result = job(3, f"with comm.agreed():\n    if failing: raise {error}")
+    assert result.returncode == code
+    assert [line for line in result.stderr.splitlines() if line.startswith("istmpi")] == [message], result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.seconds < LIMIT
+
+
+def test_a_program_that_ends_well_ends_with_zero(job):
+    result = job(3, "")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
+        {"SLURM_PROCID": "2", "SLURM_NTASKS": "4"},
+    ],
+    ids=["Open MPI", "SLURM"],
+)
+def test_a_launcher_that_does_not_belong_to_the_library_is_refused(launcher):
+    """N worlds of one rank each would all train the same network and write to the same folder."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from istmpi.comm import world\n"
+        "from istmpi.errors import LaunchError\n"
+        "try:\n"
+        "    world()\n"
+        "except LaunchError as error:\n"
+        "    print(error)\n"
+    )
+    own = ("PMI", "OMPI_", "PMIX_", "SLURM_")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(own)}
+    command = [sys.executable, "-c", program]
+    told = subprocess.run(command, env=environment | launcher, capture_output=True, text=True, timeout=60)
+    if "Open MPI" in told.stdout and "OMPI_COMM_WORLD_SIZE" in launcher:
+        pytest.skip("its own launcher's variables")
+    assert "4 ranks were started but" in told.stdout, told.stderr
+    assert "sees only one" in told.stdout and "mpirun" in told.stdout
+    alone = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (alone.returncode, alone.stdout) == (0, "")
