@@ -109,11 +109,11 @@ class Communicator:
         self._mpi.Barrier()
 
     @contextmanager
-    def agreed(self, name_rank: bool = False) -> Iterator[None]:
+    def agreed(self) -> Iterator[None]:
         """Local work that every rank must get through: if one fails, all raise the lowest failing rank's error.
 
-        The message names that rank if other ranks got through, or always with ``name_rank``. Only errors meant for the
-        user are agreed on; any other ends the job at once.
+        The message names that rank if other ranks got through. Only errors meant for the user are agreed on; any other
+        ends the job at once.
         """
         error: IstmpiError | None = None
         try:
@@ -124,7 +124,7 @@ class Communicator:
         failed = [rank for rank, error in enumerate(by_rank) if error is not None]
         if failed:
             first = by_rank[failed[0]]
-            if name_rank or len(failed) < self.size:
+            if len(failed) < self.size:
                 first.args = (f"rank {failed[0]}: {first}",)
             first.everywhere = True
             raise first

@@ -47,8 +47,11 @@ class ShardedNetwork:
     ):
         self._architecture, self._store, self._communicator = architecture, store, communicator
         self._local_examples = local_examples
-        self._products = []
+        self._products: list[nn.Module | None] = []
         for name in architecture.stages:
+            if not self._rows(name)[store.rank]:
+                self._products.append(None)  # more ranks than units
+                continue
             product = self._product(name, store.rank)
             _adopt(product, {key: store.tensors[f"{name}.{key}"] for key in product.state_dict()})
             self._products.append(product)

@@ -125,13 +125,16 @@ class Method(ABC):
         step = int(bad[0]) + 1 if len(bad) else None
         if step is None and not all(torch.isfinite(parameter.detach().sum()) for parameter in network.parameters()):
             step = len(losses)
-        communicator = self.job.communicator
         with self.job.clock("wait"):
-            with communicator.agreed(name_rank=True):
-                if step is not None:
-                    raise DivergedError(
-                        f"the loss is no longer finite in round {round + 1}, local step {step}; the weights from "
-                        f"before that round are kept. Lower optimizer.lr ({self.job.run.optimizer.lr})."
-                    )
-            losses = communicator.gather(float(losses.mean()))
-        return sum(losses) / len(losses)
+            reports = self.job.communicator.gather((float(losses.mean()), step))
+        # The earliest step tells where it began: averaged gradients have spread it to all ranks by the next.
+        bad_steps = [(step, rank) for rank, (_, step) in enumerate(reports) if step is not None]
+        if bad_steps:
+            step, rank = min(bad_steps)
+            error = DivergedError(
+                f"rank {rank}: the loss is no longer finite in round {round + 1}, local step {step}; the weights from "
+                f"before that round are kept. Lower optimizer.lr ({self.job.run.optimizer.lr})."
+            )
+            error.everywhere = True
+            raise error
+        return sum(loss for loss, _ in reports) / len(reports)
