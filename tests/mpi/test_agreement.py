@@ -1,0 +1,112 @@
+"""What one rank gets wrong, all ranks are told; what cannot work is refused before anything is trained."""
+
+import numpy as np
+import pytest
+from small import small_run
+
+from istmpi.errors import ConfigError, DataError
+from istmpi.train import Training
+
+
+def test_nothing_wrong_is_nothing_said(comm):
+    with comm.agreed():
+        done = True
+    assert done
+
+
+@pytest.mark.parametrize("failing", [[0], [-1], [0, -1]])
+def test_the_error_of_one_rank_is_raised_on_all(comm, failing):
+    ranks = {rank % comm.size for rank in failing}
+
+    def work():
+        with comm.agreed():
+            if comm.rank in ranks:
+                raise DataError(f"the file of {comm.rank} is damaged")
+
+    with pytest.raises(DataError) as told:
+        work()
+    first = min(ranks)
+    prefix = f"rank {first}: " if len(ranks) < comm.size else ""
+    assert str(told.value) == f"{prefix}the file of {first} is damaged"
+    assert told.value.everywhere
+    assert told.value.exit_code == 2
+
+
+def test_the_ranks_go_on_after_an_agreement(comm):
+    for _ in range(2):
+        with pytest.raises(ConfigError), comm.agreed():
+            raise ConfigError("all alike")
+    assert comm.gather(comm.rank) == list(range(comm.size))
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize(
+    "key, first, second, says",
+    [
+        ("model.hidden", [13, 11], [13, 12], r"model.hidden: \[13, 11\] or \[13, 12\]"),
+        ("train.seed", 1, 2, "train.seed: 1 or 2"),
+        ("optimizer.lr", 0.1, 0.2, r"optimizer.lr: 0.1 or 0.2"),
+        ("method.name", "ist", "local-sgd", "method.name: ist or local-sgd"),
+        ("method.shares", None, [1, 1, 1, 1, 1], "method.shares: None or "),
+    ],
+)
+def test_different_settings_are_refused_with_setting_and_values(comm, key, first, second, says):
+    last = comm.size - 1
+    value = second if comm.rank == last else first
+    if key == "method.shares" and value:
+        value = value[: comm.size]
+    with pytest.raises(ConfigError, match=f"rank {last}: the ranks have different settings .*{says}"):
+        Training(small_run().override({key: value}), comm)
+
+
+@pytest.mark.ranks(min=2)
+def test_files_that_give_different_networks_are_refused(comm, shared_tmp):
+    features = 5 + (comm.rank == 1)
+    write(shared_tmp / f"data-{comm.rank}.npz", features=features)
+    comm.barrier()
+    with pytest.raises(DataError, match=r"rank 1: .*data-1.npz: .*\(6,\).*\(5,\)"):
+        Training(small_run(data__source=str(shared_tmp / "data-{rank}.npz")), comm)
+    comm.barrier()
+
+
+@pytest.mark.ranks(min=2)
+def test_a_file_that_one_rank_misses_is_named_on_all(comm, shared_tmp):
+    if comm.rank != 1:
+        write(shared_tmp / f"data-{comm.rank}.npz")
+    comm.barrier()
+    with pytest.raises(DataError, match="rank 1: data .*data-1.npz does not exist"):
+        Training(small_run(data__source=str(shared_tmp / "data-{rank}.npz")), comm)
+    comm.barrier()
+
+
+def test_more_ranks_than_units_are_refused_by_name(comm):
+    def set_up(width):
+        return Training(small_run(model__hidden=[13, width]), comm)
+
+    set_up(comm.size)
+    if comm.size > 1:
+        with pytest.raises(ConfigError, match=f"^hidden2 has {comm.size - 1} units but the run has {comm.size} ranks"):
+            set_up(comm.size - 1)
+
+
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        ({"method__partition": ["hiden1"]}, "hiden1"),
+        ({"method__shares": [1.0] * 9}, "shares has 9 numbers but the run has"),
+        ({"method__name": "istt"}, r"method.name = 'istt' is not known; did you mean ist\?"),
+        ({"model__name": "mpl"}, r"did you mean mlp\?"),
+        ({"optimizer__name": "sdg"}, r"did you mean sgd\?"),
+        ({"data__placement": "local"}, r"put \{rank\} into data.source"),
+        ({"train__batch": 1}, "batch statistics need at least 2 examples"),
+    ],
+)
+def test_what_cannot_work_is_refused_on_every_rank(comm, settings, says):
+    with pytest.raises(ConfigError, match=says):
+        Training(small_run(**settings), comm)
+
+
+def write(path, features=5, rows=40):
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(rows, features)).astype(np.float32), random.integers(0, 3, rows)
+    np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)

@@ -1,0 +1,182 @@
+"""Laws of a whole run that do not depend on the method's arithmetic."""
+
+import numpy as np
+import pytest
+import torch
+from small import assert_same_bits, small_run, trained, whole
+
+from istmpi.errors import DivergedError, IstmpiError
+from istmpi.partition import Partition
+from istmpi.store import ParameterStore
+from istmpi.train import Training
+from istmpi.transfer import Transfer
+
+METHODS = pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+
+
+@METHODS
+def test_the_initial_network_is_that_of_one_rank(comm, method):
+    training = Training(small_run(method__name=method, model__bias=True), comm)
+    one = ParameterStore(training.architecture.parameters, training.architecture.lengths, ranks=1, rank=0)
+    one.initialise(training.run.train.seed)
+    assert_same_bits(whole(training), {name: tensor.numpy() for name, tensor in one.tensors.items()})
+    assert sum(comm.gather(training.store.digest())) % 2**64 == one.digest()
+
+
+def test_the_deal_is_the_same_on_every_rank_and_another_in_every_round(comm):
+    training = Training(small_run(), comm)
+    deals = [training.method.deal(round) for round in range(4)]
+    by_rank = comm.gather([deal.digest for deal in deals])
+    assert all(digests == by_rank[0] for digests in by_rank)
+    if comm.size > 1:
+        assert len(set(by_rank[0])) == 4
+
+
+@pytest.mark.ranks(min=2)
+def test_a_deal_that_differs_is_noticed_before_weights_are_scrambled(comm, monkeypatch):
+    training = Training(small_run(), comm)
+    before = whole(training)
+    draw = Partition.draw
+
+    def other(lengths, groups, ranks, seed, round, *rest):
+        return draw(lengths, groups, ranks, seed + (comm.rank == comm.size - 1), round, *rest)
+
+    monkeypatch.setattr(Partition, "draw", staticmethod(other))
+    with pytest.raises(IstmpiError, match=f"^rank {comm.size - 1}: the deal of round 1 differs"):
+        next(training.rounds())
+    assert_same_bits(whole(training), before)
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("placement", ["shared", "sharded", "by-label"])
+def test_every_rank_has_batches_of_its_own(comm, placement):
+    training = Training(small_run(data__placement=placement), comm)
+    steps = [training.batches.indices(step).tolist() for step in range(6)]
+    everyones = comm.gather(steps)
+    for step in range(6):
+        assert len({tuple(sorted(mine[step])) for mine in everyones}) == comm.size
+    if placement != "shared":
+        rows = [{row for step in mine for row in step} for mine in everyones]
+        assert sum(map(len, rows)) == len(set.union(*rows)), "shards are disjoint"
+
+
+@METHODS
+def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
+    """35 examples a rank, batches of 8, 3 local steps: neither divides the other, and none is thrown away."""
+    settings = {"data__placement": "sharded", "method__local_steps": 3, "train__rounds": 5}
+    training = Training(small_run(method__name=method, **settings), comm)
+    taken = []
+    at = training.batches.at
+    training.batches.at = lambda step: (taken.append(step), at(step))[1]
+    progress = list(training.rounds())
+    assert taken == list(range(15))
+    assert [(one.round, one.local_steps, one.examples) for one in progress] == [
+        (done, 3 * done, 3 * done * 8 * comm.size) for done in range(1, 6)
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"model__hidden": [9], "model__norm": "layer", "model__bias": True},
+        {"method__partition": ["hidden2"], "model__dtype": "float32"},
+        {"method__partition": []},
+        {"method__shares": [3.0, 1.0, 2.0, 1.0, 1.0], "method__resample": 0.3},
+        {"optimizer__name": "adam", "method__optimizer_state": "carry"},
+        {"method__name": "local-sgd"},
+        {"method__name": "data-parallel", "optimizer__momentum": 0.9},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("staging_bytes", [2**28, 3000])
+def test_planned_bytes_are_counted_bytes(comm, settings, staging_bytes, monkeypatch):
+    monkeypatch.setattr(Transfer.__init__, "__defaults__", (staging_bytes,))
+    planned = []
+    run = Transfer.run
+
+    def spy(self, source, target, communicator):
+        planned.append(self.bytes_sent)
+        run(self, source, target, communicator)
+
+    monkeypatch.setattr(Transfer, "run", spy)
+    if "method__shares" in settings:
+        settings = {**settings, "method__shares": settings["method__shares"][: comm.size]}
+    training, progress = trained(comm, evaluate__every=1000, **settings)
+    everyones = comm.gather(sum(planned))
+    assert progress[-1].bytes == sum(everyones)
+    assert (sum(everyones) > 0) == (comm.size > 1)
+    assert comm.traffic.calls > 2 * len(planned) or staging_bytes > 3000 or comm.size == 1, "in several rounds"
+    assert sum(comm.gather(comm.traffic.bytes)) > progress[-1].bytes or comm.size == 1, "evaluation is not among them"
+
+
+@pytest.mark.ranks(min=2)
+def test_ist_sends_fewer_bytes_than_local_sgd(comm):
+    """A matrix with both axes dealt is held 1/P times, with nothing dealt P times."""
+    dealt, local = (trained(comm, method__name=name)[1][-1].bytes for name in ("ist", "local-sgd"))
+    assert dealt < local / 1.5
+
+
+# ---- a loss that is no longer finite
+
+
+@METHODS
+def test_a_loss_that_turns_nan_stops_all_ranks_and_keeps_the_last_good_weights(comm, method):
+    settings = {"optimizer__lr": 1e200, "model__norm": "none", "method__optimizer_state": "carry"}
+    training = Training(small_run(method__name=method, optimizer__momentum=0.9, **settings), comm)
+    before = whole(training)
+    with pytest.raises(DivergedError) as diverged:
+        list(training.rounds())
+    message = str(diverged.value)
+    assert comm.gather(message) == [message] * comm.size
+    assert message.startswith("rank 0: the loss is no longer finite in round 1, local step 2; ")
+    assert "Lower optimizer.lr (1e+200)" in message
+    assert_same_bits(whole(training), before)
+
+
+@METHODS
+def test_the_round_and_the_rank_are_those_that_went_wrong(comm, method):
+    """One rank meets an example that is not finite in the third round; the second round's weights are kept."""
+    training = Training(small_run(method__name=method), comm)
+    at = training.batches.at
+
+    def poisoned(step):
+        x, y = at(step)
+        if comm.rank == comm.size - 1 and step == 7:
+            x[0, 0] = np.nan
+        return x, y
+
+    training.batches.at = poisoned
+    rounds = training.rounds()
+    next(rounds), next(rounds)
+    good = whole(training)
+    assert all(np.isfinite(values).all() for values in good.values())
+    with pytest.raises(DivergedError, match=rf"^rank {comm.size - 1}: .* in round 3, local step 2; ") as diverged:
+        next(rounds)
+    assert diverged.value.everywhere
+    assert_same_bits(whole(training), good)
+
+
+def test_weights_that_overflow_in_the_last_step_are_not_kept(comm):
+    """Every loss is finite, as it is computed before the step that breaks the weights."""
+    training = Training(small_run(model__norm="none", optimizer__lr=1e308, method__local_steps=1), comm)
+    before = whole(training)
+    make = training.method.recipe.make
+
+    def breaking(parameters):
+        parameters = list(parameters)
+        optimizer = make(parameters)
+        step = optimizer.step
+
+        def then_break(*rest):
+            step(*rest)
+            if comm.rank == 0:
+                parameters[0].data.view(-1)[0] = torch.inf
+
+        optimizer.step = then_break
+        return optimizer
+
+    object.__setattr__(training.method.recipe, "make", breaking)
+    with pytest.raises(DivergedError, match="in round 1, local step 1"):
+        next(training.rounds())
+    assert_same_bits(whole(training), before)
