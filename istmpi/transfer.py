@@ -18,7 +18,7 @@ from istmpi.axes import Axis, Parameter, overlap
 from istmpi.comm import Communicator
 from istmpi.layout import Layout
 
-STAGING_BYTES = 2**28
+STAGING_BYTES = 2**27
 """Most bytes that a rank packs for one Alltoallv. It bounds the memory beside the weights, and keeps counts and
 displacements far below the 2**31 that MPI libraries before MPI-4 can take."""
 
@@ -191,7 +191,7 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
     part: list[Block] = []
     room = capacity
     for block in message:
-        axis = int(np.argmax(block.shape))
+        axis = _cut_axis(block, capacity)
         length = block.shape[axis]
         slab = block.nbytes // length
         start = 0
@@ -207,6 +207,12 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
             start += count
     if part:
         yield part
+
+
+def _cut_axis(block: Block, capacity: int) -> int:
+    """The outermost axis with slices small against the capacity, as those are the most contiguous; else the longest."""
+    small = (axis for axis, length in enumerate(block.shape) if block.nbytes // length <= capacity // 16)
+    return next(small, int(np.argmax(block.shape)))
 
 
 def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
