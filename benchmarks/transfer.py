@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from reporting import network, report
 
+from istmpi.axes import narrowed
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
-from istmpi.layout import part_shape
+from istmpi.devices import materialise
 from istmpi.models.mlp import MLP
 from istmpi.partition import Partition
 from istmpi.store import ParameterStore
@@ -39,6 +40,7 @@ class Round:
             tensor.uniform_()
         lengths, groups = self.architecture.lengths, self.architecture.groups
         self.partition = Partition.draw(lengths, groups, ranks, seed=0, round=0)
+        self._subnet_lengths = narrowed(lengths, self.architecture.parameters, self.partition.held(communicator.rank))
         pull, push = self._plan()
         self.bytes_sent = pull.bytes_sent + push.bytes_sent
         self._counts = [[sum(block.nbytes for block in message) for message in pull.sends]]
@@ -51,11 +53,10 @@ class Round:
         """Seconds of this rank by phase."""
         times = [time.perf_counter()]
         pull, push = self._plan()
+        with torch.device("meta"):
+            network = self.architecture.build(self._subnet_lengths)
+        subnet = {name: tensor.detach() for name, tensor in materialise(network, "cpu").named_parameters()}
         times.append(time.perf_counter())
-        subnet = {
-            name: torch.empty(part_shape(self.partition, parameter, self.store.rank))
-            for name, parameter in self.architecture.parameters.items()
-        }
         pull.run(self.store.tensors, subnet, self.communicator)
         times.append(time.perf_counter())
         push.run(subnet, self.store.tensors, self.communicator)
