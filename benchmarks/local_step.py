@@ -10,7 +10,6 @@ start from the same weights and must end with the same. They take turns; every r
 import argparse
 import time
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 import torch
@@ -72,23 +71,28 @@ class Pair:
                 mine.copy_(theirs)
         self.x, self.y = torch.from_numpy(x), torch.from_numpy(y)
 
-    def ours(self, round: int) -> float:
-        """Seconds of one round's local steps."""
-        start = time.perf_counter()
+    def ours(self, round: int) -> np.ndarray:
+        """Wall clock and processor seconds of one round's local steps."""
+        start = clocks()
         self.method.local_steps(self.subnet, self.optimizer, round)
-        return time.perf_counter() - start
+        return clocks() - start
 
-    def bare(self, round: int) -> float:
-        """Seconds of the same steps by hand."""
+    def bare(self, round: int) -> np.ndarray:
+        """The same steps by hand."""
         steps = self.run.method.local_steps
         everyones_rows = [torch.from_numpy(self.batches.indices(round * steps + step)) for step in range(steps)]
         network, optimizer = self.twin, self.twin_optimizer
-        start = time.perf_counter()
+        start = clocks()
         for rows in everyones_rows:
             optimizer.zero_grad()
             functional.cross_entropy(network(self.x[rows]), self.y[rows]).backward()
             optimizer.step()
-        return time.perf_counter() - start
+        return clocks() - start
+
+
+def clocks() -> np.ndarray:
+    """Seconds of the wall clock, and of this process on a processor."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def bare_network(widths: list[int]) -> nn.Sequential:
@@ -118,15 +122,17 @@ def measure(
     for mine, theirs in zip(pair.subnet.parameters(), pair.twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
     del ours[0], bare[0]  # Caches, allocator and torch's own start.
-    ratios = sorted(mine / theirs for mine, theirs in zip(ours, bare))
+    ratios = np.array(ours) / np.array(bare)
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75), axis=0).tolist()
     return {
         "network": "-".join(map(str, (features, *hidden, 10))),
         "of P ranks": ranks,
-        "ours ms": median(ours) * 1e3,
-        "bare ms": median(bare) * 1e3,
-        "ratio": median(ratios),
-        "lower quartile": ratios[turns // 4],
-        "upper quartile": ratios[-1 - turns // 4],
+        "ours ms": float(np.median(ours, axis=0)[0]) * 1e3,
+        "bare ms": float(np.median(bare, axis=0)[0]) * 1e3,
+        "ratio": middle[0],
+        "quartiles": f"{low[0]:.3f} .. {high[0]:.3f}",
+        "processor ratio": middle[1],
+        "its quartiles": f"{low[1]:.3f} .. {high[1]:.3f}",
         "turns": turns,
     }
 
