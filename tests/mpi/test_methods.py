@@ -12,6 +12,7 @@ from istmpi.data.batches import Batches
 from istmpi.data.sources import open_dataset
 from istmpi.models import architecture
 from istmpi.store import ParameterStore
+from istmpi.train import Training
 
 # Batch normalisation makes gradients that are zero but for rounding, which Adam blows up to 1e-9.
 ADAM = {"optimizer__name": "adam", "model__norm": "none", "model__bias": True}
@@ -142,6 +143,22 @@ def test_rounds_do_not_matter_to_data_parallel(comm):
     many, _ = trained(comm, method__local_steps=2, train__rounds=6, **settings)
     one, _ = trained(comm, method__local_steps=12, train__rounds=1, **settings)
     assert_same_bits(whole(many), whole(one))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+def test_a_run_goes_on_from_its_store_alone(comm, method, optimizer):
+    """What a method keeps between rounds beside the store can be lost: a checkpoint needs the store and the round."""
+    settings = {"method__name": method, "method__optimizer_state": "carry", "method__resample": 0.5}
+    settings |= {"optimizer__name": optimizer, "optimizer__momentum": 0.9, "optimizer__lr": 0.01}
+    whole_run, _ = trained(comm, **settings)
+    half, _ = trained(comm, **settings, train__rounds=2)
+    resumed = Training(small_run(**settings), comm)
+    for name, tensor in resumed.store.tensors.items():
+        tensor.copy_(half.store.tensors[name])
+    for round in (2, 3):
+        resumed.method.run(round)
+    assert_same_bits(whole(resumed), whole(whole_run))
 
 
 def test_every_rank_trains_its_own_narrow_network(comm, monkeypatch):
