@@ -156,7 +156,7 @@ def benchmark() -> None:
         f"A local step of a subnet against a bare PyTorch loop, {options.threads} thread(s), batch 128",
         rows,
         f"Milliseconds a step, medians over turns of {options.local_steps} steps. Ratio is the median over turns of "
-        "ours / bare.",
+        "ours / bare by the wall clock, processor ratio by the processor time of the process.",
     )
 
 
