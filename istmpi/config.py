@@ -67,7 +67,12 @@ class Method:
     """What becomes of momentum between rounds: reset | carry (it travels with its weight)."""
 
     def dealt(self, groups: tuple[str, ...]) -> tuple[str, ...]:
-        """The unit groups to deal out, of those that the model has."""
+        """The unit groups to deal out, of those that the model has; ConfigError for another."""
+        for name in self.partition or ():
+            if name not in groups:
+                raise ConfigError(
+                    f"method.partition: {name} is no unit group of this model{did_you_mean(name, groups)}"
+                )
         return groups if self.partition is None else self.partition
 
 

@@ -47,13 +47,16 @@ def _sgd(settings) -> Recipe:
     return Recipe("sgd", ("momentum_buffer",) if settings.momentum else (), False, make)
 
 
-def _adam(settings) -> Recipe:
-    def make(parameters):
-        import torch
+def _adam(kind: str) -> Callable[[Any], Recipe]:
+    def adam(settings) -> Recipe:
+        def make(parameters):
+            import torch
 
-        return torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+            return getattr(torch.optim, kind)(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
 
-    return Recipe("adam", ("exp_avg", "exp_avg_sq"), True, make)
+        return Recipe(settings.name, ("exp_avg", "exp_avg_sq"), True, make)
+
+    return adam
 
 
-OPTIMIZERS: dict[str, Callable[[Any], Recipe]] = {"sgd": _sgd, "adam": _adam}
+OPTIMIZERS: dict[str, Callable[[Any], Recipe]] = {"sgd": _sgd, "adam": _adam("Adam"), "adamw": _adam("AdamW")}

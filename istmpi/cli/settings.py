@@ -25,7 +25,7 @@ OPTIONS = {
     "--rounds": ("train.rounds", "N", "Rounds to train."),
     "--batch": ("train.batch", "N", "Examples in a local step of one rank."),
     "--lr": ("optimizer.lr", "LR", "Learning rate."),
-    "--optimizer": ("optimizer.name", "NAME", "sgd or adam."),
+    "--optimizer": ("optimizer.name", "NAME", "sgd, adam or adamw."),
     "--seed": ("train.seed", "N", "Seed of everything random."),
     "--evaluate-every": ("evaluate.every", "N", "Rounds between evaluations."),
     "--threads": ("train.threads", "N|auto", "Threads per rank."),

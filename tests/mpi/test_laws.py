@@ -83,7 +83,7 @@ def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
         {"method__partition": ["hidden2"], "model__dtype": "float32"},
         {"method__partition": []},
         {"method__shares": [3.0, 1.0, 2.0, 1.0, 1.0], "method__resample": 0.3},
-        {"optimizer__name": "adam", "method__optimizer_state": "carry"},
+        {"optimizer__name": "adamw", "method__optimizer_state": "carry"},
         {"method__name": "local-sgd"},
         {"method__name": "data-parallel", "optimizer__momentum": 0.9},
     ],

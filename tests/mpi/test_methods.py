@@ -15,7 +15,7 @@ from istmpi.store import ParameterStore
 from istmpi.train import Training
 
 # Batch normalisation makes gradients that are zero but for rounding, which Adam blows up to 1e-9.
-ADAM = {"optimizer__name": "adam", "model__norm": "none", "model__bias": True}
+ADAM = {"optimizer__name": "adamw", "model__norm": "none", "model__bias": True}
 CASES = {
     "batch norm": {},
     "layer norm and bias": {"model__norm": "layer", "model__bias": True},

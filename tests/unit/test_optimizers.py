@@ -11,7 +11,7 @@ SETTINGS = [
     Optimizer("sgd", 0.1),
     Optimizer("sgd", 0.1, weight_decay=0.01),
     Optimizer("sgd", 0.1, momentum=0.9, weight_decay=0.01),
-    Optimizer("adam", 0.1, weight_decay=0.01),
+    Optimizer("adamw", 0.1, weight_decay=0.01),
 ]
 
 
@@ -60,6 +60,6 @@ def test_the_settings_arrive():
 
 
 def test_an_unknown_optimizer_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"optimizer.name = 'adamm' is not known; did you mean adam\?"):
-        recipe(Optimizer("adamm"))
-    assert list(OPTIMIZERS) == ["sgd", "adam"]
+    with pytest.raises(ConfigError, match=r"optimizer.name = 'adan' is not known; did you mean adam\?"):
+        recipe(Optimizer("adan"))
+    assert list(OPTIMIZERS) == ["sgd", "adam", "adamw"]
