@@ -26,7 +26,7 @@ def report(name: str, title: str, rows: Sequence[Row], notes: str, launcher: str
     record = {
         "title": title,
         "command": command,
-        "commit": commit(),
+        "commit": _COMMIT,
         "date": datetime.now(timezone.utc).date().isoformat(),
         "host": host(),
         "network": network(),
@@ -89,3 +89,7 @@ def _text(value: str | int | float) -> str:
         if isinstance(value, float)
         else str(value)
     )
+
+
+_COMMIT = commit()
+"""Of the code as it was when the run began."""

@@ -5,7 +5,9 @@
 
 The network is an MLP N-N-N-10, all hidden units dealt, N chosen so that each rank sends about so many MB in a pull.
 Ours is what a round does around its local steps: plan, pull into fresh tensors, push. Raw is two Alltoallv calls on
-buffers that were touched before. They take turns; every ratio is of two neighbours in time.
+buffers that were touched before. Staggered, on the slow network alone, is raw with rank r entering each call 30 ms
+times r late, the wait included: calls that all ranks enter in one instant may hinder each other. They take turns;
+ratios are within a turn.
 """
 
 import argparse
@@ -25,6 +27,9 @@ from istmpi.models.mlp import MLP
 from istmpi.partition import Partition
 from istmpi.store import ParameterStore
 from istmpi.transfer import Transfer
+
+STAGGER = 0.03
+"""Seconds between two neighbouring ranks' entries into a staggered call."""
 
 
 class Round:
@@ -63,17 +68,23 @@ class Round:
         times.append(time.perf_counter())
         return dict(zip(("plan", "pull", "push"), np.diff(times).tolist()))
 
-    def raw(self) -> dict[str, float]:
-        """The same bytes in two calls; what a pull sends, the push brings back."""
+    def raw(self, stagger: float = 0.0) -> dict[str, float]:
+        """The same bytes in two calls, which rank r enters ``stagger * r`` seconds late; a push brings back a pull."""
         there, back = ((buffer, counts, _starts(counts)) for buffer, counts in zip(self._buffers, self._counts))
-        start = time.perf_counter()
-        self.communicator.alltoallv(there, back)
-        self.communicator.alltoallv(back, there)
-        return {"raw": time.perf_counter() - start}
+        for send, receive in ((there, back), (back, there)):
+            if stagger:
+                time.sleep(stagger * self.communicator.rank)
+            self.communicator.alltoallv(send, receive)
+        return {}
 
     def _plan(self) -> tuple[Transfer, Transfer]:
         parameters, owners, rank = self.architecture.parameters, self.store.owners, self.store.rank
         return Transfer(parameters, owners, self.partition, rank), Transfer(parameters, self.partition, owners, rank)
+
+
+def emulated() -> bool:
+    """Whether the ranks are on benchmarks/cluster; on shared memory 30 ms would be longer than the calls."""
+    return network().startswith("emulated")
 
 
 def _starts(counts: list[int]) -> list[int]:
@@ -96,27 +107,28 @@ def measure(megabytes: float, repeats: int, communicator: Communicator) -> dict[
     round = Round(megabytes, communicator)
     digest = {name: tensor.clone() for name, tensor in round.store.tensors.items() if tensor.numel() < 1e6}
     sums = {name: tensor.sum(dtype=torch.float64) for name, tensor in round.store.tensors.items()}
-    ours, raw = [], []
+    contestants = {"ours": round.ours, "raw": round.raw}
+    if emulated():
+        contestants["staggered"] = lambda: round.raw(STAGGER)
+    times = {name: [] for name in contestants}
     for repeat in range(repeats + 1):
-        turns = [(ours, round.ours), (raw, round.raw)]
-        for times, work in turns if repeat % 2 else reversed(turns):
-            times.append(_timed(work, communicator))
-    del ours[0], raw[0]  # The first touch of the staging buffers, once in a run.
+        for name in np.roll(list(contestants), repeat):
+            times[name].append(_timed(contestants[name], communicator))
+    for runs in times.values():
+        del runs[0]  # The first touch of the staging buffers, once in a run.
     assert all(torch.equal(round.store.tensors[name], values) for name, values in digest.items())
     assert all(round.store.tensors[name].sum(dtype=torch.float64) == value for name, value in sums.items())
-    ratios = [mine["total"] / theirs["total"] for mine, theirs in zip(ours, raw)]
+    total = {name: np.array([run["total"] for run in runs]) for name, runs in times.items()}
+    against = {name: total["ours"] / total[name] for name in contestants if name != "ours"}
     sent = max(communicator.gather(round.bytes_sent))
     return {
         "MB sent in a pull and a push": sent / 1e6,
         "N": round.width,
-        **{f"{phase} s": median(times[phase] for times in ours) for phase in ("plan", "pull", "push")},
-        "ours s": median(times["total"] for times in ours),
-        "raw s": median(times["total"] for times in raw),
-        "raw Gbit/s": sent * 8e-9 / median(times["total"] for times in raw),
-        "ratio": median(ratios),
-        "lowest": min(ratios),
-        "highest": max(ratios),
-        "repeats": repeats,
+        **{f"{phase} s": median(run[phase] for run in times["ours"]) for phase in ("plan", "pull", "push")},
+        **{f"{name} s": float(np.median(seconds)) for name, seconds in total.items()},
+        **{f"ours / {name}": float(np.median(ratios)) for name, ratios in against.items()},
+        **{f"range of / {name}": f"{ratios.min():.2f} .. {ratios.max():.2f}" for name, ratios in against.items()},
+        "turns": repeats,
     }
 
 
@@ -128,19 +140,18 @@ def benchmark() -> None:
     options = parser.parse_args()
     communicator = world()
     torch.set_num_threads(1)
-    emulated = network().startswith("emulated")
     rows = [
         measure(float(megabytes), int(repeats), communicator)
         for megabytes, repeats in zip(options.megabytes.split(","), options.repeats.split(","), strict=True)
     ]
     if communicator.rank == 0:
         report(
-            options.name or ("transfer-network" if emulated else "transfer-shared-memory"),
+            options.name or ("transfer-network" if emulated() else "transfer-shared-memory"),
             f"Pull and push against raw Alltoallvs, {communicator.size} ranks, {network()}",
             rows,
-            "Seconds are medians until the last rank is done; the phases are each the slowest rank's. "
-            "Ratio is the median over turns of ours / raw, with its lowest and highest.",
-            f"benchmarks/cluster --hosts {communicator.size} --" if emulated else f"mpirun -n {communicator.size}",
+            "Seconds are medians until the last rank is done; the phases are each the slowest rank's. Ratios are "
+            "medians over turns. Staggered: raw, but rank r enters each call 30 ms times r late, the wait included.",
+            f"benchmarks/cluster --hosts {communicator.size} --" if emulated() else f"mpirun -n {communicator.size}",
         )
 
 
