@@ -8,37 +8,52 @@ BANDS = 128
 FRAMES = 32
 WINDOW_SECONDS = 0.128
 HOP_SECONDS = 0.032
-FLOOR_DB = -80.0
+FLOOR_DB = -50.0
+SMOOTHING_BANDS = 4.0
+"""Deviation of the Gaussian that smooths power across bands; at 8 kHz a voice's harmonics are 5 to 12 bands apart."""
 _SILENCE = 1e-10
 
 
 def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
-    """Power in dB below the clip's loudest point, no less than -80: [BANDS, FRAMES] float32.
+    """Power in dB below the clip's loudest point, no less than the floor, standardised: [BANDS, FRAMES] float32.
 
-    ``clip`` [any length] float32 at ``rate`` Hz is padded with silence or cut to one second. Frames are centred on
-    multiples of the hop, so every rate gives 32 of them; bands run from 0 to rate / 2. Pure silence is -80 everywhere.
+    ``clip`` [any length] float32 at ``rate`` Hz; the second around its middle of energy counts, with silence where it
+    has no more. Frames are centred on multiples of the hop, so every rate gives 32 of them; bands run from 0 to
+    rate / 2. Each clip gets mean 0 and deviation 1 on its own; pure silence is 0 everywhere.
+
+    The features should tell words apart, not speakers and recordings. Where a word lies in its file depends on who cut
+    the file; the harmonics of the voice depend on its pitch and are smoothed away, which leaves the formants; what lies
+    below the floor is the room's noise; loudness and dynamic range are the microphone's.
     """
     window, bank, positions = _tables(rate)
     half = len(window) // 2
     padded = np.zeros(positions[-1, -1] + 1, dtype=np.float32)
-    clip = clip[:rate]
+    clip = _second_around_the_middle(clip, rate)
     padded[half : half + len(clip)] = clip[: len(padded) - half]
     spectrum = np.fft.rfft(padded[positions] * window)
     power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32) @ bank
-    loudest = max(float(power.max()), _SILENCE)
-    decibels = 10 * np.log10(np.maximum(power, _SILENCE) / loudest)
-    if loudest == _SILENCE:
-        decibels[:] = FLOOR_DB
-    return np.maximum(decibels, FLOOR_DB).T
+    loudest = float(power.max())
+    if loudest <= _SILENCE:
+        return np.zeros((BANDS, FRAMES), dtype=np.float32)
+    decibels = np.maximum(10 * np.log10(np.maximum(power / loudest, _SILENCE)), FLOOR_DB)
+    deviation = decibels.std()
+    return ((decibels - decibels.mean()) / (deviation if deviation > 0 else 1)).T.astype(np.float32)
+
+
+def _second_around_the_middle(clip: np.ndarray, rate: int) -> np.ndarray:
+    """``rate`` samples around the centre of the clip's energy, zeros beyond its ends."""
+    energy = clip.astype(np.float64) ** 2
+    middle = int(energy @ np.arange(len(clip)) / max(energy.sum(), 1e-300))
+    return np.pad(clip, rate)[middle + rate - rate // 2 :][:rate]
 
 
 @lru_cache(maxsize=8)
 def _tables(rate: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A Hann window [w], the mel filters [w // 2 + 1, BANDS], and which sample each frame takes: [FRAMES, w]."""
+    """A Hann window [w], smoothed mel filters [w // 2 + 1, BANDS], the sample each frame takes [FRAMES, w]."""
     length, hop = round(WINDOW_SECONDS * rate), round(HOP_SECONDS * rate)
     window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)).astype(np.float32)
     positions = hop * np.arange(FRAMES)[:, None] + np.arange(length)
-    return window, _mel_filters(rate, length), positions
+    return window, _mel_filters(rate, length) @ _smoothing(), positions
 
 
 def _mel_filters(rate: int, length: int) -> np.ndarray:
@@ -49,6 +64,13 @@ def _mel_filters(rate: int, length: int) -> np.ndarray:
     rising = (frequencies[:, None] - low) / (centre - low)
     falling = (high - frequencies[:, None]) / (high - centre)
     return (np.maximum(0, np.minimum(rising, falling)) * 2 / (high - low)).astype(np.float32)
+
+
+def _smoothing() -> np.ndarray:
+    """Gaussian weights of every band for every other, which sum to 1: [BANDS, BANDS]."""
+    bands = np.arange(BANDS)
+    weights = np.exp(-0.5 * ((bands[:, None] - bands) / SMOOTHING_BANDS) ** 2)
+    return (weights / weights.sum(axis=0)).astype(np.float32)
 
 
 # Slaney's mel scale is linear up to 1 kHz (15 mel) and logarithmic above.

@@ -21,7 +21,7 @@ TEST_PERCENT = 10
 
 
 def read(archive: Archive, decoder: Decoder) -> Material:
-    """Log-mel spectrograms [1, 128, 32] float32, normalised by one mean and deviation; the classes are the words.
+    """Log-mel spectrograms [1, 128, 32] float32, each clip normalised on its own; the classes are the words.
 
     Without a testing list, a tenth of the speakers (by a hash of the name) are for testing. All clips must have one
     sample rate: a band would mean another pitch at another rate. Folders such as _background_noise_ are ignored.
