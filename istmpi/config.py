@@ -5,13 +5,14 @@ the same run.
 """
 
 import dataclasses
-import json
 import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
 
 from istmpi.errors import ConfigError, did_you_mean
 
@@ -196,11 +197,7 @@ class Run:
 
     def toml(self) -> str:
         """The run as a TOML file that `Run.load` reads back to the same run."""
-        tree = self.tree()
-        lines = [f"name = {_literal(tree.pop('name'))}"]
-        for section, settings in tree.items():
-            lines += ["", f"[{section}]", *(f"{key} = {_literal(value)}" for key, value in settings.items())]
-        return "\n".join(lines) + "\n"
+        return tomli_w.dumps(self.tree())
 
     def differences(self, other: "Run") -> list[str]:
         """The settings in which two runs differ, as ``model.hidden: [512] or [256]``."""
@@ -215,11 +212,6 @@ class Run:
 def shipped() -> list[str]:
     """The names of the runs that come with the package."""
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
-
-
-def _literal(value: Any) -> str:
-    """A plain value as TOML writes it: as JSON, but without surrogate pairs and with DEL escaped."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

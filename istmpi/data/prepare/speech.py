@@ -27,7 +27,10 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     sample rate: a band would mean another pitch at another rate. Folders such as _background_noise_ are ignored.
     """
     examples = _examples(archive)
-    return decoder.run(archive, examples, _decoder(), (1, BANDS, FRAMES), np.dtype(np.float32), groups=1)
+    threadpoolctl = optional("threadpoolctl", "threadpoolctl", "spectrograms")
+    # A spectrogram is milliseconds of small matrix products: threads that wait for each other multiply the time.
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        return decoder.run(archive, examples, _decoder(), (1, BANDS, FRAMES), np.dtype(np.float32), groups=1)
 
 
 def _examples(archive: Archive) -> list[Example]:
