@@ -203,6 +203,16 @@ def meet_with(error: IstmpiError) -> IstmpiError:
     return error
 
 
+def leave_together() -> None:
+    """Wait for all ranks, if MPI is up: once one leaves with an error, a launcher ends the others, their last words unsaid.
+
+    Only for an end that every rank knows of.
+    """
+    mpi = _mpi_if_up()
+    if mpi:
+        mpi.COMM_WORLD.Barrier()
+
+
 def abort_at_exit(code: int) -> None:
     """Let this process end through MPI_Abort, if MPI is up: its peers may be waiting for it."""
     if _mpi_if_up():

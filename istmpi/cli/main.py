@@ -69,4 +69,6 @@ def _report(error: IstmpiError) -> tuple[int, bool]:
         print(f"istmpi: rank {rank}: {error}", file=sys.stderr, flush=True)
     elif rank == 0:
         print(f"istmpi: {error}", file=sys.stderr, flush=True)
+    if error.everywhere:
+        comm.leave_together()
     return error.exit_code, error.everywhere

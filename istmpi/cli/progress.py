@@ -1,5 +1,6 @@
 """What rank 0 shows of a run: a banner, live progress on a terminal or plain lines in a log, and the outcome."""
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,9 @@ class TrainingDisplay(train.Watch):
     """Follows one run on the console."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        # Open MPI gives rank 0 a terminal for its output even where that ends in a file; for its errors it does not.
+        live = sys.stdout.isatty() and sys.stderr.isatty()
+        self._console = Console(highlight=False, soft_wrap=True, force_terminal=live)
         self._bar: Progress | None = None
         self._line_at = 0.0
 

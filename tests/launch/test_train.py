@@ -1,8 +1,6 @@
 """`istmpi train` as its users start it: under mpirun, to the end or to its error message."""
 
 import json
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -138,16 +136,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_round_and_rank(mpirun, tmp
     result = mpirun(2, "istmpi", "train", *SMALL, "--lr", "1e30", "--out", tmp_path / "run")
     assert result.returncode == 3
     assert "rank 0: the loss is no longer finite in round 1, local step 2" in result.stderr
-
-
-def test_a_launcher_of_another_mpi_is_refused():
-    environment = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0", "PATH": ""}
-    program = "from istmpi.cli.main import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", program, "train"], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert result.returncode == 2
-    assert "4 ranks were started but" in result.stderr
 
 
 def test_a_killed_rank_ends_the_job(mpirun, tmp_path):

@@ -1,6 +1,7 @@
 """The command line without MPI: help, plans, what it refuses, and what it must not import."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -13,13 +14,13 @@ from istmpi.config import Run, shipped
 from istmpi.errors import ConfigError
 
 
-def cli(*arguments, **environment):
+def cli(*arguments):
     """Run the console script in a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", "from istmpi.cli.main import main; main()", *arguments],
         capture_output=True,
         text=True,
-        env={"PATH": "", "COLUMNS": "200", **environment},
+        env={**os.environ, "COLUMNS": "200"},
     )
 
 
@@ -70,7 +71,7 @@ def test_shipped_runs_can_be_read(name):
     "arguments, message",
     [
         (["trian"], "no command trian; did you mean train?"),
-        (["train", "digit"], "did you mean digits?"),
+        (["train", "digit", "--dry-run"], "did you mean digits?"),
         (["train", "--hiddn", "3"], "--hidden"),
         (["train", "--method", "lst", "--dry-run"], "method.name = 'lst' is not known; did you mean ist?"),
         (["train", "--model", "mpl", "--dry-run"], "model.name = 'mpl' is not known; did you mean mlp?"),
