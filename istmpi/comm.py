@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,6 +25,9 @@ LAUNCHERS = {
     "SLURM": ("SLURM_PROCID", "SLURM_NTASKS"),
 }
 """How launchers tell a process its rank and the number of ranks."""
+
+_WRITE_BYTES = 2**30
+"""Most bytes in one write: larger ones fail in older libraries."""
 
 Staged = tuple[np.ndarray, list[int], list[int]]
 """A byte buffer with the count and the start of each rank's message in it."""
@@ -129,6 +132,32 @@ class Communicator:
             first.everywhere = True
             raise first
 
+    def write(self, path: str, parts: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Write this rank's parts of an existing file: (offset in bytes, contiguous array), as many on every rank.
+
+        Goes through MPI-IO, which keeps ranks that share a block of the file system out of each other's way. Raises
+        OSError on a rank whose part could not be written, after all ranks are through.
+        """
+        from mpi4py import MPI
+
+        file = MPI.File.Open(self._mpi, path, MPI.MODE_WRONLY)
+        failure: Exception | None = None
+        for offset, values in parts:
+            mine = values.reshape(-1).view(np.uint8)
+            for start in range(0, self.maximum(mine.nbytes), _WRITE_BYTES):
+                piece = mine[start : start + _WRITE_BYTES]
+                try:
+                    file.Write_at_all(offset + min(start, mine.nbytes), [piece, MPI.BYTE])
+                except MPI.Exception as error:
+                    failure = failure or error
+        try:
+            file.Sync()
+            file.Close()
+        except MPI.Exception as error:
+            failure = failure or error
+        if failure:
+            raise OSError(str(failure))
+
     def on_this_host(self) -> "Communicator":
         """The ranks on this host."""
         from mpi4py import MPI
@@ -204,7 +233,7 @@ def meet_with(error: IstmpiError) -> IstmpiError:
 
 
 def leave_together() -> None:
-    """Wait for all ranks, if MPI is up: once one leaves with an error, a launcher ends the others, their last words unsaid.
+    """Wait for all ranks, if MPI is up: once one leaves with an error, a launcher ends the others unheard.
 
     Only for an end that every rank knows of.
     """

@@ -74,6 +74,16 @@ class ShardedNetwork:
             x = layers(self._multiply(stage, x))
         return x
 
+    @property
+    def moments(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Mean and variance of every unit of the stages that normalise over the batch, as last calibrated."""
+        return {
+            name: layer.moments
+            for name, layers in zip(self._architecture.stages, self._behind, strict=True)
+            for layer in layers
+            if isinstance(layer, BatchNorm)
+        }
+
     def _multiply(self, stage: int, x: torch.Tensor) -> torch.Tensor:
         """A stage's product for all its units: ``[batch, units]``."""
         counts = self._rows(self._architecture.stages[stage])
@@ -147,7 +157,7 @@ class Evaluator:
 
     def score(self) -> Score:
         """The score on the whole test split, at the store's present weights."""
-        self.network.calibrate(self._tensor(self._dataset.train.rows(self._sample())[0]))
+        self.calibrate()
         totals = np.zeros(3)
         for rows in self._test_batches():
             x, y = self._dataset.test.rows(rows)
@@ -158,6 +168,10 @@ class Evaluator:
             totals = self._communicator.sum(totals)
         loss, points, examples = totals.tolist()
         return Score(loss / examples, points / examples, int(examples))
+
+    def calibrate(self) -> None:
+        """Take the normalisations' moments at the store's present weights."""
+        self.network.calibrate(self._tensor(self._dataset.train.rows(self._sample())[0]))
 
     def _sample(self) -> np.ndarray:
         """The training rows to calibrate on: the same on all ranks, or with local examples a share of each rank's."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from istmpi.checkpoint import save
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.batches import Batches
@@ -15,7 +16,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
 from istmpi.devices import choose_device, choose_threads
-from istmpi.errors import ConfigError, DataError
+from istmpi.errors import ConfigError, DataError, DivergedError
 from istmpi.evaluate import Evaluator, Score
 from istmpi.methods import Job, method
 from istmpi.models import architecture
@@ -23,6 +24,9 @@ from istmpi.models.losses import TASKS
 from istmpi.partition import check
 from istmpi.record import Clock, RunFolder
 from istmpi.store import ParameterStore, with_slots
+
+NETWORK = "network.h5"
+"""The trained network in the run's folder."""
 
 
 @dataclass(frozen=True)
@@ -76,27 +80,34 @@ class Watch:
 
 
 def carry_out(run: Run, communicator: Communicator, watch: Watch | None = None) -> Summary:
-    """Train a run to its end and leave its record in a new folder. Collective; ``watch`` counts on rank 0 alone.
+    """Train a run to its end; leave record and network in a new folder. Collective; ``watch`` counts on rank 0 alone.
 
-    Raises, on every rank, ConfigError or DataError before anything is trained, DivergedError in between; on rank 0
-    OutputError when the record cannot be written.
+    Raises, on every rank, ConfigError or DataError before anything is trained, DivergedError in between, with the last
+    good network saved; OutputError when a result cannot be written.
     """
     training = Training(run, communicator)
     first = communicator.rank == 0
     watch = watch or Watch()
     with communicator.agreed():
         folder = RunFolder.create(run.output.folder, run.name) if first else None
+    folder = communicator.from_first(folder)
     if first:
         folder.write("run.toml", run.override({"output.folder": str(folder.path)}).toml())
         watch.started(training, folder)
-    for progress in training.rounds():
-        if first:
-            folder.append({key: value for key, value in asdict(progress).items() if value is not None})
-            watch.progressed(progress)
+    network = folder.path / NETWORK
+    try:
+        for progress in training.rounds():
+            if first:
+                folder.append({key: value for key, value in asdict(progress).items() if value is not None})
+                watch.progressed(progress)
+    except DivergedError as error:
+        training.save(network)
+        error.args = (f"{error} They are in {network}.",)
+        raise
+    training.save(network)
     everyones = communicator.gather(dict(training.clock.seconds))
     phases = {phase: sum(seconds[phase] for seconds in everyones) / len(everyones) for phase in everyones[0]}
-    path = communicator.from_first(folder and folder.path)
-    summary = Summary(path, communicator.size, training.score_name, progress, phases)
+    summary = Summary(folder.path, communicator.size, training.score_name, progress, phases)
     if first:
         folder.write("summary.json", json.dumps(asdict(summary), default=str, indent=2) + "\n")
         watch.finished(summary)
@@ -129,6 +140,7 @@ class Training:
             self.device = choose_device(run.train.device, local)
         self.threads = choose_threads(run.train.threads, local)
         self.run = run
+        self._rounds_done = 0
         self.score_name = TASKS[self.dataset.task].score
         parameters = with_slots(self.architecture.parameters, slots)
         self.store = ParameterStore(parameters, self.architecture.lengths, communicator.size, communicator.rank)
@@ -150,7 +162,7 @@ class Training:
             loss = self.method.run(number)
             seconds += time.perf_counter() - start
             sent += sum(self.communicator.gather(self.communicator.traffic.bytes - before))
-            done = number + 1
+            done = self._rounds_done = number + 1
             steps = done * run.method.local_steps
             progress = Progress(done, steps, steps * ranks * run.train.batch, seconds, sent, loss)
             if done % every == 0 or done == run.train.rounds:
@@ -161,6 +173,12 @@ class Training:
         """The full network's score on the test split."""
         with self.clock("evaluate"):
             return self.evaluator.score()
+
+    def save(self, path: Path) -> None:
+        """Write the network as it rests in the store, calibrated, into one file."""
+        with self.clock("save"):
+            self.evaluator.calibrate()
+            save(path, self.run, self._rounds_done, self.store, self.evaluator.network.moments, self.communicator)
 
     def _stream(self, run: Run) -> Batches:
         """This rank's batches."""

@@ -108,5 +108,6 @@ def _outcome(summary: train.Summary) -> dict[str, str]:
         "speed": f"{number(summary.examples_per_second)} examples/s over all ranks in {duration(last.seconds)}",
         "time": ", ".join(f"{phase} {seconds / total:.0%}" for phase, seconds in summary.seconds.items()),
         "sent": f"{size(last.bytes)} by all ranks",
+        "network": str(summary.folder / train.NETWORK),
         "run folder": str(summary.folder),
     }

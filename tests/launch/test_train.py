@@ -3,6 +3,7 @@
 import json
 import time
 
+import h5py
 import numpy as np
 import pytest
 
@@ -41,7 +42,7 @@ def test_a_run_leaves_its_record(mpirun, tmp_path):
     assert lines[-1]["examples"] == 3 * 3 * 4 * 16
     summary = json.loads((out / "summary.json").read_text())
     assert {"deal", "pull", "compute", "push", "evaluate"} <= set(summary["seconds"])
-    assert {path.name for path in out.iterdir()} >= {"run.toml", "progress.png", "time.png"}
+    assert {path.name for path in out.iterdir()} >= {"run.toml", "network.h5", "progress.png", "time.png"}
     saved = Run.load(str(out / "run.toml"))
     assert saved.model.hidden == (32, 16) and saved.output.folder == str(out)
 
@@ -136,6 +137,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_round_and_rank(mpirun, tmp
     result = mpirun(2, "istmpi", "train", *SMALL, "--lr", "1e30", "--out", tmp_path / "run")
     assert result.returncode == 3
     assert "rank 0: the loss is no longer finite in round 1, local step 2" in result.stderr
+    assert f"They are in {tmp_path / 'run' / 'network.h5'}." in result.stderr
+    with h5py.File(tmp_path / "run" / "network.h5") as file:
+        assert file.attrs["round"] == 0
+        assert np.isfinite(file["model/hidden1.linear.weight"][...]).all()
 
 
 def test_a_killed_rank_ends_the_job(mpirun, tmp_path):
