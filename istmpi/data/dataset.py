@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from istmpi.errors import DataError
+
 CLASSIFICATION = "classification"
 REGRESSION = "regression"
 TASKS = (CLASSIFICATION, REGRESSION)
@@ -42,6 +44,16 @@ class Split:
     def labels(self) -> np.ndarray:
         """All of y, without reading any x: [n] int64 or [n, outputs] float32; not to be written to."""
         return self._y
+
+
+def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> None:
+    """Refuse features x [b, features] that are not finite, of the examples from ``first`` on: a DataError names one."""
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        row, feature = np.argwhere(~np.isfinite(x))[0]
+        raise DataError(
+            f"{source}: {split} example {first + row} has {x[row, feature]} as feature {feature}; every feature must be "
+            "finite. Remove or fill such examples first."
+        )
 
 
 @dataclass(frozen=True)

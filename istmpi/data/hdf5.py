@@ -19,7 +19,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from istmpi.data.dataset import CLASSIFICATION, REGRESSION, SPLITS, TASKS, Dataset, Split
+from istmpi.data.dataset import CLASSIFICATION, REGRESSION, SPLITS, TASKS, Dataset, Split, require_finite
 from istmpi.data.moments import Moments
 from istmpi.errors import ConfigError, DataError, OutputError
 
@@ -76,13 +76,8 @@ class Writer:
 
     def append(self, split: str, x: np.ndarray, y: np.ndarray) -> None:
         """Write the next examples of a split: x [b, features] (not normalised) and y [b] or [b, outputs]."""
-        if x.dtype.kind == "f" and not np.isfinite(x).all():
-            row, feature = np.argwhere(~np.isfinite(x))[0]
-            raise DataError(
-                f"{self._header.source}: {split} example {self._written[split] + row} has {x[row, feature]} as feature "
-                f"{feature}; every feature must be finite. Remove or fill such examples first."
-            )
         start = self._written[split]
+        require_finite(x, split, self._header.source, start)
         stop = self._written[split] = start + len(x)
         group = self._file[split]
         assert stop <= len(group["x"]), f"{split}: more than the {len(group['x'])} examples announced"

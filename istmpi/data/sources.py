@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from istmpi.data.arrays import load_arrays
-from istmpi.data.dataset import CLASSIFICATION, SPLITS, Dataset, Split
+from istmpi.data.dataset import CLASSIFICATION, SPLITS, Dataset, Split, require_finite
 from istmpi.data.digits import open_digits
 from istmpi.data.hdf5 import SUFFIXES, open_prepared
 from istmpi.data.holdout import held_out
@@ -15,6 +15,8 @@ from istmpi.data.labels import read_labels
 from istmpi.errors import ConfigError, DataError
 
 RANK = "{rank}"
+_CHECKED = 2**22
+"""Features that are checked at a time: bounds the memory of it."""
 
 
 def open_dataset(source: str, stream: int | None = None) -> Dataset:
@@ -45,7 +47,7 @@ def open_npz(path: Path) -> Dataset:
     raw = {split: y for split, (_, y) in arrays.items()}
     task, classes, labels = read_labels(raw, None, str(path))
     shape = next(iter(arrays.values()))[0].shape[1:]
-    splits = {split: Split(_rows(x), labels[split]) for split, (x, _) in arrays.items()}
+    splits = {split: Split(_finite_rows(x, split, str(path)), labels[split]) for split, (x, _) in arrays.items()}
     outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
     return Dataset(splits, task, shape, outputs, classes, str(path))
 
@@ -83,9 +85,15 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> dict[str, tuple[
     return found
 
 
-def _rows(x: np.ndarray) -> np.ndarray:
-    """x as [n, features] of a type that ``Split`` takes, without a copy where it is one already."""
+def _finite_rows(x: np.ndarray, split: str, source: str) -> np.ndarray:
+    """x as [n, features] of a type that ``Split`` takes, without a copy where it is one already, all of it finite.
+
+    Nobody checked an .npz before, so all of it is read once; a prepared file was checked when it was written.
+    """
     x = x.reshape(len(x), -1)
+    step = max(1, _CHECKED // x.shape[1])
+    for start in range(0, len(x), step):
+        require_finite(x[start : start + step], split, source, start)
     return x if x.dtype in (np.float32, np.uint8) else x.astype(np.float32)
 
 

@@ -111,3 +111,14 @@ def test_what_needs_to_be_prepared_says_so(tmp_path):
     (tmp_path / "cifar.tar").touch()
     with pytest.raises(DataError, match="istmpi prepare KIND"):
         open_dataset(str(tmp_path / "cifar.tar"))
+
+
+def test_an_npz_with_a_feature_that_is_not_finite(tmp_path, monkeypatch):
+    monkeypatch.setattr("istmpi.data.sources._CHECKED", 8)
+    x, y = np.ones((50, 4), np.float32), np.arange(50) % 3
+    x[33, 2] = np.inf
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
+    with pytest.raises(
+        DataError, match="data.npz: train example 33 has inf as feature 2; every feature must be finite"
+    ):
+        open_dataset(str(tmp_path / "data.npz"))
