@@ -51,8 +51,8 @@ def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> No
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         row, feature = np.argwhere(~np.isfinite(x))[0]
         raise DataError(
-            f"{source}: {split} example {first + row} has {x[row, feature]} as feature {feature}; every feature must be "
-            "finite. Remove or fill such examples first."
+            f"{source}: {split} example {first + row} has {x[row, feature]} as feature {feature}; every feature must "
+            "be finite. Remove or fill such examples first."
         )
 
 

@@ -119,6 +119,6 @@ def test_an_npz_with_a_feature_that_is_not_finite(tmp_path, monkeypatch):
     x[33, 2] = np.inf
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
     with pytest.raises(
-        DataError, match="data.npz: train example 33 has inf as feature 2; every feature must be finite"
+        DataError, match="data.npz: train example 33 has inf as feature 2; every feature"
     ):
         open_dataset(str(tmp_path / "data.npz"))
