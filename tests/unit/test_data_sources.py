@@ -118,7 +118,5 @@ def test_an_npz_with_a_feature_that_is_not_finite(tmp_path, monkeypatch):
     x, y = np.ones((50, 4), np.float32), np.arange(50) % 3
     x[33, 2] = np.inf
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
-    with pytest.raises(
-        DataError, match="data.npz: train example 33 has inf as feature 2; every feature"
-    ):
+    with pytest.raises(DataError, match="data.npz: train example 33 has inf as feature 2; every feature"):
         open_dataset(str(tmp_path / "data.npz"))
