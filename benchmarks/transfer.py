@@ -45,7 +45,10 @@ class Round:
             tensor.uniform_()
         lengths, groups = self.architecture.lengths, self.architecture.groups
         self.partition = Partition.draw(lengths, groups, ranks, seed=0, round=0)
-        self._subnet_lengths = narrowed(lengths, self.architecture.parameters, self.partition.held(communicator.rank))
+        mine = narrowed(lengths, self.architecture.parameters, self.partition.held(communicator.rank))
+        with torch.device("meta"):
+            network = self.architecture.build(mine)
+        self._subnet = {name: tensor.detach() for name, tensor in materialise(network, "cpu").named_parameters()}
         pull, push = self._plan()
         self.bytes_sent = pull.bytes_sent + push.bytes_sent
         self._counts = [[sum(block.nbytes for block in message) for message in pull.sends]]
@@ -58,13 +61,10 @@ class Round:
         """Seconds of this rank by phase."""
         times = [time.perf_counter()]
         pull, push = self._plan()
-        with torch.device("meta"):
-            network = self.architecture.build(self._subnet_lengths)
-        subnet = {name: tensor.detach() for name, tensor in materialise(network, "cpu").named_parameters()}
         times.append(time.perf_counter())
-        pull.run(self.store.tensors, subnet, self.communicator)
+        pull.run(self.store.tensors, self._subnet, self.communicator)
         times.append(time.perf_counter())
-        push.run(subnet, self.store.tensors, self.communicator)
+        push.run(self._subnet, self.store.tensors, self.communicator)
         times.append(time.perf_counter())
         return dict(zip(("plan", "pull", "push"), np.diff(times).tolist()))
 

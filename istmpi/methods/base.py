@@ -42,6 +42,7 @@ class Method(ABC):
         self.job = job
         self.recipe = optimizers.recipe(job.run.optimizer)
         self._loss = TASKS[job.task].loss
+        self._built: tuple[dict[str, int], nn.Module] | None = None
         # torch imports its compiler for the first optimizer, which takes seconds: here rather than in the first round.
         self.recipe.make([nn.Parameter(torch.zeros(1))])
 
@@ -80,10 +81,17 @@ class Method(ABC):
         return optimizer, tensors
 
     def build(self, lengths: Mapping[str, int]) -> nn.Module:
-        """A network of these lengths on this rank's device, its values still undefined."""
-        with torch.device("meta"):
-            network = self.job.architecture.build(lengths)
-        return materialise(network, self.job.device).train()
+        """A network of these lengths on this rank's device, its values still undefined.
+
+        It is the last one again where the lengths are the same, as they are from deal to deal: fresh memory would cost
+        more than the values that go into it.
+        """
+        if self._built is None or self._built[0] != lengths:
+            self._built = None
+            with torch.device("meta"):
+                network = self.job.architecture.build(lengths)
+            self._built = dict(lengths), materialise(network, self.job.device).train()
+        return self._built[1]
 
     def local_steps(
         self,

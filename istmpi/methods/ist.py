@@ -34,6 +34,7 @@ class IST(Method):
             pull.run(store.tensors, arriving, communicator)
             copy_from_host(arriving, tensors)
         loss = self.local_steps(subnet, optimizer, round)
+        subnet.zero_grad(set_to_none=True)
         with clock("push"):
             push.run(on_host(tensors), store.tensors, communicator)
         return loss
