@@ -13,7 +13,6 @@ file appears under its name when it is complete: it is written beside it, synced
 import contextlib
 import os
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 
 import h5py
@@ -22,6 +21,7 @@ import torch
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.data.hdf5 import sync
 from istmpi.errors import OutputError
 from istmpi.models.norms import EPSILON
 from istmpi.store import ParameterStore
@@ -50,7 +50,7 @@ def save(path: Path, run: Run, round: int, store: ParameterStore, moments: Momen
             if communicator.rank == 0:
                 with _output(path):
                     os.replace(beside, path)
-                    _sync_folder(path.parent)
+                    sync(path.parent)
     finally:
         if communicator.rank == 0:
             beside.unlink(missing_ok=True)
@@ -89,12 +89,10 @@ def _place(name: str) -> str:
 
 def _rows(store: ParameterStore) -> list[tuple[str, int, np.ndarray]]:
     """This rank's rows of every tensor, and the bytes before them in the whole one."""
-    rows = []
-    for name, parameter in store.parameters.items():
-        shape = parameter.pattern.shape(store.owners.lengths)
-        first = store.owners.rows(shape[0], store.rank).start
-        rows.append((name, first * prod(shape[1:]) * parameter.itemsize, store.tensors[name].numpy()))
-    return rows
+    return [
+        (name, store.first_element(parameter) * parameter.itemsize, store.tensors[name].numpy())
+        for name, parameter in store.parameters.items()
+    ]
 
 
 @contextlib.contextmanager
@@ -104,12 +102,3 @@ def _output(path: Path):
         yield
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error}).") from None
-
-
-def _sync_folder(path: Path) -> None:
-    """Make a rename last."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -140,7 +140,10 @@ class Communicator:
         """
         from mpi4py import MPI
 
-        file = MPI.File.Open(self._mpi, path, MPI.MODE_WRONLY)
+        try:
+            file = MPI.File.Open(self._mpi, path, MPI.MODE_WRONLY)
+        except MPI.Exception as error:
+            raise OSError(str(error)) from None
         failure: Exception | None = None
         for offset, values in parts:
             mine = values.reshape(-1).view(np.uint8)

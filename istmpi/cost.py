@@ -93,16 +93,16 @@ def cost(run: Run, architecture: Architecture, ranks: int, slots: int = 0) -> Co
     costs, one_way = [], 0.0
     for rank in range(ranks):
         narrow = {**lengths, **{name: size[rank] for name, size in sizes.items()}}
-        held = owned = flops = 0
+        elements = held = owned = flops = 0
         for parameter in architecture.parameters.values():
             shape = parameter.pattern.shape(lengths)
             mine = parameter.size(narrow)
             rows = len(owners.rows(shape[0], rank))
+            elements += mine
             held += mine * parameter.itemsize
             owned += rows * prod(shape[1:]) * parameter.itemsize
             one_way += mine * (1 - rows / shape[0]) * parameter.itemsize
             flops += mine * parameter.multiplies * run.train.batch * (4 if parameter.of_input else 6)
-        elements = sum(parameter.size(narrow) for parameter in architecture.parameters.values())
         costs.append(RankCost(narrow, elements, owned * (1 + stored), held * (2 + slots), flops))
     return Cost(costs, groups, kind.round_bytes(run, one_way, stored))
 

@@ -41,7 +41,7 @@ class ParameterStore:
             if parameter.bound == 0:
                 flat.fill_(parameter.centre)
                 continue
-            first = self._first_element(parameter)
+            first = self.first_element(parameter)
             stream = rng.key(seed, "initial", name)
             for start in range(0, len(flat), _CHUNK):
                 count = min(_CHUNK, len(flat) - start)
@@ -54,7 +54,7 @@ class ParameterStore:
         total = 0
         for name, parameter in self.parameters.items():
             flat = self.tensors[name].view(-1)
-            first = self._first_element(parameter)
+            first = self.first_element(parameter)
             for start in range(0, len(flat), _CHUNK):
                 values = flat[start : start + _CHUNK].view(torch.uint8).numpy()
                 values = values.reshape(-1, parameter.itemsize).astype(np.uint64)
@@ -69,7 +69,7 @@ class ParameterStore:
             rows = self.owners.positions(parameter.pattern.axes[0], 0, self.rank)
             self.tensors[name].copy_(tensors[name].detach()[rows.start : rows.stop])
 
-    def _first_element(self, parameter: Parameter) -> int:
+    def first_element(self, parameter: Parameter) -> int:
         """The global flat position of the first owned element."""
         shape = parameter.pattern.shape(self.owners.lengths)
         return self.owners.rows(shape[0], self.rank).start * prod(shape[1:])

@@ -36,7 +36,7 @@ _TEXTS = {"data.source", "model.name", "method.name", "optimizer.name", "output.
 
 
 def settings(command: Callable) -> Callable:
-    """Decorate a click command with RUN and the options that change it; it receives a ``run`` and ``changes``."""
+    """Decorate a click command with RUN and the options that change it; it receives what `resolve` takes."""
     command = click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Any other setting.")(
         command
     )

@@ -98,9 +98,9 @@ class Writer:
                 self._file["normalisation/std"] = std
             self._file.close()
             if error is None:
-                _sync(self._temporary)
+                sync(self._temporary)
                 self._temporary.replace(self.target)
-                _sync(self.target.parent)
+                sync(self.target.parent)
         except OSError as failure:
             raise OutputError(f"{self.target} cannot be written: {_reason(failure)}.") from failure
         finally:
@@ -234,7 +234,7 @@ def _reason(error: Exception) -> str:
     return os.strerror(number) if number else (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

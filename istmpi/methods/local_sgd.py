@@ -1,7 +1,6 @@
 """Local SGD (arXiv 1805.09767): J local steps on every rank's whole network, then the mean of the weights."""
 
 from istmpi.config import Run
-from istmpi.methods.base import Method
 from istmpi.methods.ist import IST
 from istmpi.models.architecture import Architecture
 
@@ -11,4 +10,4 @@ class LocalSGD(IST):
 
     @classmethod
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        return Method.groups(run, architecture)
+        return ()
