@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,9 +25,6 @@ LAUNCHERS = {
     "SLURM": ("SLURM_PROCID", "SLURM_NTASKS"),
 }
 """How launchers tell a process its rank and the number of ranks."""
-
-_WRITE_BYTES = 2**30
-"""Most bytes in one write: larger ones fail in older libraries."""
 
 Staged = tuple[np.ndarray, list[int], list[int]]
 """A byte buffer with the count and the start of each rank's message in it."""
@@ -132,34 +129,27 @@ class Communicator:
             first.everywhere = True
             raise first
 
-    def write(self, path: str, parts: Sequence[tuple[int, np.ndarray]]) -> None:
-        """Write this rank's parts of an existing file: (offset in bytes, contiguous array), as many on every rank.
+    @property
+    def mpi(self) -> Any:
+        """The mpi4py communicator, for a library that takes one."""
+        return self._mpi
 
-        Goes through MPI-IO, which keeps ranks that share a block of the file system out of each other's way. Raises
-        OSError on a rank whose part could not be written, after all ranks are through.
-        """
+    def duplicate(self) -> "Communicator":
+        """The same ranks on a communicator of their own: what goes on there mixes with nothing here."""
+        return Communicator(self._mpi.Dup())
+
+    def start_maximum(self, value: int) -> Callable[[], int]:
+        """Begin to agree on the largest of all ranks' values; what it returns waits for it and tells."""
         from mpi4py import MPI
 
-        try:
-            file = MPI.File.Open(self._mpi, path, MPI.MODE_WRONLY)
-        except MPI.Exception as error:
-            raise OSError(str(error)) from None
-        failure: Exception | None = None
-        for offset, values in parts:
-            mine = values.reshape(-1).view(np.uint8)
-            for start in range(0, self.maximum(mine.nbytes), _WRITE_BYTES):
-                piece = mine[start : start + _WRITE_BYTES]
-                try:
-                    file.Write_at_all(offset + min(start, mine.nbytes), [piece, MPI.BYTE])
-                except MPI.Exception as error:
-                    failure = failure or error
-        try:
-            file.Sync()
-            file.Close()
-        except MPI.Exception as error:
-            failure = failure or error
-        if failure:
-            raise OSError(str(failure))
+        result = np.array([value], dtype=np.int64)
+        request = self._mpi.Iallreduce(MPI.IN_PLACE, result, op=MPI.MAX)
+
+        def largest() -> int:
+            request.Wait()
+            return int(result[0])
+
+        return largest
 
     def on_this_host(self) -> "Communicator":
         """The ranks on this host."""
@@ -170,6 +160,45 @@ class Communicator:
     def hosts(self) -> list[str]:
         """Every rank's host name."""
         return self.gather(socket.gethostname())
+
+
+class Rumour:
+    """A word that any rank may spread at any time, and that every rank hears sooner or later without waiting for it.
+
+    Who hears it first passes it on to the ranks 1, 2, 4, ... further on. `Rumour` is collective, `settle` too.
+    """
+
+    def __init__(self, communicator: Communicator):
+        self._mpi = communicator.mpi.Dup()
+        self._rank, self._size = communicator.rank, communicator.size
+        self._steps = [2**power for power in range((self._size - 1).bit_length())]
+        self._sent: list[Any] = []
+        self._heard_from: set[int] = set()
+
+    def spread(self, word: str) -> None:
+        """Say it, once."""
+        self._sent = [self._mpi.isend(word, (self._rank + step) % self._size) for step in self._steps]
+
+    def heard(self) -> str:
+        """The word that has arrived by now, or nothing."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        if not self._steps or not self._mpi.iprobe(status=status):
+            return ""
+        self._heard_from.add(status.source)
+        return self._mpi.recv(source=status.source)
+
+    def settle(self) -> None:
+        """Receive what is still under way."""
+        said = self._mpi.allgather(bool(self._sent))
+        for step in self._steps:
+            source = (self._rank - step) % self._size
+            if said[source] and source not in self._heard_from:
+                self._mpi.recv(source=source)
+        for request in self._sent:
+            request.wait()
+        self._sent, self._heard_from = [], set()
 
 
 def world() -> Communicator:
@@ -194,6 +223,13 @@ def world() -> Communicator:
             f"together. Use the mpirun (or srun --mpi=...) of that library."
         )
     return communicator
+
+
+def threads_may_call() -> bool:
+    """Several threads of a process may call the MPI library at the same time."""
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 def library() -> str:

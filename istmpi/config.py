@@ -116,6 +116,22 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """When and how the state of training is saved; the trained network is saved in any case."""
+
+    every: int = 0
+    """Rounds between checkpoints; 0 takes none."""
+    keep: int = 2
+    """The newest that are kept."""
+    writer: str = "auto"
+    """mpio (parallel HDF5) | direct (every rank writes its rows by itself) | auto: mpio where h5py has MPI."""
+    wait: bool = False
+    """Let training wait until a checkpoint is on the disk, instead of writing it in the background."""
+    max_failures: int = 3
+    """So many checkpoints in a row that cannot be written end the run."""
+
+
+@dataclass(frozen=True)
 class Output:
     """Where the results go."""
 
@@ -133,6 +149,7 @@ class Run:
     optimizer: Optimizer = field(default_factory=Optimizer)
     train: Train = field(default_factory=Train)
     evaluate: Evaluate = field(default_factory=Evaluate)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
     output: Output = field(default_factory=Output)
     name: str = "digits"
 
@@ -153,6 +170,11 @@ class Run:
             raise ConfigError(f"{path}: not a readable TOML file ({error}).") from None
         tree.setdefault("name", path.stem)
         return _build(Run, tree, "", path.name)
+
+    @staticmethod
+    def from_tree(tree: Mapping[str, Any], source: str) -> "Run":
+        """The run of nested dicts as `tree` gives them; ConfigError names ``source``."""
+        return _build(Run, tree, "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
         """The run with some settings replaced: ``{"method.local_steps": 20}``."""
@@ -199,14 +221,14 @@ class Run:
         """The run as a TOML file that `Run.load` reads back to the same run."""
         return tomli_w.dumps(self.tree())
 
-    def differences(self, other: "Run") -> list[str]:
-        """The settings in which two runs differ, as ``model.hidden: [512] or [256]``."""
+    def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
+        """The settings in which two runs differ: ``{"model.hidden": ([512], [256])}``; one that is not set is None."""
         mine, theirs = (_flat(run.tree()) for run in (self, other))
-        return [
-            f"{key}: {mine.get(key)} or {theirs.get(key)}"
+        return {
+            key: (mine.get(key), theirs.get(key))
             for key in sorted({*mine, *theirs})
             if mine.get(key) != theirs.get(key)
-        ]
+        }
 
 
 def shipped() -> list[str]:
@@ -261,6 +283,7 @@ _CHOICES = {
     "method.optimizer_state": ("reset", "carry"),
     "train.device": ("auto", "cpu", "cuda"),
     "model.dtype": ("float32", "float64"),
+    "checkpoint.writer": ("auto", "mpio", "direct"),
 }
 
 _AT_LEAST = {
@@ -272,6 +295,9 @@ _AT_LEAST = {
     "evaluate.every": 0,
     "evaluate.batch": 1,
     "evaluate.calibration_examples": 2,
+    "checkpoint.every": 0,
+    "checkpoint.keep": 1,
+    "checkpoint.max_failures": 1,
     "optimizer.weight_decay": 0,
 }
 

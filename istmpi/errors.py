@@ -6,7 +6,8 @@
     │   ├── DataError                   a data file that is missing, damaged or of the wrong kind
     │   └── LaunchError                 mpirun, the MPI library and the ranks do not fit together
     ├── DivergedError          exit 3   the loss is no longer finite
-    └── OutputError            exit 74  a result cannot be written
+    ├── OutputError            exit 74  a result cannot be written
+    └── StoppedError           exit 75  stopped early as asked, and saved; can be resumed
 
 A message names the subject, its value, the constraint and the cure, in one line:
 
@@ -53,6 +54,12 @@ class OutputError(IstmpiError):
     """A result cannot be written."""
 
     exit_code = 74
+
+
+class StoppedError(IstmpiError):
+    """The run was asked to stop and did, with its state saved."""
+
+    exit_code = 75
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 from istmpi.errors import ConfigError, DataError, OutputError
 
+METRICS = "metrics.jsonl"
+
 
 class Clock:
     """Seconds by phase of this rank: ``with clock("pull"): ...``. A phase inside another is taken out of it."""
@@ -43,20 +45,40 @@ class RunFolder:
         self.path = path
 
     @staticmethod
-    def create(wanted: str, name: str) -> "RunFolder":
+    def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
         """A new folder: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
 
-        Raises ConfigError when it is not empty or cannot be made: nothing of an earlier run is ever overwritten.
+        With ``resume`` it may be a run's already: the wanted one, runs/NAME for ``auto``, or the one that the file or
+        folder to go on from lies in. Raises ConfigError for a folder with anything else in it, and for one that cannot
+        be made: nothing of others is ever overwritten.
         """
-        path = Path(wanted) if wanted else _free(Path("runs") / name)
+        if resume not in ("", "auto") and not Path(resume).exists():
+            raise DataError(f"--resume {resume}: there is no such file or folder.")
+        if wanted:
+            path = Path(wanted)
+        elif resume == "auto":
+            path = Path("runs") / name
+        elif resume:
+            path = Path(resume)
+            path = path if path.is_dir() else path.parent
+            path = path.parent if path.name == "checkpoints" else path
+        else:
+            path = _free(Path("runs") / name)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                raise ConfigError(f"--out {path}: the folder is not empty. Name another or remove it.")
-            (path / "metrics.jsonl").touch()
+            if any(path.iterdir()) and not (resume and (path / METRICS).is_file()):
+                what = "is not empty and not a run's" if resume else "is not empty"
+                raise ConfigError(f"--out {path}: the folder {what}. Name another or remove it.")
+            (path / METRICS).touch()
         except OSError as error:
             raise ConfigError(f"--out {path}: cannot be written ({error.strerror}). Name another folder.") from None
         return RunFolder(path)
+
+    def keep_metrics(self, rounds: int) -> None:
+        """Forget the metrics of later rounds: they will be run again."""
+        kept = [line for line in self.metrics() if line["round"] <= rounds]
+        self._open(f".{METRICS}", "w", "".join(json.dumps(line) + "\n" for line in kept))
+        (self.path / f".{METRICS}").replace(self.path / METRICS)
 
     def write(self, name: str, text: str) -> None:
         """A whole file."""
@@ -64,13 +86,14 @@ class RunFolder:
 
     def append(self, metrics: Mapping[str, Any]) -> None:
         """One more line of metrics.jsonl."""
-        self._open("metrics.jsonl", "a", json.dumps(metrics) + "\n")
+        self._open(METRICS, "a", json.dumps(metrics) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl."""
-        path = self.path / "metrics.jsonl"
+        """All lines of metrics.jsonl; half a line at its end, of a run that was killed, does not count."""
+        path = self.path / METRICS
         try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            return [json.loads(line) for line in lines if line.endswith("\n")]
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: not the metrics of a run ({error}).") from None
 

@@ -29,10 +29,7 @@ class ParameterStore:
         self.parameters = dict(parameters)
         self.owners = Owners(dict(lengths), ranks)
         self.rank = rank
-        self.tensors = {
-            name: torch.zeros(part_shape(self.owners, parameter, rank), dtype=getattr(torch, parameter.dtype))
-            for name, parameter in parameters.items()
-        }
+        self.tensors = {name: self._zeros(parameter) for name, parameter in parameters.items()}
 
     def initialise(self, seed: int) -> None:
         """Fill the owned rows with initial values: uniform in ``centre ± bound`` of each parameter."""
@@ -68,6 +65,23 @@ class ParameterStore:
         for name, parameter in self.parameters.items():
             rows = self.owners.positions(parameter.pattern.axes[0], 0, self.rank)
             self.tensors[name].copy_(tensors[name].detach()[rows.start : rows.stop])
+
+    def add_slots(self, slots: tuple[str, ...]) -> None:
+        """Have rows, of zeros, for these slots of every parameter; those that are there already stay as they are."""
+        names = {name: of for name, of in self.parameters.items() if "/" not in name}
+        self.parameters = with_slots(names, slots) | self.parameters
+        for name, parameter in self.parameters.items():
+            if name not in self.tensors:
+                self.tensors[name] = self._zeros(parameter)
+
+    def drop_slots(self, except_for: tuple[str, ...]) -> None:
+        """Forget all other slots."""
+        for name in list(self.parameters):
+            if "/" in name and name.rpartition("/")[2] not in except_for:
+                del self.parameters[name], self.tensors[name]
+
+    def _zeros(self, parameter: Parameter) -> torch.Tensor:
+        return torch.zeros(part_shape(self.owners, parameter, self.rank), dtype=getattr(torch, parameter.dtype))
 
     def first_element(self, parameter: Parameter) -> int:
         """The global flat position of the first owned element."""

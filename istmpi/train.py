@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from istmpi.checkpoint import save
+import numpy as np
+
+from istmpi.checkpoint.folder import NETWORK, newest_valid, require_valid
+from istmpi.checkpoint.format import DataSummary, Header, Piece
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import Saver
+from istmpi.checkpoint.state import deployment_pieces, model_pieces, partial_pieces, restore, versions
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.batches import Batches
@@ -16,17 +23,21 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
 from istmpi.devices import choose_device, choose_threads
-from istmpi.errors import ConfigError, DataError, DivergedError
+from istmpi.errors import ConfigError, DataError, DivergedError, StoppedError
 from istmpi.evaluate import Evaluator, Score
-from istmpi.methods import Job, method
+from istmpi.methods import Job, Partial, method
 from istmpi.models import architecture
 from istmpi.models.losses import TASKS
 from istmpi.partition import check
 from istmpi.record import Clock, RunFolder
+from istmpi.stopping import FILE as STOP_FILE
+from istmpi.stopping import StopSign
 from istmpi.store import ParameterStore, with_slots
 
-NETWORK = "network.h5"
-"""The trained network in the run's folder."""
+MAY_CHANGE = ("data.source", "optimizer.lr", "optimizer.weight_decay", "train.rounds")
+"""Settings that a resumed run may have otherwise; the data may have moved, but not changed."""
+WITHOUT_EFFECT = ("name", "train.threads", "train.device", "evaluate.", "checkpoint.", "output.")
+"""Settings, or sections of them, that do not change what is learnt."""
 
 
 @dataclass(frozen=True)
@@ -69,55 +80,111 @@ class Summary:
 class Watch:
     """Looks on from rank 0 while a run is carried out; override what is of interest."""
 
-    def started(self, training: Training, folder: RunFolder) -> None:
+    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         """Everything is checked and set up."""
 
     def progressed(self, progress: Progress) -> None:
         """A round is done."""
 
+    def noticed(self, message: str) -> None:
+        """Something that the user should know and that does not end the run."""
+
     def finished(self, summary: Summary) -> None:
         """The run is done."""
 
 
-def carry_out(run: Run, communicator: Communicator, watch: Watch | None = None) -> Summary:
-    """Train a run to its end; leave record and network in a new folder. Collective; ``watch`` counts on rank 0 alone.
+def carry_out(
+    run: Run,
+    communicator: Communicator,
+    watch: Watch | None = None,
+    resume: str = "",
+    deadline: float | None = None,
+    signals: bool = False,
+) -> Summary | None:
+    """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
-    Raises, on every rank, ConfigError or DataError before anything is trained, DivergedError in between, with the last
-    good network saved; OutputError when a result cannot be written.
+    ``watch`` counts on rank 0 alone. ``resume``: a checkpoint or the folder of a run to go on from, ``auto`` for
+    this run's own folder if there is something in it; without it the folder must be new. The run stops early at the
+    ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process. Returns
+    None when there was nothing left to do.
+
+    Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
+    that was reached saved; OutputError when a result cannot be written.
     """
-    training = Training(run, communicator)
     first = communicator.rank == 0
     watch = watch or Watch()
+    note = watch.noticed if first else lambda _: None
     with communicator.agreed():
-        folder = RunFolder.create(run.output.folder, run.name) if first else None
+        folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
     folder = communicator.from_first(folder)
+    start = _start(folder, resume, communicator, note)
+    stop = StopSign(communicator, folder.path / STOP_FILE, deadline)
+    if signals:
+        stop.listen()
+    training = Training(run, communicator, stop)
+    if start:
+        for change in training.resume(start):
+            note(f"changed since {start}: {change}")
+        if start == folder.path / NETWORK and training.rounds_done >= run.train.rounds:
+            note(f"nothing left to train: {start} has all {run.train.rounds} rounds.")
+            return None
+    saver = Saver(folder.path, run.checkpoint, communicator, note)
     if first:
         folder.write("run.toml", run.override({"output.folder": str(folder.path)}).toml())
-        watch.started(training, folder)
-    network = folder.path / NETWORK
+        folder.keep_metrics(training.rounds_done)
+        watch.started(training, folder, saver)
+        if start:
+            note(f"going on from {start}, {training.position}.")
+    network, progress = folder.path / NETWORK, None
     try:
         for progress in training.rounds():
             if first:
                 folder.append({key: value for key, value in asdict(progress).items() if value is not None})
                 watch.progressed(progress)
+            if training.checkpoint_due:
+                with training.clock("save"):
+                    saver.save(*training.state())
+        with training.clock("save"):
+            if training.rounds_done < run.train.rounds:
+                path = saver.save_now(*training.state())
+                error = StoppedError(
+                    f"stopped by {stop.reason}, {training.position}; saved in {path}. "
+                    f"The same command with --resume auto goes on."
+                )
+                error.everywhere = True
+                raise error
+            saver.save_now(*training.state(calibrated=True), network)
     except DivergedError as error:
-        training.save(network)
+        saver.save_now(*training.state(calibrated=True), network)
         error.args = (f"{error} They are in {network}.",)
         raise
-    training.save(network)
     everyones = communicator.gather(dict(training.clock.seconds))
     phases = {phase: sum(seconds[phase] for seconds in everyones) / len(everyones) for phase in everyones[0]}
-    summary = Summary(folder.path, communicator.size, training.score_name, progress, phases)
+    last = progress or training.progress(training.evaluate())
+    summary = Summary(folder.path, communicator.size, training.score_name, last, phases)
     if first:
         folder.write("summary.json", json.dumps(asdict(summary), default=str, indent=2) + "\n")
         watch.finished(summary)
     return summary
 
 
+def _start(folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
+    """The checkpoint to go on from, every byte of it checked."""
+    if not resume:
+        return None
+    if resume != "auto" and not Path(resume).is_dir():
+        require_valid(Path(resume), communicator)
+        return Path(resume)
+    start = newest_valid(folder.path if resume == "auto" else Path(resume), communicator, note)
+    if start is None and resume != "auto":
+        raise DataError(f"--resume {resume}: there is no checkpoint in this folder.")
+    return start
+
+
 class Training:
     """A run that is set up on every rank; iterate over `rounds` to carry it out. Collective throughout."""
 
-    def __init__(self, run: Run, communicator: Communicator):
+    def __init__(self, run: Run, communicator: Communicator, stop: StopSign | None = None):
         """Check everything that can be checked, on all ranks together, and initialise the network.
 
         Raises the same ConfigError or DataError on every rank.
@@ -140,45 +207,151 @@ class Training:
             self.device = choose_device(run.train.device, local)
         self.threads = choose_threads(run.train.threads, local)
         self.run = run
-        self._rounds_done = 0
+        self._data_summary = self._summarise_data()
+        self.stop = stop or StopSign(communicator)
+        self.rounds_done = self.local_step = self._examples = self._bytes = 0
+        self._seconds = self._loss = 0.0
+        self._begun = Partial()
+        self._calibrated: tuple[int, int] | None = None
         self.score_name = TASKS[self.dataset.task].score
         parameters = with_slots(self.architecture.parameters, slots)
         self.store = ParameterStore(parameters, self.architecture.lengths, communicator.size, communicator.rank)
         self.store.initialise(run.train.seed)
         self.job = Job(
-            run, self.architecture, self.dataset.task, self.store, self.batches, communicator, self.device, self.clock
+            run,
+            self.architecture,
+            self.dataset.task,
+            self.store,
+            self.batches,
+            communicator,
+            self.device,
+            self.clock,
+            self.stop,
         )
         self.method = kind(self.job)
         self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
 
     def rounds(self) -> Iterator[Progress]:
-        """Run the rounds one by one; DivergedError on every rank when the loss stops being finite."""
-        run, ranks = self.run, self.communicator.size
+        """Run the rounds that are left, one by one; DivergedError on every rank when the loss stops being finite.
+
+        Ends early when ``stop`` was asked, perhaps in the middle of a round: `state` then has what is done of it.
+        """
+        run = self.run
         every = run.evaluate.every or max(run.train.rounds // 10, 1)
-        sent, seconds = 0, 0.0
-        for number in range(run.train.rounds):
-            self.communicator.barrier()
-            start, before = time.perf_counter(), self.communicator.traffic.bytes
-            loss = self.method.run(number)
-            seconds += time.perf_counter() - start
-            sent += sum(self.communicator.gather(self.communicator.traffic.bytes - before))
-            done = self._rounds_done = number + 1
-            steps = done * run.method.local_steps
-            progress = Progress(done, steps, steps * ranks * run.train.batch, seconds, sent, loss)
-            if done % every == 0 or done == run.train.rounds:
-                progress = replace(progress, score=self.evaluate())
-            yield progress
+        while self.rounds_done < run.train.rounds and not self.stop.reason:
+            if not self._run_round():
+                return
+            last = self.rounds_done == run.train.rounds
+            due = self.rounds_done % every == 0 and not self.stop.reason
+            yield self.progress(self.evaluate() if last or due else None)
+
+    def _run_round(self) -> bool:
+        """Run one round, or what is left of it; False when it was stopped in the middle."""
+        communicator, local_steps = self.communicator, self.run.method.local_steps
+        communicator.barrier()
+        start, before = time.perf_counter(), communicator.traffic.bytes
+        outcome = self.method.run(self.rounds_done, self._begun)
+        self._seconds += time.perf_counter() - start
+        stopped = isinstance(outcome, Partial)
+        done = outcome.local_steps if stopped else local_steps
+        reports = communicator.gather((communicator.traffic.bytes - before, done - self._begun.local_steps, done))
+        sent, steps, most = zip(*reports, strict=True)
+        self._bytes += sum(sent)
+        self._examples += sum(steps) * self.run.train.batch
+        if not stopped:
+            self.rounds_done, self.local_step, self._begun, self._loss = self.rounds_done + 1, 0, Partial(), outcome
+        elif max(most):
+            self.local_step, self._begun = max(most), outcome
+        else:
+            self.store.drop_slots(except_for=self.method.slots(self.run))
+        return not stopped
+
+    def progress(self, score: Score | None = None) -> Progress:
+        """What is known after the last round."""
+        steps = self.rounds_done * self.run.method.local_steps
+        return Progress(self.rounds_done, steps, self._examples, self._seconds, self._bytes, self._loss, score)
+
+    @property
+    def position(self) -> str:
+        """How far training got, in words."""
+        inside = f" and {self.local_step} of {self.run.method.local_steps} local steps" * (self.local_step > 0)
+        return f"after {self.rounds_done} of {self.run.train.rounds} rounds{inside}"
 
     def evaluate(self) -> Score:
         """The full network's score on the test split."""
         with self.clock("evaluate"):
+            self._calibrated = self.rounds_done, self.local_step
             return self.evaluator.score()
 
-    def save(self, path: Path) -> None:
-        """Write the network as it rests in the store, calibrated, into one file."""
-        with self.clock("save"):
+    @property
+    def checkpoint_due(self) -> bool:
+        """After this round; what is saved at the end of the run, or when it is stopped, is not counted."""
+        every, done = self.run.checkpoint.every, self.rounds_done
+        return bool(every) and done % every == 0 and done < self.run.train.rounds and not self.stop.reason
+
+    def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
+        """Everything that training goes on from, this rank's part of it; collective when to be ``calibrated``."""
+        position = self.rounds_done, self.local_step
+        if calibrated and self._calibrated != position:
             self.evaluator.calibrate()
-            save(path, self.run, self._rounds_done, self.store, self.evaluator.network.moments, self.communicator)
+            self._calibrated = position
+        moments = self.evaluator.network.moments if self._calibrated == position else {}
+        header = Header(
+            self.run,
+            self.communicator.size,
+            *position,
+            self._examples,
+            self._seconds,
+            self._bytes,
+            self._loss,
+            self._data_summary,
+            versions(),
+        )
+        pieces = [*model_pieces(self.store), *deployment_pieces(moments, self.dataset, self.communicator.rank)]
+        if self.local_step:
+            pieces += partial_pieces(self._begun, self.store, self.run.method.local_steps)
+        return header, pieces
+
+    def resume(self, path: Path) -> list[str]:
+        """Take over the state of a checkpoint that any number of ranks saved; returns settings that changed since.
+
+        Raises ConfigError on every rank when it is the state of another run.
+        """
+        with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
+            header = checkpoint.header
+            changes = self._changes(header, path)
+            self._begun = restore(checkpoint, self.store)
+        self.rounds_done, self.local_step = header.position
+        self._examples, self._seconds, self._bytes = header.examples, header.seconds, header.bytes
+        self._loss = header.loss
+        return changes
+
+    def _changes(self, header: Header, path: Path) -> list[str]:
+        """What may be different from a checkpoint's run and is; ConfigError where something else is, too."""
+        changed, refused = [], []
+        for setting, (saved, wanted) in header.run.differences(self.run).items():
+            text = f"{setting} = {saved} there, {wanted} here"
+            if setting in MAY_CHANGE:
+                changed.append(text)
+            elif not setting.startswith(WITHOUT_EFFECT):
+                refused.append(text)
+        for fact, saved in asdict(header.data).items():
+            wanted = getattr(self._data_summary, fact)
+            if saved != wanted and fact != "source":
+                refused.append(f"data: {fact} = {saved} there, {wanted} here")
+        if refused:
+            raise ConfigError(
+                f"{path} is of another run: {'; '.join(refused)}. Give the same settings, or a new --out."
+            )
+        return changed
+
+    def _summarise_data(self) -> DataSummary:
+        data, own_files = self.dataset, self.run.data.placement == "local"
+        labels = 0 if own_files else zlib.crc32(np.ascontiguousarray(data.train.labels()))
+        examples = 0 if own_files else len(data.train)
+        return DataSummary(
+            self.run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, examples, labels
+        )
 
     def _stream(self, run: Run) -> Batches:
         """This rank's batches."""
@@ -194,8 +367,9 @@ def _same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> Non
     first_run, first_meaning = communicator.from_first((run, meaning))
     with communicator.agreed():
         if differences := first_run.differences(run):
+            shown = "; ".join(f"{setting}: {theirs} or {mine}" for setting, (theirs, mine) in differences.items())
             raise ConfigError(
-                f"the ranks have different settings ({'; '.join(differences)}; rank 0's first). Give all ranks "
+                f"the ranks have different settings ({shown}; rank 0's first). Give all ranks "
                 f"the same command line and run file."
             )
         if first_meaning != meaning:

@@ -14,7 +14,7 @@ from istmpi.errors import IstmpiError, UserError
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
 3 the loss is no longer finite, 74 a result cannot be written,
-130 interrupted."""
+75 stopped early and saved (train --resume auto goes on), 130 interrupted."""
 
 
 @click.group(

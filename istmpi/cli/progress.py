@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from istmpi import comm, cost, optimizers, train
+from istmpi.checkpoint.folder import NETWORK
+from istmpi.checkpoint.saver import Saver
 from istmpi.record import RunFolder
 from istmpi.report.units import duration, number, size
 
@@ -26,8 +28,8 @@ class TrainingDisplay(train.Watch):
         self._bar: Progress | None = None
         self._line_at = 0.0
 
-    def started(self, training: train.Training, folder: RunFolder) -> None:
-        self._facts(_banner(training, folder))
+    def started(self, training: train.Training, folder: RunFolder, saver: Saver) -> None:
+        self._facts(_banner(training, folder, saver))
         self._score_name = training.score_name
         self._rounds = training.run.train.rounds
         if self._console.is_terminal:
@@ -57,6 +59,9 @@ class TrainingDisplay(train.Watch):
                 line += f"  test loss {progress.score.loss:.4f}  {self._score_name} {progress.score.score:.4f}"
             self._console.print(line)
 
+    def noticed(self, message: str) -> None:
+        self._console.print(message, markup=False)
+
     def finished(self, summary: train.Summary) -> None:
         if self._bar:
             self._bar.stop()
@@ -77,7 +82,7 @@ class TrainingDisplay(train.Watch):
             self._console.print(f"[bold]{name:<10}[/] {escape(fact)}")
 
 
-def _banner(training: train.Training, folder: RunFolder) -> dict[str, str]:
+def _banner(training: train.Training, folder: RunFolder, saver: Saver) -> dict[str, str]:
     run, ranks, network, data = training.run, training.communicator.size, training.architecture, training.dataset
     hosts = list(dict.fromkeys(training.hosts))
     shown = ", ".join(hosts[:4]) + ", ..." * (len(hosts) > 4)
@@ -85,6 +90,8 @@ def _banner(training: train.Training, folder: RunFolder) -> dict[str, str]:
     weights = sum(parameter.size(network.lengths) for parameter in network.parameters.values())
     plan = cost.cost(run, network, ranks, len(optimizers.recipe(run.optimizer).slots))
     dealt = ", ".join(plan.groups) or "nothing"
+    every = f"every {run.checkpoint.every} rounds" if run.checkpoint.every else "none but at the end"
+    how = ", in the background" * (saver.background and run.checkpoint.every > 0)
     alone = " (started without mpirun; mpirun -n P istmpi train uses P ranks)" * (ranks == 1)
     return {
         "run": f"{run.name} in {folder.path}",
@@ -96,6 +103,7 @@ def _banner(training: train.Training, folder: RunFolder) -> dict[str, str]:
         "method": f"{run.method.name}, {run.train.rounds} rounds of {run.method.local_steps} local steps of "
         f"{run.train.batch} examples a rank",
         "dealt out": f"{dealt}; each rank trains {number(plan.largest.trained_elements)} weights",
+        "checkpoint": f"{every}, writer {saver.writer}{how}",
         "traffic": f"{size(plan.round_bytes)} a round over all ranks",
     }
 
@@ -108,6 +116,6 @@ def _outcome(summary: train.Summary) -> dict[str, str]:
         "speed": f"{number(summary.examples_per_second)} examples/s over all ranks in {duration(last.seconds)}",
         "time": ", ".join(f"{phase} {seconds / total:.0%}" for phase, seconds in summary.seconds.items()),
         "sent": f"{size(last.bytes)} by all ranks",
-        "network": str(summary.folder / train.NETWORK),
+        "network": str(summary.folder / NETWORK),
         "run folder": str(summary.folder),
     }

@@ -28,11 +28,14 @@ OPTIONS = {
     "--optimizer": ("optimizer.name", "NAME", "sgd, adam or adamw."),
     "--seed": ("train.seed", "N", "Seed of everything random."),
     "--evaluate-every": ("evaluate.every", "N", "Rounds between evaluations."),
+    "--checkpoint-every": ("checkpoint.every", "N", "Rounds between checkpoints."),
+    "--keep": ("checkpoint.keep", "N", "Checkpoints to keep, the newest."),
+    "--writer": ("checkpoint.writer", "NAME", "auto, mpio (parallel HDF5) or direct."),
     "--threads": ("train.threads", "N|auto", "Threads per rank."),
     "--out": ("output.folder", "FOLDER", "Where the results go; a new folder."),
 }
 
-_TEXTS = {"data.source", "model.name", "method.name", "optimizer.name", "output.folder"}
+_TEXTS = {"checkpoint.writer", "data.source", "model.name", "method.name", "optimizer.name", "output.folder"}
 
 
 def settings(command: Callable) -> Callable:

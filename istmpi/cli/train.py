@@ -7,17 +7,45 @@ from istmpi.cli.settings import resolve, settings
 
 @click.command("train")
 @settings
+@click.option("--sync-checkpoints", is_flag=True, help="Wait until a checkpoint is on the disk.")
+@click.option(
+    "--resume",
+    default="",
+    metavar="auto|PATH",
+    help="Go on from a checkpoint, a run's folder, or this run's own folder.",
+)
+@click.option(
+    "--stop-before-walltime",
+    type=click.FloatRange(min=0),
+    metavar="MINUTES",
+    help="Save and stop that long before the SLURM job's time is up.",
+)
 @click.option("--dry-run", is_flag=True, help="Print shapes, bytes, FLOPs and memory; train nothing.")
 @click.option("--ranks", type=click.IntRange(min=1), metavar="P", help="Ranks to plan for, with --dry-run.")
-def command(run: str, assignments: tuple[str, ...], dry_run: bool, ranks: int | None, **options: str | None) -> None:
+def command(
+    run: str,
+    assignments: tuple[str, ...],
+    sync_checkpoints: bool,
+    resume: str,
+    stop_before_walltime: float | None,
+    dry_run: bool,
+    ranks: int | None,
+    **options: str | None,
+) -> None:
     """Train RUN: a run file (TOML) or the name of a run that ships with istmpi (see: istmpi runs).
 
     \b
     mpirun -n 4 istmpi train
     mpirun -n 8 istmpi train speech --data speech.h5 --hidden 4096,4096 --lr 0.01
+    mpirun -n 8 istmpi train speech --checkpoint-every 10 --resume auto
+
+    SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C or a file STOP in the run's folder save and stop it, exit code 75; --resume auto
+    goes on from there, on any number of ranks.
     """
     if ranks is not None and not dry_run:
         raise click.UsageError("--ranks goes with --dry-run; to train on P ranks use mpirun -n P.")
+    if sync_checkpoints:
+        assignments = (*assignments, "checkpoint.wait=true")
     if dry_run:
         from istmpi.cli.plan import show
 
@@ -25,15 +53,19 @@ def command(run: str, assignments: tuple[str, ...], dry_run: bool, ranks: int | 
         return
 
     from istmpi import comm
+    from istmpi.stopping import end_of_job
 
     communicator = comm.world()
+    deadline = None
     with communicator.agreed():
         resolved = resolve(run, assignments, options)
+        if stop_before_walltime is not None:
+            deadline = end_of_job() - 60 * stop_before_walltime
 
     from istmpi.cli.progress import TrainingDisplay
     from istmpi.train import carry_out
 
     display = TrainingDisplay() if communicator.rank == 0 else None
-    summary = carry_out(resolved, communicator, display)
-    if display:
+    summary = carry_out(resolved, communicator, display, resume, deadline, signals=True)
+    if display and summary:
         display.plots(summary.folder)

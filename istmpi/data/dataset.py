@@ -62,7 +62,8 @@ class Dataset:
 
     ``shape`` is that of one example before it was flattened to ``features`` numbers, channels first: [3, 32, 32] for a
     colour image, [features] where there is no such structure. ``outputs`` counts the classes, or the numbers to
-    predict; ``classes`` are their names, None for regression. The splits apply ``mean`` and ``std`` [features].
+    predict; ``classes`` are their names, None for regression. ``kind`` is that of `istmpi prepare`. The splits apply
+    ``mean`` and ``std`` [features].
     """
 
     splits: Mapping[str, Split]
@@ -71,6 +72,7 @@ class Dataset:
     outputs: int
     classes: tuple[str, ...] | None
     source: str
+    kind: str
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
 

@@ -24,4 +24,4 @@ def open_digits() -> Dataset:
     mean, std = moments.normalisation(groups=1)
     splits = {"train": Split(x[~test], y[~test], mean, std), "test": Split(x[test], y[test], mean, std)}
     classes = tuple(str(digit) for digit in range(10))
-    return Dataset(splits, CLASSIFICATION, (1, 8, 8), len(classes), classes, "digits", mean, std)
+    return Dataset(splits, CLASSIFICATION, (1, 8, 8), len(classes), classes, "digits", "digits", mean, std)

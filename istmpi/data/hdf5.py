@@ -71,7 +71,7 @@ class Writer:
             self._allocate()
         except OSError as error:
             self._temporary.unlink(missing_ok=True)
-            raise OutputError(f"{self.target} cannot be written: {_reason(error)}.") from error
+            raise OutputError(f"{self.target} cannot be written: {reason(error)}.") from error
         return self
 
     def append(self, split: str, x: np.ndarray, y: np.ndarray) -> None:
@@ -85,7 +85,7 @@ class Writer:
             group["x"][start:stop] = x
             group["y"][start:stop] = y
         except OSError as error:
-            raise OutputError(f"{self.target} cannot be written: {_reason(error)}.") from error
+            raise OutputError(f"{self.target} cannot be written: {reason(error)}.") from error
         if split == "train":
             self._moments.add(x)
 
@@ -102,7 +102,7 @@ class Writer:
                 self._temporary.replace(self.target)
                 sync(self.target.parent)
         except OSError as failure:
-            raise OutputError(f"{self.target} cannot be written: {_reason(failure)}.") from failure
+            raise OutputError(f"{self.target} cannot be written: {reason(failure)}.") from failure
         finally:
             self._temporary.unlink(missing_ok=True)
 
@@ -145,7 +145,7 @@ def open_prepared(path: str | os.PathLike) -> Dataset:
     except DataError:
         raise
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:  # as h5py meets what it did not expect
-        damage = "truncated" if "truncated" in str(error) else f"damaged ({_reason(error)})"
+        damage = "truncated" if "truncated" in str(error) else f"damaged ({reason(error)})"
         raise DataError(f"{path} is {damage}; prepare or copy it again.") from error
 
 
@@ -178,7 +178,7 @@ class _Reader:
                 x, y = self._split(split, features, task, outputs)
                 splits[split] = Split(x, y, mean, std)
         source = _text(self._attribute("source"))
-        return Dataset(splits, task, shape, outputs, classes, source, mean, std)
+        return Dataset(splits, task, shape, outputs, classes, source, _text(self._attribute("kind")), mean, std)
 
     def _split(self, split: str, features: int, task: str, outputs: int) -> tuple[np.ndarray, np.ndarray]:
         count = int(self._attribute(split))
@@ -228,7 +228,7 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The system's words where there are any: HDF5's own run over several clauses."""
     number = getattr(error, "errno", None)
     return os.strerror(number) if number else (str(error).splitlines() or [type(error).__name__])[0]

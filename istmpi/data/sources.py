@@ -49,7 +49,7 @@ def open_npz(path: Path) -> Dataset:
     shape = next(iter(arrays.values()))[0].shape[1:]
     splits = {split: Split(_finite_rows(x, split, str(path)), labels[split]) for split, (x, _) in arrays.items()}
     outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
-    return Dataset(splits, task, shape, outputs, classes, str(path))
+    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays")
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -1,14 +1,14 @@
 """The methods of training, by the name that a run file gives them."""
 
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.methods.base import Job, Method
+from istmpi.methods.base import Job, Method, Partial
 from istmpi.methods.data_parallel import DataParallel
 from istmpi.methods.ist import IST
 from istmpi.methods.local_sgd import LocalSGD
 
 METHODS: dict[str, type[Method]] = {"ist": IST, "local-sgd": LocalSGD, "data-parallel": DataParallel}
 
-__all__ = ["METHODS", "Job", "Method", "method"]
+__all__ = ["METHODS", "Job", "Method", "Partial", "method"]
 
 
 def method(name: str) -> type[Method]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from istmpi.errors import DivergedError
 from istmpi.models.architecture import Architecture
 from istmpi.models.losses import TASKS
 from istmpi.record import Clock
+from istmpi.stopping import StopSign
 from istmpi.store import ParameterStore
 
 
@@ -33,6 +34,19 @@ class Job:
     communicator: Communicator
     device: torch.device
     clock: Clock
+    stop: StopSign
+
+
+@dataclass
+class Partial:
+    """A round that was stopped in the middle: what a rank has of it beside its rows in the store."""
+
+    local_steps: int = 0
+    """Local steps done."""
+    losses: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    """Of these steps, float32; none where another number of ranks goes on with the round."""
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Those that other ranks hold too, whole: the store has but the mean of them."""
 
 
 class Method(ABC):
@@ -57,27 +71,33 @@ class Method(ABC):
         return optimizers.recipe(run.optimizer).slots if run.method.optimizer_state == "carry" else ()
 
     @abstractmethod
-    def run(self, round: int) -> float:
-        """Run one round and return its mean loss over all ranks and local steps.
+    def run(self, round: int, begun: Partial) -> float | Partial:
+        """Run one round, or what is left of it, and return its mean loss over all ranks and local steps.
+
+        Where a stop is asked for, in which case ``job.stop`` has the reason on all ranks, the round may end in its
+        middle: then the store has the weights and the optimizer state of all slots so far, and a Partial is returned
+        with which the round can be gone on with, bit for bit.
 
         Raises DivergedError on every rank when the loss or the weights of any rank stop being finite; the store then
         still has the weights from before the round.
         """
 
-    def optimizer(self, network: nn.Module, round: int) -> tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]:
-        """An optimizer for the network, and all tensors that the store must fill before it steps, by their names there.
+    def optimizer(
+        self, network: nn.Module, round: int, begun: Partial
+    ) -> tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]:
+        """An optimizer for the network, and the tensors of both by their names in the store.
 
-        With optimizer state to carry, its slots are among them; else it starts from nothing.
+        Its state starts at zero, until the store has filled what it keeps.
         """
         optimizer = self.recipe.make(network.parameters())
+        before = round * self.job.run.method.local_steps if self.slots(self.job.run) else 0
         tensors = {}
-        slots = self.slots(self.job.run)
         for name, parameter in network.named_parameters():
             tensors[name] = parameter.detach()
-            if slots:
-                state = {slot: torch.empty_like(parameter.detach()) for slot in slots}
-                tensors |= {f"{name}/{slot}": values for slot, values in state.items()}
-                optimizer.state[parameter] = self.recipe.state(state, round * self.job.run.method.local_steps)
+            state = {slot: torch.zeros_like(parameter.detach()) for slot in self.recipe.slots}
+            tensors |= {f"{name}/{slot}": values for slot, values in state.items()}
+            if state:
+                optimizer.state[parameter] = self.recipe.state(state, before + begun.local_steps)
         return optimizer, tensors
 
     def build(self, lengths: Mapping[str, int]) -> nn.Module:
@@ -98,15 +118,21 @@ class Method(ABC):
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
         round: int,
+        begun: Partial,
         before_update: Callable[[], None] = lambda: None,
-    ) -> float:
-        """J optimizer steps on this rank's own batches; returns the mean loss of all ranks, or raises DivergedError."""
+    ) -> float | Partial:
+        """J optimizer steps on this rank's own batches; returns the mean loss of all ranks, or raises DivergedError.
+
+        Returns the losses so far as a Partial when any rank stopped before its last step.
+        """
         run, rank = self.job.run, self.job.communicator.rank
         steps = run.method.local_steps
         dtype = next(network.parameters()).dtype
         losses = []
         with self.job.clock("compute"):
-            for local_step in range(steps):
+            for local_step in range(begun.local_steps, steps):
+                if self.asked_to_stop(local_step):
+                    break
                 step = round * steps + local_step
                 if self.job.architecture.stochastic:
                     torch.manual_seed(rng.key(run.train.seed, "dropout", rank, step) >> 1)
@@ -117,8 +143,13 @@ class Method(ABC):
                 before_update()
                 optimizer.step()
                 losses.append(loss.detach())
-            losses = torch.stack(losses).float().cpu()
-        return self._agree_on_loss(network, losses, round)
+            done = begun.local_steps + len(losses)
+            losses = torch.cat([begun.losses, torch.stack(losses).float().cpu()]) if losses else begun.losses
+        return self._agree(network, Partial(done, losses), round)
+
+    def asked_to_stop(self, local_step: int) -> bool:
+        """Whether this rank shall not begin that local step."""
+        return self.job.stop.asked()
 
     def _forward(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if self.job.run.train.autocast:
@@ -128,15 +159,19 @@ class Method(ABC):
             outputs = network(x)
         return self._loss(outputs, y)
 
-    def _agree_on_loss(self, network: nn.Module, losses: torch.Tensor, round: int) -> float:
-        bad = (~torch.isfinite(losses)).nonzero()
-        step = int(bad[0]) + 1 if len(bad) else None
+    def _agree(self, network: nn.Module, mine: Partial, round: int) -> float | Partial:
+        """The mean loss of a round that every rank got through, or what this rank has of one that they did not."""
+        bad = (~torch.isfinite(mine.losses)).nonzero()
+        step = mine.local_steps - len(mine.losses) + int(bad[0]) + 1 if len(bad) else None
         if step is None and not all(torch.isfinite(parameter.detach().sum()) for parameter in network.parameters()):
-            step = len(losses)
+            step = mine.local_steps
+        self.job.stop.asked()
+        report = float(mine.losses.mean()), step, mine.local_steps, self.job.stop.reason
         with self.job.clock("wait"):
-            reports = self.job.communicator.gather((float(losses.mean()), step))
+            reports = self.job.communicator.gather(report)
+        losses, steps, done, reasons = zip(*reports, strict=True)
         # The earliest step tells where it began: averaged gradients have spread it to all ranks by the next.
-        bad_steps = [(step, rank) for rank, (_, step) in enumerate(reports) if step is not None]
+        bad_steps = [(step, rank) for rank, step in enumerate(steps) if step is not None]
         if bad_steps:
             step, rank = min(bad_steps)
             error = DivergedError(
@@ -145,4 +180,5 @@ class Method(ABC):
             )
             error.everywhere = True
             raise error
-        return sum(loss for loss, _ in reports) / len(reports)
+        self.job.stop.settle(reasons)
+        return mine if min(done) < self.job.run.method.local_steps else sum(losses) / len(losses)

@@ -1,11 +1,13 @@
 """Synchronous data parallel training: every rank has the whole network, gradients are averaged in every step."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from istmpi.config import Run
 from istmpi.devices import copy_from_host, empty_on_host, on_host
-from istmpi.methods.base import Job, Method
+from istmpi.methods.base import Job, Method, Partial
 from istmpi.optimizers import recipe
 from istmpi.partition import Partition
 from istmpi.transfer import Transfer
@@ -27,24 +29,32 @@ class DataParallel(Method):
         self._pull = Transfer(parameters, store.owners, whole, store.rank)
         self._owned_gradients = {name: torch.empty_like(store.tensors[name]) for name in parameters}
         self._network: nn.Module | None = None
+        self._vote: Callable[[], int] | None = None
 
     @classmethod
     def slots(cls, run: Run) -> tuple[str, ...]:
         return recipe(run.optimizer).slots
 
-    def run(self, round: int) -> float:
+    def run(self, round: int, begun: Partial) -> float | Partial:
         if self._network is None:
-            self._start(round)
-        loss = self.local_steps(self._network, self._optimizer, round, before_update=self._average_gradients)
+            self._start(round, begun)
+        outcome = self.local_steps(self._network, self._optimizer, round, begun, before_update=self._average_gradients)
         with self.job.clock("push"):
             self.job.store.keep(on_host(self._tensors))
-        return loss
+        return outcome
 
-    def _start(self, round: int) -> None:
+    def asked_to_stop(self, local_step: int) -> bool:
+        """All ranks leave before the same step: they ask each other in one what they will do before the next."""
+        stop = self._vote is not None and bool(self._vote())
+        last = local_step + 1 == self.job.run.method.local_steps
+        self._vote = None if stop or last else self.job.communicator.start_maximum(self.job.stop.asked())
+        return stop
+
+    def _start(self, round: int, begun: Partial) -> None:
         """Give every rank the network that the store has."""
         with self.job.clock("pull"):
             self._network = self.build(self.job.architecture.lengths)
-            self._optimizer, self._tensors = self.optimizer(self._network, round)
+            self._optimizer, self._tensors = self.optimizer(self._network, round, begun)
             arriving = empty_on_host(self._tensors)
             self._gather_all.run(self.job.store.tensors, arriving, self.job.communicator)
             copy_from_host(arriving, self._tensors)

@@ -1,41 +1,90 @@
-"""The saved network: written by all ranks, read by anyone."""
+"""A checkpoint: written by all ranks, read by anyone, the same whoever writes it."""
+
+import json
+import subprocess
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from small import trained, whole
+from small import assert_same_bits, small_run, trained, whole
 
-from istmpi import checkpoint
-from istmpi.comm import Communicator
+from istmpi.checkpoint.format import Piece, with_checksums
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import commit
+from istmpi.checkpoint.state import model_pieces, restore
+from istmpi.checkpoint.writers import WRITERS
 from istmpi.config import Run
 from istmpi.errors import OutputError
+from istmpi.store import ParameterStore
+from istmpi.train import Training
 
+NO_MPI = pytest.mark.skipif(not h5py.get_config().mpi, reason="this h5py was built without MPI")
+WRITING = ["direct", pytest.param("mpio", marks=NO_MPI)]
 UNEVEN = {"model__hidden": (13, 11), "optimizer__momentum": 0.9, "method__optimizer_state": "carry"}
 
 
-def test_the_file_has_the_whole_network_of_all_ranks(comm, shared_tmp, monkeypatch):
-    monkeypatch.setattr("istmpi.comm._WRITE_BYTES", 100)
+def save(training, path, writer="direct", calibrated=False):
+    commit(path, *training.state(calibrated), writer, training.communicator)
+
+
+@pytest.mark.parametrize("writer", WRITING)
+def test_the_file_has_the_whole_network_of_all_ranks(comm, shared_tmp, monkeypatch, writer):
+    monkeypatch.setattr("istmpi.checkpoint.writers._AT_ONCE", 100)
     training, _ = trained(comm, **UNEVEN)
     path = shared_tmp / "network.h5"
-    training.save(path)
+    save(training, path, writer, calibrated=True)
     expected = whole(training)
     with h5py.File(path) as file:
-        assert file.attrs["format"] == "istmpi-checkpoint" and file.attrs["version"] == 1
+        assert file.attrs["format"].decode() == "istmpi-checkpoint" and file.attrs["version"] == 1
         assert file.attrs["ranks"] == comm.size and file.attrs["round"] == training.run.train.rounds
-        assert file["model/hidden2.linear.weight"].attrs["axes"] == "hidden2 hidden1"
+        assert file["model/hidden2.linear.weight"].attrs["axes"].decode() == "hidden2 hidden1"
         for name, values in expected.items():
             stored = file[f"optim/{name}" if "/" in name else f"model/{name}"]
             np.testing.assert_array_equal(stored[...], values, strict=True)
-        (shared_tmp / f"run-{comm.rank}.toml").write_text(file.attrs["run"])
-    assert Run.load(str(shared_tmp / f"run-{comm.rank}.toml")) == training.run
+        assert Run.from_tree(json.loads(file.attrs["run"]), "file") == training.run
+        assert json.loads(file.attrs["versions"]).keys() >= {"istmpi", "torch", "numpy", "HDF5", "MPI"}
+    with open_checkpoint(path) as checkpoint:
+        assert list(checkpoint.errors()) == []
     assert sorted(entry.name for entry in shared_tmp.glob("*network*")) == ["network.h5"]
+
+
+@NO_MPI
+def test_both_writers_write_the_same(comm, shared_tmp):
+    training, _ = trained(comm, **UNEVEN)
+    for writer in WRITERS:
+        save(training, shared_tmp / f"{writer}.h5", writer, calibrated=True)
+    if comm.rank == 0:
+        command = ["h5diff", "--verbose", shared_tmp / "direct.h5", shared_tmp / "mpio.h5"]
+        result = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/usr/bin"})
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("writer", WRITING)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64"])
+def test_every_type_arrives_bit_for_bit_and_reads_as_a_number(comm, shared_tmp, writer, dtype):
+    values = torch.arange(-3, 4).to(getattr(torch, dtype)) * 3
+    rows = [len(values) * rank // comm.size for rank in range(comm.size + 1)]
+    first, last = rows[comm.rank], rows[comm.rank + 1]
+    mine = values[first:last].clone().view(torch.uint8).numpy()
+    piece = Piece("model/values", (len(values),), dtype, mine, first, "some", comm.size, comm.rank)
+    path = shared_tmp / "values.h5"
+    header = Training(small_run(), comm).state()[0]
+    commit(path, header, [piece], writer, comm)
+    with h5py.File(path) as file:
+        stored = file["model/values"]
+        assert stored.dtype == {"bfloat16": np.float32}.get(dtype, np.dtype(dtype if dtype != "bfloat16" else "f4"))
+        np.testing.assert_array_equal(stored[...].astype(np.float64), values.double().numpy())
+    if comm.rank == 0:
+        dumped = subprocess.run(["h5dump", "-d", "/model/values", path], capture_output=True, text=True, check=True)
+        assert "-9, -6, -3, 0, 3, 6, 9" in dumped.stdout
 
 
 def test_plain_numpy_predicts_from_the_file_what_the_ranks_predict(comm, shared_tmp):
     training, _ = trained(comm, model__hidden=(13, 11), model__norm="batch")
     path = shared_tmp / "network.h5"
-    training.save(path)
+    save(training, path, calibrated=True)
     x, _ = training.dataset.test.rows(np.arange(9))
     x = x.astype(training.run.model.dtype)
     outputs = training.evaluator.network(torch.from_numpy(x)).numpy()
@@ -51,26 +100,83 @@ def test_plain_numpy_predicts_from_the_file_what_the_ranks_predict(comm, shared_
     np.testing.assert_allclose(outputs, x, rtol=1e-5, atol=1e-6)
 
 
-def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(comm, shared_tmp):
+def test_a_network_that_is_not_calibrated_says_so(comm, shared_tmp):
+    training, _ = trained(comm, train__rounds=1, evaluate__every=5)
+    training.rounds_done += 1  # as after a round without an evaluation
+    save(training, shared_tmp / "network.h5")
+    with open_checkpoint(shared_tmp / "network.h5") as checkpoint:
+        assert checkpoint.moments == {}
+
+
+@pytest.mark.parametrize("writer", WRITING)
+def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(comm, shared_tmp, writer):
     training, _ = trained(comm)
     with pytest.raises(OutputError, match="network.h5: cannot be written") as raised:
-        training.save(shared_tmp / "nowhere" / "network.h5")
+        save(training, shared_tmp / "nowhere" / "network.h5", writer)
     assert raised.value.everywhere
 
 
-def test_a_failed_write_leaves_the_older_file_alone(comm, shared_tmp, monkeypatch):
+def test_a_write_that_fails_on_one_rank_leaves_the_older_file_alone(comm, shared_tmp, monkeypatch):
     training, _ = trained(comm)
     path = shared_tmp / "network.h5"
-    training.save(path)
+    save(training, path)
     before = path.read_bytes()
 
-    def full(self, path, parts):
-        if self.rank == self.size - 1:
-            raise OSError(28, "No space left on device")
+    def full(*_):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Communicator, "write", full)
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr("os.pwrite", full)
     with pytest.raises(OutputError, match="No space left on device"):
-        checkpoint.save(path, training.run, 1, training.store, {}, comm)
+        save(training, path)
     comm.barrier()
     assert path.read_bytes() == before
     assert sorted(entry.name for entry in shared_tmp.glob("*network*")) == ["network.h5"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_what_some_ranks_saved_others_can_load_and_save_again(comm, shared_tmp, ranks):
+    """Saved by ``ranks`` ranks (played by this one), loaded by all of these, saved again: the same tensors."""
+    training, _ = trained(comm, **UNEVEN)
+    expected = whole(training)
+    by_others = shared_tmp / "others.h5"
+    if comm.rank == 0:
+        write_alone(by_others, training, expected, ranks)
+    comm.barrier()
+    loaded = Training(training.run, comm)
+    loaded.resume(by_others)
+    assert_same_bits(whole(loaded), expected)
+    save(loaded, shared_tmp / "again.h5")
+    with open_checkpoint(shared_tmp / "again.h5") as checkpoint:
+        assert checkpoint.header.ranks == comm.size
+        assert_same_bits({name: tensor.rows() for name, tensor in checkpoint.tensors.items()}, expected)
+        assert list(checkpoint.errors()) == []
+    for rank in range(ranks):
+        store = ParameterStore(training.store.parameters, training.architecture.lengths, ranks, rank)
+        with open_checkpoint(shared_tmp / "again.h5") as checkpoint:
+            restore(checkpoint, store)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(store.tensors[name], values[_rows(len(values), ranks, rank)])
+
+
+def write_alone(path, training, tensors, ranks):
+    """The file that ``ranks`` ranks would write, from one process and not by the package's writers."""
+    from istmpi.checkpoint.format import CREATION, create
+
+    header, pieces = replace(training.state()[0], ranks=ranks), {}
+    for rank in range(ranks):
+        store = ParameterStore(training.store.parameters, training.architecture.lengths, ranks, rank)
+        for name, values in tensors.items():
+            store.tensors[name] = torch.from_numpy(values[_rows(len(values), ranks, rank)].copy())
+        for piece in with_checksums(model_pieces(store)):
+            pieces.setdefault(piece.path, []).append(piece)
+    with h5py.File(path, "w", **CREATION) as file:
+        create(file, header, [parts[0] for parts in pieces.values()])
+        for name, parts in pieces.items():
+            for part in parts:
+                values = part.bytes.view(file[name].dtype).reshape(-1, *part.shape[1:])
+                file[name][part.first_row : part.first_row + len(values)] = values
+
+
+def _rows(length, ranks, rank):
+    return slice(length * rank // ranks, length * (rank + 1) // ranks)

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from istmpi.data.batches import Batches
 from istmpi.data.sources import open_dataset
+from istmpi.methods import Partial
 from istmpi.models import architecture
 from istmpi.store import ParameterStore
 from istmpi.train import Training
@@ -157,7 +158,7 @@ def test_a_run_goes_on_from_its_store_alone(comm, method, optimizer):
     for name, tensor in resumed.store.tensors.items():
         tensor.copy_(half.store.tensors[name])
     for round in (2, 3):
-        resumed.method.run(round)
+        resumed.method.run(round, Partial())
     assert_same_bits(whole(resumed), whole(whole_run))
 
 

@@ -87,13 +87,13 @@ def test_a_resolved_run_reads_back_to_the_same_run(tmp_path_factory, run):
 
 @given(run=RUNS, other=RUNS)
 def test_differences_are_found(run, other):
-    assert run.differences(run) == []
+    assert run.differences(run) == {}
     assert bool(run.differences(other)) == (run != other)
 
 
 def test_differences_name_the_setting_and_both_values():
     other = Run().override({"model.hidden": [256], "method.shares": [1, 2]})
-    assert Run().differences(other) == ["method.shares: None or [1.0, 2.0]", "model.hidden: [512] or [256]"]
+    assert Run().differences(other) == {"method.shares": (None, [1.0, 2.0]), "model.hidden": ([512], [256])}
 
 
 # ---- refused

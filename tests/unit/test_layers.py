@@ -12,7 +12,7 @@ PACKAGE = ROOT / "istmpi"
 
 LAYERS = [
     ["istmpi", "axes", "partition", "config", "errors", "rng"],
-    ["layout", "models", "data", "comm", "record"],
+    ["layout", "models", "data", "comm", "record", "stopping"],
     ["transfer", "cost"],
     ["store", "optimizers", "devices"],
     ["methods", "evaluate", "checkpoint"],
@@ -23,7 +23,7 @@ LAYERS = [
 
 PLACES = {
     "mpi4py": ["comm.py"],
-    "h5py": ["data/hdf5.py", "checkpoint.py"],
+    "h5py": ["data/hdf5.py", "checkpoint/"],
     "matplotlib": ["report/plots.py"],
     "click": ["cli/"],
     "rich": ["cli/", "report/tables.py"],

@@ -51,21 +51,21 @@ def test_a_phase_that_fails_is_counted_and_ended(now):
 
 def test_a_folder_of_ones_own_is_the_first_that_is_free(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    paths = [str(RunFolder.create("", "digits").path) for _ in range(3)]
+    paths = [str(RunFolder.of("", "digits").path) for _ in range(3)]
     assert paths == ["runs/digits", "runs/digits-2", "runs/digits-3"]
 
 
 def test_a_wanted_folder_is_made_with_its_parents(tmp_path):
-    folder = RunFolder.create(str(tmp_path / "a" / "b"), "digits")
+    folder = RunFolder.of(str(tmp_path / "a" / "b"), "digits")
     assert folder.path.is_dir() and folder.path.name == "b"
     (tmp_path / "empty").mkdir()
-    RunFolder.create(str(tmp_path / "empty"), "digits")
+    RunFolder.of(str(tmp_path / "empty"), "digits")
 
 
 def test_nothing_is_ever_overwritten(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=rf"--out {tmp_path}: the folder is not empty"):
-        RunFolder.create(str(tmp_path), "digits")
+        RunFolder.of(str(tmp_path), "digits")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -73,11 +73,11 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for wanted in (tmp_path / "file", tmp_path / "file" / "inside"):
         with pytest.raises(ConfigError, match=f"--out {wanted}: cannot be written .* Name another folder"):
-            RunFolder.create(str(wanted), "digits")
+            RunFolder.of(str(wanted), "digits")
 
 
 def test_metrics_read_back_as_they_were_written(tmp_path):
-    folder = RunFolder.create(str(tmp_path / "run"), "digits")
+    folder = RunFolder.of(str(tmp_path / "run"), "digits")
     assert folder.metrics() == []
     lines = [{"round": 1, "loss": 0.1 + 0.2}, {"round": 2, "loss": 1e-300, "score": {"loss": 1.0}}]
     for line in lines:
@@ -90,9 +90,45 @@ def test_damaged_or_missing_metrics_are_refused_by_name(tmp_path):
     folder = RunFolder(tmp_path)
     with pytest.raises(DataError, match=r"metrics.jsonl: not the metrics of a run"):
         folder.metrics()
-    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"rou')
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"rou\n')
     with pytest.raises(DataError, match=r"metrics.jsonl: not the metrics of a run"):
         folder.metrics()
+
+
+def test_a_killed_run_leaves_half_a_line_that_does_not_count(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"rou')
+    assert RunFolder(tmp_path).metrics() == [{"round": 1}]
+
+
+def test_a_resumed_run_forgets_the_rounds_that_it_runs_again(tmp_path):
+    folder = RunFolder.of(str(tmp_path / "run"), "digits", "auto")
+    for number in range(1, 6):
+        folder.append({"round": number})
+    again = RunFolder.of(str(tmp_path / "run"), "digits", "auto")
+    again.keep_metrics(3)
+    assert [line["round"] for line in again.metrics()] == [1, 2, 3]
+
+
+def test_a_run_goes_on_in_the_folder_that_its_checkpoint_lies_in(tmp_path, monkeypatch):
+    run = tmp_path / "runs" / "one"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "round-00000001.h5").touch()
+    (run / "metrics.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    for resume in (run, run / "checkpoints", run / "checkpoints" / "round-00000001.h5"):
+        assert RunFolder.of("", "digits", str(resume)).path == run
+    assert RunFolder.of("runs/one", "digits", "auto").path.resolve() == run
+    assert RunFolder.of("", "one", "auto").path.resolve() == run
+    assert RunFolder.of("new", "digits", str(run)).path.name == "new"
+    with pytest.raises(DataError, match="--resume nowhere: there is no such file or folder"):
+        RunFolder.of("", "digits", "nowhere")
+    assert not (tmp_path / "runs" / "digits").exists()
+
+
+def test_resuming_never_touches_a_folder_of_something_else(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="the folder is not empty and not a run's"):
+        RunFolder.of(str(tmp_path), "digits", "auto")
 
 
 def test_a_full_or_vanished_disk_is_an_output_error(tmp_path):

@@ -1,0 +1,148 @@
+"""Reading a checkpoint: needs neither MPI nor torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from istmpi.axes import Pattern
+from istmpi.checkpoint.format import LOCKING, Header, checksum_errors, datasets, dtype_name, read_header, read_rows
+from istmpi.errors import DataError, IstmpiError, did_you_mean
+from istmpi.models import architecture
+from istmpi.models.architecture import Architecture
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter or a slot of its optimizer state, in the file."""
+
+    name: str
+    """PARAMETER, or PARAMETER/SLOT."""
+    pattern: Pattern
+    dtype: str
+    dataset: h5py.Dataset
+    path: Path
+    """Of the file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.dataset.shape
+
+    def rows(self, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Rows ``[last - first, ...]`` as NumPy has them: bfloat16 comes as float32."""
+        with _reading(self.path):
+            return self.dataset[first:last]
+
+    def read_bytes(self, first: int, last: int, out: np.ndarray) -> None:
+        """Rows as the file has them, into flat uint8 memory."""
+        with _reading(self.path):
+            read_rows(self.dataset, first, last, out)
+
+
+class Checkpoint:
+    """An open checkpoint whose structure is as its run says; `open_checkpoint` makes it."""
+
+    def __init__(self, path: Path, file: h5py.File):
+        self.path, self.file = path, file
+        self.header: Header = read_header(file, path)
+        data = self.header.data
+        self.architecture: Architecture = architecture(prod(data.shape), data.outputs, data.task, self.header.run.model)
+        self.tensors: dict[str, Tensor] = {name: self._tensor(f"model/{name}") for name in self.architecture.parameters}
+        self.tensors |= {
+            path.removeprefix("optim/"): self._tensor(path) for path in datasets(file) if path.startswith("optim/")
+        }
+        for name, parameter in self.architecture.parameters.items():
+            shape, tensor = parameter.pattern.shape(self.architecture.lengths), self.tensors[name]
+            if (tensor.shape, tensor.pattern, tensor.dtype) != (shape, parameter.pattern, parameter.dtype):
+                raise DataError(
+                    f"{path}: damaged: {name} is {tensor.shape} {tensor.dtype} of ({tensor.pattern}); its run has "
+                    f"{shape} {parameter.dtype} of ({parameter.pattern})."
+                )
+
+    @property
+    def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Calibrated mean and standard deviation of the units of every stage that normalises over the batch.
+
+        Empty when the weights were saved without calibration.
+        """
+        stages = [stage for stage in self.architecture.stages if f"norm/{stage}" in self.file]
+        return {stage: (self.array(f"norm/{stage}/mean"), self.array(f"norm/{stage}/std")) for stage in stages}
+
+    @property
+    def normalisation(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Mean and standard deviation ``[features]`` that examples are normalised with, if they are."""
+        return (self.array("input/mean"), self.array("input/std")) if "input/mean" in self.file else None
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The classes' names; None for regression."""
+        return tuple(name.decode() for name in self.array("input/classes")) if "input/classes" in self.file else None
+
+    @property
+    def partial(self) -> dict[str, Tensor]:
+        """The tensors of a round that was stopped in the middle, every rank's one after the other along axis 0."""
+        names = [path for path in datasets(self.file) if path.startswith("partial/tensors/")]
+        return {path.removeprefix("partial/tensors/"): self._tensor(path) for path in names}
+
+    def array(self, path: str, rows: slice = slice(None)) -> np.ndarray:
+        """A small dataset; DataError when it is missing."""
+        with _reading(self.path):
+            return self._dataset(path)[rows]
+
+    def errors(self, part: int = 0, parts: int = 1) -> Iterator[str]:
+        """What is wrong with the contents, one line each; only every ``parts``-th block, from number ``part`` on."""
+        with _reading(self.path):
+            yield from checksum_errors(self.file, part, parts)
+
+    def _tensor(self, path: str) -> Tensor:
+        dataset = self._dataset(path)
+        axes = dataset.attrs.get("axes", b"")
+        pattern = Pattern.parse(axes.decode() if isinstance(axes, bytes) else str(axes))
+        return Tensor(path.removeprefix("partial/").partition("/")[2], pattern, dtype_name(dataset), dataset, self.path)
+
+    def _dataset(self, path: str) -> h5py.Dataset:
+        dataset = self.file.get(path)
+        if not isinstance(dataset, h5py.Dataset):
+            raise DataError(f"{self.path}: damaged: it has no dataset {path}{did_you_mean(path, datasets(self.file))}")
+        return dataset
+
+
+@contextmanager
+def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
+    """Open a checkpoint and check its structure; DataError in one line for anything that is none."""
+    path = Path(path)
+    with _reading(path):
+        if not path.is_file():
+            raise DataError(f"{path}: there is no such file{_cure(path)}")
+        if not h5py.is_hdf5(path):
+            raise DataError(f"{path}: not a checkpoint, or its beginning is damaged: not an HDF5 file.")
+        file = h5py.File(path, "r", locking=LOCKING)
+    with file:
+        with _reading(path):
+            checkpoint = Checkpoint(path, file)
+        yield checkpoint
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what h5py raises when it meets what it did not expect into one line."""
+    try:
+        yield
+    except IstmpiError:
+        raise
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
+        reason = "truncated" if "truncated" in str(error) else f"damaged ({str(error).splitlines()[0]})"
+        raise DataError(f"{path}: {reason}.") from error
+
+
+def _cure(path: Path) -> str:
+    if path.is_dir():
+        return f"; it is a folder. Name a file in it, or see: istmpi checkpoint ls {path}"
+    return did_you_mean(path.name, [entry.name for entry in path.parent.glob("*.h5")]) or "."

@@ -1,0 +1,133 @@
+"""Saving while training goes on: the commit of a file, and a thread that does it in the background."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from istmpi.checkpoint.folder import FOLDER, name, remove_leftovers, retain, temporary
+from istmpi.checkpoint.format import Header, Piece, with_checksums
+from istmpi.checkpoint.writers import WRITERS, choose
+from istmpi.comm import Communicator, threads_may_call
+from istmpi.config import Checkpoint as Settings
+from istmpi.data.hdf5 import reason, sync
+from istmpi.errors import OutputError
+
+
+def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:
+    """Write a checkpoint that appears under its name complete, checked in by every rank, and on the disk. Collective.
+
+    Raises OutputError on every rank when it cannot be written; an older file of that name is then untouched.
+    """
+    beside, header = communicator.from_first((temporary(path), header))
+    try:
+        with communicator.agreed(), _output(path):
+            WRITERS[writer](beside, header, with_checksums(pieces), communicator)
+        with communicator.agreed():
+            if communicator.rank == 0:
+                with _output(path):
+                    sync(beside)
+                    beside.replace(path)
+                    sync(path.parent)
+    finally:
+        if communicator.rank == 0:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _output(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while writing into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({reason(error)}).") from None
+
+
+class Saver:
+    """Commits a run's checkpoints, one after the other, by default in the background. Collective throughout.
+
+    A checkpoint that cannot be written is reported to ``warn`` on rank 0 and the run goes on; after
+    ``settings.max_failures`` in a row the next call raises OutputError.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Settings, communicator: Communicator, warn: Callable[[str], None] = lambda _: None
+    ):
+        self.folder = folder / FOLDER
+        self.writer = choose(settings.writer, communicator)
+        self.background = not settings.wait and all(communicator.gather(threads_may_call()))
+        self._settings, self._warn = settings, warn
+        self._communicator = communicator.duplicate()
+        self._thread: threading.Thread | None = None
+        self._staged: dict[str, np.ndarray] = {}
+        self._failures = 0
+        self._outcome: BaseException | None = None
+        with communicator.agreed():
+            if communicator.rank == 0:
+                with _output(self.folder):
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                remove_leftovers(self.folder)
+                remove_leftovers(folder)
+
+    def save(self, header: Header, pieces: Sequence[Piece]) -> None:
+        """Take a checkpoint of this state, which may change as soon as this returns."""
+        self.wait()
+        if not self.background:
+            self._save(header, pieces)
+            self.wait()
+            return
+        self._thread = threading.Thread(target=self._save, args=(header, self._stage(pieces)), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on the disk or has failed."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None and (
+            not isinstance(outcome, OutputError) or self._failures >= self._settings.max_failures
+        ):
+            raise outcome
+
+    def save_now(self, header: Header, pieces: Sequence[Piece], path: Path | None = None) -> Path:
+        """Take a checkpoint in the foreground, perhaps under a name of its own; OutputError at the first failure."""
+        self.wait()
+        path = path or self.folder / name(header)
+        commit(path, header, pieces, self.writer, self._communicator)
+        return path
+
+    def _save(self, header: Header, pieces: Sequence[Piece]) -> None:
+        path = self.folder / name(header)
+        try:
+            commit(path, header, pieces, self.writer, self._communicator)
+            self._failures = 0
+            if self._communicator.rank == 0:
+                retain(self.folder, self._settings.keep)
+        except OutputError as error:
+            self._failures += 1
+            last = self._failures >= self._settings.max_failures
+            then = (
+                f"That was failure {self._failures} in a row." if last else "The run goes on; older ones are untouched."
+            )
+            error.args = (f"checkpoint of round {header.round}: {error} {then}",)
+            self._outcome = error
+            if self._communicator.rank == 0 and not last:
+                self._warn(str(error))
+        except BaseException as error:  # to be raised where somebody waits
+            self._outcome = error
+
+    def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """The pieces with their values copied, into the same memory every time."""
+        staged = []
+        for piece in pieces:
+            copy = self._staged.get(piece.path)
+            if copy is None or copy.nbytes != piece.values.nbytes:
+                copy = self._staged[piece.path] = np.empty(piece.values.nbytes, dtype=np.uint8)
+            np.copyto(copy, piece.bytes)
+            staged.append(replace(piece, values=copy))
+        return staged

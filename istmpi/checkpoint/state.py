@@ -1,0 +1,118 @@
+"""Between a checkpoint and a running job: a rank's rows as pieces of the file, and back, on any number of ranks."""
+
+import platform
+from collections.abc import Iterator, Mapping
+
+import h5py
+import numpy as np
+import torch
+
+from istmpi import __version__
+from istmpi.checkpoint.format import Piece
+from istmpi.checkpoint.reader import Checkpoint
+from istmpi.comm import library
+from istmpi.data.dataset import Dataset
+from istmpi.errors import DataError
+from istmpi.methods.base import Partial
+from istmpi.models.norms import EPSILON
+from istmpi.store import ParameterStore
+
+Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def model_pieces(store: ParameterStore) -> Iterator[Piece]:
+    """This rank's rows of every parameter and slot."""
+    for name, parameter in store.parameters.items():
+        shape = parameter.pattern.shape(store.owners.lengths)
+        yield Piece(
+            path=f"optim/{name}" if "/" in name else f"model/{name}",
+            shape=shape,
+            dtype=parameter.dtype,
+            values=_bytes(store.tensors[name]),
+            first_row=store.owners.rows(shape[0], store.rank).start,
+            axes=str(parameter.pattern),
+            blocks=store.owners.ranks,
+            block=store.rank,
+        )
+
+
+def deployment_pieces(moments: Moments, data: Dataset, rank: int) -> Iterator[Piece]:
+    """What it takes to predict, beside the weights: moments (mean and variance by stage), normalisation, classes."""
+    arrays = {}
+    for stage, (mean, variance) in moments.items():
+        arrays[f"norm/{stage}/mean"] = mean.numpy()
+        arrays[f"norm/{stage}/std"] = np.sqrt(variance.numpy() + EPSILON)
+    if data.mean is not None:
+        arrays |= {"input/mean": data.mean, "input/std": data.std}
+    if data.classes is not None:
+        arrays["input/classes"] = np.array([name.encode() for name in data.classes])
+    for path, values in arrays.items():
+        dtype = values.dtype.str[1:] if values.dtype.kind == "S" else values.dtype.name
+        if rank == 0:
+            yield Piece(path, values.shape, dtype, np.ascontiguousarray(values))
+        else:
+            yield Piece(path, values.shape, dtype, values[:0], block=None)
+
+
+def partial_pieces(partial: Partial, store: ParameterStore, local_steps: int) -> Iterator[Piece]:
+    """What this rank has of a round that was stopped in the middle; one block of rows for each rank.
+
+    Ranks stop after different numbers of steps: the losses of those that are yet to come are NaN.
+    """
+    ranks, rank = store.owners.ranks, store.rank
+    losses = np.full((1, local_steps), np.nan, dtype=np.float32)
+    losses[0, : len(partial.losses)] = partial.losses.numpy()
+    done = np.array([partial.local_steps], dtype=np.int64)
+    yield Piece("partial/local_steps", (ranks,), "int64", done, rank, None, ranks, rank)
+    yield Piece("partial/losses", (ranks, local_steps), "float32", losses, rank, None, ranks, rank)
+    for name, values in partial.tensors.items():
+        rows, *rest = values.shape
+        first, *other = store.parameters[name].pattern.axes
+        axes = f"(ranks {str(first).strip('()')}) {' '.join(map(str, other))}".strip()
+        dtype, shape = store.parameters[name].dtype, (ranks * rows, *rest)
+        yield Piece(f"partial/tensors/{name}", shape, dtype, _bytes(values), rank * rows, axes, ranks, rank)
+
+
+def restore(checkpoint: Checkpoint, store: ParameterStore) -> Partial:
+    """Fill the store; returns what there is of a round that was stopped in the middle.
+
+    On another number of ranks nobody can go on with its own part of such a round: all go on from the mean, with as many
+    local steps left as the rank that had done most.
+    """
+    header = checkpoint.header
+    slots = (name.rpartition("/")[2] for name in checkpoint.tensors if "/" in name)
+    store.add_slots(tuple(dict.fromkeys(slots)))
+    for name, values in store.tensors.items():
+        tensor = checkpoint.tensors.get(name)
+        if tensor is None:
+            raise DataError(f"{checkpoint.path}: it has no optimizer state {name}, which this run goes on with.")
+        rows = store.owners.rows(tensor.shape[0], store.rank)
+        tensor.read_bytes(rows.start, rows.stop, _bytes(values).reshape(-1))
+    if header.local_step == 0 or header.ranks != store.owners.ranks:
+        return Partial(header.local_step)
+    mine = slice(store.rank, store.rank + 1)
+    losses = torch.from_numpy(checkpoint.array("partial/losses", mine)[0])
+    tensors = {}
+    for name, tensor in checkpoint.partial.items():
+        rows = tensor.shape[0] // header.ranks
+        tensors[name] = torch.empty((rows, *tensor.shape[1:]), dtype=store.tensors[name].dtype)
+        tensor.read_bytes(rows * store.rank, rows * (store.rank + 1), _bytes(tensors[name]).reshape(-1))
+    return Partial(int(checkpoint.array("partial/local_steps", mine)[0]), losses[~losses.isnan()], tensors)
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that made the state."""
+    return {
+        "istmpi": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "h5py": h5py.__version__,
+        "HDF5": h5py.version.hdf5_version,
+        "MPI": library(),
+    }
+
+
+def _bytes(values: torch.Tensor) -> np.ndarray:
+    """The very memory of a tensor."""
+    return values.view(torch.uint8).numpy()

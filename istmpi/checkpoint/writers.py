@@ -1,0 +1,100 @@
+"""Two ways to fill one file from all ranks; the same bytes of data either way.
+
+    mpio    parallel HDF5: every rank opens the file and writes its rows in collective calls
+    direct  rank 0 lays the file out, then every rank writes its rows at their place in it, past HDF5
+
+The first needs an h5py that was built with MPI, which many machines do not have; the second needs a file system alone.
+Either leaves a complete, synced file under the given name or raises OSError on the ranks where something went wrong.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from istmpi.checkpoint.format import CREATION, LOCKING, Header, Piece, create, hdf5_type
+from istmpi.comm import Communicator
+from istmpi.errors import ConfigError
+
+_AT_ONCE = 2**30
+"""Most bytes in one call: larger ones fail in older libraries."""
+
+Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
+
+
+def choose(wanted: str, communicator: Communicator) -> str:
+    """The writer's name that all ranks can use: ``auto`` takes mpio where every rank's h5py has MPI. Collective."""
+    able = all(communicator.gather(h5py.get_config().mpi))
+    if wanted == "mpio" and not able:
+        raise ConfigError(
+            "checkpoint.writer = 'mpio' needs an h5py that was built with MPI, which this one was not; README.md says "
+            "how to build it. Or use direct, which writes the same file."
+        )
+    return wanted if wanted != "auto" else "mpio" if able else "direct"
+
+
+def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
+    """Rank 0 lays out, all ranks write at the datasets' offsets. Collective, with errors of each rank's own."""
+    offsets: dict[str, int] | OSError = {}
+    if communicator.rank == 0:
+        try:
+            with h5py.File(path, "x", locking=LOCKING, **CREATION) as file:
+                offsets = create(file, header, pieces)
+        except OSError as error:
+            offsets = error
+    offsets = communicator.from_first(offsets)
+    if isinstance(offsets, OSError):
+        raise offsets
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        for piece in pieces:
+            at, values = offsets[piece.path] + piece.first_row * piece.row_bytes, piece.bytes
+            done = 0
+            while done < len(values):
+                done += os.pwrite(descriptor, values[done : done + _AT_ONCE], at + done)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
+    """All ranks together through parallel HDF5. Collective; a rank that fails still takes part in every call."""
+    most_rows = np.max(communicator.gather([len(piece.bytes) // piece.row_bytes for piece in pieces]), axis=0)
+    collective = h5py.h5p.create(h5py.h5p.DATASET_XFER)
+    collective.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
+    failure: OSError | None = None
+    with h5py.File(path, "x", driver="mpio", comm=communicator.mpi, **CREATION) as file:
+        create(file, header, pieces)
+        for piece, most in zip(pieces, most_rows, strict=True):
+            step = max(_AT_ONCE // piece.row_bytes, 1)
+            for start in range(0, most, step):
+                try:
+                    _write_rows(file[piece.path].id, piece, start, start + step, collective)
+                except OSError as error:
+                    failure = failure or error
+        file.flush()
+    if failure:
+        raise failure
+
+
+def _write_rows(
+    dataset: h5py.h5d.DatasetID, piece: Piece, start: int, stop: int, collective: h5py.h5p.PropDXID
+) -> None:
+    """Some of this rank's rows, or none: a collective call needs every rank, also those that have nothing to write."""
+    values = piece.bytes[start * piece.row_bytes : stop * piece.row_bytes]
+    rows = len(values) // piece.row_bytes
+    here = dataset.get_space()
+    if rows:
+        count = (rows, *piece.shape[1:])
+        here.select_hyperslab((piece.first_row + start, *(0 for _ in piece.shape[1:])), count)
+        there = h5py.h5s.create_simple(count)
+    else:
+        here.select_none()
+        there = h5py.h5s.create_simple((1,))
+        there.select_none()
+    dataset.write(there, here, values, hdf5_type(piece.dtype), collective)
+
+
+WRITERS: dict[str, Write] = {"mpio": mpio, "direct": direct}

@@ -1,0 +1,102 @@
+"""Stopping early: a signal, a file or the end of a job's time asks any rank, and all ranks come to know of it."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from istmpi.comm import Communicator, Rumour
+from istmpi.errors import ConfigError
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+FILE = "STOP"
+"""A file of this name in the run's folder asks the run to stop."""
+
+_SAME_REQUEST = 0.5
+"""Seconds in which a second signal counts as the same request: a terminal and a launcher may both pass on a Ctrl-C."""
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class StopSign:
+    """Whether this run shall stop early, and why. Making it is collective.
+
+    ``file``: asks when it exists. ``deadline``: asks from that Unix time on. Both are looked at by rank 0.
+    """
+
+    def __init__(self, communicator: Communicator, file: Path | None = None, deadline: float | None = None):
+        self.reason = ""
+        self._rank = communicator.rank
+        self._rumour = Rumour(communicator)
+        self._signal = ""
+        self._file, self._deadline = file, deadline
+        self._looked = 0.0
+
+    def asked(self) -> bool:
+        """Whether this rank knows of a wish to stop; it passes the wish on. Cheap enough for every local step."""
+        if not self.reason and (reason := self._signal or self._look() or self._rumour.heard()):
+            self.reason = reason
+            self._rumour.spread(reason)
+        return bool(self.reason)
+
+    def settle(self, reasons: list[str]) -> None:
+        """Adopt the first of all ranks' reasons, gathered from them, and end what `asked` began. Collective."""
+        self.reason = next(filter(None, reasons), "")
+        if self.reason:
+            self._rumour.settle()
+
+    def listen(self) -> None:
+        """Take the process's signals as wishes to stop; a second SIGTERM or Ctrl-C ends the process at once.
+
+        A thread receives them, for the main one may be waiting inside MPI. To be called from the main thread.
+        """
+        receiving, sending = os.pipe()
+        os.set_blocking(sending, False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(sending, warn_on_full_buffer=False)
+        threading.Thread(target=self._receive, args=(receiving,), daemon=True).start()
+
+    def _receive(self, pipe: int) -> None:
+        first: float | None = None
+        while True:
+            number = os.read(pipe, 1)[0]
+            if number not in SIGNALS:
+                continue
+            now = time.monotonic()
+            if first is None:
+                first = now
+                self._signal = signal.Signals(number).name
+            elif number in (signal.SIGTERM, signal.SIGINT) and now - first > _SAME_REQUEST:
+                os._exit(128 + number)
+
+    def _look(self) -> str:
+        now = time.time()
+        if self._rank or now - self._looked < _SECONDS_BETWEEN_LOOKS:
+            return ""
+        self._looked = now
+        if self._deadline is not None and now >= self._deadline:
+            return "the end of the job's time"
+        return f"the file {self._file}" if self._file and self._file.exists() else ""
+
+
+def end_of_job() -> float:
+    """When this SLURM job's time is up, as Unix time; ConfigError where that cannot be known."""
+    if "SLURM_JOB_END_TIME" in os.environ:
+        return float(os.environ["SLURM_JOB_END_TIME"])
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        raise ConfigError(
+            "--stop-before-walltime needs to know when the job's time is up: this is no SLURM job, and "
+            "SLURM_JOB_END_TIME (Unix time) is not set. Set it, or leave the option out."
+        )
+    query = ["squeue", "--noheader", "--jobs", job, "--Format", "EndTime"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        return time.mktime(time.strptime(said, "%Y-%m-%dT%H:%M:%S"))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise ConfigError(
+            f"--stop-before-walltime: {' '.join(query)} does not tell when the job's time is up ({error})."
+        ) from None
