@@ -5,7 +5,8 @@
     /optim/PARAMETER/SLOT       optimizer state that is carried along, likewise
     /norm/STAGE/{mean,std}      calibrated moments of each unit, where the weights were calibrated
     /input/{mean,std}           what examples are normalised with; /input/classes: their names
-    /partial/...                a round that was stopped in the middle: what each rank has besides the above
+    /partial/                   a round that was stopped in the middle, what each rank has of it beside the above:
+    /partial/{local_steps,losses}, and like /model and /optim the tensors that several ranks trained
     /checksums/PATH             a CRC-32 for each block of rows of the dataset PATH
 
 Every dataset is contiguous and has its place in the file from the start. Structure and attributes are guarded by HDF5's
@@ -109,6 +110,11 @@ class Piece:
     def bytes(self) -> np.ndarray:
         """The values as they go into the file, flat uint8."""
         return self.values.reshape(-1).view(np.uint8)
+
+
+def place(name: str) -> str:
+    """Where a stored tensor lies: PARAMETER in /model, PARAMETER/SLOT in /optim."""
+    return f"optim/{name}" if "/" in name else f"model/{name}"
 
 
 def with_checksums(pieces: Iterable[Piece]) -> list[Piece]:

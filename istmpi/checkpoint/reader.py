@@ -88,8 +88,8 @@ class Checkpoint:
     @property
     def partial(self) -> dict[str, Tensor]:
         """The tensors of a round that was stopped in the middle, every rank's one after the other along axis 0."""
-        names = [path for path in datasets(self.file) if path.startswith("partial/tensors/")]
-        return {path.removeprefix("partial/tensors/"): self._tensor(path) for path in names}
+        paths = [path for path in datasets(self.file) if path.startswith(("partial/model/", "partial/optim/"))]
+        return {tensor.name: tensor for tensor in map(self._tensor, paths)}
 
     def array(self, path: str, rows: slice = slice(None)) -> np.ndarray:
         """A small dataset; DataError when it is missing."""

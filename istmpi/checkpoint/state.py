@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from istmpi import __version__
-from istmpi.checkpoint.format import Piece
+from istmpi.checkpoint.format import Piece, place
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import library
 from istmpi.data.dataset import Dataset
@@ -25,7 +25,7 @@ def model_pieces(store: ParameterStore) -> Iterator[Piece]:
     for name, parameter in store.parameters.items():
         shape = parameter.pattern.shape(store.owners.lengths)
         yield Piece(
-            path=f"optim/{name}" if "/" in name else f"model/{name}",
+            path=place(name),
             shape=shape,
             dtype=parameter.dtype,
             values=_bytes(store.tensors[name]),
@@ -70,7 +70,7 @@ def partial_pieces(partial: Partial, store: ParameterStore, local_steps: int) ->
         first, *other = store.parameters[name].pattern.axes
         axes = f"(ranks {str(first).strip('()')}) {' '.join(map(str, other))}".strip()
         dtype, shape = store.parameters[name].dtype, (ranks * rows, *rest)
-        yield Piece(f"partial/tensors/{name}", shape, dtype, _bytes(values), rank * rows, axes, ranks, rank)
+        yield Piece(f"partial/{place(name)}", shape, dtype, _bytes(values), rank * rows, axes, ranks, rank)
 
 
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> Partial:

@@ -1,0 +1,166 @@
+"""Going on from a checkpoint: bit for bit on the same ranks, from the middle of a round too; and on other numbers."""
+
+from dataclasses import astuple
+
+import pytest
+from small import assert_same_bits, small_run, trained, whole
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import commit
+from istmpi.comm import Communicator
+from istmpi.errors import ConfigError
+from istmpi.methods import METHODS
+from istmpi.train import Training
+
+OPTIMIZERS = {
+    "sgd": {},
+    "momentum-reset": {"optimizer__momentum": 0.9},
+    "momentum-carried": {"optimizer__momentum": 0.9, "method__optimizer_state": "carry"},
+    "adam-reset": {"optimizer__name": "adam", "optimizer__lr": 0.01},
+    "adam-carried": {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"},
+}
+COMMON = {"model__dropout": 0.3, "model__bias": True, "method__resample": 0.5, "method__local_steps": 4}
+
+every_method = pytest.mark.parametrize("method", METHODS)
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+
+
+def settings(method, optimizer):
+    return {"method__name": method, **COMMON, **OPTIMIZERS[optimizer]}
+
+
+def save(training, path):
+    commit(path, *training.state(), "direct", training.communicator)
+    return path
+
+
+def resumed(comm, path, **changed):
+    training = Training(small_run(**changed), comm)
+    training.resume(path)
+    return training, list(training.rounds())
+
+
+def stop_at(training, step):
+    """Ask this rank to stop when it is about to take that step: its number counts from the start of the run."""
+    take = training.batches.at
+
+    def at(number):
+        if number == step:
+            training.stop._signal = "a test"
+        return take(number)
+
+    training.batches.at = at
+
+
+def without_time(progress):
+    return [astuple(one)[:3] + astuple(one)[4:6] for one in progress]
+
+
+@every_method
+@every_optimizer
+def test_two_halves_are_the_whole(comm, shared_tmp, method, optimizer):
+    expected, expected_progress = trained(comm, **settings(method, optimizer))
+    half, first = trained(comm, **settings(method, optimizer), train__rounds=2)
+    path = save(half, shared_tmp / "half.h5")
+    training, second = resumed(comm, path, **settings(method, optimizer))
+    assert_same_bits(whole(training), whole(expected))
+    assert [progress.loss for progress in first + second] == [progress.loss for progress in expected_progress]
+    # The resumed run of data parallel fetches its network once more.
+    if method != "data-parallel":
+        assert without_time(first + second) == without_time(expected_progress)
+
+
+@every_method
+@every_optimizer
+@pytest.mark.parametrize("who", ["one rank", "every rank elsewhere"])
+def test_a_round_that_was_stopped_in_the_middle_goes_on_bit_for_bit(comm, shared_tmp, method, optimizer, who):
+    expected, losses = trained(comm, **settings(method, optimizer))
+    training = Training(small_run(**settings(method, optimizer)), comm)
+    if who == "every rank elsewhere":
+        stop_at(training, 4 + comm.rank % 4)
+    elif comm.rank == comm.size - 1:
+        stop_at(training, 4 + 1)
+    first = list(training.rounds())
+    assert training.stop.reason == "a test"
+    path = save(training, shared_tmp / "stopped.h5")
+    with open_checkpoint(path) as checkpoint:
+        assert list(checkpoint.errors()) == []
+        assert checkpoint.header.position == (training.rounds_done, training.local_step)
+        inside = training.local_step
+    assert inside or training.rounds_done == 2
+    if comm.size == 1 and method != "data-parallel":  # whose ranks ask each other one step ahead
+        assert (training.rounds_done, inside) == (1, 2 if who == "one rank" else 1)
+    again, second = resumed(comm, path, **settings(method, optimizer))
+    assert_same_bits(whole(again), whole(expected))
+    assert [progress.loss for progress in first + second] == [progress.loss for progress in losses]
+    assert second[-1].examples == losses[-1].examples
+
+
+@every_method
+def test_a_resumed_round_may_be_stopped_again(comm, shared_tmp, method):
+    expected, _ = trained(comm, **settings(method, "adam-reset"))
+    path, rest = None, []
+    for step in range(1, 13, 2):
+        training = Training(small_run(**settings(method, "adam-reset")), comm)
+        if path:
+            training.resume(path)
+        stop_at(training, step)
+        rest = list(training.rounds())
+        path = save(training, shared_tmp / f"{step}.h5")
+    assert training.rounds_done < 4
+    training, rest = resumed(comm, path, **settings(method, "adam-reset"))
+    assert rest[-1].round == 4
+    assert_same_bits(whole(training), whole(expected))
+
+
+def test_a_stop_before_the_first_step_loses_nothing(comm, shared_tmp):
+    expected, _ = trained(comm, **settings("ist", "momentum-reset"))
+    training = Training(small_run(**settings("ist", "momentum-reset")), comm)
+    training.stop._signal = "a test"
+    assert list(training.rounds()) == []
+    assert (training.rounds_done, training.local_step) == (0, 0)
+    path = save(training, shared_tmp / "stopped.h5")
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.partial == {} and not any("/" in name for name in checkpoint.tensors)
+    assert_same_bits(whole(resumed(comm, path, **settings("ist", "momentum-reset"))[0]), whole(expected))
+
+
+@pytest.mark.ranks(min=2)
+@every_method
+@pytest.mark.parametrize("inside", [False, True], ids=["between rounds", "inside a round"])
+def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
+    """Saved by all ranks, gone on with by one fewer and by one alone."""
+    run = {"method__name": method, "train__rounds": 16, "method__local_steps": 8, "model__hidden": (24, 24)}
+    run |= {"train__batch": 64, "method__optimizer_state": "carry", "optimizer__momentum": 0.5}
+    training = Training(small_run(**run), comm)
+    rounds = training.rounds()
+    before = [next(rounds) for _ in range(8)]
+    if inside:
+        stop_at(training, 8 * 8 + 4)
+        assert list(rounds) == [] or training.local_step == 0
+    path = save(training, shared_tmp / "saved.h5")
+    saved = whole(training)
+    for ranks in {comm.size - 1, 1}:
+        some = Communicator(comm.mpi.Split(comm.rank < ranks))
+        if comm.rank < ranks:
+            other = Training(small_run(**run), some)
+            other.resume(path)
+            assert_same_bits(whole(other), saved)
+            after = list(other.rounds())
+            assert after[-1].round == 16
+            curve = [progress.loss for progress in before]
+            assert after[0].loss < (curve[0] + curve[1]) / 2
+            assert after[-1].loss < curve[-1]
+        comm.barrier()
+
+
+def test_the_state_of_another_run_is_refused_with_the_difference(comm, shared_tmp):
+    training, _ = trained(comm, train__rounds=1)
+    path = save(training, shared_tmp / "saved.h5")
+    other = Training(small_run(model__hidden=(13, 12), train__seed=6), comm)
+    with pytest.raises(ConfigError) as refused:
+        other.resume(path)
+    assert "model.hidden = [13, 11] there, [13, 12] here; train.seed = 5 there, 6 here" in str(refused.value)
+    assert refused.value.everywhere
+    free = Training(small_run(optimizer__lr=0.05, train__rounds=9, evaluate__every=3, checkpoint__keep=7), comm)
+    assert free.resume(path) == ["optimizer.lr = 0.1 there, 0.05 here", "train.rounds = 1 there, 9 here"]
