@@ -1,10 +1,11 @@
 """What a run leaves behind of itself: where the time went, and a line of metrics for every round."""
 
 import json
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
+        self.pending: list[str] = []
+        """Lines that could not be written yet."""
 
     @staticmethod
     def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
@@ -69,7 +72,8 @@ class RunFolder:
             if any(path.iterdir()) and not (resume and (path / METRICS).is_file()):
                 what = "is not empty and not a run's" if resume else "is not empty"
                 raise ConfigError(f"--out {path}: the folder {what}. Name another or remove it.")
-            (path / METRICS).touch()
+            if not (path / METRICS).exists():
+                (path / METRICS).touch()
         except OSError as error:
             raise ConfigError(f"--out {path}: cannot be written ({error.strerror}). Name another folder.") from None
         return RunFolder(path)
@@ -85,8 +89,17 @@ class RunFolder:
         self._open(name, "w", text)
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        """One more line of metrics.jsonl."""
-        self._open(METRICS, "a", json.dumps(metrics) + "\n")
+        """One more line of metrics.jsonl; lines that could not be written come along with the next one."""
+        self.pending.append(json.dumps(metrics) + "\n")
+        path = self.path / METRICS
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            self._open(METRICS, "a", "".join(self.pending))
+        except OutputError:
+            with suppress(OSError):
+                os.truncate(path, size)  # half of it may have found room
+            raise
+        self.pending.clear()
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl; half a line at its end, of a run that was killed, does not count."""

@@ -23,7 +23,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
 from istmpi.devices import choose_device, choose_threads
-from istmpi.errors import ConfigError, DataError, DivergedError, StoppedError
+from istmpi.errors import ConfigError, DataError, DivergedError, OutputError, StoppedError
 from istmpi.evaluate import Evaluator, Score
 from istmpi.methods import Job, Partial, method
 from istmpi.models import architecture
@@ -139,7 +139,11 @@ def carry_out(
     try:
         for progress in training.rounds():
             if first:
-                folder.append({key: value for key, value in asdict(progress).items() if value is not None})
+                try:
+                    folder.append({key: value for key, value in asdict(progress).items() if value is not None})
+                except OutputError as error:
+                    if len(folder.pending) == 1:
+                        note(f"{error} The run goes on; its metrics are kept until they can be.")
                 watch.progressed(progress)
             if training.checkpoint_due:
                 with training.clock("save"):
@@ -324,6 +328,10 @@ class Training:
         self.rounds_done, self.local_step = header.position
         self._examples, self._seconds, self._bytes = header.examples, header.seconds, header.bytes
         self._loss = header.loss
+        if header.ranks != self.communicator.size and self.local_step == self.run.method.local_steps:
+            # The fastest of those ranks was through: nothing is left of the round for these.
+            self.rounds_done, self.local_step, self._begun = self.rounds_done + 1, 0, Partial()
+            self.store.drop_slots(except_for=self.method.slots(self.run))
         return changes
 
     def _changes(self, header: Header, path: Path) -> list[str]:

@@ -29,22 +29,18 @@ def pytest_configure(config):
         raise pytest.UsageError("tests/launch starts mpirun itself and cannot run under it; run: bin/test launch")
 
 
-@pytest.fixture
-def mpirun():
-    """``mpirun(ranks, *command, env={}, timeout=60)`` runs a command on that many ranks to its end: a CompletedProcess.
+class Job:
+    """A running job: `ranks` are the process numbers of its ranks, `end` waits for it."""
 
-    ``python`` and ``istmpi`` are this environment's. ``stdout`` and ``stderr`` are text. A job that is still there
-    after ``timeout`` seconds is ended and fails the test with what it had printed.
-    """
-    launcher = os.environ.get("MPIRUN") or shutil.which("mpirun", path=ENVIRONMENT["PATH"])
-    assert launcher, "no mpirun: run bin/test, which sets one up"
-
-    def run(ranks, *command, env=None, timeout=60):
+    def __init__(self, ranks, *command, env=None):
+        launcher = os.environ.get("MPIRUN") or shutil.which("mpirun", path=ENVIRONMENT["PATH"])
+        assert launcher, "no mpirun: run bin/test, which sets one up"
         # By its full path: Open MPI's mpirun puts its own folder first in the ranks' PATH.
         program = shutil.which(command[0], path=ENVIRONMENT["PATH"])
         assert program, f"no program {command[0]}"
+        self._command = " ".join(map(str, command))
         # The environment is spelt out: MPI_Init in this process would add a singleton's variables behind Python's back.
-        job = subprocess.Popen(
+        self.process = subprocess.Popen(
             [launcher, "-n", str(ranks), program, *map(str, command[1:])],
             env={**os.environ, **ENVIRONMENT, **(env or {})},
             stdin=subprocess.DEVNULL,
@@ -53,16 +49,75 @@ def mpirun():
             text=True,
             start_new_session=True,
         )
-        try:
-            stdout, stderr = job.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            job.terminate()  # the launcher takes its ranks along
+
+    @property
+    def ranks(self):
+        """The processes below the launcher that are ranks, in the order of their numbers."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
             try:
-                stdout, stderr = job.communicate(timeout=10)
-            except subprocess.TimeoutExpired:
-                os.killpg(job.pid, signal.SIGKILL)
-                stdout, stderr = job.communicate()
-            pytest.fail(f"{' '.join(map(str, command))} still ran after {timeout} s\n{stdout}\n{stderr}")
-        return subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr)
+                environment = dict(
+                    entry.split("=", 1) for entry in (folder / "environ").read_text().split("\0") if "=" in entry
+                )
+                session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
+                ancestors = _ancestors(int(folder.name))
+            except (OSError, ValueError):
+                continue  # gone, or another user's
+            rank = environment.get("PMI_RANK", environment.get("OMPI_COMM_WORLD_RANK"))
+            if rank is not None and (session == self.process.pid or self.process.pid in ancestors):
+                found[int(rank)] = int(folder.name)
+        return [found[rank] for rank in sorted(found)]
+
+    def end(self, timeout=60):
+        """The finished job as a CompletedProcess; one that is still there after ``timeout`` seconds fails the test."""
+        try:
+            stdout, stderr = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            stdout, stderr = self.kill()
+            pytest.fail(f"{self._command} still ran after {timeout} s\n{stdout}\n{stderr}")
+        return subprocess.CompletedProcess(self.process.args, self.process.returncode, stdout, stderr)
+
+    def kill(self):
+        """End it, whatever it does; returns what it had printed."""
+        self.process.terminate()  # the launcher takes its ranks along
+        try:
+            return self.process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            return self.process.communicate()
+
+
+def _ancestors(process):
+    found = []
+    while process > 1:
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        found.append(process)
+    return found
+
+
+@pytest.fixture
+def start():
+    """``start(ranks, *command, env={})`` starts a command on that many ranks: a Job. None outlives the test.
+
+    ``python`` and ``istmpi`` are this environment's. Output is text.
+    """
+    jobs = []
+
+    def run(*arguments, **settings):
+        jobs.append(Job(*arguments, **settings))
+        return jobs[-1]
+
+    yield run
+    for job in jobs:
+        if job.process.poll() is None:
+            job.kill()
+
+
+@pytest.fixture
+def mpirun(start):
+    """``mpirun(ranks, *command, env={}, timeout=60)`` runs a command on that many ranks to its end."""
+
+    def run(ranks, *command, env=None, timeout=60):
+        return start(ranks, *command, env=env).end(timeout)
 
     return run

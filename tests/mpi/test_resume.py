@@ -154,6 +154,24 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
         comm.barrier()
 
 
+@pytest.mark.ranks(min=2)
+def test_other_ranks_need_not_repeat_a_round_that_the_fastest_rank_was_through_with(comm, shared_tmp):
+    run = settings("ist", "momentum-reset")
+    training = Training(small_run(**run), comm)
+    training.stop._rumour.spread = lambda _: None  # nobody hears of it before the round is over
+    if comm.rank == 0:
+        stop_at(training, 4 + 1)
+    list(training.rounds())
+    assert (training.rounds_done, training.local_step) == (1, 4)
+    path, saved = save(training, shared_tmp / "stopped.h5"), whole(training)
+    alone = Communicator(comm.mpi.Split(comm.rank))
+    other = Training(small_run(**run), alone)
+    other.resume(path)
+    assert (other.rounds_done, other.local_step) == (2, 0)
+    assert_same_bits(whole(other), {name: values for name, values in saved.items() if "/" not in name})
+    assert [progress.round for progress in other.rounds()] == [3, 4]
+
+
 def test_the_state_of_another_run_is_refused_with_the_difference(comm, shared_tmp):
     training, _ = trained(comm, train__rounds=1)
     path = save(training, shared_tmp / "saved.h5")

@@ -1,0 +1,18 @@
+"""Following a run from outside, by what it leaves in its folder."""
+
+import json
+import time
+
+
+def wait_for_rounds(folder, rounds, job, timeout=60):
+    """Until so many rounds are in the metrics."""
+    end = time.monotonic() + timeout
+    while len(lines(folder)) < rounds:
+        assert job.process.poll() is None, job.end()
+        assert time.monotonic() < end, f"not {rounds} rounds within {timeout} s"
+        time.sleep(0.02)
+
+
+def lines(folder):
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines(True) if line[-1] == "\n"] if path.exists() else []

@@ -1,0 +1,176 @@
+"""Whatever happens to a run, its newest valid checkpoint is at most an interval old, and the run goes on from it."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from following import lines, wait_for_rounds
+
+KILLS = 50
+ROUNDS = 3000
+RUN = ["train", "--rounds", ROUNDS, "--hidden", "256,256", "--local-steps", "2", "--checkpoint-every", "2"]
+RUN += ["--set", "evaluate.every=1000000", "--lr", "0.001", "--set", "method.optimizer_state=carry"]
+RUN += ["--set", "optimizer.momentum=0.5", "--resume", "auto"]
+IN_TURNS = [["--writer", "direct"], ["--writer", "direct", "--sync-checkpoints"]]
+if h5py.get_config().mpi:
+    IN_TURNS += [["--writer", "mpio"], ["--writer", "mpio", "--sync-checkpoints"]]
+
+
+def model(path):
+    with h5py.File(path) as file:
+        return {name: file["model"][name][...] for name in file["model"]}
+
+
+@pytest.mark.timeout(1500)
+def test_fifty_kills_lose_an_interval_each_and_change_nothing(start, mpirun, tmp_path):
+    """One rank or all, at random moments; the run that went through them ends as one that was left in peace."""
+    chance = random.Random(0)
+    folder = tmp_path / "killed"
+    allowed = 0
+    for number in range(KILLS):
+        how = IN_TURNS[number % len(IN_TURNS)]
+        job = start(2, "istmpi", *RUN, *how, "--out", folder)
+        wait_for_rounds(folder, max(allowed + 1, 3), job, timeout=120)
+        time.sleep(chance.random() * 0.3)
+        for rank in chance.choice([job.ranks, [job.ranks[0]], [job.ranks[1]]]):
+            os.kill(rank, signal.SIGKILL)
+        result = job.end(30)
+        assert result.returncode not in (0, 75)
+        assert "Passed over" not in result.stdout + result.stderr
+        # The one that was being written when the ranks were killed may be lost, and the rounds since it was begun.
+        allowed = len(lines(folder)) - (2 if "--sync-checkpoints" in how else 4)
+        assert allowed < ROUNDS - 100, "the run ends too soon for this test"
+        newest = [path for path in sorted((folder / "checkpoints").glob("round-*.h5")) if path.is_file()]
+        assert len(newest) <= 3 and int(newest[-1].stem.split("-")[1]) >= allowed, (newest, allowed)
+    last = mpirun(2, "istmpi", *RUN, "--out", folder, timeout=300)
+    assert last.returncode == 0 and "going on from" in last.stdout
+    assert not list(folder.rglob("*.tmp"))
+    assert [line["round"] for line in lines(folder)] == list(range(1, ROUNDS + 1))
+    peace = mpirun(2, "istmpi", *RUN, "--checkpoint-every", "0", "--out", tmp_path / "peace", timeout=300)
+    assert peace.returncode == 0, peace.stderr
+    ours, theirs = model(folder / "network.h5"), model(tmp_path / "peace" / "network.h5")
+    for name in theirs:
+        np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+DAMAGES = {
+    "a flipped byte": (lambda path: flip(path), "hidden1.linear.weight, rows .* the checksum differs"),
+    "truncated": (lambda path: os.truncate(path, path.stat().st_size // 2), "truncated"),
+    "emptied": (lambda path: os.truncate(path, 0), "not an HDF5 file"),
+    "a missing dataset": (lambda path: remove(path, "model/hidden1.linear.weight"), "no dataset model/hidden1.linear"),
+    "a future format": (lambda path: set_version(path, 99), "format version 99; this istmpi reads version 1"),
+}
+
+
+def flip(path):
+    with h5py.File(path) as file:
+        at = file["model/hidden1.linear.weight"].id.get_offset() + 1001
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def remove(path, name):
+    with h5py.File(path, "r+") as file:
+        del file[name]
+
+
+def set_version(path, version):
+    with h5py.File(path, "r+") as file:
+        file.attrs["version"] = version
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run's folder with checkpoints of rounds 2 and 4, and no network yet."""
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    command = [
+        Path(sys.executable).with_name("istmpi"),
+        "train",
+        "--rounds",
+        "6",
+        "--checkpoint-every",
+        "2",
+        "--out",
+        folder,
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    (folder / "network.h5").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_by_name(mpirun, tmp_path, saved, damage):
+    folder = tmp_path / "run"
+    subprocess.run(["cp", "-r", saved, folder], check=True)
+    spoil, reason = DAMAGES[damage]
+    newest, older = folder / "checkpoints" / "round-00000004.h5", folder / "checkpoints" / "round-00000002.h5"
+    spoil(newest)
+    refused = mpirun(3, "istmpi", "train", "--resume", newest, "--rounds", "6")
+    assert refused.returncode == 2
+    said = [line for line in refused.stderr.splitlines() if line.startswith("istmpi: ")]
+    assert len(said) == 1, refused.stderr
+    assert str(newest) in said[0]
+
+    assert re.search(reason, said[0]), said
+    went_on = mpirun(3, "istmpi", "train", "--resume", "auto", "--rounds", "6", "--out", folder)
+    assert went_on.returncode == 0, went_on.stderr
+    assert re.search(f"{newest}.*{reason}.*Passed over", went_on.stdout)
+    assert f"going on from {older}, after 2 of 6 rounds" in went_on.stdout
+    assert [line["round"] for line in lines(folder)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_with_no_valid_checkpoint_left_nothing_is_overwritten(mpirun, tmp_path, saved):
+    folder = tmp_path / "run"
+    subprocess.run(["cp", "-r", saved, folder], check=True)
+    for path in (folder / "checkpoints").iterdir():
+        flip(path)
+    result = mpirun(2, "istmpi", "train", "--resume", "auto", "--rounds", "6", "--out", folder)
+    assert result.returncode == 2 and "none of them is valid" in result.stderr
+    assert len(lines(folder)) == 6
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(mpirun, tmp_path, saved):
+    folder = tmp_path / "run"
+    subprocess.run(["cp", "-r", saved, folder], check=True)
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    result = mpirun(2, "istmpi", "train", "--resume", "auto", "--rounds", "3", "--out", folder)
+    assert result.returncode == 0 and "going on" not in result.stdout
+    assert [line["round"] for line in lines(folder)] == [1, 2, 3]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@pytest.mark.parametrize("how", IN_TURNS, ids=" ".join)
+def test_a_full_disk_loses_nothing(mpirun, tmp_path, how):
+    """Room for one checkpoint of 1.2 MB and not for a second: the run goes on, then gives up, with the first intact."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        command = ["train", "--checkpoint-every", "2", "--evaluate-every", "100", *how, "--resume", "auto"]
+        full = mpirun(2, "istmpi", *command, "--rounds", "20", "--out", disk / "run")
+        assert full.returncode == 74, full
+        assert "No space left on device" in full.stderr
+        said = full.stdout.count("The run goes on; older ones are untouched.")
+        assert said == 2 and "failure 3 in a row" in full.stderr, full.stdout
+        assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["round-00000002.h5"]
+        subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)
+        rest = mpirun(3, "istmpi", *command, "--rounds", "20", "--out", disk / "run")
+        assert rest.returncode == 0 and "after 2 of 20 rounds" in rest.stdout, rest.stderr
+        names = [path.name for path in sorted(Path(disk / "run" / "checkpoints").iterdir())]
+        assert names == ["round-00000016.h5", "round-00000018.h5"]
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)

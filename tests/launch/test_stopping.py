@@ -1,0 +1,110 @@
+"""Stopping a run from outside, and going on with it: signals, a file, the end of a job's time."""
+
+import contextlib
+import os
+import signal
+import time
+
+import h5py
+import pytest
+from following import lines, wait_for_rounds
+
+SLOW = ["train", "--rounds", "100000", "--hidden", "64", "--checkpoint-every", "20", "--set", "evaluate.every=1000000"]
+"""A run that does not end by itself."""
+
+
+def reached(folder):
+    """Rounds, and local steps in the one that follows, of the newest checkpoint."""
+    with h5py.File(max((folder / "checkpoints").glob("*.h5"))) as file:
+        return int(file.attrs["round"]), int(file.attrs["local_step"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+def test_a_signal_to_one_rank_stops_all_in_the_round_they_are_in(start, tmp_path, number):
+    job = start(3, "istmpi", *SLOW, "--local-steps", "50", "--out", tmp_path / "run")
+    wait_for_rounds(tmp_path / "run", 3, job)
+    os.kill(job.ranks[1], number)
+    result = job.end(20)
+    assert result.returncode == 75, result
+    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    assert len(said) == 1 and f"stopped by {number.name}, after " in said[0], result.stderr
+    assert "--resume auto goes on" in said[0]
+    rounds, steps = reached(tmp_path / "run")
+    assert rounds == len(lines(tmp_path / "run")) and f"after {rounds} of 100000 rounds" in said[0]
+    assert (f"and {steps} of 50 local steps" in said[0]) == (steps > 0)
+
+
+def test_a_signal_to_all_ranks_stops_them_once(start, tmp_path):
+    job = start(3, "istmpi", *SLOW, "--out", tmp_path / "run")
+    wait_for_rounds(tmp_path / "run", 3, job)
+    for rank in job.ranks:
+        os.kill(rank, signal.SIGUSR1)
+    assert job.end(20).returncode == 75
+
+
+def test_a_signal_before_training_begins_is_not_lost(start, tmp_path):
+    job = start(2, "istmpi", *SLOW, "--out", tmp_path / "run")
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        time.sleep(0.005)
+    time.sleep(0.3)
+    os.kill(job.ranks[0], signal.SIGUSR1)
+    result = job.end(30)
+    assert result.returncode == 75 and "stopped by SIGUSR1, after " in result.stderr
+
+
+def test_a_second_sigterm_ends_at_once(start, tmp_path):
+    job = start(2, "istmpi", *SLOW, "--out", tmp_path / "run")
+    wait_for_rounds(tmp_path / "run", 3, job)
+    first, second = job.ranks
+    os.kill(second, signal.SIGSTOP)  # so that the first waits inside MPI
+    os.kill(first, signal.SIGTERM)
+    time.sleep(0.8)
+    assert job.process.poll() is None
+    os.kill(first, signal.SIGTERM)
+    time.sleep(0.2)
+    with contextlib.suppress(ProcessLookupError):  # its launcher may have ended it
+        os.kill(second, signal.SIGCONT)
+    assert job.end(20).returncode not in (0, 75)
+
+
+def test_a_file_stops_the_run_and_the_same_command_goes_on(start, mpirun, tmp_path):
+    folder = tmp_path / "run"
+    command = ["istmpi", *SLOW, "--resume", "auto", "--out", folder]
+    job = start(2, *command)
+    wait_for_rounds(folder, 3, job)
+    (folder / "STOP").touch()
+    result = job.end(20)
+    assert result.returncode == 75 and f"stopped by the file {folder}/STOP" in result.stderr
+    done = reached(folder)
+    # The file is still there: nothing may be lost by trying again.
+    again = mpirun(3, *command)
+    assert again.returncode == 75 and f"after {done[0]} of 100000 rounds" in again.stderr
+    (folder / "STOP").unlink()
+    job = start(3, *command)
+    wait_for_rounds(folder, done[0] + 3, job)
+    assert [line["round"] for line in lines(folder)] == list(range(1, len(lines(folder)) + 1))
+
+
+def test_the_end_of_the_jobs_time_stops_the_run(mpirun, tmp_path):
+    ends = {"SLURM_JOB_END_TIME": str(int(time.time()) + 66)}
+    command = ["istmpi", *SLOW, "--out", tmp_path / "run", "--stop-before-walltime", "1"]
+    result = mpirun(2, *command, env=ends)
+    assert result.returncode == 75 and "stopped by the end of the job's time" in result.stderr
+
+
+def test_without_a_known_end_of_time_nothing_is_trained(mpirun, tmp_path):
+    result = mpirun(2, "istmpi", *SLOW, "--out", tmp_path / "run", "--stop-before-walltime", "1")
+    assert result.returncode == 2 and "SLURM_JOB_END_TIME" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_has_nothing_left_to_do(mpirun, tmp_path):
+    command = ["istmpi", "train", "--rounds", "3", "--resume", "auto", "--out", tmp_path / "run"]
+    assert mpirun(2, *command).returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
+    again = mpirun(3, *command)
+    assert again.returncode == 0 and "nothing left to train" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()} == before
+    more = mpirun(3, *command[:2], "--rounds", "5", *command[4:])
+    assert more.returncode == 0 and "after 3 of 5 rounds" in more.stdout
+    assert [line["round"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4, 5]
