@@ -2,11 +2,23 @@
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods.base import Job, Method, Partial
+from istmpi.methods.codistillation import Codistillation
 from istmpi.methods.data_parallel import DataParallel
+from istmpi.methods.diloco import DiLoCo
+from istmpi.methods.dynamic_averaging import DynamicAveraging
+from istmpi.methods.fedavg import FedAvg
 from istmpi.methods.ist import IST
 from istmpi.methods.local_sgd import LocalSGD
 
-METHODS: dict[str, type[Method]] = {"ist": IST, "local-sgd": LocalSGD, "data-parallel": DataParallel}
+METHODS: dict[str, type[Method]] = {
+    "ist": IST,
+    "local-sgd": LocalSGD,
+    "data-parallel": DataParallel,
+    "diloco": DiLoCo,
+    "fedavg": FedAvg,
+    "dynamic-averaging": DynamicAveraging,
+    "codistillation": Codistillation,
+}
 
 __all__ = ["METHODS", "Job", "Method", "Partial", "method"]
 

@@ -14,7 +14,7 @@ LAYERS = [
     ["istmpi", "axes", "partition", "config", "errors", "rng"],
     ["layout", "models", "data", "comm", "record", "stopping"],
     ["transfer", "cost"],
-    ["store", "optimizers", "devices"],
+    ["store", "optimizers", "devices", "allreduce"],
     ["methods", "evaluate", "checkpoint"],
     ["train"],
     ["cli", "report", "__main__"],

@@ -1,0 +1,50 @@
+"""Federated averaging (McMahan et al. 2017, arXiv 1602.05629): some of the ranks train, each on all it has.
+
+Every round a share of the ranks is drawn at random. Each of them takes as many passes over its own examples as
+``epochs`` says, in batches of which the last may be smaller, and the weights become the mean over them, a rank counting
+as often as it has examples.
+"""
+
+import numpy as np
+
+from istmpi import rng
+from istmpi.config import Run
+from istmpi.layout import Whole
+from istmpi.methods.base import Job
+from istmpi.methods.ist import IST
+from istmpi.models.architecture import Architecture
+
+
+class FedAvg(IST):
+    """A round of IST in which the ranks that were drawn hold the whole network, and the others nothing."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self._examples = job.communicator.gather(job.batches.examples)
+        self._own_steps = job.run.method.epochs * job.batches.in_a_pass
+
+    @classmethod
+    def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
+        return ()
+
+    def drawn(self, round: int) -> tuple[int, ...]:
+        """The ranks that train in a round, ascending: the same on every rank."""
+        ranks = self.job.communicator.size
+        count = max(int(self.job.run.method.fraction * ranks), 1)
+        order = rng.permutation(ranks, rng.key(self.job.run.train.seed, "drawn", round))
+        return tuple(sorted(order[:count].tolist()))
+
+    def holders(self, round: int) -> Whole:
+        return Whole(self.job.architecture.lengths, self.job.communicator.size, self.drawn(round))
+
+    def weights(self) -> list[int]:
+        return self._examples
+
+    def first_step(self, round: int) -> int:
+        return round * self._own_steps
+
+    def steps(self, round: int) -> int:
+        return self._own_steps if self.job.communicator.rank in self.drawn(round) else 0
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.job.batches.of_pass(*divmod(step, self.job.batches.in_a_pass))
