@@ -60,14 +60,14 @@ class Transfer:
         source: Layout,
         target: Layout,
         rank: int,
-        staging_bytes: int = STAGING_BYTES,
+        staging_bytes: int | None = None,
         weights: Sequence[float] | None = None,
     ):
         """``weights``: how much each rank's values count in a mean; by default all the same."""
         self.rank = rank
         self.ranks = source.ranks
         self._weights = weights or [1] * self.ranks
-        self._capacity = staging_bytes // self.ranks
+        self._capacity = (staging_bytes or STAGING_BYTES) // self.ranks
         self._source, self._target = source, target
         self._parameters = sorted(parameters.items(), key=self._precedence)
         self.sends: list[Message] = self._messages(source, target)

@@ -70,8 +70,9 @@ class Method(ABC):
         return ()
 
     @classmethod
-    def check(cls, run: Run, task: str) -> None:  # noqa: B027, nothing to refuse by default
-        """Refuse, with a ConfigError, a run that this method cannot train."""
+    def check(cls, run: Run, task: str) -> None:
+        """Refuse, with a ConfigError, a run that this method cannot train; by default it can train all."""
+        return
 
     @classmethod
     def optimizer_slots(cls, run: Run) -> tuple[str, ...]:
@@ -130,8 +131,9 @@ class Method(ABC):
         """Tensors of which every rank has its own values between rounds, whole, in host memory; none by default."""
         return {}
 
-    def publish(self) -> None:  # noqa: B027, nothing to do by default
-        """Have in the store the network as it is worth evaluating, where `run` does not. Collective."""
+    def publish(self) -> None:
+        """Have in the store the network as it is worth evaluating, where `run` does not leave it there. Collective."""
+        return
 
     def first_step(self, round: int) -> int:
         """The number of this rank's first local step in a round: steps are numbered through from round to round."""
@@ -169,8 +171,8 @@ class Method(ABC):
                     torch.manual_seed(rng.key(run.train.seed, "dropout", rank, step) >> 1)
                 x, y = (torch.from_numpy(part).to(self.job.device) for part in self.batch(step))
                 optimizer.zero_grad(set_to_none=True)
-                loss = self.training_loss(network, x.to(dtype), y)
-                loss.backward()
+                objective, loss = self.objective(network, x.to(dtype), y)
+                objective.backward()
                 before_update()
                 for group in optimizer.param_groups:
                     group["lr"] = run.optimizer.lr_at(step)
@@ -185,9 +187,10 @@ class Method(ABC):
         """Whether this rank shall not begin that local step."""
         return self.job.stop.asked()
 
-    def training_loss(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """What a local step makes smaller."""
-        return self.loss(self.forward(network, x), y)
+    def objective(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a local step makes smaller, and the loss on the examples' labels: by default the same."""
+        loss = self.loss(self.forward(network, x), y)
+        return loss, loss
 
     def forward(self, network: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """The network's outputs, its matrix products in bfloat16 if the run says so."""

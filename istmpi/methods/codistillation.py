@@ -78,17 +78,17 @@ class Codistillation(WholeNetwork):
             push.run(self.own(), store.tensors, self.job.communicator)
             self._published = True
 
-    def training_loss(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def objective(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = self.forward(network, x)
         loss = self.loss(outputs, y)
         if not self._others:
-            return loss
+            return loss, loss
         network.eval()  # without dropout; normalisation has no running statistics to use
         with torch.no_grad():
             predictions = [self.forward(partial(functional_call, network, other), x) for other in self._others]
             mean = sum(functional.softmax(each, dim=1) for each in predictions) / len(predictions)
         network.train()
-        return loss + functional.cross_entropy(outputs, mean)
+        return loss + functional.cross_entropy(outputs, mean), loss
 
     def _fetch_others(self, mine: Mapping[str, torch.Tensor]) -> None:
         """Every other rank's weights."""

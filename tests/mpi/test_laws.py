@@ -5,13 +5,14 @@ import pytest
 import torch
 from small import assert_same_bits, small_run, trained, whole
 
+import istmpi.methods
 from istmpi.errors import DivergedError, IstmpiError
 from istmpi.partition import Partition
 from istmpi.store import ParameterStore
 from istmpi.train import Training
 from istmpi.transfer import Transfer
 
-METHODS = pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+METHODS = pytest.mark.parametrize("method", istmpi.methods.METHODS)
 
 
 @METHODS
@@ -84,14 +85,14 @@ def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
         {"method__partition": []},
         {"method__shares": [3.0, 1.0, 2.0, 1.0, 1.0], "method__resample": 0.3},
         {"optimizer__name": "adamw", "method__optimizer_state": "carry"},
-        {"method__name": "local-sgd"},
-        {"method__name": "data-parallel", "optimizer__momentum": 0.9},
+        {"method__name": "fedavg", "train__batch": 400, "method__fraction": 0.7},
+        {"method__name": "dynamic-averaging", "method__threshold": 0.02},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("staging_bytes", [2**28, 3000])
 def test_planned_bytes_are_counted_bytes(comm, settings, staging_bytes, monkeypatch):
-    monkeypatch.setattr(Transfer.__init__, "__defaults__", (staging_bytes,))
+    monkeypatch.setattr("istmpi.transfer.STAGING_BYTES", staging_bytes)
     planned = []
     run = Transfer.run
 
@@ -108,6 +109,26 @@ def test_planned_bytes_are_counted_bytes(comm, settings, staging_bytes, monkeypa
     assert (sum(everyones) > 0) == (comm.size > 1)
     assert comm.traffic.calls > 2 * len(planned) or staging_bytes > 3000 or comm.size == 1, "in several rounds"
     assert sum(comm.gather(comm.traffic.bytes)) > progress[-1].bytes or comm.size == 1, "evaluation is not among them"
+
+
+@pytest.mark.parametrize("carry", [False, True])
+@pytest.mark.parametrize(
+    "method, times", [("data-parallel", 3), ("local-sgd", 1), ("diloco", 1), ("codistillation", 1)]
+)
+def test_whole_networks_send_what_their_algorithm_says(comm, method, times, carry):
+    """Fetched once; then a ring of 2(P-1)/P of it, or all of it to each other rank, at 3 local steps a round."""
+    settings = {"optimizer__momentum": 0.9, "method__optimizer_state": "carry" if carry else "reset"}
+    training, progress = trained(comm, method__name=method, method__burn_in=2, **settings)
+    architecture, ranks = training.architecture, comm.size
+    network = sum(8 * parameter.size(architecture.lengths) for parameter in architecture.parameters.values())
+    slots = len(training.method.slots(training.run))
+    start = (ranks - 1) * network * (1 + slots)
+    averaged = network * (2 if carry and method in ("local-sgd", "diloco") else 1)
+    each = 2 * (ranks - 1) * averaged * times
+    expected = [start + done * each for done in range(1, 5)]
+    if method == "codistillation":
+        expected = [start + max(done - 2, 0) * ranks * (ranks - 1) * network for done in range(1, 5)]
+    assert [one.bytes for one in progress] == expected
 
 
 @pytest.mark.ranks(min=2)
