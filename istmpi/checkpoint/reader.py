@@ -189,4 +189,5 @@ def _reading(path: Path) -> Iterator[None]:
 def _cure(path: Path) -> str:
     if path.is_dir():
         return f"; it is a folder. Name a file in it, or see: istmpi checkpoint ls {path}"
-    return did_you_mean(path.name, [entry.name for entry in path.parent.glob("*.h5")]) or "."
+    beside = [entry.name for entry in path.parent.glob("*.h5")]
+    return did_you_mean(path.name, beside) if beside else "."
