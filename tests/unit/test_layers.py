@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "istmpi"
 
 LAYERS = [
-    ["istmpi", "axes", "partition", "config", "errors", "rng"],
+    ["istmpi", "axes", "partition", "config", "errors", "rng", "optional"],
     ["layout", "models", "data", "comm", "record", "stopping"],
     ["transfer", "cost"],
     ["store", "optimizers", "devices"],
     ["methods", "evaluate", "checkpoint"],
-    ["train"],
+    ["train", "deploy"],
     ["cli", "report", "__main__"],
 ]
 """A module may import from its own layer and those before it."""
@@ -26,7 +26,7 @@ PLACES = {
     "h5py": ["data/hdf5.py", "checkpoint/"],
     "matplotlib": ["report/plots.py"],
     "click": ["cli/"],
-    "rich": ["cli/", "report/tables.py"],
+    "rich": ["cli/", "report/tables.py", "report/checkpoints.py"],
     "torch.distributed": [],
     "multiprocessing": [],
 }
