@@ -15,7 +15,7 @@ import numpy as np
 from istmpi.axes import Pattern
 from istmpi.checkpoint.format import LOCKING, Header, checksum_errors, datasets, dtype_name, read_header, read_rows
 from istmpi.data.dataset import CLASSIFICATION
-from istmpi.errors import DataError, IstmpiError, did_you_mean
+from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
 
@@ -128,7 +128,8 @@ class Checkpoint:
         data, lengths = self.header.data, self.architecture.lengths
         slots = dict.fromkeys(name.rpartition("/")[2] for name in self.tensors if "/" in name)
         parameters = self.architecture.parameters
-        stopped = {"partial/local_steps": (self.header.ranks,)} if self.header.local_step else {}
+        ranks, steps = self.header.ranks, self.header.run.method.local_steps
+        stopped = {"partial/local_steps": (ranks,), "partial/losses": (ranks, steps)} if self.header.local_step else {}
         classes = {"input/classes": (data.outputs,)} if data.task == CLASSIFICATION else {}
         groups = [
             {f"optim/{name}/{slot}": parameters[name].pattern.shape(lengths) for slot in slots for name in parameters},
@@ -179,6 +180,8 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn what h5py raises when it meets what it did not expect into one line."""
     try:
         yield
+    except ConfigError as error:
+        raise DataError(f"{path}: damaged ({error})") from None
     except IstmpiError:
         raise
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:

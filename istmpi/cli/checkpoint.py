@@ -162,5 +162,5 @@ def _console() -> Console:
     """Tables in a file or a pipe are not cut to the width of a terminal that is not there."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = max(console.width, 160)
+        console.width = 1000
     return console

@@ -34,6 +34,7 @@ def facts(contents: Mapping[str, Any]) -> Table:
     data, method = header["data"], run["method"]
     inside = f" and {header['local_step']} of {method['local_steps']} local steps" if header["local_step"] else ""
     shape = " x ".join(map(str, data["shape"]))
+    ranks = f"{header['ranks']} rank{'s' * (header['ranks'] > 1)}"
     calibrated = "yes" if contents["calibrated"] else "no: predictions need --calibrate-on"
     table = Table.grid(padding=(0, 2))
     for name, value in {
@@ -41,8 +42,7 @@ def facts(contents: Mapping[str, Any]) -> Table:
         "position": f"{header['round']} of {run['train']['rounds']} rounds{inside}",
         "loss": f"{header['loss']:.4f}",
         "so far": f"{number(header['examples'])} examples, {duration(header['seconds'])}, {size(header['bytes'])} sent",
-        "saved by": f"{header['ranks']} rank{'s' * (header['ranks'] > 1)}; "
-        + ", ".join(f"{k} {v}" for k, v in header["versions"].items()),
+        "saved by": f"{ranks}; " + ", ".join(f"{name} {version}" for name, version in header["versions"].items()),
         "data": f"{data['source']}, kind {data['kind']}, {data['task']}, examples {shape}",
         "classes": _classes(contents["classes"]) if contents["classes"] else f"none, {data['outputs']} numbers",
         "calibrated": calibrated,
