@@ -112,8 +112,8 @@ def bandwidth(communicator: Communicator, folder: Path, megabytes: int, repeats:
         f"Checkpoints of {total:,.0f} MB by {communicator.size} ranks",
         rows,
         f"Bandwidth of writing over that of pwrite, median of the ratios of {repeats} turns: {', '.join(ratios)}; of "
-        f"reading over preadv from the page cache {reading:.2f} (`check` reads every byte and compares checksums, which "
-        f"a resumed run does before). While saving and loading no rank's memory grew by more than {peak:,.0f} MB; its "
+        f"reading over preadv from the page cache {reading:.2f} (`check` reads every byte and compares checksums, as "
+        f"a resumed run does first). While saving and loading no rank's memory grew by more than {peak:,.0f} MB; its "
         f"rows have {total / communicator.size:,.0f} MB. `write` includes layout, checksums, syncing and renaming.",
         f"mpirun -n {communicator.size}",
     )
