@@ -22,13 +22,14 @@ class Architecture(ABC):
 
     ``lengths``: the full length of every axis. ``parameters``: every parameter by its name in the built network, which
     starts with its stage's name. ``groups``: the unit groups that may be dealt out. ``stages``: from input to output.
-    ``stochastic``: training draws random numbers (dropout).
+    ``normalised``: the stages with a normalisation. ``stochastic``: training draws random numbers (dropout).
     """
 
     lengths: dict[str, int]
     parameters: dict[str, Parameter]
     groups: tuple[str, ...]
     stages: tuple[str, ...]
+    normalised: tuple[str, ...] = ()
     stochastic: bool
 
     @classmethod

@@ -1,0 +1,265 @@
+"""Measures what a cluster's network and ranks can do, as a `Cluster` for the cost model. Collective; bounded in time.
+
+Every figure is the median over repetitions of the slowest rank's time, with all ranks at work at once as in training.
+Lines are fitted so that relative errors are small, for short and long messages alike.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from istmpi.comm import Communicator, library
+from istmpi.config import Run
+from istmpi.cost import cost
+from istmpi.cost.cluster import Cluster, Link
+from istmpi.cost.collectives import PULL
+from istmpi.cost.holdings import Holdings
+from istmpi.devices import choose_threads
+from istmpi.layout import Owners, part_shape
+from istmpi.models.architecture import Architecture
+from istmpi.models.mlp import MLP
+from istmpi.partition import Partition
+from istmpi.train import Training
+from istmpi.transfer import Transfer
+
+SECONDS = 0.3
+"""For one measurement; repetitions end with it."""
+MOST_REPETITIONS = 25
+TURN_SECONDS = 0.04
+"""Work that is shorter is repeated to fill this."""
+MOST_INNER = 1000
+MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
+"""Of a rank, to all others together."""
+TRANSFER_WIDTHS = (256, 1024, 2048)
+TOUCHED_ELEMENTS = 2**22
+
+TINY = {
+    "model.hidden": [16],
+    "method.local_steps": 25,
+    "train.rounds": 4,
+    "train.batch": 16,
+    "evaluate.every": 1000,
+    "data.source": "digits",
+}
+"""A run whose time is all overhead."""
+
+
+def probe(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
+    """The cluster as this job's ranks find it, at the shapes of a run's subnets; the same on every rank."""
+    threads = choose_threads(run.train.threads, communicator.on_this_host())
+    ranks = communicator.size
+    measured: dict[str, Any] = {}
+    links = {}
+    for name, measure in (("point_to_point", _pairs), ("alltoallv", _alltoallv), ("allreduce", _allreduce)):
+        points = measure(communicator) if ranks > 1 else []
+        links[name], measured[name] = _link(points)
+    handle, measured["transfer"] = _transfers(communicator, links["alltoallv"])
+    speed, product, measured["products"] = _products(run, architecture, communicator)
+    touch = _touch(communicator)
+    step, transfer = _overheads(run, communicator, speed, product, touch)
+    hosts = len(set(communicator.hosts()))
+    return Cluster(
+        name=f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}",
+        source=f"measured with {library()}, {threads} thread{'s' * (threads > 1)} a rank",
+        links=links,
+        flops=(speed,),
+        product_seconds=product,
+        step_seconds=step,
+        touch_seconds_per_byte=touch,
+        handle_seconds_per_byte=handle,
+        transfer_seconds=transfer,
+        measured=measured,
+    )
+
+
+def timed(communicator: Communicator, work: Callable[[], object]) -> float:
+    """Seconds of collective or local work: the median over repetitions of the slowest rank's; the first do not count.
+
+    Short work is repeated without a pause in between, as training repeats its steps: on cores that ranks share, a
+    single short call tells little.
+    """
+    once = _slowest(communicator, work, 1)
+    if once > SECONDS:
+        return once
+    inner = min(max(int(TURN_SECONDS / once), 1), MOST_INNER)
+    times: list[float] = []
+    while sum(times) * inner < SECONDS and len(times) < MOST_REPETITIONS:
+        times.append(_slowest(communicator, work, inner))
+    return float(np.median(times))
+
+
+def _slowest(communicator: Communicator, work: Callable[[], object], times: int) -> float:
+    """Seconds that the slowest rank takes for one of so many calls."""
+    communicator.barrier()
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    return max(communicator.gather((time.perf_counter() - start) / times))
+
+
+def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
+    """Coefficients, none negative, of the columns that give the seconds best, and the median relative error.
+
+    Relative errors are what is made small. A coefficient that would be negative is zero and the others are fitted anew.
+    """
+    table, wanted = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
+    used = list(range(table.shape[1]))
+    found = np.zeros(table.shape[1])
+    while used:
+        weighted = table[:, used] / wanted[:, None]
+        scale = np.abs(weighted).max(axis=0)
+        scale[scale == 0] = 1
+        solution = np.linalg.lstsq(weighted / scale, np.ones(len(wanted)), rcond=None)[0] / scale
+        if (solution >= 0).all():
+            found[used] = solution
+            break
+        used.pop(int(np.argmin(solution * scale)))
+    error = float(np.median(np.abs(table @ found / wanted - 1)))
+    return found.tolist(), error
+
+
+Point = tuple[float, float, float]
+"""Messages, bytes and seconds."""
+
+
+def _link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
+    """α and β of what was measured, and the measurements. One rank has nobody to send to: both are zero."""
+    if not points:
+        return Link(0.0, 0.0), {}
+    messages, sizes, seconds = zip(*points)
+    (latency, each), error = fit([messages, sizes], seconds)
+    rows = [{"bytes": size, "seconds": took} for _, size, took in points]
+    return Link(latency, each), {"points": rows, "median_relative_error": error}
+
+
+def _pairs(communicator: Communicator) -> list[Point]:
+    peer = communicator.rank ^ 1
+    points = []
+    for size in MESSAGE_BYTES:
+        mine, theirs = np.zeros(size, dtype=np.uint8), np.empty(size, dtype=np.uint8)
+
+        def work(mine=mine, theirs=theirs):
+            if peer < communicator.size:
+                communicator.exchange(peer, mine, theirs)
+
+        points.append((1, size, timed(communicator, work)))
+    return points
+
+
+def _alltoallv(communicator: Communicator) -> list[Point]:
+    ranks = communicator.size
+    points = []
+    for size in MESSAGE_BYTES:
+        each = size // (ranks - 1) or 1
+        counts = [each * (peer != communicator.rank) for peer in range(ranks)]
+        starts = [each * peer for peer in range(ranks)]
+        send, receive = (np.zeros(each * ranks, dtype=np.uint8) for _ in range(2))
+        staged = (send, counts, starts), (receive, counts, starts)
+        points.append((ranks - 1, each * (ranks - 1), timed(communicator, lambda s=staged: communicator.alltoallv(*s))))
+    return points
+
+
+def _allreduce(communicator: Communicator) -> list[Point]:
+    ranks = communicator.size
+    points = []
+    for size in MESSAGE_BYTES:
+        values = np.zeros(size // 4, dtype=np.float32)
+        seconds = timed(communicator, lambda values=values: communicator.all_reduce(values))
+        points.append((2 * (ranks - 1).bit_length(), 2 * (ranks - 1) / ranks * size, seconds))
+    return points
+
+
+def _transfers(communicator: Communicator, link: Link) -> tuple[float, dict[str, Any]]:
+    """Seconds per byte packed, unpacked or copied: what a pull and a push take beyond their messages."""
+    ranks, rank = communicator.size, communicator.rank
+    handled, beyond, rows = [], [], []
+    for width in TRANSFER_WIDTHS:
+        network = MLP(width, (max(width, ranks),) * 2, 10)
+        owners = Owners(network.lengths, ranks)
+        deal = Partition.draw(network.lengths, network.groups, ranks, 0, 0)
+        load = PULL.load(Holdings(network.parameters, network.lengths, network.groups, ranks))
+        own, held = (
+            {name: torch.zeros(part_shape(layout, one, rank)) for name, one in network.parameters.items()}
+            for layout in (owners, deal)
+        )
+        pull = Transfer(network.parameters, owners, deal, rank)
+        push = Transfer(network.parameters, deal, owners, rank)
+
+        def work(own=own, held=held, pull=pull, push=push):
+            pull.run(own, held, communicator)
+            push.run(held, own, communicator)
+
+        seconds = timed(communicator, work) / 2
+        sent = load.messages * link.latency + float(load.busiest) * link.seconds_per_byte
+        handled.append(float(load.handled))
+        beyond.append(max(seconds - sent, 1e-9))
+        rows.append({"handled_bytes": float(load.handled), "sent_bytes": float(load.busiest), "seconds": seconds})
+    (_, each), error = fit([[1.0] * len(handled), handled], beyond)
+    return each, {"points": rows, "median_relative_error": error}
+
+
+def _products(run: Run, architecture: Architecture, communicator: Communicator) -> tuple[float, float, dict[str, Any]]:
+    """FLOP/s and seconds per product, from the three products of a layer at a run's shapes."""
+    flops, counts, seconds, rows = [], [], [], []
+    for batch, inputs, outputs in _shapes(run, architecture, communicator.size):
+        x, gradient, weight = torch.ones(batch, inputs), torch.ones(batch, outputs), torch.ones(outputs, inputs)
+
+        def work(x=x, gradient=gradient, weight=weight):
+            x @ weight.T, gradient.T @ x, gradient @ weight  # noqa: B018
+
+        took = timed(communicator, work)
+        flops.append(6.0 * batch * inputs * outputs)
+        counts.append(3.0)
+        seconds.append(took)
+        rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": took})
+    (each, product), error = fit([flops, counts], seconds)
+    return 1 / each, product, {"points": rows, "median_relative_error": error}
+
+
+def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int, int, int]]:
+    """Batch, inputs and outputs of a run's products: of the whole network, and of the subnets at P/2, P and 2P."""
+    found = []
+    for count in {1, max(ranks // 2, 1), ranks, 2 * ranks}:
+        lengths = {
+            name: max(length // count, 1) if name in architecture.groups else length
+            for name, length in architecture.lengths.items()
+        }
+        for parameter in architecture.parameters.values():
+            if parameter.multiplies:
+                outputs = parameter.pattern.axes[0].length(lengths)
+                batch = run.train.batch * parameter.multiplies
+                found.append((batch, parameter.size(lengths) // outputs, outputs))
+    return list(dict.fromkeys(found))
+
+
+def _touch(communicator: Communicator) -> float:
+    """Seconds per byte of a plain SGD step, which reads weight and gradient and writes the weight."""
+    weight, gradient = torch.ones(TOUCHED_ELEMENTS), torch.ones(TOUCHED_ELEMENTS)
+    seconds = timed(communicator, lambda: weight.add_(gradient, alpha=-0.01))
+    return seconds / (3 * weight.nbytes)
+
+
+def _overheads(run: Run, communicator: Communicator, speed: float, product: float, touch: float) -> tuple[float, float]:
+    """Seconds of a local step and of a transfer that do not depend on sizes: those of a run with next to no network."""
+    with communicator.agreed():
+        tiny = Run().override({**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device})
+        tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})
+    training = Training(tiny, communicator)
+    rounds = training.rounds()
+    next(rounds)  # torch's own start
+    before = dict(training.clock.seconds)
+    for _ in range(2):
+        next(rounds)
+    spent = {phase: seconds - before.get(phase, 0.0) for phase, seconds in training.clock.seconds.items()}
+    spent = {
+        phase: max(communicator.gather(spent.get(phase, 0.0))) for phase in ("deal", "pull", "compute", "push", "wait")
+    }
+    plan = cost(tiny, training.architecture, communicator.size)
+    part = plan.largest
+    modelled = float(part.flops.products) / speed + part.flops.product_count * product + float(part.touched) * touch
+    step = (spent["compute"] + spent["wait"]) / (2 * tiny.method.local_steps) - modelled
+    transfer = (spent["deal"] + spent["pull"] + spent["push"]) / (2 * 2)
+    return max(step, 0.0), transfer
