@@ -15,9 +15,9 @@ from istmpi.comm import Communicator, library
 from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.cluster import Cluster, Link
-from istmpi.cost.collectives import PULL
+from istmpi.cost.collectives import PULL, PUSH
 from istmpi.cost.holdings import Holdings
-from istmpi.devices import choose_threads
+from istmpi.devices import choose_device, choose_threads
 from istmpi.layout import Owners, part_shape
 from istmpi.models.architecture import Architecture
 from istmpi.models.mlp import MLP
@@ -33,44 +33,43 @@ TURN_SECONDS = 0.04
 MOST_INNER = 1000
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 """Of a rank, to all others together."""
-TRANSFER_WIDTHS = (256, 1024, 2048)
+TRANSFER_WIDTHS = (256, 768, 1536)
 TOUCHED_ELEMENTS = 2**22
 
-TINY = {
-    "model.hidden": [16],
-    "method.local_steps": 25,
-    "train.rounds": 4,
-    "train.batch": 16,
-    "evaluate.every": 1000,
-    "data.source": "digits",
-}
-"""A run whose time is all overhead."""
+TINY = {"method.local_steps": 20, "train.batch": 16}
+"""A run on digits whose time is all overhead."""
+TINY_ROUNDS = 12
 
 
 def probe(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
     """The cluster as this job's ranks find it, at the shapes of a run's subnets; the same on every rank."""
-    threads = choose_threads(run.train.threads, communicator.on_this_host())
+    local = communicator.on_this_host()
+    with communicator.agreed():
+        device = choose_device(run.train.device, local)
+    threads = choose_threads(run.train.threads, local)
     ranks = communicator.size
     measured: dict[str, Any] = {}
     links = {}
     for name, measure in (("point_to_point", _pairs), ("alltoallv", _alltoallv), ("allreduce", _allreduce)):
         points = measure(communicator) if ranks > 1 else []
         links[name], measured[name] = _link(points)
-    handle, measured["transfer"] = _transfers(communicator, links["alltoallv"])
-    speed, product, measured["products"] = _products(run, architecture, communicator)
-    touch = _touch(communicator)
-    step, transfer = _overheads(run, communicator, speed, product, touch)
+    handle, average, measured["transfer"] = _transfers(communicator, links["alltoallv"])
+    speed, product, measured["products"] = _products(run, architecture, communicator, device)
+    touch = _touch(communicator, device)
+    step, transfer, deal = _overheads(run, communicator, speed, product, touch)
     hosts = len(set(communicator.hosts()))
     return Cluster(
         name=f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}",
-        source=f"measured with {library()}, {threads} thread{'s' * (threads > 1)} a rank",
+        source=f"measured on {device} with {library()}, {threads} thread{'s' * (threads > 1)} a rank",
         links=links,
         flops=(speed,),
         product_seconds=product,
         step_seconds=step,
         touch_seconds_per_byte=touch,
         handle_seconds_per_byte=handle,
+        average_seconds_per_byte=average,
         transfer_seconds=transfer,
+        deal_seconds=deal,
         measured=measured,
     )
 
@@ -172,43 +171,57 @@ def _allreduce(communicator: Communicator) -> list[Point]:
     return points
 
 
-def _transfers(communicator: Communicator, link: Link) -> tuple[float, dict[str, Any]]:
-    """Seconds per byte packed, unpacked or copied: what a pull and a push take beyond their messages."""
-    ranks, rank = communicator.size, communicator.rank
-    handled, beyond, rows = [], [], []
+def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
+    """Seconds per byte handled and per byte averaged: what a pull and a push take beyond their messages."""
+    constants, handled, averaged, beyond, rows = [], [], [], [], []
     for width in TRANSFER_WIDTHS:
-        network = MLP(width, (max(width, ranks),) * 2, 10)
-        owners = Owners(network.lengths, ranks)
-        deal = Partition.draw(network.lengths, network.groups, ranks, 0, 0)
-        load = PULL.load(Holdings(network.parameters, network.lengths, network.groups, ranks))
-        own, held = (
-            {name: torch.zeros(part_shape(layout, one, rank)) for name, one in network.parameters.items()}
-            for layout in (owners, deal)
-        )
-        pull = Transfer(network.parameters, owners, deal, rank)
-        push = Transfer(network.parameters, deal, owners, rank)
-
-        def work(own=own, held=held, pull=pull, push=push):
-            pull.run(own, held, communicator)
-            push.run(held, own, communicator)
-
-        seconds = timed(communicator, work) / 2
-        sent = load.messages * link.latency + float(load.busiest) * link.seconds_per_byte
-        handled.append(float(load.handled))
-        beyond.append(max(seconds - sent, 1e-9))
-        rows.append({"handled_bytes": float(load.handled), "sent_bytes": float(load.busiest), "seconds": seconds})
-    (_, each), error = fit([[1.0] * len(handled), handled], beyond)
-    return each, {"points": rows, "median_relative_error": error}
+        network = MLP(width, (max(width, communicator.size),) * 2, 10)
+        for groups in (network.groups, ()):
+            held = Holdings(network.parameters, network.lengths, groups, communicator.size)
+            loads = PULL.load(held), PUSH.load(held)
+            seconds = _pull_and_push(communicator, network, groups)
+            sent = sum(load.messages * link.latency + float(load.busiest) * link.seconds_per_byte for load in loads)
+            constants.append(1.0)
+            handled.append(float(sum(load.handled for load in loads)))
+            averaged.append(float(sum(load.averaged for load in loads)))
+            # Where the link alone accounts for all, the rest is lost in noise: a tenth keeps the fit relative.
+            beyond.append(max(seconds - sent, 0.1 * seconds))
+            rows.append({"handled_bytes": handled[-1], "averaged_bytes": averaged[-1], "seconds": seconds})
+    (_, each, mean), error = fit([constants, handled, averaged], beyond)
+    return each, mean, {"points": rows, "median_relative_error": error}
 
 
-def _products(run: Run, architecture: Architecture, communicator: Communicator) -> tuple[float, float, dict[str, Any]]:
+def _pull_and_push(communicator: Communicator, network: MLP, groups: Sequence[str]) -> float:
+    """Seconds of a pull and a push of a network of which these groups are dealt out."""
+    ranks, rank = communicator.size, communicator.rank
+    owners = Owners(network.lengths, ranks)
+    deal = Partition.draw(network.lengths, groups, ranks, 0, 0)
+    own, held = (
+        {name: torch.zeros(part_shape(layout, one, rank)) for name, one in network.parameters.items()}
+        for layout in (owners, deal)
+    )
+    pull = Transfer(network.parameters, owners, deal, rank)
+    push = Transfer(network.parameters, deal, owners, rank)
+
+    def work() -> None:
+        pull.run(own, held, communicator)
+        push.run(held, own, communicator)
+
+    return timed(communicator, work)
+
+
+def _products(
+    run: Run, architecture: Architecture, communicator: Communicator, device: torch.device
+) -> tuple[float, float, dict[str, Any]]:
     """FLOP/s and seconds per product, from the three products of a layer at a run's shapes."""
     flops, counts, seconds, rows = [], [], [], []
     for batch, inputs, outputs in _shapes(run, architecture, communicator.size):
-        x, gradient, weight = torch.ones(batch, inputs), torch.ones(batch, outputs), torch.ones(outputs, inputs)
+        shapes = (batch, inputs), (batch, outputs), (outputs, inputs)
+        x, gradient, weight = (torch.ones(shape, device=device) for shape in shapes)
 
         def work(x=x, gradient=gradient, weight=weight):
             x @ weight.T, gradient.T @ x, gradient @ weight  # noqa: B018
+            _finish(device)
 
         took = timed(communicator, work)
         flops.append(6.0 * batch * inputs * outputs)
@@ -235,31 +248,42 @@ def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int,
     return list(dict.fromkeys(found))
 
 
-def _touch(communicator: Communicator) -> float:
+def _finish(device: torch.device) -> None:
+    """Wait for a device that works on its own."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _touch(communicator: Communicator, device: torch.device) -> float:
     """Seconds per byte of a plain SGD step, which reads weight and gradient and writes the weight."""
-    weight, gradient = torch.ones(TOUCHED_ELEMENTS), torch.ones(TOUCHED_ELEMENTS)
-    seconds = timed(communicator, lambda: weight.add_(gradient, alpha=-0.01))
+    weight, gradient = (torch.ones(TOUCHED_ELEMENTS, device=device) for _ in range(2))
+
+    def work() -> None:
+        weight.add_(gradient, alpha=-0.01)
+        _finish(device)
+
+    seconds = timed(communicator, work)
     return seconds / (3 * weight.nbytes)
 
 
-def _overheads(run: Run, communicator: Communicator, speed: float, product: float, touch: float) -> tuple[float, float]:
-    """Seconds of a local step and of a transfer that do not depend on sizes: those of a run with next to no network."""
+def _overheads(
+    run: Run, communicator: Communicator, speed: float, product: float, touch: float
+) -> tuple[float, float, float]:
+    """Seconds of a local step, a transfer and a deal whatever the sizes: those of a run with next to no network."""
     with communicator.agreed():
         tiny = Run().override({**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device})
         tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})
     training = Training(tiny, communicator)
-    rounds = training.rounds()
-    next(rounds)  # torch's own start
-    before = dict(training.clock.seconds)
-    for _ in range(2):
-        next(rounds)
-    spent = {phase: seconds - before.get(phase, 0.0) for phase, seconds in training.clock.seconds.items()}
-    spent = {
-        phase: max(communicator.gather(spent.get(phase, 0.0))) for phase in ("deal", "pull", "compute", "push", "wait")
-    }
+    clock, spent = training.clock.seconds, []
+    for number in range(TINY_ROUNDS):
+        communicator.barrier()
+        before = dict(clock)
+        training.method.run(number)
+        mine = {phase: seconds - before.get(phase, 0.0) for phase, seconds in clock.items()}
+        spent.append({phase: max(communicator.gather(seconds)) for phase, seconds in sorted(mine.items())})
+    median = {phase: float(np.median([one[phase] for one in spent[1:]])) for phase in spent[-1]}
     plan = cost(tiny, training.architecture, communicator.size)
     part = plan.largest
     modelled = float(part.flops.products) / speed + part.flops.product_count * product + float(part.touched) * touch
-    step = (spent["compute"] + spent["wait"]) / (2 * tiny.method.local_steps) - modelled
-    transfer = (spent["deal"] + spent["pull"] + spent["push"]) / (2 * 2)
-    return max(step, 0.0), transfer
+    step = (median["compute"] + median["wait"]) / tiny.method.local_steps - modelled
+    return max(step, 0.0), (median["pull"] + median["push"]) / 2, median["deal"]

@@ -11,8 +11,9 @@ LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
 """What is tried; the paper used 20 to 160."""
 TRANSFER_SHARE = 0.2
 """Local steps are as few as keep the transfers below this share of a round: more would save little more."""
-LEAST_UNITS = 64
-"""Narrower subnets see too little of their inputs: the paper's gains shrink or invert with small networks."""
+LEAST_SHARE = 0.1
+"""Of the network that an example trains. In the paper's Table 1 more ranks help down to an eighth (4096-4096-35 on 8,
+4096-8192-8192-35 on 4) and harm at a twentieth (the latter on 8)."""
 LEAST_EFFICIENCY = 0.5
 """Against one process: with less, half of the machines are better used for something else."""
 WORTH_IT = 1.25
@@ -73,12 +74,11 @@ def _best(scenario: Scenario, method: str, counts: Sequence[int], alone: float) 
 
 
 def _sensible(scenario: Scenario, method: str, ranks: int) -> bool:
-    """The deal can be made, subnets are not too narrow, and a rank's memory suffices."""
-    limit = scenario.most_ranks(method)
-    if limit is not None and limit < ranks * LEAST_UNITS:
+    """The deal can be made, an example trains enough of the network, and a rank's memory suffices."""
+    if ranks > (scenario.most_ranks(method) or ranks):
         return False
-    memory = scenario.cluster.memory
-    return memory is None or scenario.cost(method, ranks).largest.memory.total <= memory
+    plan, memory = scenario.cost(method, ranks), scenario.cluster.memory
+    return plan.held.share_of_a_rank >= LEAST_SHARE and (memory is None or plan.largest.memory.total <= memory)
 
 
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
@@ -120,10 +120,14 @@ def _why_ranks(scenario: Scenario, chosen: Choice, counts: Sequence[int], alone:
     more = next((count for count in counts if count > chosen.ranks), None)
     if more is None:
         return f"{text}; more were not asked for (--most-ranks)."
-    limit = scenario.most_ranks(chosen.method)
-    if limit is not None and limit < more * LEAST_UNITS:
-        narrow = scenario.narrowest(chosen.method)
-        return f"{text}; {more} would leave fewer than {LEAST_UNITS} of {narrow}'s {limit} units to each."
+    if more > (scenario.most_ranks(chosen.method) or more):
+        return f"{text}; {more} are more than {scenario.narrowest(chosen.method)} has units."
+    plan, memory = scenario.cost(chosen.method, more), scenario.cluster.memory
+    if plan.held.share_of_a_rank < LEAST_SHARE:
+        share = float(plan.held.share_of_a_rank)
+        return f"{text}; on {more} an example would train {share:.0%} of the network, too little to pay in the paper."
+    if memory is not None and plan.largest.memory.total > memory:
+        return f"{text}; on {more} a rank would need {float(plan.largest.memory.total) / 1e9:.3g} GB."
     next_best = _with_local_steps(scenario, chosen.method, more)
     return f"{text}; {more} would be at {alone / next_best.seconds / more:.0%}, an epoch in {next_best.seconds:.3g} s."
 
@@ -144,10 +148,9 @@ def _beware(scenario: Scenario, chosen: Choice) -> str:
     text = f"Memory {float(plan.largest.memory.total) / 1e9:.3g} GB a rank"
     if scenario.cluster.memory:
         text += f" of {scenario.cluster.memory / 1e9:.3g}"
-    share = float(plan.held.held_elements / chosen.ranks / plan.held.network_elements)
     return (
-        f"{text}. An example trains {share:.0%} of the network, and times are for equal examples, not equal accuracy; "
-        f"they rest on {scenario.cluster.name}: measure yours with istmpi calibrate."
+        f"{text}. An example trains {float(plan.held.share_of_a_rank):.0%} of the network, and times are for equal "
+        f"examples, not equal accuracy; they rest on {scenario.cluster.name}: measure yours with istmpi calibrate."
     )
 
 
@@ -155,9 +158,9 @@ def _one_process(scenario: Scenario, alone: float, most_ranks: int) -> list[str]
     two = [_with_local_steps(scenario, name, 2) for name in _candidates(scenario) if _sensible(scenario, name, 2)]
     best = min(two, key=lambda choice: choice.seconds, default=None)
     tried = (
-        f"Two ranks: {best.method} comes nearest, an epoch in {best.seconds:.3g} s."
+        f"Ranks: on two {best.method} comes nearest, an epoch in {best.seconds:.3g} s."
         if best
-        else "Two ranks: subnets too narrow, or not enough memory."
+        else "Ranks: on two subnets are too narrow, or memory is too small."
     )
     return [
         f"Run one process: an epoch in {alone:.3g} s.",

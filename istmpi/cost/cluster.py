@@ -50,8 +50,12 @@ class Cluster:
     """Of what passes through memory in a step beside the matrix products."""
     handle_seconds_per_byte: float = 0.0
     """Of what is packed, unpacked or copied in a transfer."""
+    average_seconds_per_byte: float = 0.0
+    """Of copies that an owner takes the mean of, beside unpacking them."""
     transfer_seconds: float = 0.0
-    """Every transfer takes so long beside its messages: the plan."""
+    """Every transfer takes so long beside its messages."""
+    deal_seconds: float = 0.0
+    """Every round that deals and plans anew takes so long for it."""
     memory: float | None = None
     """Bytes for one rank."""
     price: float | None = None

@@ -5,7 +5,7 @@ bytes are those of the busiest rank, of a network in which every rank sends and 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -32,6 +32,8 @@ class Load:
     """Bytes in or out of the busiest rank, whichever are more."""
     handled: Number = 0
     """Bytes that the busiest rank copies on the way: packs, unpacks, or moves within its own memory."""
+    averaged: Number = 0
+    """Bytes of copies that the busiest rank takes the mean of."""
     buffers: Number = 0
     """Bytes beside the tensors themselves."""
 
@@ -45,8 +47,8 @@ class Collective:
     """Bytes that each rank hands to MPI: ``[rank]`` int64."""
 
 
-def _transfer(held: Holdings) -> Load:
-    """Owners to holders, or back: each rank's network in pieces from and to all others (`istmpi.transfer`)."""
+def _pull(held: Holdings) -> Load:
+    """Owners to holders: each rank's network in pieces from all others (`istmpi.transfer`)."""
     elsewhere = 1 - Fraction(1, held.ranks)
     inward, outward = held.largest_bytes * elsewhere, held.served_bytes * elsewhere
     return Load(
@@ -57,6 +59,11 @@ def _transfer(held: Holdings) -> Load:
         handled=inward + outward + held.largest_bytes / held.ranks,
         buffers=min(inward, STAGING_BYTES) + min(outward, STAGING_BYTES),
     )
+
+
+def _push(held: Holdings) -> Load:
+    """Holders to owners, who take the mean where all ranks hold."""
+    return replace(_pull(held), averaged=held.averaged_bytes)
 
 
 def _hop(held: Holdings) -> Load:
@@ -82,7 +89,7 @@ def _hop(held: Holdings) -> Load:
             arrives = len(part.ranks) * odd * (1 - odd) - odd * nobody * owned
             goes_home = odd * nobody * (len(part.ranks) - owned)
             sent += (arrives + goes_home) * elements * parameter.itemsize
-    load = _transfer(held)
+    load = _pull(held)
     busiest = sent / held.ranks
     return Load("alltoallv", sent, held.ranks - 1, busiest, 2 * busiest + held.largest_bytes / held.ranks, load.buffers)
 
@@ -116,8 +123,8 @@ def _pushed(parameters: Mapping[str, Parameter], owners: Owners, deal: Partition
     return moved.sum(axis=1) - moved.diagonal()
 
 
-PULL = Collective(_transfer, _pulled)
-PUSH = Collective(_transfer, _pushed)
+PULL = Collective(_pull, _pulled)
+PUSH = Collective(_push, _pushed)
 HOP = Collective(_hop)
 SERVER = Collective(_server)
 RING = Collective(_ring)

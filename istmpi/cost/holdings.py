@@ -122,13 +122,24 @@ class Holdings:
         return served
 
     @cached_property
+    def averaged_bytes(self) -> int:
+        """Of the copies of what all ranks hold that one owner has, the owner with most rows; 0 on one rank."""
+        if self.ranks == 1:
+            return 0
+        shared = {
+            name: one for name, one in self.parameters.items() if not one.pattern.dealt(dict.fromkeys(self.groups))
+        }
+        return self.ranks * _owned_bytes(shared, self.lengths, self.ranks)
+
+    @cached_property
     def owned_bytes(self) -> int:
         """Of the rows that an owner has; no rank has more."""
-        total = 0
-        for parameter in self.parameters.values():
-            shape = parameter.pattern.shape(self.lengths)
-            total += -(-shape[0] // self.ranks) * prod(shape[1:]) * parameter.itemsize
-        return total
+        return _owned_bytes(self.parameters, self.lengths, self.ranks)
+
+    @cached_property
+    def share_of_a_rank(self) -> Fraction:
+        """The fraction of the network that one rank trains, and so one example: the mean over ranks."""
+        return Fraction(self.held_elements) / self.ranks / self.network_elements
 
     @cached_property
     def trained_share(self) -> Fraction:
@@ -140,6 +151,15 @@ class Holdings:
             else:
                 trained += parameter.size(self.lengths)
         return trained / self.network_elements
+
+
+def _owned_bytes(parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int) -> int:
+    """Of the rows of these parameters that an owner has; no rank has more."""
+    total = 0
+    for parameter in parameters.values():
+        shape = parameter.pattern.shape(lengths)
+        total += -(-shape[0] // ranks) * prod(shape[1:]) * parameter.itemsize
+    return total
 
 
 def _block(length: int, ranks: int, rank: int) -> int:

@@ -45,10 +45,12 @@ def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
         once += load.messages * link.latency
         once += float(load.busiest * cost.tensors) * link.seconds_per_byte
         once += float(load.handled * cost.tensors) * cluster.handle_seconds_per_byte
+        once += float(load.averaged * cost.tensors) * cluster.average_seconds_per_byte
         once += cluster.transfer_seconds
     if cost.kind.overlaps:
         once = max(once - BACKWARD_SHARE * step * cost.local_steps / cost.sends, 0)
-    return RoundTime(cost.local_steps * step, cost.sends * once)
+    deal = 0.0 if cost.kind.synchronous else cluster.deal_seconds
+    return RoundTime(cost.local_steps * step, cost.sends * once + deal)
 
 
 def epoch_seconds(cost: Cost, cluster: Cluster, examples: int) -> float:

@@ -104,7 +104,7 @@ def cluster(console: Console, found: Cluster) -> None:
         )
     error = found.measured["transfer"]["median_relative_error"]
     table.add_row(
-        "packing",
+        "transfers",
         f"{found.transfer_seconds * 1e6:.1f} µs",
         f"{size(1 / found.handle_seconds_per_byte)}/s",
         f"{error:.0%}",
@@ -115,5 +115,6 @@ def cluster(console: Console, found: Cluster) -> None:
     )
     table.add_row("memory", "", f"{size(1 / found.touch_seconds_per_byte)}/s", "")
     table.add_row("local step", f"{found.step_seconds * 1e6:.1f} µs", "", "")
+    table.add_row("deal", f"{found.deal_seconds * 1e6:.1f} µs", "", "")
     console.print(f"[bold]{found.name}[/], {found.source}")
     console.print(table)

@@ -6,7 +6,7 @@ import pytest
 
 from istmpi.config import Run
 from istmpi.cost import COSTS, RIVALS
-from istmpi.cost.advice import LEAST_UNITS, TRANSFER_SHARE, advise
+from istmpi.cost.advice import LEAST_SHARE, LOCAL_STEPS, TRANSFER_SHARE, advise
 from istmpi.cost.cluster import PRESETS, Cluster, Link, load, network, preset
 from istmpi.cost.survey import FIGURE_2, Scenario, first_local_steps, first_ranks, survey, widest
 from istmpi.cost.time import BACKWARD_SHARE, round_time, step_seconds
@@ -59,9 +59,15 @@ def test_what_was_measured_beside_the_products_counts():
     slower = replace(PLAIN, product_seconds=1e-5, step_seconds=1e-3, touch_seconds_per_byte=1e-11)
     step = 11 * 1e-5 + 1e-3 + float(part.touched) * 1e-11
     assert round_time(plan, slower).compute == pytest.approx(base.compute + 10 * step)
-    slower = replace(PLAIN, handle_seconds_per_byte=1e-10, transfer_seconds=1e-3)
+    slower = replace(PLAIN, handle_seconds_per_byte=1e-10, transfer_seconds=1e-3, deal_seconds=1e-2)
     handled = float(sum(load.handled for load in plan.loads)) * 1e-10
-    assert round_time(plan, slower).transfer == pytest.approx(base.transfer + handled + 2e-3)
+    assert round_time(plan, slower).transfer == pytest.approx(base.transfer + handled + 2e-3 + 1e-2)
+    whole, slower = scenario().cost("data-parallel", 4), replace(slower, average_seconds_per_byte=1e-9)
+    handled = float(sum(load.handled for load in whole.loads)) * 1e-10 + BYTES * 1e-9
+    expected = round_time(whole, PLAIN).transfer + 10 * (handled + 2e-3)
+    assert round_time(whole, slower).transfer == pytest.approx(expected), (
+        "it deals nothing, and averages P copies of a P-th"
+    )
 
 
 @pytest.mark.parametrize("method", BOTH)
@@ -188,23 +194,29 @@ def test_advice_is_five_lines(name, hidden):
 
 
 def test_advice_follows_its_rules():
-    case = scenario(preset("m5.2xlarge"))
+    run = Run().override({"model.hidden": (8192, 8192)})
+    case = Scenario(run, MLP(4096, (8192, 8192), 35), preset("m5.2xlarge"), 84_843)
     first = advise(case, 8)[0]
-    assert first.startswith("Run ist on 8 ranks")
+    ranks = int(first.split(" on ")[1].split()[0])
+    assert first.startswith("Run ist")
+    assert (
+        case.cost("ist", ranks).held.share_of_a_rank >= LEAST_SHARE > case.cost("ist", 2 * ranks).held.share_of_a_rank
+    )
     steps = int(first.split(" with ")[1].split()[0])
 
     def share(steps):
         run = case.run.override({"method.local_steps": steps})
-        time = round_time(replace(case, run=run).cost("ist", 8), case.cluster)
+        time = round_time(replace(case, run=run).cost("ist", ranks), case.cluster)
         return time.transfer / time.total
 
-    assert share(steps) <= TRANSFER_SHARE < share(steps / 2 if steps == 2 else {5: 2, 10: 5, 20: 10, 40: 20}[steps])
+    fewer = LOCAL_STEPS[LOCAL_STEPS.index(steps) - 1]
+    assert share(steps) <= TRANSFER_SHARE < share(fewer)
 
 
 def test_advice_prefers_what_changes_less_where_it_costs_little():
-    """Infinitely fast network, one narrow dealt layer: nothing to win by dealing."""
+    """Infinitely fast network, nothing to deal: nothing to win."""
     quick = Cluster("quick", "by hand", network(0.0, 1e15), (1e12,))
-    case = Scenario(Run(), MLP(64, (LEAST_UNITS,), 10), quick, 1000)
+    case = Scenario(Run().override({"method.partition": []}), MLP(64, (64,), 10), quick, 1000)
     assert advise(case, 4)[0].startswith("Run data-parallel on 4 ranks")
 
 
