@@ -63,13 +63,14 @@ def one_network(communicator: Communicator, widths: Sequence[int]) -> list[dict]
                 "model.hidden": hidden,
                 "model.output_norm": True,
                 "train.batch": BATCH,
+                "train.threads": 1,
                 "train.rounds": ROUNDS,
                 "evaluate.every": 1000,
                 "optimizer.lr": 1e-3,
             }
         )
         communicator.barrier()
-        cluster = probe(run, MLP(features, hidden, labels, output_norm=True), communicator)
+        cluster = probe(run, MLP(features, hidden, labels, output_norm=True), features, communicator)
         rows = []
         for method, local_steps in METHODS:
             wanted = run.override({"method.name": method, "method.local_steps": local_steps})
@@ -191,9 +192,9 @@ def benchmark() -> None:
         rows,
         f"Bytes and FLOPs are equal on every rank, in each of {ROUNDS} rounds and in one; the bytes shown are those of "
         f"the second round, over all ranks. Median error of the time {median('time error %', rows)} ({by_ranks}); of "
-        f"the memory {median('memory error %', rows)}. Batch {BATCH}; all ranks share this host's cores, as they did "
-        f"when they calibrated; load average {min(loads):.1f} to {max(loads):.1f} after each job, of which a job of P "
-        "ranks makes up to P.\n\n"
+        f"the memory {median('memory error %', rows)}. Batch {BATCH}, one thread a rank; all ranks share this host's "
+        f"cores, as they did when they calibrated; load average {min(loads):.1f} to {max(loads):.1f} after each job, "
+        "of which a job of P ranks makes up to P.\n\n"
         "![Predicted against measured](costmodel.png)",
     )
 

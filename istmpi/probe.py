@@ -16,11 +16,13 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.cluster import Cluster, Link
 from istmpi.cost.collectives import PULL, PUSH
+from istmpi.cost.counts import PartCost
 from istmpi.cost.holdings import Holdings
 from istmpi.devices import choose_device, choose_threads
 from istmpi.layout import Owners, part_shape
 from istmpi.models.architecture import Architecture
 from istmpi.models.mlp import MLP
+from istmpi.optimizers import recipe
 from istmpi.partition import Partition
 from istmpi.train import Training
 from istmpi.transfer import Transfer
@@ -34,15 +36,19 @@ MOST_INNER = 1000
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 """Of a rank, to all others together."""
 TRANSFER_WIDTHS = (256, 768, 1536)
-TOUCHED_ELEMENTS = 2**22
+_NOISE = 0.1
+"""Where what is known accounts for all the time, the rest is taken to be this part: fits need positive numbers."""
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
 """A run on digits whose time is all overhead."""
 TINY_ROUNDS = 12
 
 
-def probe(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
-    """The cluster as this job's ranks find it, at the shapes of a run's subnets; the same on every rank."""
+def probe(run: Run, architecture: Architecture, features: int, communicator: Communicator) -> Cluster:
+    """The cluster as this job's ranks find it, at the shapes of a run's subnets; the same on every rank.
+
+    ``features``: of an example.
+    """
     local = communicator.on_this_host()
     with communicator.agreed():
         device = choose_device(run.train.device, local)
@@ -55,7 +61,7 @@ def probe(run: Run, architecture: Architecture, communicator: Communicator) -> C
         links[name], measured[name] = _link(points)
     handle, average, measured["transfer"] = _transfers(communicator, links["alltoallv"])
     speed, product, measured["products"] = _products(run, architecture, communicator, device)
-    touch = _touch(communicator, device)
+    touch, measured["steps"] = _touch(run, architecture, features, communicator, device, speed, product)
     step, transfer, deal = _overheads(run, communicator, speed, product, touch)
     hosts = len(set(communicator.hosts()))
     return Cluster(
@@ -184,8 +190,7 @@ def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, di
             constants.append(1.0)
             handled.append(float(sum(load.handled for load in loads)))
             averaged.append(float(sum(load.averaged for load in loads)))
-            # Where the link alone accounts for all, the rest is lost in noise: a tenth keeps the fit relative.
-            beyond.append(max(seconds - sent, 0.1 * seconds))
+            beyond.append(max(seconds - sent, _NOISE * seconds))
             rows.append({"handled_bytes": handled[-1], "averaged_bytes": averaged[-1], "seconds": seconds})
     (_, each, mean), error = fit([constants, handled, averaged], beyond)
     return each, mean, {"points": rows, "median_relative_error": error}
@@ -233,19 +238,23 @@ def _products(
 
 
 def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int, int, int]]:
-    """Batch, inputs and outputs of a run's products: of the whole network, and of the subnets at P/2, P and 2P."""
+    """Batch, inputs and outputs of a run's products."""
     found = []
-    for count in {1, max(ranks // 2, 1), ranks, 2 * ranks}:
-        lengths = {
-            name: max(length // count, 1) if name in architecture.groups else length
-            for name, length in architecture.lengths.items()
-        }
+    for part in _subnets(run, architecture, ranks):
         for parameter in architecture.parameters.values():
             if parameter.multiplies:
-                outputs = parameter.pattern.axes[0].length(lengths)
+                outputs = int(parameter.pattern.axes[0].length(part.part.lengths))
                 batch = run.train.batch * parameter.multiplies
-                found.append((batch, parameter.size(lengths) // outputs, outputs))
+                found.append((batch, int(parameter.size(part.part.lengths)) // outputs, outputs))
     return list(dict.fromkeys(found))
+
+
+def _subnets(run: Run, architecture: Architecture, ranks: int) -> list[PartCost]:
+    """The networks to measure: the whole one, and the largest subnets at P/2, P and 2P, as far as there are units."""
+    plain = run.override({"method.name": "ist", "method.partition": architecture.groups, "method.shares": None})
+    most = min((architecture.lengths[name] for name in architecture.groups), default=1)
+    counts = sorted({1, max(ranks // 2, 1), ranks, 2 * ranks})
+    return [cost(plain, architecture, count).largest for count in counts if count <= most]
 
 
 def _finish(device: torch.device) -> None:
@@ -254,16 +263,38 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _touch(communicator: Communicator, device: torch.device) -> float:
-    """Seconds per byte of a plain SGD step, which reads weight and gradient and writes the weight."""
-    weight, gradient = (torch.ones(TOUCHED_ELEMENTS, device=device) for _ in range(2))
+def _touch(
+    run: Run,
+    architecture: Architecture,
+    features: int,
+    communicator: Communicator,
+    device: torch.device,
+    speed: float,
+    product: float,
+) -> tuple[float, dict[str, Any]]:
+    """Seconds per byte of what a step touches beside its products: what bare steps of a run's subnets take beyond them.
 
-    def work() -> None:
-        weight.add_(gradient, alpha=-0.01)
-        _finish(device)
+    Memory that is fresh in every step, and weights that the last product has driven out of the caches, are in it.
+    """
+    sizes, beyond, rows = [], [], []
+    for part in _subnets(run, architecture, communicator.size):
+        network = architecture.build({name: int(length) for name, length in part.part.lengths.items()}).to(device)
+        optimizer = recipe(run.optimizer).make(network.parameters())
+        x = torch.ones(run.train.batch, features, device=device, dtype=next(network.parameters()).dtype)
 
-    seconds = timed(communicator, work)
-    return seconds / (3 * weight.nbytes)
+        def work(network=network, optimizer=optimizer, x=x):
+            optimizer.zero_grad(set_to_none=True)
+            network(x).square().mean().backward()
+            optimizer.step()
+            _finish(device)
+
+        seconds = timed(communicator, work)
+        products = float(part.flops.products) / speed + part.flops.product_count * product
+        sizes.append(float(part.touched))
+        beyond.append(max(seconds - products, _NOISE * seconds))
+        rows.append({"touched_bytes": sizes[-1], "products_seconds": products, "seconds": seconds})
+    (_, each), error = fit([[1.0] * len(sizes), sizes], beyond)
+    return each, {"points": rows, "median_relative_error": error}
 
 
 def _overheads(

@@ -31,7 +31,7 @@ def command(run: str, assignments: tuple[str, ...], layers: str | None, out: str
 
     from istmpi.probe import probe
 
-    cluster = probe(found.run, found.architecture, communicator)
+    cluster = probe(found.run, found.architecture, found.features, communicator)
     with communicator.agreed():
         if communicator.rank == 0:
             cluster.save(Path(out))

@@ -80,6 +80,8 @@ def command(
     methods = _methods(compare, scenario.run.method.name)
     counts = _ranks(ranks, scenario)
     rows = costs.survey(scenario, methods, counts)
+    if not rows:
+        raise ConfigError(f"--ranks {ranks}: {' '.join(_ends(scenario, methods, counts[0]))} Ask for fewer.")
     if as_json:
         print(json.dumps({"title": _title(scenario), "cluster": cluster.name, "rows": rows}, indent=1))
     elif as_csv:
@@ -191,15 +193,22 @@ def _remarks(scenario: Scenario, methods: list[str], counts: list[int]) -> list[
         )
     most = max(counts)
     own = scenario.run.method.name
-    if len(scenario.cluster.flops) == 1 and scenario.run.method.shares is None:
+    if most > 1 and len(scenario.cluster.flops) == 1 and scenario.run.method.shares is None:
         lines += [_overtakes(scenario, own, rival, most) for rival in methods if rival != own]
-    for method in methods:
-        limit = scenario.most_ranks(method)
-        if limit is not None and limit < most:
-            lines.append(f"{method} ends at {limit} ranks: {scenario.narrowest(method)} has {limit} units.")
+    lines += _ends(scenario, methods, most)
     if scenario.cluster.memory:
         lines += _fits(scenario, methods, most)
     return lines
+
+
+def _ends(scenario: Scenario, methods: list[str], most: int) -> list[str]:
+    """Which methods' deals end before so many ranks, and why."""
+    limits = {method: scenario.most_ranks(method) for method in methods}
+    return [
+        f"{method} ends at {limit} ranks: {scenario.narrowest(method)} has {limit} units."
+        for method, limit in limits.items()
+        if limit is not None and limit < most
+    ]
 
 
 def _overtakes(scenario: Scenario, own: str, rival: str, most: int) -> str:

@@ -14,6 +14,8 @@ class Described:
 
     run: Run
     architecture: Architecture
+    features: int
+    """Of an example."""
     examples: int | None
 
 
@@ -29,4 +31,4 @@ def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None
 
         data = open_dataset(run.data.source, 0)
         shape, task, examples = (data.features, data.outputs), data.task, len(data.train)
-    return Described(run, architecture(*shape, task, run.model), examples)
+    return Described(run, architecture(*shape, task, run.model), shape[0], examples)

@@ -56,7 +56,7 @@ def _pull(held: Holdings) -> Load:
         sent=held.held_bytes - held.kept_bytes,
         messages=held.ranks - 1,
         busiest=max(inward, outward),
-        handled=inward + outward + held.largest_bytes / held.ranks,
+        handled=inward + outward + Fraction(held.largest_bytes, held.ranks),
         buffers=min(inward, STAGING_BYTES) + min(outward, STAGING_BYTES),
     )
 
@@ -89,9 +89,10 @@ def _hop(held: Holdings) -> Load:
             arrives = len(part.ranks) * odd * (1 - odd) - odd * nobody * owned
             goes_home = odd * nobody * (len(part.ranks) - owned)
             sent += (arrives + goes_home) * elements * parameter.itemsize
-    load = _pull(held)
     busiest = sent / held.ranks
-    return Load("alltoallv", sent, held.ranks - 1, busiest, 2 * busiest + held.largest_bytes / held.ranks, load.buffers)
+    return replace(
+        _pull(held), sent=sent, busiest=busiest, handled=2 * busiest + Fraction(held.largest_bytes, held.ranks)
+    )
 
 
 def _server(held: Holdings) -> Load:

@@ -113,7 +113,9 @@ def cluster(console: Console, found: Cluster) -> None:
     table.add_row(
         "products", f"{found.product_seconds * 1e6:.1f} µs", f"{number(found.flops[0])}FLOP/s", f"{error:.0%}"
     )
-    table.add_row("memory", "", f"{size(1 / found.touch_seconds_per_byte)}/s", "")
+    error = found.measured["steps"]["median_relative_error"]
+    rate = f"{size(1 / found.touch_seconds_per_byte)}/s" if found.touch_seconds_per_byte else ""
+    table.add_row("beside products", "", rate, f"{error:.0%}")
     table.add_row("local step", f"{found.step_seconds * 1e6:.1f} µs", "", "")
     table.add_row("deal", f"{found.deal_seconds * 1e6:.1f} µs", "", "")
     console.print(f"[bold]{found.name}[/], {found.source}")

@@ -16,8 +16,7 @@ LAYERS = [
     ["transfer", "cost"],
     ["store", "devices"],
     ["methods", "evaluate", "checkpoint"],
-    ["train"],
-    ["probe"],
+    ["train", "probe"],
     ["cli", "report", "__main__"],
 ]
 """A module may import from its own layer and those before it."""
