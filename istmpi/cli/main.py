@@ -22,6 +22,8 @@ Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
     commands={
         "train": "Train a network on all ranks of an MPI job.",
         "runs": "List the runs that ship with istmpi.",
+        "costmodel": "Say what a run will cost in bytes, FLOPs, memory and time; no MPI, no training.",
+        "calibrate": "Measure this cluster's network and ranks for costmodel.",
         "prepare": "Turn raw data into one file that training reads.",
         "checkpoint": "List, show, verify and compare checkpoints.",
         "evaluate": "Score a trained network on data.",

@@ -22,8 +22,8 @@ class Architecture(ABC):
 
     ``lengths``: the full length of every axis. ``parameters``: every parameter by its name in the built network, which
     starts with its stage's name. ``groups``: the unit groups that may be dealt out. ``stages``: from input to output.
-    ``batch_norms``: the stages that normalise over the batch, whose moments are calibrated. ``stochastic``: training
-    draws random numbers (dropout).
+    ``batch_norms``: the stages that normalise over the batch, whose moments are calibrated. ``normalised``: the stages
+    with any normalisation. ``stochastic``: training draws random numbers (dropout).
     """
 
     lengths: dict[str, int]
@@ -31,6 +31,7 @@ class Architecture(ABC):
     groups: tuple[str, ...]
     stages: tuple[str, ...]
     batch_norms: tuple[str, ...]
+    normalised: tuple[str, ...] = ()
     stochastic: bool
 
     @classmethod

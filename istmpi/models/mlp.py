@@ -44,6 +44,7 @@ class MLP(Architecture):
         self.stages = (*self.groups, "labels")
         self.batch_norms = self.groups * (norm == "batch") + ("labels",) * output_norm
         self.lengths = {"features": features, **dict(zip(self.groups, hidden, strict=True)), "labels": labels}
+        self.normalised = self.groups * (norm != "none") + ("labels",) * output_norm
         self.stochastic = dropout > 0
         self._norm, self._activation, self._dropout = norm, activation, dropout
         self._bias, self._output_norm = bias, output_norm
