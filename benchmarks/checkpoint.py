@@ -57,7 +57,8 @@ def plain_write(path: Path, pieces, communicator: Communicator) -> None:
 
 def plain_read(path: Path, tensors, communicator: Communicator) -> None:
     """This rank's share of the file, into the same memory."""
-    at = path.stat().st_size * communicator.rank // communicator.size
+    size, mine = path.stat().st_size, sum(values.nbytes for values in tensors)
+    at = min(size * communicator.rank // communicator.size, size - mine)
     descriptor = os.open(path, os.O_RDONLY)
     for values in tensors:
         buffer, done = memoryview(values.numpy()).cast("B"), 0
