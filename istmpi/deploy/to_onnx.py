@@ -79,8 +79,9 @@ class _Graph:
 
     def node(self, operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
         """A node; returns the name of its output."""
-        self._nodes.append(self._onnx.helper.make_node(operator, inputs, [name], name=name, **attributes))
-        return name
+        output = f"{name}.output"
+        self._nodes.append(self._onnx.helper.make_node(operator, inputs, [output], name=name, **attributes))
+        return output
 
     def tensor(self, name: str, values: Values) -> str:
         self.tensors[name] = values
