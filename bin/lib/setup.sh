@@ -5,6 +5,7 @@
 #   ISTMPI_PYTHON       the Python to make it with            (default: the first of python3, python3.10 ... that fits)
 #   ISTMPI_TORCH_INDEX  the index to take torch from          (default: PyTorch's own one for CPU builds)
 #   MPIRUN              the launcher to use                   (default: the first that works, else PyPI's MPICH)
+#   ISTMPI_HDF5_PYTHON  a Python whose h5py has MPI           (default: an environment beside the other, with h5py built)
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 VENV=${ISTMPI_VENV:-$ROOT/.venv}
@@ -57,7 +58,7 @@ prepare() {
     make_venv
     local now
     now=$(fingerprint)
-    # What bin/test installs, test,plots,data, ends with what bin/quickstart needs and serves it too.
+    # What bin/test installs, test,export,plots,data, ends with what bin/quickstart needs and serves it too.
     if ! grep -qsxF "$now" "$VENV"/.istmpi-*"$1"; then
         say "installing torch $TORCH, mpi4py, h5py and istmpi[$1] into $VENV (some 300 MB the first time)"
         install_torch
@@ -111,4 +112,42 @@ find_mpi() {
         works "$MPIRUN" || die "$MPIRUN does not work either. Load or install an MPI, or use conda: environment.yml"
     fi
     say "MPI: $MPI_LIBRARY, started by $MPIRUN"
+}
+
+# find_parallel_hdf5: sets HDF5_PYTHON to a Python whose h5py was built with MPI, and HDF5_MPIRUN to its launcher; where
+# there can be none, returns 1 and sets HDF5_LACKS to the reason. Debian's libraries are installed where that is allowed.
+# shellcheck disable=SC2034 # HDF5_LACKS is for the caller
+find_parallel_hdf5() {
+    local packages="libhdf5-openmpi-dev libopenmpi-dev openmpi-bin hdf5-tools" wheels
+    HDF5_MPIRUN=mpirun.openmpi HDF5_PYTHON=${ISTMPI_HDF5_PYTHON:-$VENV-hdf5/bin/python}
+    if [ -n "${ISTMPI_HDF5_PYTHON:-}" ]; then
+        HDF5_MPIRUN=$(dirname "$HDF5_PYTHON")/mpirun
+        [ -x "$HDF5_MPIRUN" ] || HDF5_MPIRUN=mpirun
+    elif ! command -v mpicc.openmpi >/dev/null || ! command -v h5diff >/dev/null || ! pkg-config --exists hdf5-openmpi; then
+        HDF5_LACKS="needs Debian's packages $packages and root to install them, or ISTMPI_HDF5_PYTHON"
+        [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
+        say "installing $packages"
+        # shellcheck disable=SC2086 # several words
+        { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y pkg-config $packages; } >/dev/null 2>&1 || return 1
+    fi
+    HDF5_LACKS="h5py could not be built with MPI in $VENV-hdf5"
+    if [ -z "${ISTMPI_HDF5_PYTHON:-}" ] && ! "$HDF5_PYTHON" -c 'import h5py, sys; sys.exit(not h5py.get_config().mpi)' 2>/dev/null; then
+        # Everything but h5py and mpi4py is taken from the first environment. Without build isolation: with it, pip would
+        # compile mpi4py too, for which tens of GB of memory are not enough.
+        "$PYTHON" -m venv --clear "$VENV-hdf5" || return 1
+        "$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$("$HDF5_PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
+        wheels=${XDG_CACHE_HOME:-$HOME/.cache}/istmpi/h5py-mpi-$("$HDF5_PYTHON" -c 'import h5py, sys; print(h5py.__version__, *sys.version_info[:2], sep="-")')-hdf5-$(pkg-config --modversion hdf5-openmpi)
+        local h5py install=("$HDF5_PYTHON" -m pip)
+        h5py=h5py==$("$PYTHON" -c 'import h5py; print(h5py.__version__)')
+        "${install[@]}" install -qq --disable-pip-version-check --ignore-installed cython pkgconfig 'setuptools>=77' wheel mpi4py || return 1
+        if ! ls "$wheels"/h5py-*.whl >/dev/null 2>&1; then
+            say "building $h5py with MPI (two minutes the first time)"
+            CC=mpicc.openmpi HDF5_MPI=ON "${install[@]}" wheel -qq --disable-pip-version-check --no-deps --no-build-isolation \
+                --no-cache-dir --no-binary=h5py --wheel-dir "$wheels" "$h5py" || return 1
+        fi
+        "${install[@]}" install -qq --disable-pip-version-check --no-deps --ignore-installed "$wheels"/h5py-*.whl || return 1
+        "${install[@]}" install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable "$ROOT" || return 1
+    fi
+    HDF5_LACKS="$HDF5_MPIRUN and $HDF5_PYTHON do not work together"
+    HDF5_MPIRUN=$(command -v "$HDF5_MPIRUN") && PYTHON=$HDF5_PYTHON works "$HDF5_MPIRUN"
 }

@@ -1,6 +1,7 @@
 """Saving while training goes on: the commit of a file, and a thread that does it in the background."""
 
 import contextlib
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -44,7 +45,10 @@ def _output(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({reason(error)}).") from None
+        said = reason(error)
+        if error.errno is None and path.parent.is_dir():  # HDF5 does not tell why
+            said += f"; {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB are free there"
+        raise OutputError(f"{path}: cannot be written ({said}).") from None
 
 
 class Saver:

@@ -1,10 +1,11 @@
 """Two ways to fill one file from all ranks; the same bytes of data either way.
 
-    mpio    parallel HDF5: every rank opens the file and writes its rows in collective calls
-    direct  rank 0 lays the file out, then every rank writes its rows at their place in it, past HDF5
+    mpio    parallel HDF5: all ranks open the file together and write their rows in collective calls
+    direct  every rank writes its rows at their place in the file, past HDF5
 
 The first needs an h5py that was built with MPI, which many machines do not have; the second needs a file system alone.
-Either leaves a complete, synced file under the given name or raises OSError on the ranks where something went wrong.
+Before either, rank 0 lays the file out, with a place for every dataset. They leave a complete, synced file under the
+given name or raise OSError on the ranks where something went wrong.
 """
 
 import os
@@ -36,17 +37,8 @@ def choose(wanted: str, communicator: Communicator) -> str:
 
 
 def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
-    """Rank 0 lays out, all ranks write at the datasets' offsets. Collective, with errors of each rank's own."""
-    offsets: dict[str, int] | OSError = {}
-    if communicator.rank == 0:
-        try:
-            with h5py.File(path, "x", locking=LOCKING, **CREATION) as file:
-                offsets = create(file, header, pieces)
-        except OSError as error:
-            offsets = error
-    offsets = communicator.from_first(offsets)
-    if isinstance(offsets, OSError):
-        raise offsets
+    """Every rank by itself, at the datasets' offsets."""
+    offsets = _lay_out(path, header, pieces, communicator)
     descriptor = os.open(path, os.O_WRONLY)
     try:
         for piece in pieces:
@@ -60,13 +52,13 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
 
 
 def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
-    """All ranks together through parallel HDF5. Collective; a rank that fails still takes part in every call."""
+    """All ranks together through parallel HDF5; a rank that fails still takes part in every call."""
+    _lay_out(path, header, pieces, communicator)
     most_rows = np.max(communicator.gather([len(piece.bytes) // piece.row_bytes for piece in pieces]), axis=0)
     collective = h5py.h5p.create(h5py.h5p.DATASET_XFER)
     collective.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
     failure: OSError | None = None
-    with h5py.File(path, "x", driver="mpio", comm=communicator.mpi, **CREATION) as file:
-        create(file, header, pieces)
+    with h5py.File(path, "r+", driver="mpio", comm=communicator.mpi) as file:
         for piece, most in zip(pieces, most_rows, strict=True):
             step = max(_AT_ONCE // piece.row_bytes, 1)
             for start in range(0, most, step):
@@ -77,6 +69,24 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
         file.flush()
     if failure:
         raise failure
+
+
+def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> dict[str, int]:
+    """Let rank 0 make the file with everything but the rows; where in it each dataset begins, on every rank.
+
+    HDF5 is done with its own part of the file then: it does not survive a disk that is too full for that.
+    """
+    made: dict[str, int] | OSError = {}
+    if communicator.rank == 0:
+        try:
+            with h5py.File(path, "x", locking=LOCKING, **CREATION) as file:
+                made = create(file, header, pieces)
+        except OSError as error:
+            made = error
+    made = communicator.from_first(made)
+    if isinstance(made, OSError):
+        raise made
+    return made
 
 
 def _write_rows(
