@@ -36,6 +36,7 @@ from istmpi.config import Run
 from istmpi.cost import cost, round_bytes
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.time import round_time
+from istmpi.methods.base import Partial
 from istmpi.models.mlp import MLP
 from istmpi.probe import probe
 from istmpi.train import Training
@@ -93,13 +94,13 @@ def measured(run: Run, cluster: Cluster) -> dict:
         for number in range(ROUNDS):
             communicator.barrier()
             start, counted = time.perf_counter(), communicator.traffic.bytes
-            training.method.run(number)
+            training.method.run(number, Partial())
             seconds.append(time.perf_counter() - start)
             sent.append(communicator.gather(communicator.traffic.bytes - counted))
     predicted_bytes = [round_bytes(run, training.architecture, communicator.size, number) for number in range(ROUNDS)]
     assert sent == predicted_bytes, (sent, predicted_bytes)
     with FlopCounterMode(display=False) as counter:
-        training.method.run(ROUNDS)
+        training.method.run(ROUNDS, Partial())
     flops = communicator.gather((counter.get_total_flops(), int(part.flops.products) * run.method.local_steps))
     assert all(counted == predicted for counted, predicted in flops), flops
     peak = max(communicator.gather(peaks["rounds, resident"] - before))

@@ -20,6 +20,7 @@ from istmpi.cost.counts import PartCost
 from istmpi.cost.holdings import Holdings
 from istmpi.devices import choose_device, choose_threads
 from istmpi.layout import Owners, part_shape
+from istmpi.methods.base import Partial
 from istmpi.models.architecture import Architecture
 from istmpi.models.mlp import MLP
 from istmpi.optimizers import recipe
@@ -309,7 +310,7 @@ def _overheads(
     for number in range(TINY_ROUNDS):
         communicator.barrier()
         before = dict(clock)
-        training.method.run(number)
+        training.method.run(number, Partial())
         mine = {phase: seconds - before.get(phase, 0.0) for phase, seconds in clock.items()}
         spent.append({phase: max(communicator.gather(seconds)) for phase, seconds in sorted(mine.items())})
     median = {phase: float(np.median([one[phase] for one in spent[1:]])) for phase in spent[-1]}

@@ -186,7 +186,11 @@ def _print(scenario: Scenario, methods: list[str], counts: list[int], rows: list
 
 def _remarks(scenario: Scenario, methods: list[str], counts: list[int]) -> list[str]:
     """How to read the tables, where IST overtakes, where a deal ends, and what fits into memory."""
-    lines = ["Speed-up counts examples, not accuracy: with IST an example trains only the subnet that it meets."]
+    lines = [
+        "Received: one way, own elements included, and FLOPs with the first input gradient, as the paper counts. "
+        "Sent: what MPI is handed.",
+        "Speed-up counts examples, not accuracy: with IST an example trains only the subnet that it meets.",
+    ]
     if scenario.shared_batch:
         lines.append(
             "Data parallel divides the batch among the ranks, as the paper counts; of a RUN each takes it whole."

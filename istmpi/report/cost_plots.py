@@ -1,6 +1,7 @@
 """Pictures of what runs cost: the paper's Figure 2, and what follows from it on a cluster."""
 
 from collections.abc import Callable, Sequence
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
     ("Computation", "GFLOP per gradient step, all ranks", lambda row: row["flops_per_step"] / 1e9),
     ("Time of an epoch", "seconds", lambda row: row["seconds_per_epoch"]),
     ("Speed-up over one process", "times the examples a second", lambda row: row["speed_up"]),
-    ("Memory of a rank", "GB", lambda row: row["memory_bytes"] / 1e9),
+    ("Memory of a rank", "MB", lambda row: row["memory_bytes"] / 1e6),
 ]
 """Title, unit of the y axis, and the figure; the first two are the paper's Figure 2."""
 
@@ -82,7 +83,7 @@ def _lines(axis, rows: Sequence[Row], value: Callable[[Row], float]) -> None:
         colour, marker, line = STYLES.get(method, (None, ".", "-"))
         axis.plot(
             [row["ranks"] for row in mine],
-            [value(row) for row in mine],
+            [value(row) or nan for row in mine],  # nothing sent has no place on a logarithmic axis
             color=colour,
             marker=marker,
             linestyle=line,

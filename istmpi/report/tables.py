@@ -49,18 +49,23 @@ def plan(console: Console, run: Run, network: Architecture, cost: Cost, alone: C
     )
 
 
+def _speed(row: Row) -> str:
+    speed_up = row["speed_up"]
+    return (
+        f"{speed_up:,.0f} ({row['efficiency']:.0%})" if speed_up >= 100 else f"{speed_up:.3g} ({row['efficiency']:.0%})"
+    )
+
+
 TABLES: dict[str, Callable[[Row], str]] = {
-    "Mfloat received a step, all ranks (as the paper counts)": lambda row: (
-        f"{row['received_floats_per_step'] / 1e6:.5g}"
-    ),
-    "GFLOP a step, all ranks (as the paper counts)": lambda row: f"{row['flops_per_step'] / 1e9:.2f}",
-    "Sent a step and rank (both ways, own part left out)": lambda row: size(row["sent_bytes_per_step_and_rank"]),
+    "Mfloat received a step, all ranks": lambda row: f"{row['received_floats_per_step'] / 1e6:.5g}",
+    "GFLOP a step, all ranks": lambda row: f"{row['flops_per_step'] / 1e9:.2f}",
+    "Sent a step and rank, both ways": lambda row: size(row["sent_bytes_per_step_and_rank"]),
     "Sent an example": lambda row: size(row["sent_bytes_per_example"]),
     "FLOPs an example": lambda row: number(row["flops_per_example"]),
     "Memory a rank": lambda row: size(row["memory_bytes"]),
     "Trained in a round": lambda row: f"{row['trained_share_per_round']:.1%}",
     "Time of an epoch": lambda row: duration(row["seconds_per_epoch"]),
-    "Speed-up (efficiency)": lambda row: f"{row['speed_up']:.3g} ({row['efficiency']:.0%})",
+    "Speed-up (efficiency)": _speed,
     "Price of an epoch": lambda row: f"{row['price_per_epoch']:.3g}",
     "Energy of an epoch": lambda row: f"{row['kwh_per_epoch']:.3g} kWh",
 }
