@@ -1,8 +1,7 @@
 """The mean of tensors over all ranks, in place, moved in the background while the caller still computes.
 
-A ring: a bucket of tensors is cut into segments, a segment into one chunk a rank. Every chunk goes once round the ring
-to be added up and once more to be spread: each rank sends 2(P-1)/P of the bytes, to its neighbour alone. Chunk c is
-added up in the order of ranks c+1, c+2, ..., c, whatever the timing: two runs agree bit for bit, and so do all ranks.
+They travel round a ring (`istmpi.ring`). Chunk c is added up in the order of ranks c+1, c+2, ..., c, whatever the
+timing: two runs agree bit for bit, and so do all ranks.
 
 MPI libraries wait by spinning; ranks that share cores would take them from those that compute. Here the wait naps.
 """
@@ -14,14 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from istmpi import ring
 from istmpi.comm import Communicator, threads_may_call
 
-BUCKET_BYTES = 2**20
-"""Smaller tensors travel together; larger ones by themselves, without a copy."""
-CHUNK_BYTES = 2**20
-"""Most bytes in a message."""
-SEGMENTS_AT_ONCE = 4
-"""While one waits for its neighbour, the others keep the line busy."""
 LONGEST_NAP = 1e-3
 """Seconds; a line of 1 Gbit/s carries 125 kB meanwhile, which its socket buffers hold."""
 
@@ -35,13 +29,13 @@ _TAGS = 2**15
 class MeanOverRanks:
     """The mean of named tensors over all ranks; every rank hands over the same names in any order.
 
-    ``nbytes``: bytes of each tensor, in the order in which they are expected; buckets travel in that order. No other
-    point-to-point messages may be under way on the communicator.
+    ``nbytes``: bytes of each tensor; they travel in the reverse of this order. No other point-to-point messages may be
+    under way on the communicator.
     """
 
     def __init__(self, nbytes: Mapping[str, int], communicator: Communicator):
         self._communicator = communicator
-        self._buckets = _grouped(nbytes)
+        self._buckets = ring.buckets(nbytes)
         self._place = {name: number for number, names in enumerate(self._buckets) for name in names}
         self._background = threads_may_call()
         self._reset()
@@ -92,19 +86,6 @@ class MeanOverRanks:
                 tensor.view(-1).copy_(values)
 
 
-def _grouped(nbytes: Mapping[str, int]) -> list[list[str]]:
-    """Names in buckets: large tensors alone, small ones with their neighbours."""
-    buckets: list[list[str]] = []
-    room = 0
-    for name, size in nbytes.items():
-        if size > room:
-            buckets.append([])
-            room = BUCKET_BYTES
-        buckets[-1].append(name)
-        room -= size
-    return buckets
-
-
 class _Runner:
     """Moves segments round the ring, a few at a time, in the order in which they were put."""
 
@@ -118,8 +99,8 @@ class _Runner:
         self.bytes_sent = 0
 
     def put(self, flat: torch.Tensor) -> None:
-        for values in flat.split(CHUNK_BYTES // flat.element_size() * self._communicator.size):
-            self._waiting.append(_Segment(values, self._count % _TAGS, self._communicator))
+        for segment in ring.segments(flat.numel(), flat.element_size(), self._communicator.size):
+            self._waiting.append(_Segment(flat[segment], self._count % _TAGS, self._communicator))
             self._count += 1
 
     def run(self) -> None:
@@ -144,7 +125,7 @@ class _Runner:
 
     def _advance(self) -> bool:
         """Do what can be done now; whether that was anything."""
-        while self._waiting and len(self._under_way) < SEGMENTS_AT_ONCE:
+        while self._waiting and len(self._under_way) < ring.SEGMENTS_AT_ONCE:
             self._under_way.append(self._waiting.pop(0))
         moved = [segment.advance() for segment in self._under_way]
         self.bytes_sent += sum(segment.bytes_sent for segment in self._under_way if segment.done)
@@ -156,10 +137,9 @@ class _Segment:
     """A flat tensor on its way round the ring: P-1 steps in which chunks are added up, P-1 in which they are spread."""
 
     def __init__(self, values: torch.Tensor, tag: int, communicator: Communicator):
-        ranks = communicator.size
         self._communicator, self._tag = communicator, tag
-        ends = [len(values) * chunk // ranks for chunk in range(1, ranks)]
-        self._chunks = [_array(chunk) for chunk in values.detach().tensor_split(ends)]
+        flat = _array(values.detach())
+        self._chunks = [flat[chunk] for chunk in ring.chunks(len(flat), communicator.size)]
         self._steps = self._exchanges()
         self._requests: list = []
         self.done = False

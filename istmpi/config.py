@@ -26,6 +26,10 @@ SHIPPED = Path(__file__).parent / "runs"
 """The folder of the runs that come with the package."""
 
 
+_OUTER = {"diloco": (0.7, 0.9)}
+"""Learning rate and momentum that DiLoCo's authors recommend for the outer step."""
+
+
 @dataclass(frozen=True)
 class Data:
     """What is learnt from."""
@@ -68,9 +72,9 @@ class Method:
     optimizer_state: str = "reset"
     """What becomes of momentum between rounds: reset | carry (it travels with its weight)."""
     outer_lr: float | None = None
-    """How far to follow a round's change of the weights; by default diloco 0.7, ist and local-sgd 1."""
+    """How far to follow a round's change of the weights; by default 0.7 for diloco, else 1."""
     outer_momentum: float | None = None
-    """Nesterov's momentum of these changes; by default diloco 0.9, ist and local-sgd 0."""
+    """Nesterov's momentum of these changes; by default 0.9 for diloco, else 0."""
     finish: str = ""
     """Another method for the last rounds, and their share of all: local-sgd:10%."""
     fraction: float = 1.0
@@ -81,6 +85,15 @@ class Method:
     """dynamic-averaging: squared distance from the last mean at which a rank wants a new one, relative to its norm."""
     burn_in: int = 5
     """codistillation: rounds before the ranks begin to learn from each other."""
+
+    @property
+    def outer(self) -> tuple[float, float]:
+        """Learning rate and momentum of the outer step, as the run says or else the method's own."""
+        lr, momentum = _OUTER.get(self.name, (1.0, 0.0))
+        return (
+            lr if self.outer_lr is None else self.outer_lr,
+            momentum if self.outer_momentum is None else self.outer_momentum,
+        )
 
     def dealt(self, groups: tuple[str, ...]) -> tuple[str, ...]:
         """The unit groups to deal out, of those that the model has; ConfigError for another."""

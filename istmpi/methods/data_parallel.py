@@ -40,8 +40,8 @@ class DataParallel(WholeNetwork):
         return stop
 
     def _hand_over_gradients(self) -> MeanOverRanks:
-        """Have every gradient handed over as soon as it is made: the last layer's first."""
-        parameters = dict(reversed(list(self.network.named_parameters())))
+        """Have every gradient handed over as soon as it is made."""
+        parameters = dict(self.network.named_parameters())
         mean = MeanOverRanks({name: values.nbytes for name, values in parameters.items()}, self.job.communicator)
         for name, parameter in parameters.items():
             parameter.register_post_accumulate_grad_hook(lambda values, name=name: mean.add(name, values.grad))

@@ -3,14 +3,8 @@
 Rounds are long, some 100 local steps, and the local optimizer is usually AdamW.
 """
 
-from istmpi.config import Run
 from istmpi.methods.local_sgd import LocalSGD
-from istmpi.methods.outer import Outer
 
 
 class DiLoCo(LocalSGD):
-    """Local SGD with the outer step that DiLoCo's authors recommend."""
-
-    @classmethod
-    def outer(cls, run: Run) -> Outer:
-        return Outer.of(run, lr=0.7, momentum=0.9)
+    """Local SGD with the outer step that a run has by default if its method bears this name."""

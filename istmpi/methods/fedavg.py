@@ -7,12 +7,12 @@ as often as it has examples.
 
 import numpy as np
 
-from istmpi import rng
 from istmpi.config import Run
 from istmpi.layout import Whole
 from istmpi.methods.base import Job
 from istmpi.methods.ist import IST
 from istmpi.models.architecture import Architecture
+from istmpi.partition import draw_ranks
 
 
 class FedAvg(IST):
@@ -29,10 +29,8 @@ class FedAvg(IST):
 
     def drawn(self, round: int) -> tuple[int, ...]:
         """The ranks that train in a round, ascending: the same on every rank."""
-        ranks = self.job.communicator.size
-        count = max(int(self.job.run.method.fraction * ranks), 1)
-        order = rng.permutation(ranks, rng.key(self.job.run.train.seed, "drawn", round))
-        return tuple(sorted(order[:count].tolist()))
+        run = self.job.run
+        return draw_ranks(self.job.communicator.size, run.method.fraction, run.train.seed, round)
 
     def holders(self, round: int) -> Whole:
         return Whole(self.job.architecture.lengths, self.job.communicator.size, self.drawn(round))

@@ -19,16 +19,11 @@ class LocalSGD(WholeNetwork):
     """The mean stays on the ranks, which all have it."""
 
     @classmethod
-    def outer(cls, run: Run) -> Outer:
-        """The step that follows the mean."""
-        return Outer.of(run)
-
-    @classmethod
     def slots(cls, run: Run) -> tuple[str, ...]:
-        return (*cls.optimizer_slots(run), *cls.outer(run).slots)
+        return (*cls.optimizer_slots(run), *Outer.of(run).slots)
 
     def run(self, round: int, begun: Partial) -> float | Partial:
-        store, outer = self.job.store, self.outer(self.job.run)
+        store, outer = self.job.store, Outer.of(self.job.run)
         self.begin(round, begun)
         start = {} if outer.idle else self._start()
         outcome = self.local_steps(self.network, self.optimizer, round, begun)

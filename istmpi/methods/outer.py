@@ -29,13 +29,9 @@ class Outer:
     momentum: float
 
     @staticmethod
-    def of(run: Run, lr: float = 1.0, momentum: float = 0.0) -> "Outer":
-        """As the run says, or else the method's own."""
-        settings = run.method
-        return Outer(
-            lr if settings.outer_lr is None else settings.outer_lr,
-            momentum if settings.outer_momentum is None else settings.outer_momentum,
-        )
+    def of(run: Run) -> "Outer":
+        """As the run says, or else as its method does."""
+        return Outer(*run.method.outer)
 
     @property
     def idle(self) -> bool:

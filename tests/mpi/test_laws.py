@@ -7,6 +7,7 @@ from small import assert_same_bits, small_run, trained, whole
 
 import istmpi.methods
 from istmpi.errors import DivergedError, IstmpiError
+from istmpi.methods import Partial
 from istmpi.partition import Partition
 from istmpi.store import ParameterStore
 from istmpi.train import Training
@@ -20,6 +21,7 @@ def test_the_initial_network_is_that_of_one_rank(comm, method):
     training = Training(small_run(method__name=method, model__bias=True), comm)
     one = ParameterStore(training.architecture.parameters, training.architecture.lengths, ranks=1, rank=0)
     one.initialise(training.run.train.seed)
+    one.add_slots(training.method.slots(training.run))
     assert_same_bits(whole(training), {name: tensor.numpy() for name, tensor in one.tensors.items()})
     assert sum(comm.gather(training.store.digest())) % 2**64 == one.digest()
 
@@ -61,7 +63,7 @@ def test_every_rank_has_batches_of_its_own(comm, placement):
         assert sum(map(len, rows)) == len(set.union(*rows)), "shards are disjoint"
 
 
-@METHODS
+@pytest.mark.parametrize("method", [name for name in istmpi.methods.METHODS if name != "fedavg"])
 def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
     """35 examples a rank, batches of 8, 3 local steps: neither divides the other, and none is thrown away."""
     settings = {"data__placement": "sharded", "method__local_steps": 3, "train__rounds": 5}
@@ -76,6 +78,21 @@ def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
     ]
 
 
+def test_a_rank_of_fedavg_takes_its_examples_once_in_every_pass(comm):
+    settings = {"data__placement": "sharded", "train__batch": 30, "method__epochs": 2}
+    training = Training(small_run(method__name="fedavg", **settings), comm)
+    rows = training.dataset.train.rows
+    taken = []
+    training.dataset.train.rows = lambda indices: (taken.append(sorted(indices.tolist())), rows(indices))[1]
+    for round in range(3):
+        training.method.run(round, Partial())
+    mine = sorted(row for batch in taken for row in batch)
+    own = sorted(set(mine))
+    assert len(own) == training.batches.examples
+    assert mine == sorted(own * 2 * 3), "two passes in each of three rounds"
+    assert training.method.examples == len(mine)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -86,7 +103,6 @@ def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
         {"method__shares": [3.0, 1.0, 2.0, 1.0, 1.0], "method__resample": 0.3},
         {"optimizer__name": "adamw", "method__optimizer_state": "carry"},
         {"method__name": "fedavg", "train__batch": 400, "method__fraction": 0.7},
-        {"method__name": "dynamic-averaging", "method__threshold": 0.02},
     ],
     ids=str,
 )
@@ -158,16 +174,16 @@ def test_a_loss_that_turns_nan_stops_all_ranks_and_keeps_the_last_good_weights(c
 @METHODS
 def test_the_round_and_the_rank_are_those_that_went_wrong(comm, method):
     """One rank meets an example that is not finite in the third round; the second round's weights are kept."""
-    training = Training(small_run(method__name=method), comm)
-    at = training.batches.at
+    training = Training(small_run(method__name=method, train__batch=500), comm)
+    batch = training.method.batch
 
     def poisoned(step):
-        x, y = at(step)
+        x, y = batch(step)
         if comm.rank == comm.size - 1 and step == 7:
             x[0, 0] = np.nan
         return x, y
 
-    training.batches.at = poisoned
+    training.method.batch = poisoned
     rounds = training.rounds()
     next(rounds), next(rounds)
     good = whole(training)
