@@ -200,13 +200,14 @@ class Training:
             self.dataset = open_dataset(run.data.source, communicator.rank)
             data = self.dataset
             self.architecture = architecture(data.features, data.outputs, data.task, run.model)
+            self.batches = self._stream(run)
             self.phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
             for phase, _ in self.phases:
-                kind = method(phase.method.name)
-                kind.check(phase, data.task)
+                name = phase.method.name
+                kind = method(name, "method.name" if name == run.method.name else "method.finish")
+                kind.check(phase, data.task, self.batches)
                 groups = kind.groups(phase, self.architecture)
                 check(self.architecture.lengths, groups, communicator.size, phase.method.shares)
-            self.batches = self._stream(run)
         _same_everywhere(run, self.dataset, communicator)
         self.hosts = communicator.hosts()
         local = communicator.on_this_host()
@@ -230,10 +231,11 @@ class Training:
 
     def _next_method(self, before: Method | None = None) -> Method:
         """The method of the next round, and its slots in the store; ``before`` itself where it goes on."""
-        run, first = self.phases[0][0], 0
+        first, since, kept = 0, 0, True
         for phase, rounds in self.phases:
             if first <= self.rounds_done:
-                run = phase
+                run, since = phase, since if kept else first
+                kept = bool(method(run.method.name).optimizer_slots(run))
             first += rounds
         if before and before.job.run is run:
             return before
@@ -254,6 +256,7 @@ class Training:
                 self.device,
                 self.clock,
                 self.stop,
+                since,
             )
         )
 
@@ -292,7 +295,7 @@ class Training:
         if stopped and max(done):
             self.local_step, self._begun = max(done), outcome
         elif stopped:
-            self.store.drop_slots(except_for=self.method.slots(self.run))
+            self.store.drop_slots(except_for=self.method.slots(self.method.job.run))
         return not stopped
 
     def progress(self, score: Score | None = None) -> Progress:
@@ -358,10 +361,11 @@ class Training:
             self._begun = restore(checkpoint, self.store)
         self._examples, self._seconds, self._bytes = header.examples, header.seconds, header.bytes
         self._loss = header.loss
-        if header.ranks != self.communicator.size and self.local_step == self.run.method.local_steps:
+        steps = self.communicator.maximum(self.method.steps(self.rounds_done))
+        if header.ranks != self.communicator.size and self.local_step >= steps:
             # The fastest of those ranks was through: nothing is left of the round for these.
             self.rounds_done, self.local_step, self._begun = self.rounds_done + 1, 0, Partial()
-            self.store.drop_slots(except_for=self.method.slots(self.run))
+            self.store.drop_slots(except_for=self.method.slots(self.method.job.run))
         return changes
 
     def _changes(self, header: Header, path: Path) -> list[str]:

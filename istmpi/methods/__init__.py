@@ -23,8 +23,8 @@ METHODS: dict[str, type[Method]] = {
 __all__ = ["METHODS", "Job", "Method", "Partial", "method"]
 
 
-def method(name: str) -> type[Method]:
-    """The method of a name; ConfigError with the nearest name when there is none."""
+def method(name: str, setting: str = "method.name") -> type[Method]:
+    """The method of a name; ConfigError with the setting and the nearest name when there is none."""
     if name not in METHODS:
-        raise ConfigError(f"method.name = {name!r} is not known{did_you_mean(name, METHODS)}")
+        raise ConfigError(f"{setting} = {name!r} is not known{did_you_mean(name, METHODS)}")
     return METHODS[name]

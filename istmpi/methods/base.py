@@ -37,6 +37,8 @@ class Job:
     device: torch.device
     clock: Clock
     stop: StopSign
+    state_since: int = 0
+    """The round since which optimizer state has been kept, where it is kept from round to round."""
 
 
 @dataclass
@@ -70,8 +72,11 @@ class Method(ABC):
         return ()
 
     @classmethod
-    def check(cls, run: Run, task: str) -> None:
-        """Refuse, with a ConfigError, a run that this method cannot train; by default it can train all."""
+    def check(cls, run: Run, task: str, batches: Batches) -> None:
+        """Refuse, with a ConfigError, a run that this method cannot train; by default it can train all.
+
+        ``batches``: this rank's; another may find a reason where this one finds none.
+        """
         return
 
     @classmethod
@@ -104,7 +109,8 @@ class Method(ABC):
         Its state starts at zero, until the store has filled what it keeps.
         """
         optimizer = self.recipe.make(network.parameters())
-        before = self.first_step(round) if self.optimizer_slots(self.job.run) else 0
+        kept = bool(self.optimizer_slots(self.job.run))
+        before = self.first_step(round) - self.first_step(self.job.state_since) if kept else 0
         tensors = {}
         for name, parameter in network.named_parameters():
             tensors[name] = parameter.detach()

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from istmpi.config import Run
+from istmpi.data.batches import Batches
 from istmpi.devices import copy_from_host, on_host
 from istmpi.errors import ConfigError, DivergedError
 from istmpi.layout import Whole
@@ -38,7 +39,7 @@ class Codistillation(WholeNetwork):
         self._published = True
 
     @classmethod
-    def check(cls, run: Run, task: str) -> None:
+    def check(cls, run: Run, task: str, batches: Batches) -> None:
         if task != "classification":
             raise ConfigError(
                 f"method.name = 'codistillation' needs predictions of classes, but this is {task}. Use another method."

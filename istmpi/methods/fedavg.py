@@ -8,6 +8,8 @@ as often as it has examples.
 import numpy as np
 
 from istmpi.config import Run
+from istmpi.data.batches import Batches
+from istmpi.errors import ConfigError
 from istmpi.layout import Whole
 from istmpi.methods.base import Job
 from istmpi.methods.ist import IST
@@ -22,6 +24,20 @@ class FedAvg(IST):
         super().__init__(job)
         self._examples = job.communicator.gather(job.batches.examples)
         self._own_steps = job.run.method.epochs * job.batches.in_a_pass
+
+    @classmethod
+    def check(cls, run: Run, task: str, batches: Batches) -> None:
+        if run.method.finish:
+            raise ConfigError(
+                f"method.finish = {run.method.finish!r} does not go with fedavg, whose rounds are passes over the data "
+                f"instead of local steps. Leave it out, or use local-sgd."
+            )
+        left = batches.examples - (batches.in_a_pass - 1) * batches.batch
+        if run.model.norm == "batch" and left == 1:
+            raise ConfigError(
+                f"train.batch = {batches.batch} leaves fedavg a last batch of one of a rank's {batches.examples} "
+                f"examples, too few for model.norm = 'batch'. Use another train.batch, or norm layer."
+            )
 
     @classmethod
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
