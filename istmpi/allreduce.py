@@ -185,7 +185,8 @@ class _Nap:
     def after(self, moved: bool) -> None:
         self._idle = 0 if moved else self._idle + 1
         if self._idle > _EAGER_LOOKS:
-            time.sleep(min(2.0 ** (self._idle - _EAGER_LOOKS) * 25e-6, LONGEST_NAP))
+            doublings = min(self._idle - _EAGER_LOOKS, 20)
+            time.sleep(min(2**doublings * 25e-6, LONGEST_NAP))
 
 
 def _array(values: torch.Tensor) -> Array:

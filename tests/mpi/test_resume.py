@@ -103,6 +103,25 @@ def test_a_round_that_was_stopped_in_the_middle_goes_on_bit_for_bit(comm, shared
     assert second[-1].examples == losses[-1].examples
 
 
+@pytest.mark.parametrize("finish", ["data-parallel", "diloco", "codistillation", "dynamic-averaging"])
+@pytest.mark.parametrize("optimizer", ["adam-reset", "adam-carried"])
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_a_run_with_a_finish_goes_on_from_both_sides_of_it(comm, shared_tmp, finish, optimizer, done):
+    """Two rounds of IST, two of another method; saved after so many, and once more inside the one that follows."""
+    run = {**settings("ist", optimizer), **SPECIAL.get(finish, {}), "method__finish": f"{finish}:50%"}
+    expected, _ = trained(comm, **run)
+    training = Training(small_run(**run), comm)
+    rounds = training.rounds()
+    for _ in range(done):
+        next(rounds)
+    path = save(training, shared_tmp / "between.h5")
+    assert_same_bits(whole(resumed(comm, path, **run)[0]), whole(expected))
+    stop_at(training, done, 2)
+    list(rounds)
+    path = save(training, shared_tmp / "inside.h5")
+    assert_same_bits(whole(resumed(comm, path, **run)[0]), whole(expected))
+
+
 @every_method
 def test_a_resumed_round_may_be_stopped_again(comm, shared_tmp, method):
     expected, _ = trained(comm, **settings(method, "adam-reset"))
