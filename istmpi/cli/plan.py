@@ -11,9 +11,13 @@ from istmpi.report import tables
 
 def show(run: Run, ranks: int) -> None:
     """Print the plan of a run on so many ranks."""
-    if run.method.name not in COSTS:
-        raise ConfigError(f"method.name = {run.method.name!r} is not known{did_you_mean(run.method.name, COSTS)}")
+    phases = run.phases()
+    for name, _ in phases:
+        if name not in COSTS:
+            setting = "method.name" if name == run.method.name else "method.finish"
+            raise ConfigError(f"{setting} = {name!r} is not known{did_you_mean(name, COSTS)}")
     found = described(run, None)
     run, network = found.run, found.architecture
     alone = cost(run.override({"method.shares": None}), network, 1)
-    tables.plan(Console(highlight=False), run, network, cost(run, network, ranks), alone)
+    costs = [(cost(run, network, ranks, name, examples=found.examples), rounds) for name, rounds in phases]
+    tables.plan(Console(highlight=False), run, network, costs, alone)

@@ -94,6 +94,8 @@ class Cost:
     """Tensors for every parameter in each of them: 1, and the optimizer state where it travels along."""
     start_bytes: Number
     """Sent once, in the first round."""
+    since: int
+    """The first round in which ``loads`` are sent."""
 
     @property
     def ranks(self) -> int:
@@ -117,6 +119,11 @@ class Cost:
     def round_bytes(self) -> Number:
         """A round as MPI counts it: all ranks, both ways, what stays on its rank left out; expected over deals."""
         return self.sends * self.tensors * sum(load.sent for load in self.loads)
+
+    def sent_bytes(self, first: int, rounds: int) -> Number:
+        """Of so many rounds by this method from that round of a run on, its start included."""
+        quiet = min(max(self.since - first, 0), rounds)
+        return self.start_bytes + (rounds - quiet) * self.round_bytes
 
     @property
     def messages(self) -> int:
@@ -170,6 +177,7 @@ def cost(
         loads=loads,
         tensors=kind.moved(run),
         start_bytes=(1 + stored) * sum(collective.load(held).sent for collective in kind.start),
+        since=kind.since(run),
     )
 
 

@@ -14,8 +14,12 @@ from istmpi.models.architecture import Architecture
 from istmpi.report.units import duration, number, size
 
 
-def plan(console: Console, run: Run, network: Architecture, cost: Cost, alone: Cost) -> None:
-    """What one run would hold, compute and send; ``alone`` is the same on one rank."""
+def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> None:
+    """What one run would hold, compute and send; ``alone`` is the same on one rank.
+
+    ``phases``: the methods that it uses one after the other, each with its rounds; the shapes are the first one's.
+    """
+    cost = phases[0][0]
     largest, one = cost.largest, alone.largest
     console.print(
         f"[bold]{run.name}[/]: {cost.method} on {cost.ranks} ranks, {', '.join(cost.groups) or 'nothing'} dealt out"
@@ -37,16 +41,18 @@ def plan(console: Console, run: Run, network: Architecture, cost: Cost, alone: C
     costs.add_row("memory: owned rows", size(memory.owned), "", "")
     trained, its = (one.network + one.gradients + one.optimizer for one in (memory, whole))
     costs.add_row("memory: network, gradients, optimizer", size(trained), "", size(its))
-    costs.add_row(
-        "memory: buffers, activations", size(memory.buffers + memory.activations), "", size(whole.activations)
-    )
+    rest = memory.buffers + memory.activations + memory.copies
+    costs.add_row("memory: buffers, activations, copies", size(rest), "", size(whole.activations + whole.copies))
     console.print(costs)
-    steps = run.train.rounds * run.method.local_steps
-    sent = cost.start_bytes + run.train.rounds * cost.round_bytes
-    console.print(
-        f"{run.train.rounds} rounds of {run.method.local_steps} local steps: "
-        f"{number(steps * cost.ranks * run.train.batch)} examples, {size(sent)} sent by all ranks"
-    )
+    first = 0
+    for phase, rounds in phases:
+        consumed = number(rounds * phase.local_steps * phase.examples_per_step)
+        method = f" of {phase.method}" if len(phases) > 1 else ""
+        console.print(
+            f"{rounds} rounds{method} with {phase.local_steps} local steps: {consumed} examples, "
+            f"{size(phase.sent_bytes(first, rounds))} sent by all ranks"
+        )
+        first += rounds
 
 
 def _speed(row: Row) -> str:
@@ -71,6 +77,9 @@ TABLES: dict[str, Callable[[Row], str]] = {
 }
 """Each a table with a row for every number of ranks and a column for every method."""
 
+MOST_COLUMNS = 5
+"""Methods in a table, which is to fit a narrow console; more go on in another."""
+
 NEEDS = {"Price of an epoch": "price_per_epoch", "Energy of an epoch": "kwh_per_epoch"}
 
 
@@ -82,20 +91,22 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
     for title, cell in TABLES.items():
         if title in NEEDS and NEEDS[title] not in rows[0]:
             continue
-        table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        table.add_column("ranks", justify="right", vertical="bottom")
-        for method in methods:
-            table.add_column(_folded(method), justify="right", vertical="bottom", no_wrap=True)
-        for ranks in sorted({row["ranks"] for row in rows}):
-            found = [cells.get((method, ranks)) for method in methods]
-            table.add_row(str(ranks), *(cell(row) if row else "" for row in found))
-        tables.append(table)
+        for start in range(0, len(methods), MOST_COLUMNS):
+            shown = methods[start : start + MOST_COLUMNS]
+            table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+            table.add_column("ranks", justify="right", vertical="bottom")
+            for method in shown:
+                table.add_column(_folded(method), justify="right", vertical="bottom", no_wrap=True)
+            for ranks in sorted({row["ranks"] for row in rows}):
+                found = [cells.get((method, ranks)) for method in shown]
+                table.add_row(str(ranks), *(cell(row) if row else "" for row in found))
+            tables.append(table)
     console.print(Columns(tables, padding=(1, 4)))
 
 
 def _folded(method: str) -> str:
-    """A method's name on two or three lines, for a narrow column."""
-    return method.replace("data-parallel-", "data-parallel\n").replace("-doubling", "-\ndoubling")
+    """A method's name on as many lines as it has words, for a narrow column."""
+    return method.replace("-", "-\n") if len(method) > 9 else method
 
 
 def cluster(console: Console, found: Cluster) -> None:

@@ -59,7 +59,7 @@ def test_help_lists_every_command_with_its_own_words():
 
 def test_options_name_settings_that_exist():
     known = {f"{section}.{key}" for section, keys in Run().tree().items() if section != "name" for key in keys}
-    assert {setting for setting, _, _ in OPTIONS.values()} <= known | {"method.shares"}
+    assert {setting for setting, _, _ in OPTIONS.values()} <= known | {"method.shares", "method.outer_momentum"}
 
 
 def test_a_command_line_overrides_a_run_file(tmp_path):
@@ -86,6 +86,8 @@ def test_shipped_runs_can_be_read(name):
         (["train", "digit", "--dry-run"], "did you mean digits?"),
         (["train", "--hiddn", "3"], "--hidden"),
         (["train", "--method", "lst", "--dry-run"], "method.name = 'lst' is not known; did you mean ist?"),
+        (["train", "--finish", "local-sdg:9%", "--dry-run"], "method.finish = 'local-sdg' is not known; did you mean"),
+        (["train", "--finish", "local-sgd", "--dry-run"], "must be a method and its share of the rounds"),
         (["train", "--model", "mpl", "--dry-run"], "model.name = 'mpl' is not known; did you mean mlp?"),
         (["train", "--hidden", "64,x", "--dry-run"], "--hidden 64,x: must be numbers with commas between them"),
         (["train", "--hidden", "0", "--dry-run"], "at least one unit wide"),

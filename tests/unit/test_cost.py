@@ -134,6 +134,28 @@ def test_what_data_parallel_sends_is_exact_beforehand_and_more_in_the_first_roun
     assert plan.start_bytes == 2 * 3 * plan.held.network_bytes, "weights and momentum, to three other ranks"
 
 
+@pytest.mark.parametrize("method", ["local-sgd", "data-parallel", "diloco", "codistillation", "dynamic-averaging"])
+def test_what_a_run_sends_is_the_sum_of_its_rounds(method):
+    network, wanted = MLP(6, (10, 7), 5), run(name=method, local_steps=3, optimizer_state="carry", burn_in=2)
+    wanted = wanted.override({"optimizer.name": "adam"})
+    plan = cost(wanted, network, 4)
+    for rounds in (1, 2, 5):
+        assert plan.sent_bytes(0, rounds) == sum(sum(round_bytes(wanted, network, 4, n)) for n in range(rounds))
+    assert plan.sent_bytes(1, 3) - plan.start_bytes == sum(sum(round_bytes(wanted, network, 4, n)) for n in (1, 2, 3))
+
+
+def test_fedavg_takes_passes_of_some_ranks():
+    """A rank has 600 of 4,800 examples if they are sharded; three of eight ranks train and fetch the network."""
+    network = MLP(6, (10, 7), 5)
+    wanted = run(name="fedavg", fraction=0.4, epochs=2).override({"train.batch": 100, "data.placement": "sharded"})
+    plan = cost(wanted, network, 8, examples=4800)
+    assert (plan.local_steps, plan.examples_per_step) == (12, 300)
+    assert cost(wanted.override({"data.placement": "shared"}), network, 8, examples=4800).local_steps == 96
+    one = cost(wanted.override({"method.name": "local-sgd"}), network, 1)
+    assert plan.flops("products") == 3 * one.flops("products")
+    assert plan.round_bytes == 2 * 3 * Fraction(7, 8) * plan.held.network_bytes
+
+
 @pytest.mark.parametrize("shares", [None, (2.0, 1.0, 1.0)])
 def test_a_hop_is_the_mean_over_pairs_of_deals(shares):
     """Element by element: from the old holder or the owner to the next holder, and home where nobody holds it next."""
