@@ -156,7 +156,7 @@ def carry_out(
                 path = saver.save_now(*training.state())
                 error = StoppedError(
                     f"stopped by {stop.reason}, {training.position}; saved in {path}. "
-                    f"The same command with --resume auto goes on."
+                    f"{stop.cure} command with --resume auto goes on."
                 )
                 error.everywhere = True
                 raise error
