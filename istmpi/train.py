@@ -25,14 +25,14 @@ from istmpi.data.sources import open_dataset
 from istmpi.devices import choose_device, choose_threads
 from istmpi.errors import ConfigError, DataError, DivergedError, OutputError, StoppedError
 from istmpi.evaluate import Evaluator, Score
-from istmpi.methods import Job, Partial, method
+from istmpi.methods import Job, Method, Partial, method
 from istmpi.models import architecture
 from istmpi.models.losses import TASKS
 from istmpi.partition import check
 from istmpi.record import Clock, RunFolder
 from istmpi.stopping import FILE as STOP_FILE
 from istmpi.stopping import StopSign
-from istmpi.store import ParameterStore, with_slots
+from istmpi.store import ParameterStore
 
 MAY_CHANGE = ("data.source", "optimizer.lr", "optimizer.weight_decay", "train.rounds")
 """Settings that a resumed run may have otherwise; the data may have moved, but not changed."""
@@ -47,7 +47,7 @@ class Progress:
     round: int
     """Rounds done."""
     local_steps: int
-    """Local steps done by each rank."""
+    """Local steps done by a rank that takes part in every round."""
     examples: int
     """Examples consumed by all ranks."""
     seconds: float
@@ -203,10 +203,14 @@ class Training:
             self.dataset = open_dataset(run.data.source, communicator.rank)
             data = self.dataset
             self.architecture = architecture(data.features, data.outputs, data.task, run.model)
-            kind = method(run.method.name)
-            check(self.architecture.lengths, kind.groups(run, self.architecture), communicator.size, run.method.shares)
             self.batches = self._stream(run)
-            slots = kind.slots(run)
+            self.phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
+            for phase, _ in self.phases:
+                name = phase.method.name
+                kind = method(name, "method.name" if name == run.method.name else "method.finish")
+                kind.check(phase, data.task, self.batches)
+                groups = kind.groups(phase, self.architecture)
+                check(self.architecture.lengths, groups, communicator.size, phase.method.shares)
         _same_everywhere(run, self.dataset, communicator)
         self.hosts = communicator.hosts()
         local = communicator.on_this_host()
@@ -216,27 +220,48 @@ class Training:
         self.run = run
         self._data_summary = self._summarise_data()
         self.stop = stop or StopSign(communicator)
-        self.rounds_done = self.local_step = self._examples = self._bytes = 0
+        self.rounds_done = self.local_step = self._most_steps = self._examples = self._bytes = 0
         self._seconds = self._loss = 0.0
         self._begun = Partial()
         self._calibrated: tuple[int, int] | None = None
         self.score_name = TASKS[self.dataset.task].score
-        parameters = with_slots(self.architecture.parameters, slots)
-        self.store = ParameterStore(parameters, self.architecture.lengths, communicator.size, communicator.rank)
-        self.store.initialise(run.train.seed)
-        self.job = Job(
-            run,
-            self.architecture,
-            self.dataset.task,
-            self.store,
-            self.batches,
-            communicator,
-            self.device,
-            self.clock,
-            self.stop,
+        self.store = ParameterStore(
+            self.architecture.parameters, self.architecture.lengths, communicator.size, communicator.rank
         )
-        self.method = kind(self.job)
+        self.store.initialise(run.train.seed)
+        self.method = self._next_method()
         self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
+
+    def _next_method(self, before: Method | None = None) -> Method:
+        """The method of the next round, and its slots in the store; ``before`` itself where it goes on."""
+        first, since, kept = 0, 0, True
+        for phase, rounds in self.phases:
+            if first <= self.rounds_done:
+                run, since = phase, since if kept else first
+                kept = bool(method(run.method.name).optimizer_slots(run))
+            first += rounds
+        if before and before.job.run is run:
+            return before
+        if before:
+            before.publish()
+        kind = method(run.method.name)
+        slots = kind.slots(run)
+        self.store.drop_slots(except_for=slots)
+        self.store.add_slots(slots)
+        return kind(
+            Job(
+                run,
+                self.architecture,
+                self.dataset.task,
+                self.store,
+                self.batches,
+                self.communicator,
+                self.device,
+                self.clock,
+                self.stop,
+                since,
+            )
+        )
 
     def rounds(self) -> Iterator[Progress]:
         """Run the rounds that are left, one by one; DivergedError on every rank when the loss stops being finite.
@@ -254,39 +279,43 @@ class Training:
 
     def _run_round(self) -> bool:
         """Run one round, or what is left of it; False when it was stopped in the middle."""
-        communicator, local_steps = self.communicator, self.run.method.local_steps
+        communicator, before = self.communicator, self._begun
         communicator.barrier()
-        start, before = time.perf_counter(), communicator.traffic.bytes
-        outcome = self.method.run(self.rounds_done, self._begun)
-        self._seconds += time.perf_counter() - start
+        start, sent, examples = time.perf_counter(), communicator.traffic.bytes, self.method.examples
+        outcome = self.method.run(self.rounds_done, before)
         stopped = isinstance(outcome, Partial)
-        done = outcome.local_steps if stopped else local_steps
-        reports = communicator.gather((communicator.traffic.bytes - before, done - self._begun.local_steps, done))
-        sent, steps, most = zip(*reports, strict=True)
-        self._bytes += sum(sent)
-        self._examples += sum(steps) * self.run.train.batch
+        report = self.method.examples - examples, outcome.local_steps if stopped else 0
+        report += (self.method.steps(self.rounds_done),)
         if not stopped:
             self.rounds_done, self.local_step, self._begun, self._loss = self.rounds_done + 1, 0, Partial(), outcome
-        elif max(most):
-            self.local_step, self._begun = max(most), outcome
-        else:
-            self.store.drop_slots(except_for=self.method.slots(self.run))
+            self.method = self._next_method(self.method)
+        self._seconds += time.perf_counter() - start
+        everyones = communicator.gather((communicator.traffic.bytes - sent, *report))
+        sent, examples, done, steps = zip(*everyones, strict=True)
+        self._bytes += sum(sent)
+        self._examples += sum(examples)
+        self._most_steps = max(steps)
+        if stopped and max(done):
+            self.local_step, self._begun = max(done), outcome
+        elif stopped:
+            self.store.drop_slots(except_for=self.method.slots(self.method.job.run))
         return not stopped
 
     def progress(self, score: Score | None = None) -> Progress:
         """What is known after the last round."""
-        steps = self.rounds_done * self.run.method.local_steps
+        steps = self.method.first_step(self.rounds_done)
         return Progress(self.rounds_done, steps, self._examples, self._seconds, self._bytes, self._loss, score)
 
     @property
     def position(self) -> str:
         """How far training got, in words."""
-        inside = f" and {self.local_step} of {self.run.method.local_steps} local steps" * (self.local_step > 0)
+        inside = f" and {self.local_step} of {self._most_steps} local steps" * (self.local_step > 0)
         return f"after {self.rounds_done} of {self.run.train.rounds} rounds{inside}"
 
     def evaluate(self) -> Score:
         """The full network's score on the test split."""
         with self.clock("evaluate"):
+            self.method.publish()
             self._calibrated = self.rounds_done, self.local_step
             return self.evaluator.score()
 
@@ -297,8 +326,9 @@ class Training:
         return bool(every) and done % every == 0 and done < self.run.train.rounds and not self.stop.reason
 
     def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
-        """Everything that training goes on from, this rank's part of it; collective when to be ``calibrated``."""
+        """Everything that training goes on from, this rank's part of it, perhaps ``calibrated``. Collective."""
         position = self.rounds_done, self.local_step
+        self.method.publish()
         if calibrated and self._calibrated != position:
             self.evaluator.calibrate()
             self._calibrated = position
@@ -315,8 +345,10 @@ class Training:
             versions(),
         )
         pieces = [*model_pieces(self.store), *deployment_pieces(moments, self.dataset, self.communicator.rank)]
-        if self.local_step:
-            pieces += partial_pieces(self._begun, self.store, self.run.method.local_steps)
+        begun = self._begun if self.local_step else Partial(tensors=self.method.own())
+        if self.local_step or begun.tensors:
+            steps = self.communicator.maximum(self.method.steps(self.rounds_done))
+            pieces += partial_pieces(begun, self.store, steps)
         return header, pieces
 
     def resume(self, path: Path) -> list[str]:
@@ -327,14 +359,16 @@ class Training:
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
             changes = self._changes(header, path)
+            self.rounds_done, self.local_step = header.position
+            self.method = self._next_method(self.method)
             self._begun = restore(checkpoint, self.store)
-        self.rounds_done, self.local_step = header.position
         self._examples, self._seconds, self._bytes = header.examples, header.seconds, header.bytes
         self._loss = header.loss
-        if header.ranks != self.communicator.size and self.local_step == self.run.method.local_steps:
+        steps = self.communicator.maximum(self.method.steps(self.rounds_done))
+        if header.ranks != self.communicator.size and self.local_step >= steps:
             # The fastest of those ranks was through: nothing is left of the round for these.
             self.rounds_done, self.local_step, self._begun = self.rounds_done + 1, 0, Partial()
-            self.store.drop_slots(except_for=self.method.slots(self.run))
+            self.store.drop_slots(except_for=self.method.slots(self.method.job.run))
         return changes
 
     def _changes(self, header: Header, path: Path) -> list[str]:

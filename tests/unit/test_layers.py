@@ -12,9 +12,9 @@ PACKAGE = ROOT / "istmpi"
 
 LAYERS = [
     ["istmpi", "axes", "partition", "config", "errors", "rng", "optional"],
-    ["layout", "models", "data", "comm", "record", "stopping", "optimizers"],
+    ["layout", "models", "data", "comm", "record", "stopping", "optimizers", "ring"],
     ["transfer", "cost"],
-    ["store", "devices"],
+    ["store", "devices", "allreduce"],
     ["methods", "evaluate", "checkpoint"],
     ["train", "deploy", "probe"],
     ["cli", "report", "__main__"],
@@ -108,6 +108,7 @@ def test_planning_needs_neither_torch_nor_mpi():
         "comm",
         "cost",
         "optimizers",
+        "ring",
     ]
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
