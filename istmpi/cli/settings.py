@@ -23,6 +23,7 @@ OPTIONS = {
     "--resample": ("method.resample", "FRACTION", "Fraction of the units redealt every round."),
     "--shares": ("method.shares", "S,S,...", "Relative sizes of the ranks' subnets."),
     "--rounds": ("train.rounds", "N", "Rounds to train."),
+    "--max-minutes": ("train.max_minutes", "M", "Minutes of training after which the round under way is the last."),
     "--batch": ("train.batch", "N", "Examples in a local step of one rank."),
     "--lr": ("optimizer.lr", "LR", "Learning rate."),
     "--optimizer": ("optimizer.name", "NAME", "sgd, adam or adamw."),
@@ -51,7 +52,7 @@ def options(command: Callable, without: Collection[str] = ()) -> Callable:
 
 def planning(command: Callable) -> Callable:
     """Decorate a click command that trains nothing with the options that change a run's cost, and with --layers."""
-    command = options(command, without=("--out", "--evaluate-every", "--rounds", "--seed", "--lr"))
+    command = options(command, without=("--out", "--evaluate-every", "--rounds", "--max-minutes", "--seed", "--lr"))
     help = "Features, hidden widths and labels, instead of reading data."
     return click.option("--layers", metavar="N-N-...", help=help)(command)
 

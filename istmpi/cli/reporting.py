@@ -1,0 +1,73 @@
+"""What `istmpi compare` and `istmpi report` share: their options, and where a comparison is shown."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from istmpi.errors import ConfigError
+from istmpi.report import tables
+from istmpi.report.comparison import Comparison
+
+WIDTH_OF_A_LOG = 200
+"""Columns for tables where nobody's terminal sets a limit."""
+
+
+def reporting(command: Callable) -> Callable:
+    """Decorate a click command with --targets and --watts."""
+    command = click.option(
+        "--watts", type=click.FloatRange(min=0, min_open=True), metavar="W", help="Of a node, for the energy."
+    )(command)
+    return click.option(
+        "--targets",
+        metavar="SCORE,...",
+        help="Scores to reach.  [default: the best that all runs reach, 95% and 90% of it]",
+    )(command)
+
+
+def as_targets(text: str | None) -> list[float]:
+    """The numbers of ``0.63,0.69``; none where the option was not given."""
+    try:
+        return [float(one) for one in text.split(",")] if text is not None else []
+    except ValueError:
+        raise ConfigError(f"--targets {text}: must be numbers with commas between them, as 0.63,0.69.") from None
+
+
+def print_comparison(found: Comparison) -> None:
+    """Its tables, on stdout."""
+    width = None if sys.stdout.isatty() else max(WIDTH_OF_A_LOG, shutil.get_terminal_size().columns)
+    tables.comparison(Console(highlight=False, width=width), found)
+
+
+def write_files(found: Comparison, title: str, html: Path | None, plot: Path | None) -> None:
+    """The HTML page and the picture, each where it is wanted, and their names on stderr.
+
+    Without matplotlib the page has no pictures.
+    """
+    try:
+        import matplotlib  # noqa: F401
+
+        drawable = True
+    except ImportError:
+        drawable = False
+    if html:
+        from istmpi.report import html as pages
+
+        picture = None
+        if drawable:
+            from istmpi.report.comparison_plots import svg
+
+            picture = svg(found, title)
+        pages.write(pages.page(found, title, picture), html)
+        click.echo(f"written: {html}", err=True)
+    if plot:
+        if not drawable:
+            click.echo(f"{plot} is not drawn: matplotlib is not installed (pip install 'istmpi[plots]').", err=True)
+            return
+        from istmpi.report.comparison_plots import draw
+
+        draw(found, title, plot)
+        click.echo(f"written: {plot}", err=True)
