@@ -157,8 +157,9 @@ class Comparison:
         tree = {"error": str(error), "exit_code": error.exit_code, "ranks": self._communicator.size}
         with self._communicator.agreed():
             if self._communicator.rank == 0:
-                turn.folder.mkdir(parents=True, exist_ok=True)
-                RunFolder(turn.folder).write(FAILURE, json.dumps(tree, indent=2) + "\n")
+                folder = RunFolder(turn.folder)
+                folder.write(SETTINGS, turn.run.toml())
+                folder.write(FAILURE, json.dumps(tree, indent=2) + "\n")
 
 
 def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[Turn]:
@@ -205,6 +206,7 @@ def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: 
         if not (turn.folder / SETTINGS).is_file():
             continue
         differences = Run.load(str(turn.folder / SETTINGS)).differences(turn.run)
+        differences.pop("output.folder", None)  # the same one may have another name
         shown = "; ".join(f"{name} = {saved} there, {wanted} here" for name, (saved, wanted) in differences.items())
         if shown:
             return f"its {turn.folder.name} is another run ({shown})"

@@ -1,8 +1,11 @@
 """``istmpi compare``: several methods on one run, in turns, in this job."""
 
+from collections.abc import Callable
+from contextlib import suppress
+
 import click
 
-from istmpi.cli.reporting import as_targets, print_comparison, reporting, write_files
+from istmpi.cli.reporting import as_targets, draw, print_comparison, reporting, write_page
 from istmpi.cli.settings import changes, options
 from istmpi.config import Run
 from istmpi.errors import ConfigError
@@ -10,7 +13,7 @@ from istmpi.errors import ConfigError
 METHODS = "ist,local-sgd,data-parallel"
 
 
-def _without(command):
+def _settings(command: Callable) -> Callable:
     return options(command, without=("--method",))
 
 
@@ -25,7 +28,7 @@ def _without(command):
     metavar="MINUTES",
     help="Save and stop that long before the SLURM job's time is up.",
 )
-@_without
+@_settings
 def command(
     run: str,
     methods: str,
@@ -64,7 +67,8 @@ def command(
     from istmpi.compare import Comparison
     from istmpi.data.sources import open_dataset
     from istmpi.models.losses import TASKS
-    from istmpi.report.comparison import check_targets
+    from istmpi.report.comparison import check_targets, compare
+    from istmpi.report.curves import read
 
     with communicator.agreed():
         task = open_dataset(resolved.with_implied().data.source, communicator.rank).task
@@ -72,12 +76,12 @@ def command(
     comparison = Comparison(resolved, methods.split(","), repeats, communicator, deadline, signals=True)
     comparison.rehearse()
     failures = comparison.carry_out(ComparisonDisplay() if communicator.rank == 0 else None)
-    if communicator.rank == 0:
-        from istmpi.report.comparison import compare
-        from istmpi.report.curves import read
-
-        found = compare(read(turn.folder for turn in comparison.turns if turn.folder.is_dir()), wanted, watts)
-        title = f"{resolved.name}: {' '.join(methods.split(','))} on {communicator.size} ranks"
-        print_comparison(found)
-        write_files(found, title, comparison.folder / "report.html", comparison.folder / "report.png")
+    with communicator.agreed():
+        if communicator.rank == 0:
+            found = compare(read(turn.folder for turn in comparison.turns), wanted, watts)
+            title = f"{resolved.name}: {' '.join(methods.split(','))} on {communicator.size} ranks"
+            print_comparison(found)
+            write_page(found, title, comparison.folder / "report.html")
+            with suppress(ImportError):
+                draw(found, title, comparison.folder / "report.png")
     return next((error.exit_code for error in failures.values()), 0)

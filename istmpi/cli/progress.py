@@ -24,6 +24,9 @@ SECONDS_BETWEEN_LINES = 10
 class TrainingDisplay(train.Watch):
     """Follows one run on the console."""
 
+    every_evaluation = True
+    """Has a line, not just one every few seconds."""
+
     def __init__(self) -> None:
         # Open MPI gives rank 0 a terminal for its output even where that ends in a file; for its errors it does not.
         live = sys.stdout.isatty() and sys.stderr.isatty()
@@ -56,7 +59,8 @@ class TrainingDisplay(train.Watch):
         if self._bar:
             self._bar.update(self._task, completed=progress.round, note=f"loss {progress.loss:.4f}")
         now = time.monotonic()
-        if progress.score or (not self._bar and now - self._line_at >= SECONDS_BETWEEN_LINES):
+        late = not self._bar and now - self._line_at >= SECONDS_BETWEEN_LINES
+        if late or (progress.score and self.every_evaluation):
             self._line_at = now
             width = len(str(self._rounds))
             line = (
@@ -96,6 +100,8 @@ class TrainingDisplay(train.Watch):
 class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
     """Follows the runs of a comparison: a banner for the first, a few lines for each."""
 
+    every_evaluation = False
+
     def __init__(self) -> None:
         super().__init__()
         self._introduced = False
@@ -108,15 +114,15 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
             banner = _banner(training, folder, saver)
             self._facts({name: banner[name] for name in ("MPI", "ranks", "compute", "data", "network")})
             self._introduced = True
-        self._console.print(f"[bold]{escape(self._heading)}[/]")
+        self._line_at = time.monotonic()
         self._follow(training)
 
     def finished(self, summary: train.Summary) -> None:
         self._stop_bar()
         last = summary.last
         self._console.print(
-            f"{escape(self._heading)}: {summary.score_name} {last.score.score:.4f} after {duration(last.seconds)}, "
-            f"{size(last.bytes)} sent"
+            f"[bold]{escape(self._heading)}:[/] {summary.score_name} {last.score.score:.4f} "
+            f"after {duration(last.seconds)}, {size(last.bytes)} sent"
         )
 
     def skipped(self, turn: Turn) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.reporting import as_targets, print_comparison, reporting, write_files
+from istmpi.cli.reporting import as_targets, draw, print_comparison, reporting, write_page
+from istmpi.errors import OutputError
 from istmpi.report.comparison import compare
 from istmpi.report.curves import read
 from istmpi.report.sheets import notes
@@ -55,4 +56,10 @@ def command(
         print_comparison(found)
     names = " ".join(dict.fromkeys(curve.name for curve in curves if curve.name))
     title = f"{names or ' '.join(paths)}: {' '.join(dict.fromkeys(curve.method for curve in curves))}"
-    write_files(found, title, Path(html) if html else None, Path(plot) if plot else None)
+    if html:
+        write_page(found, title, Path(html))
+    if plot:
+        try:
+            draw(found, title, Path(plot))
+        except ImportError:
+            raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None

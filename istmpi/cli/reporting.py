@@ -42,32 +42,23 @@ def print_comparison(found: Comparison) -> None:
     tables.comparison(Console(highlight=False, width=width), found)
 
 
-def write_files(found: Comparison, title: str, html: Path | None, plot: Path | None) -> None:
-    """The HTML page and the picture, each where it is wanted, and their names on stderr.
+def write_page(found: Comparison, title: str, path: Path) -> None:
+    """Write the HTML page, without pictures where matplotlib is not installed."""
+    from istmpi.report.html import page, write
 
-    Without matplotlib the page has no pictures.
-    """
     try:
-        import matplotlib  # noqa: F401
+        from istmpi.report.comparison_plots import svg
 
-        drawable = True
+        picture = svg(found, title)
     except ImportError:
-        drawable = False
-    if html:
-        from istmpi.report import html as pages
-
         picture = None
-        if drawable:
-            from istmpi.report.comparison_plots import svg
+    write(page(found, title, picture), path)
+    click.echo(f"written: {path}", err=True)
 
-            picture = svg(found, title)
-        pages.write(pages.page(found, title, picture), html)
-        click.echo(f"written: {html}", err=True)
-    if plot:
-        if not drawable:
-            click.echo(f"{plot} is not drawn: matplotlib is not installed (pip install 'istmpi[plots]').", err=True)
-            return
-        from istmpi.report.comparison_plots import draw
 
-        draw(found, title, plot)
-        click.echo(f"written: {plot}", err=True)
+def draw(found: Comparison, title: str, path: Path) -> None:
+    """Draw the picture; ImportError where matplotlib is not installed."""
+    from istmpi.report import comparison_plots
+
+    comparison_plots.draw(found, title, path)
+    click.echo(f"drawn: {path}", err=True)

@@ -15,13 +15,9 @@ if TYPE_CHECKING:
 SPARE = ("tab:purple", "tab:cyan", "tab:orange", "tab:brown", "tab:pink", "tab:olive", "tab:grey", "black")
 """Colours of what has none in `STYLES`."""
 
-PHASES = {
-    "compute": "tab:blue",
-    "wait": "tab:red",
-    "pull": "tab:orange",
-    "push": "tab:green",
-    "deal": "tab:purple",
-}
+PHASES = {"deal": "#e78ac3", "pull": "#66c2a5", "compute": "#8da0cb", "wait": "#fc8d62", "push": "#a6d854"}
+REST = ("#ffd92f", "#e5c494", "#b3b3b3")
+"""Phases have colours that no method has."""
 
 
 def draw(comparison: Comparison, title: str, path: Path) -> None:
@@ -64,9 +60,8 @@ def figure(comparison: Comparison, title: str) -> "Figure":
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes["a"].set_ylabel(f"test {comparison.score_name}")
-    handles, labels = axes["a"].get_legend_handles_labels()
-    if labels:
-        drawn.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
+    if comparison.groups:
+        axes["a"].legend(loc="lower right", fontsize=8)
     _bars(axes["d"], comparison)
     drawn.suptitle(_plain(title), fontsize=11)
     return drawn
@@ -118,17 +113,16 @@ def _bars(axis: "Axes", comparison: Comparison) -> None:
     names = [_plain(group.name) for group in comparison.groups]
     starts = [0.0] * len(names)
     places = range(len(names))
-    spare = [colour for colour in SPARE if colour not in PHASES.values()]
     for number, phase in enumerate(found):
         lengths = [phases.get(phase, 0.0) for phases in by_group]
-        colour = PHASES.get(phase, spare[number % len(spare)])
+        colour = PHASES.get(phase, REST[number % len(REST)])
         axis.barh(places, lengths, left=starts, color=colour, label=_plain(phase), height=0.7)
         starts = [start + length for start, length in zip(starts, lengths)]
     axis.set_yticks(places, names)
     axis.invert_yaxis()
     axis.set_xlabel("seconds, mean over ranks and repeats; evaluating and saving are not on the clock")
     if found:
-        axis.legend(loc="lower right", ncols=len(found), fontsize=8)
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(found), fontsize=8, frameon=False)
 
 
 def _plain(text: str) -> str:

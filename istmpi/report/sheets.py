@@ -95,8 +95,8 @@ def _range(spread: Spread, write: Callable[[float], str], repeats: int) -> str:
     if repeats < 2 or spread.range is None:
         return ""
     low, high = map(write, spread.range)
-    few = f", {spread.reached} of {repeats}" * (spread.reached < repeats)
-    return f"\n{low} to {high}{few}"
+    lines = [f"{low} to {high}"] * (low != high) + [f"{spread.reached} of {repeats}"] * (spread.reached < repeats)
+    return f"\n{', '.join(lines)}" if lines else ""
 
 
 def _ends(comparison: Comparison) -> list[tuple[str, tuple[str, ...]]]:
