@@ -138,6 +138,7 @@ class Comparison:
             else:
                 if first:
                     (turn.folder / FAILURE).unlink(missing_ok=True)
+        self._communicator.barrier()  # rank 0 has written everything
         return failures
 
     def _leave_if_asked(self, turn: Turn) -> None:
