@@ -16,7 +16,7 @@ from typing import Any
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.errors import ConfigError, DivergedError, IstmpiError, OutputError, StoppedError, UserError, did_you_mean
+from istmpi.errors import ConfigError, DivergedError, IstmpiError, StoppedError, UserError, did_you_mean
 from istmpi.methods import METHODS
 from istmpi.record import FAILURE, SETTINGS, SUMMARY, RunFolder
 from istmpi.stopping import FILE as STOP_FILE
@@ -116,6 +116,9 @@ class Comparison:
         """
         first = self._communicator.rank == 0
         watch = watch if watch and first else ComparisonWatch()
+        with self._communicator.agreed():
+            if first:
+                self._make_folder()
         failures = {}
         for number, turn in enumerate(self.turns, 1):
             self._leave_if_asked(turn)
@@ -153,12 +156,21 @@ class Comparison:
             error.everywhere = True
             raise error
 
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            record = {"ranks": self._communicator.size}
+            (self.folder / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--out {self.folder}: cannot be written ({error.strerror}). Name another.") from None
+
     def _note_failure(self, turn: Turn, error: IstmpiError) -> None:
         """Leave the reason in the run's folder, for reports."""
         tree = {"error": str(error), "exit_code": error.exit_code, "ranks": self._communicator.size}
         with self._communicator.agreed():
             if self._communicator.rank == 0:
                 folder = RunFolder(turn.folder)
+                folder.make()
                 folder.write(SETTINGS, turn.run.toml())
                 folder.write(FAILURE, json.dumps(tree, indent=2) + "\n")
 
@@ -175,20 +187,17 @@ def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[
 
 
 def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
-    """The comparison's folder, made if need be."""
+    """The comparison's folder, which may yet have to be made."""
     wanted, number = run.output.folder, 1
     path = Path(wanted or f"runs/compare-{run.name}")
-    while refusal := _refusal(path, run, methods, repeats, ranks):
-        if wanted:
-            raise ConfigError(f"--out {path}: {refusal}. Give the same settings, or another --out.")
-        number += 1
-        path = Path(f"runs/compare-{run.name}-{number}")
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        RunFolder(path).write(RECORD, json.dumps({"ranks": ranks}) + "\n")
-    except (OSError, OutputError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"--out {path}: cannot be written ({reason}). Name another folder.") from None
+        while refusal := _refusal(path, run, methods, repeats, ranks):
+            if wanted:
+                raise ConfigError(f"--out {path}: {refusal}. Give the same settings, or another --out.")
+            number += 1
+            path = Path(f"runs/compare-{run.name}-{number}")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: cannot be read ({error.strerror}). Name another folder.") from None
     return path
 
 
