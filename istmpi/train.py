@@ -215,10 +215,10 @@ class Training:
             self.device = choose_device(run.train.device, local)
         self.threads = choose_threads(run.train.threads, local)
         self.run = run
+        self.time_is_up = False
         self._data_summary = self._summarise_data()
         self.stop = stop or StopSign(communicator)
         self.rounds_done = self.local_step = self._examples = self._bytes = 0
-        self.time_is_up = False
         self._seconds = self._loss = 0.0
         self._begun = Partial()
         self._calibrated: tuple[int, int] | None = None
@@ -345,11 +345,11 @@ class Training:
         self.rounds_done, self.local_step = header.position
         self._examples, self._seconds, self._bytes = header.examples, header.seconds, header.bytes
         self._loss = header.loss
+        self._look_at_the_clock()
         if header.ranks != self.communicator.size and self.local_step == self.run.method.local_steps:
             # The fastest of those ranks was through: nothing is left of the round for these.
             self.rounds_done, self.local_step, self._begun = self.rounds_done + 1, 0, Partial()
             self.store.drop_slots(except_for=self.method.slots(self.run))
-        self._look_at_the_clock()
         return changes
 
     def _changes(self, header: Header, path: Path) -> list[str]:

@@ -24,7 +24,7 @@ def reporting(command: Callable) -> Callable:
     return click.option(
         "--targets",
         metavar="SCORE,...",
-        help="Scores to reach.  [default: the best that all runs reach, 95% and 90% of it]",
+        help="Scores to reach.  [default: the best that all runs reach, and with 25% and 50% more error]",
     )(command)
 
 

@@ -110,6 +110,7 @@ def _bars(axis: "Axes", comparison: Comparison) -> None:
     """Seconds by phase, side by side."""
     by_group = [comparison.phases(group) for group in comparison.groups]
     found = dict.fromkeys(name for phases in by_group for name in phases if name not in OFF_THE_CLOCK)
+    found = sorted(found, key=lambda name: [*PHASES].index(name) if name in PHASES else len(PHASES))
     names = [_plain(group.name) for group in comparison.groups]
     starts = [0.0] * len(names)
     places = range(len(names))
@@ -120,6 +121,7 @@ def _bars(axis: "Axes", comparison: Comparison) -> None:
         starts = [start + length for start, length in zip(starts, lengths)]
     axis.set_yticks(places, names)
     axis.invert_yaxis()
+    axis.margins(x=0.02)
     axis.set_xlabel("seconds, mean over ranks and repeats; evaluating and saving are not on the clock")
     if found:
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(found), fontsize=8, frameon=False)

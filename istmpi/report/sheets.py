@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group, Spread
+from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group, Spread, reached
 from istmpi.report.units import energy, number, size
 
 
@@ -64,6 +64,8 @@ def notes(comparison: Comparison) -> list[str]:
         )
     else:
         lines.append("x: times the best method's figure. One run of each method: --repeats 3 would show the noise.")
+    if early := [f"{target:g} by {', '.join(names)}" for target, names in _at_once(comparison).items() if names]:
+        lines.append(f"Reached by the first evaluation, perhaps long before: {'; '.join(early)}. Evaluate more often.")
     if comparison.watts is not None:
         lines.append(f"Energy: {comparison.watts:g} W a node, a rank a node, during training.")
     for group in comparison.groups:
@@ -73,6 +75,19 @@ def notes(comparison: Comparison) -> list[str]:
         for composed in dict.fromkeys(curve.composed for curve in group.curves if curve.composed):
             lines.append(f"* {group.name}: {composed}")
     return lines
+
+
+def _at_once(comparison: Comparison) -> dict[float, list[str]]:
+    """For each target, whose runs had reached it when they were first evaluated."""
+    better = comparison.higher_is_better
+    return {
+        target: [
+            group.name
+            for group in comparison.groups
+            if any(curve.points and reached(curve.points, target, better) is curve.points[0] for curve in group.curves)
+        ]
+        for target in comparison.targets
+    }
 
 
 def _to_target(comparison: Comparison, group: Group, figure: str, target: float, write: Callable[[float], str]) -> str:
