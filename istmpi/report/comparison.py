@@ -190,7 +190,9 @@ def reached(points: Sequence[Point], target: float, higher_is_better: bool = Tru
 def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
     """The best score that all runs reach, those with a quarter and with half more error; three digits.
 
-    For 0.75 these are 0.687 and 0.625, much as in the paper's Table 1. Runs that failed or are not finished count only where there are no others.
+    For 0.75 these are 0.687 and 0.625, much as in the paper's Table 1.
+
+    Runs that failed or are not finished count only where there are no others.
     """
     there = [curve for curve in curves if curve.points]
     there = [curve for curve in there if not curve.problem] or there

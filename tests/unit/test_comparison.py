@@ -211,6 +211,7 @@ def test_rows_for_programs_hold_the_same_figures():
 def leave_run(folder, method="ist", scores=FAST, rounds=4, finished=True):
     """A run's folder as training leaves it, evaluated in every second round."""
     made = RunFolder.of(str(folder), "x")
+    made.make()
     settings = {"method.name": method, "train.rounds": rounds, "output.folder": str(folder), "train.seed": 7}
     made.write("run.toml", Run().override(settings).toml())
     for round, score in enumerate(scores, 1):
