@@ -344,8 +344,8 @@ class Training:
             self._begun = restore(checkpoint, self.store)
         self.rounds_done, self.local_step = header.position
         self._examples, self._seconds, self._bytes = header.examples, header.seconds, header.bytes
-        self._loss = header.loss
         self._look_at_the_clock()
+        self._loss = header.loss
         if header.ranks != self.communicator.size and self.local_step == self.run.method.local_steps:
             # The fastest of those ranks was through: nothing is left of the round for these.
             self.rounds_done, self.local_step, self._begun = self.rounds_done + 1, 0, Partial()
