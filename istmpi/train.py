@@ -262,9 +262,9 @@ class Training:
         return self.time_is_up or self.rounds_done >= self.run.train.rounds
 
     def _look_at_the_clock(self) -> None:
-        """See whether the run's time is up, by rank 0's clock."""
+        """See whether the run's time is up, by rank 0's clock; a round that has begun still has its time."""
         limit = 60 * self.run.train.max_minutes
-        self.time_is_up = bool(limit) and self.communicator.from_first(self._seconds >= limit)
+        self.time_is_up = bool(limit) and not self.local_step and self.communicator.from_first(self._seconds >= limit)
 
     def _run_round(self) -> bool:
         """Run one round, or what is left of it; False when it was stopped in the middle."""
