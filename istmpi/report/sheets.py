@@ -63,7 +63,7 @@ def notes(comparison: Comparison) -> list[str]:
             "than all that did. x: times the best method's figure, the median over repeats with the same seed."
         )
     else:
-        lines.append("x: times the best method's figure. One run of each method: --repeats 3 would show the noise.")
+        lines.append("x: times the best method's figure. One run of each method: repeats would show the noise.")
     if early := [f"{target:g} by {', '.join(names)}" for target, names in _at_once(comparison).items() if names]:
         lines.append(f"Reached by the first evaluation, perhaps long before: {'; '.join(early)}. Evaluate more often.")
     if comparison.watts is not None:
