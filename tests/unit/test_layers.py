@@ -16,7 +16,7 @@ LAYERS = [
     ["transfer", "cost"],
     ["store", "devices", "allreduce"],
     ["methods", "evaluate", "checkpoint"],
-    ["train", "deploy", "probe"],
+    ["train", "compare", "deploy", "probe"],
     ["cli", "report", "__main__"],
 ]
 """A module may import from its own layer and those before it."""
@@ -24,7 +24,7 @@ LAYERS = [
 PLACES = {
     "mpi4py": ["comm.py"],
     "h5py": ["data/hdf5.py", "checkpoint/"],
-    "matplotlib": ["report/plots.py", "report/cost_plots.py"],
+    "matplotlib": ["report/plots.py", "report/cost_plots.py", "report/comparison_plots.py"],
     "click": ["cli/"],
     "rich": ["cli/", "report/tables.py", "report/checkpoints.py"],
     "torch.distributed": [],
