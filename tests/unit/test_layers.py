@@ -17,7 +17,7 @@ LAYERS = [
     ["store", "optimizers", "devices"],
     ["methods", "evaluate", "checkpoint"],
     ["train"],
-    ["cli", "report", "__main__"],
+    ["cli", "report", "doctor", "__main__"],
 ]
 """A module may import from its own layer and those before it."""
 
