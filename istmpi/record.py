@@ -12,6 +12,8 @@ from typing import Any
 from istmpi.errors import ConfigError, DataError, OutputError
 
 METRICS = "metrics.jsonl"
+JOB = "job"
+"""In a run's folder: what the script that started the run says of the machine. May be there before the run."""
 
 
 class Clock:
@@ -69,7 +71,8 @@ class RunFolder:
             path = _free(Path("runs") / name)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()) and not (resume and (path / METRICS).is_file()):
+            used = any(entry.name != JOB for entry in path.iterdir())
+            if used and not (resume and (path / METRICS).is_file()):
                 what = "is not empty and not a run's" if resume else "is not empty"
                 raise ConfigError(f"--out {path}: the folder {what}. Name another or remove it.")
             if not (path / METRICS).exists():

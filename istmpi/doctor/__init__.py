@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi import comm
-from istmpi.doctor import gpu, mpi, network, software, storage
+from istmpi.doctor import checkpoints, gpu, mpi, network, software, storage
 from istmpi.doctor.finding import Finding, red, worst
 from istmpi.doctor.watchdog import Watchdog
 from istmpi.errors import LaunchError
@@ -71,6 +71,9 @@ def _examine(folder: Path, patience: float, aware: bool | None, watchdog: Watchd
     for doing, check in checks.items():
         with watchdog.limit(doing, 6 * patience):
             findings += check()
+    if communicator.from_first(worst(finding.state for finding in findings if finding.name == "folder")) != "red":
+        with watchdog.limit(f"writing checkpoints to {folder}", 6 * patience):
+            findings += checkpoints.writers(communicator, folder)
     hosts = communicator.hosts()
     return (_report(findings, communicator.size, hosts) if communicator.rank == 0 else None), True
 
