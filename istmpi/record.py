@@ -59,16 +59,14 @@ class RunFolder:
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume}: there is no such file or folder.")
-        if wanted:
-            path = Path(wanted)
-        elif resume == "auto":
-            path = Path("runs") / name
+        if wanted or resume == "auto":
+            path = home(wanted, name)
         elif resume:
             path = Path(resume)
             path = path if path.is_dir() else path.parent
             path = path.parent if path.name == "checkpoints" else path
         else:
-            path = _free(Path("runs") / name)
+            path = _free(home(wanted, name))
         try:
             path.mkdir(parents=True, exist_ok=True)
             used = any(entry.name != JOB for entry in path.iterdir())
@@ -119,6 +117,11 @@ class RunFolder:
                 file.write(text)
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be written ({error.strerror}).") from None
+
+
+def home(wanted: str, name: str) -> Path:
+    """The folder of a run that goes on in it: the wanted one, or runs/NAME."""
+    return Path(wanted) if wanted else Path("runs") / name
 
 
 def _free(path: Path) -> Path:

@@ -8,14 +8,13 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from istmpi.doctor.finding import STATES
-
 _PATIENCE = 20.0
 
 
 @click.command("doctor")
 @click.option("--folder", default=".", metavar="FOLDER", help="Where checkpoints shall go; a write test is done there.")
 @click.option("--json", "as_json", is_flag=True, help="Everything for programs, with versions, modules and settings.")
+@click.option("--meet", is_flag=True, help="Only see whether all ranks meet: prints how many, and the library.")
 @click.option(
     "--patience",
     type=click.FloatRange(min=0, min_open=True),
@@ -23,7 +22,7 @@ _PATIENCE = 20.0
     metavar="SECONDS",
     help="How long to wait for a rank that says nothing (20).",
 )
-def command(folder: str, as_json: bool, patience: float) -> int:
+def command(folder: str, as_json: bool, meet: bool, patience: float) -> int:
     """Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints, alone or on the ranks of a job.
 
     \b
@@ -32,6 +31,14 @@ def command(folder: str, as_json: bool, patience: float) -> int:
 
     Green is good, yellow works but costs, red does not work; the exit code is 1 where anything is red.
     """
+    if meet:
+        from istmpi import comm
+
+        communicator = comm.world()
+        if communicator.rank == 0:
+            print(f"{communicator.size} ranks meet: {comm.library()}")
+        return 0
+
     from istmpi.doctor import examine
 
     report, ranks_meet = examine(Path(folder), patience)
@@ -47,6 +54,8 @@ def command(folder: str, as_json: bool, patience: float) -> int:
 
 def _show(report) -> None:
     """A line for each finding, its cure below it where there is one."""
+    from istmpi.doctor.finding import STATES
+
     console = Console(highlight=False, soft_wrap=True)
     for finding in report.findings:
         state = f"[{finding.state}]{finding.state:<6}[/]"
