@@ -326,7 +326,7 @@ def meet_with(error: IstmpiError) -> IstmpiError:
     Returns what this rank shall report; ``everywhere`` is set if all ranks now know.
     """
     mpi = _mpi_if_up()
-    if mpi is None and launched()[1] > 1:
+    if mpi is None and launched()[1] > 1 and not _in_batch_script():
         try:
             with world().agreed():
                 raise error
@@ -335,6 +335,11 @@ def meet_with(error: IstmpiError) -> IstmpiError:
             mpi = _mpi_if_up()
     error.everywhere = error.everywhere or mpi is None or mpi.COMM_WORLD.Get_size() == 1
     return error
+
+
+def _in_batch_script() -> bool:
+    """This process runs in a SLURM job's script, beside no other rank, though the variables of ranks are set."""
+    return "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and "PMI_RANK" not in os.environ
 
 
 def leave_together() -> None:

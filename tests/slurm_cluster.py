@@ -5,7 +5,9 @@
 Needs Debian's slurm-wlm (22.05 or later) and root. Nothing of an installed SLURM's configuration is read or written.
 """
 
+import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -14,6 +16,8 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+
+import h5py
 
 CONFIGURATION = """
 ClusterName=istmpi
@@ -124,6 +128,68 @@ class Cluster:
             time.sleep(0.2)
         logs = "\n".join(path.read_text()[-2000:] for path in sorted(self.folder.glob("*.log")))
         raise RuntimeError(f"the SLURM cluster did not come up within 30 s:\n{logs}")
+
+
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+"""States in which a job stays."""
+
+
+class Job:
+    """A submitted job: waits for it, disturbs it, reads what it printed."""
+
+    def __init__(self, cluster: Cluster, number: str, log: Path):
+        self.cluster, self.number, self.log = cluster, number, log
+
+    @property
+    def facts(self) -> dict[str, str]:
+        words = shlex.split(self.cluster.command("scontrol", "show", "job", "-o", self.number).splitlines()[0])
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def wait_until(self, condition, what: str, seconds: float = 90) -> None:
+        """Until a condition holds; a job that waits to begin again does so at once instead of after two minutes."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            facts = self.facts
+            if facts["JobState"] == "PENDING" and facts.get("Reason") == "BeginTime":
+                self.cluster.command("scontrol", "update", f"JobId={self.number}", "StartTime=now", check=False)
+            over = facts["JobState"] in OVER
+            if time.monotonic() > deadline or (over and not condition()):
+                raise AssertionError(f"not seen: {what}; the job is {facts['JobState']}\n{self.output}")
+            time.sleep(0.2)
+
+    def end(self, seconds: float = 120) -> str:
+        """The state in which it ended."""
+        self.wait_until(lambda: self.facts["JobState"] in OVER, "the end of the job", seconds)
+        return self.facts["JobState"]
+
+    @property
+    def restarts(self) -> int:
+        return int(self.facts["Restarts"])
+
+
+RUN = ("digits", "--hidden", "64,64", "--rounds", "40", "--threads", "1", "--evaluate-every", "40")
+"""A run that takes some seconds on four ranks; the same in all tests, so that they all must end with its weights."""
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """Every parameter of a finished run, to the last bit."""
+    found = {}
+    with h5py.File(folder / "network.h5") as file:
+        file["model"].visititems(
+            lambda name, item: found.update({name: item[...].tobytes()}) if isinstance(item, h5py.Dataset) else None
+        )
+    return found
+
+
+def rounds(folder: Path) -> int:
+    """Rounds that a run has done so far, as its metrics tell."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return max((json.loads(line)["round"] for line in lines if line.endswith("}")), default=0)
 
 
 if __name__ == "__main__":
