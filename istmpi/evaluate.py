@@ -5,7 +5,7 @@ slice of the outputs and the activations are gathered. Where examples must not l
 instead, one owner's at a time. Either way a rank needs memory for |W|/P weights and one batch of activations.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import nn
 from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.data.dataset import Dataset
+from istmpi.data.dataset import Dataset, Split
 from istmpi.devices import materialise
 from istmpi.models.architecture import Architecture
 from istmpi.models.losses import TASKS
@@ -66,6 +66,14 @@ class ShardedNetwork:
                 if isinstance(layer, BatchNorm):
                     layer.moments = self._moments(x)
                 x = layer(x)
+
+    def adopt(self, moments: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Take the present weights and these moments, mean and variance by stage, in place of a calibration."""
+        self._behind = [self._layers_behind(name) for name in self._architecture.stages]
+        for name, layers in zip(self._architecture.stages, self._behind, strict=True):
+            for layer in layers:
+                if isinstance(layer, BatchNorm):
+                    layer.moments = moments[name]
 
     @torch.no_grad()
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -158,9 +166,13 @@ class Evaluator:
     def score(self) -> Score:
         """The score on the whole test split, at the store's present weights."""
         self.calibrate()
+        return self.measure(self._dataset.test)
+
+    def measure(self, split: Split) -> Score:
+        """The score on a whole split, with the normalisation as it is."""
         totals = np.zeros(3)
-        for rows in self._test_batches():
-            x, y = self._dataset.test.rows(rows)
+        for rows in self._batches(len(split)):
+            x, y = split.rows(rows)
             outputs, y = self.network(self._tensor(x)), torch.from_numpy(y)
             if len(rows):
                 totals += float(self._task.loss(outputs, y, "sum")), self._task.points(outputs, y), len(rows)
@@ -175,15 +187,14 @@ class Evaluator:
 
     def _sample(self) -> np.ndarray:
         """The training rows to calibrate on: the same on all ranks, or with local examples a share of each rank's."""
-        wanted, stream = self._run.evaluate.calibration_examples, 0
+        share, stream = 1, 0
         if self._local:
-            wanted, stream = max(wanted // self._communicator.size, 2), self._communicator.rank
-        order = rng.permutation(len(self._dataset.train), rng.key(self._run.train.seed, "calibration", stream))
-        return np.sort(order[:wanted])
+            share, stream = self._communicator.size, self._communicator.rank
+        return calibration_rows(self._run, len(self._dataset.train), share, stream)
 
-    def _test_batches(self) -> Iterator[np.ndarray]:
-        """Rows of the test split, as many batches on every rank."""
-        batch, length = self._run.evaluate.batch, len(self._dataset.test)
+    def _batches(self, length: int) -> Iterator[np.ndarray]:
+        """The rows of a split, as many batches on every rank."""
+        batch = self._run.evaluate.batch
         batches = -(-length // batch)
         if self._local:
             batches = self._communicator.maximum(batches)
@@ -192,6 +203,13 @@ class Evaluator:
 
     def _tensor(self, x: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(x).to(self._dtype)
+
+
+def calibration_rows(run: Run, length: int, share: int = 1, stream: int = 0) -> np.ndarray:
+    """The rows of a training split of some length to calibrate on, or one of so many equal shares of them; sorted."""
+    wanted = run.evaluate.calibration_examples
+    order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
+    return np.sort(order[: wanted if share == 1 else max(wanted // share, 2)])
 
 
 def _adopt(module: nn.Sequential, tensors: dict[str, torch.Tensor]) -> nn.Sequential:

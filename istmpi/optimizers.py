@@ -20,6 +20,8 @@ class Recipe:
     name: str
     slots: tuple[str, ...]
     counts_steps: bool
+    flops: int
+    """Operations of a step for every element, bias corrections and the like that are the same for all left out."""
     make: Callable[..., "torch.optim.Optimizer"]
 
     def state(self, slots: Mapping[str, "torch.Tensor"], steps: int) -> dict[str, Any]:
@@ -44,7 +46,8 @@ def _sgd(settings) -> Recipe:
             parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
         )
 
-    return Recipe("sgd", ("momentum_buffer",) if settings.momentum else (), False, make)
+    flops = 2 + 2 * bool(settings.momentum) + 2 * bool(settings.weight_decay)
+    return Recipe("sgd", ("momentum_buffer",) if settings.momentum else (), False, flops, make)
 
 
 def _adam(kind: str) -> Callable[[Any], Recipe]:
@@ -54,7 +57,9 @@ def _adam(kind: str) -> Callable[[Any], Recipe]:
 
             return getattr(torch.optim, kind)(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
 
-        return Recipe(settings.name, ("exp_avg", "exp_avg_sq"), True, make)
+        # Two moving averages (3 and 4), the root, what divides by it (3) and the update (2).
+        flops = 13 + 2 * bool(settings.weight_decay)
+        return Recipe(settings.name, ("exp_avg", "exp_avg_sq"), True, flops, make)
 
     return adam
 

@@ -15,12 +15,8 @@ import numpy as np
 import torch
 
 from istmpi.axes import Axis, Parameter, overlap
-from istmpi.comm import Communicator
+from istmpi.comm import STAGING_BYTES, Communicator
 from istmpi.layout import Layout
-
-STAGING_BYTES = 2**27
-"""Most bytes that a rank packs for one Alltoallv. It bounds the memory beside the weights, and keeps counts and
-displacements far below the 2**31 that MPI libraries before MPI-4 can take."""
 
 _ALIGNMENT = 64
 _TEMPORARY_BYTES = 2**20

@@ -53,8 +53,7 @@ def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str],
 def require_valid(path: Path, communicator: Communicator) -> None:
     """Read a whole checkpoint, each rank a share of it; DataError on every rank when anything is wrong. Collective."""
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
-        for error in checkpoint.errors(communicator.rank, communicator.size):
-            raise DataError(f"{path}: damaged: {error}.")
+        checkpoint.require_valid(communicator.rank, communicator.size)
 
 
 def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:

@@ -16,7 +16,7 @@ own checksums (object headers of version 2), contents by ours. docs/checkpoint-f
 import dataclasses
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -224,10 +224,19 @@ def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
     return found
 
 
-def checksum_errors(file: h5py.File, part: int = 0, parts: int = 1) -> Iterator[str]:
-    """What is wrong with the contents, one line each, of every ``parts``-th block from number ``part`` on."""
+def checksum_errors(
+    file: h5py.File, part: int = 0, parts: int = 1, read: Callable[[int], None] = lambda nbytes: None
+) -> Iterator[str]:
+    """What is wrong with the contents, one line each, of every ``parts``-th block from number ``part`` on.
+
+    ``read`` is told of bytes as they are read.
+    """
     number = 0
-    for path, dataset in datasets(file).items():
+    found = datasets(file)
+    for path in _guarded(file):
+        if path not in found:
+            yield f"{path} is missing"
+    for path, dataset in found.items():
         if f"checksums/{path}" not in file:
             yield f"{path} has no checksums"
             continue
@@ -236,17 +245,28 @@ def checksum_errors(file: h5py.File, part: int = 0, parts: int = 1) -> Iterator[
         for block, crc in enumerate(expected):
             if number % parts == part:
                 first, last = rows * block // len(expected), rows * (block + 1) // len(expected)
-                if _crc(dataset, first, last) != crc:
+                if _crc(dataset, first, last, read) != crc:
                     yield f"{path}, rows {first} to {last - 1}: the checksum differs"
             number += 1
 
 
-def _crc(dataset: h5py.Dataset, first: int, last: int) -> int:
+def _guarded(file: h5py.File) -> list[str]:
+    """The paths of the datasets that have checksums."""
+    paths: list[str] = []
+    guards = file.get("checksums")
+    if isinstance(guards, h5py.Group):
+        guards.visititems(lambda path, item: paths.append(path) if isinstance(item, h5py.Dataset) else None)
+    return paths
+
+
+def _crc(dataset: h5py.Dataset, first: int, last: int, read: Callable[[int], None]) -> int:
     row = dataset.id.get_type().get_size() * prod(dataset.shape[1:])
     step = max(_CHUNK // max(row, 1), 1)
     crc = 0
     for start in range(first, last, step):
-        crc = zlib.crc32(read_rows(dataset, start, min(start + step, last)), crc)
+        rows = read_rows(dataset, start, min(start + step, last))
+        crc = zlib.crc32(rows, crc)
+        read(len(rows))
     return crc
 
 

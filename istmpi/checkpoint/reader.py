@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -14,9 +14,12 @@ import numpy as np
 
 from istmpi.axes import Pattern
 from istmpi.checkpoint.format import LOCKING, Header, checksum_errors, datasets, dtype_name, read_header, read_rows
-from istmpi.errors import DataError, IstmpiError, did_you_mean
+from istmpi.data.dataset import CLASSIFICATION
+from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
+
+MOMENTS = ("mean", "std")
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,17 @@ class Checkpoint:
                 )
 
     @property
+    def calibrated(self) -> bool:
+        """Whatever is normalised over the batch in training has its moments here, so that one example can be scored."""
+        return all(f"norm/{stage}" in self.file for stage in self.architecture.batch_norms)
+
+    @property
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Calibrated mean and standard deviation of the units of every stage that normalises over the batch.
 
         Empty when the weights were saved without calibration.
         """
-        stages = [stage for stage in self.architecture.stages if f"norm/{stage}" in self.file]
+        stages = self.architecture.batch_norms if self.calibrated else ()
         return {stage: (self.array(f"norm/{stage}/mean"), self.array(f"norm/{stage}/std")) for stage in stages}
 
     @property
@@ -96,10 +104,47 @@ class Checkpoint:
         with _reading(self.path):
             return self._dataset(path)[rows]
 
-    def errors(self, part: int = 0, parts: int = 1) -> Iterator[str]:
-        """What is wrong with the contents, one line each; only every ``parts``-th block, from number ``part`` on."""
+    @property
+    def nbytes(self) -> int:
+        """Of all contents, checksums left out."""
+        return sum(dataset.id.get_storage_size() for dataset in datasets(self.file).values())
+
+    def errors(self, part: int = 0, parts: int = 1, read: Callable[[int], None] = lambda nbytes: None) -> Iterator[str]:
+        """What is wrong with the contents, one line each; only every ``parts``-th block, from number ``part`` on.
+
+        ``read`` is told of bytes as they are read, `nbytes` in all.
+        """
         with _reading(self.path):
-            yield from checksum_errors(self.file, part, parts)
+            yield from self._misfits()
+            yield from checksum_errors(self.file, part, parts, read)
+
+    def require_valid(self, part: int = 0, parts: int = 1) -> None:
+        """Read everything, or a share of it; DataError for the first thing that is wrong."""
+        for error in self.errors(part, parts):
+            raise DataError(f"{self.path}: damaged: {error}.")
+
+    def _misfits(self) -> Iterator[str]:
+        """What is missing or of another shape, beside the parameters: of each of these groups, there is all or none."""
+        data, lengths = self.header.data, self.architecture.lengths
+        slots = dict.fromkeys(name.rpartition("/")[2] for name in self.tensors if "/" in name)
+        parameters = self.architecture.parameters
+        ranks, steps = self.header.ranks, self.header.run.method.local_steps
+        stopped = {"partial/local_steps": (ranks,), "partial/losses": (ranks, steps)} if self.header.local_step else {}
+        classes = {"input/classes": (data.outputs,)} if data.task == CLASSIFICATION else {}
+        groups = [
+            {f"optim/{name}/{slot}": parameters[name].pattern.shape(lengths) for slot in slots for name in parameters},
+            {f"norm/{stage}/{kind}": (lengths[stage],) for stage in self.architecture.batch_norms for kind in MOMENTS},
+            {f"input/{kind}": (prod(data.shape),) for kind in MOMENTS},
+        ]
+        found = datasets(self.file)
+        expected = stopped | classes
+        for group in groups:
+            expected |= group if found.keys() & group.keys() else {}
+        for path, shape in expected.items():
+            if path not in found:
+                yield f"{path} is missing"
+            elif found[path].shape != shape:
+                yield f"{path} is {found[path].shape}, not {shape}"
 
     def _tensor(self, path: str) -> Tensor:
         dataset = self._dataset(path)
@@ -135,6 +180,8 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn what h5py raises when it meets what it did not expect into one line."""
     try:
         yield
+    except ConfigError as error:
+        raise DataError(f"{path}: damaged ({error})") from None
     except IstmpiError:
         raise
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
@@ -145,4 +192,5 @@ def _reading(path: Path) -> Iterator[None]:
 def _cure(path: Path) -> str:
     if path.is_dir():
         return f"; it is a folder. Name a file in it, or see: istmpi checkpoint ls {path}"
-    return did_you_mean(path.name, [entry.name for entry in path.parent.glob("*.h5")]) or "."
+    beside = [entry.name for entry in path.parent.glob("*.h5")]
+    return did_you_mean(path.name, beside) if beside else "."

@@ -82,12 +82,7 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> Partial:
     header = checkpoint.header
     slots = (name.rpartition("/")[2] for name in checkpoint.tensors if "/" in name)
     store.add_slots(tuple(dict.fromkeys(slots)))
-    for name, values in store.tensors.items():
-        tensor = checkpoint.tensors.get(name)
-        if tensor is None:
-            raise DataError(f"{checkpoint.path}: it has no optimizer state {name}, which this run goes on with.")
-        rows = store.owners.rows(tensor.shape[0], store.rank)
-        tensor.read_bytes(rows.start, rows.stop, _bytes(values).reshape(-1))
+    fill(checkpoint, store)
     if header.local_step == 0 or header.ranks != store.owners.ranks:
         return Partial(header.local_step)
     mine = slice(store.rank, store.rank + 1)
@@ -98,6 +93,25 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> Partial:
         tensors[name] = torch.empty((rows, *tensor.shape[1:]), dtype=store.tensors[name].dtype)
         tensor.read_bytes(rows * store.rank, rows * (store.rank + 1), _bytes(tensors[name]).reshape(-1))
     return Partial(int(checkpoint.array("partial/local_steps", mine)[0]), losses[~losses.isnan()], tensors)
+
+
+def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
+    """Read this rank's rows of whatever the store has."""
+    for name, values in store.tensors.items():
+        tensor = checkpoint.tensors.get(name)
+        if tensor is None:
+            raise DataError(f"{checkpoint.path}: it has no optimizer state {name}, which this run goes on with.")
+        rows = store.owners.rows(tensor.shape[0], store.rank)
+        tensor.read_bytes(rows.start, rows.stop, _bytes(values).reshape(-1))
+
+
+def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The calibration as the networks take it: mean and variance of the units by stage; the inverse of its pieces."""
+    moments = {}
+    for stage, (mean, std) in checkpoint.moments.items():
+        variance = np.maximum(np.square(std, dtype=np.float64) - EPSILON, 0).astype(std.dtype)
+        moments[stage] = torch.from_numpy(mean), torch.from_numpy(variance)
+    return moments
 
 
 def versions() -> dict[str, str]:

@@ -114,15 +114,11 @@ def show_table(folder: Path) -> None:
 
 def check(arguments: tuple[str, ...], ranks: int) -> Run:
     """The run of a command line of istmpi train; refused here if it could not be trained on so many ranks."""
+    from istmpi.cli.networks import described
     from istmpi.cli.train import command as train
     from istmpi.cost import cost
-    from istmpi.data.sources import open_dataset
-    from istmpi.models import architecture
-    from istmpi.optimizers import recipe
 
     given = train.make_context(f"istmpi train {shlex.join(arguments)}", list(arguments)).params
-    run = resolve(given.pop("run"), given.pop("assignments"), given).with_implied()
-    data = open_dataset(run.data.source, 0)
-    network = architecture(data.features, data.outputs, data.task, run.model)
-    cost(run, network, ranks, len(recipe(run.optimizer).slots))
-    return run
+    found = described(resolve(given.pop("run"), given.pop("assignments"), given), None)
+    cost(found.run, found.architecture, ranks)
+    return found.run

@@ -1,16 +1,11 @@
 """``istmpi prepare``: from the files that data come in to one file that training reads."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-SECONDS_BETWEEN_LINES = 10
+from istmpi.cli.bars import progress
 
 
 @click.command("prepare")
@@ -37,8 +32,8 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
     from istmpi.data.prepare import prepare
 
     given = {option: value for option, value in options.items() if value is not None}
-    with _progress(Console(stderr=True)) as progress:
-        report = prepare(kind, source, target, progress=progress, force=force, max_bad=max_bad, **given)
+    with progress(Console(stderr=True)) as tell:
+        report = prepare(kind, source, target, progress=tell, force=force, max_bad=max_bad, **given)
     table = Table(show_header=False, box=None, pad_edge=False)
     for split, count in report.counts.items():
         table.add_row(split, f"{count:,} examples")
@@ -50,32 +45,3 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
     console = Console(highlight=False)
     console.print(escape(report.target.name), style="bold")
     console.print(table)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[object]:
-    """A callback for the library: a bar on a terminal, else a line now and then."""
-    if not console.is_terminal:
-        yield _Lines(console)
-        return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("reading", total=None)
-
-        def update(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
-
-        yield update
-
-
-class _Lines:
-    """Progress for a log file: silent at first, then a line every few seconds."""
-
-    def __init__(self, console: Console):
-        self._console = console
-        self._next = time.monotonic() + SECONDS_BETWEEN_LINES
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + SECONDS_BETWEEN_LINES
-            self._console.print(f"{stage} {done:,} of {total:,}", highlight=False)

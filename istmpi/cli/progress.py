@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from istmpi import comm, cost, optimizers, train
+from istmpi import comm, train
 from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.saver import Saver
+from istmpi.cost import cost
 from istmpi.record import RunFolder
 from istmpi.report.units import duration, number, size
 
@@ -88,7 +89,7 @@ def _banner(training: train.Training, folder: RunFolder, saver: Saver) -> dict[s
     shown = ", ".join(hosts[:4]) + ", ..." * (len(hosts) > 4)
     widths = "-".join(str(network.lengths[name]) for name in ("features", *network.stages))
     weights = sum(parameter.size(network.lengths) for parameter in network.parameters.values())
-    plan = cost.cost(run, network, ranks, len(optimizers.recipe(run.optimizer).slots))
+    plan = cost(run, network, ranks)
     dealt = ", ".join(plan.groups) or "nothing"
     every = f"every {run.checkpoint.every} rounds" if run.checkpoint.every else "none but at the end"
     how = ", in the background" * (saver.background and run.checkpoint.every > 0)
@@ -102,7 +103,7 @@ def _banner(training: train.Training, folder: RunFolder, saver: Saver) -> dict[s
         "network": f"{run.model.name} {widths}, {number(weights)} weights",
         "method": f"{run.method.name}, {run.train.rounds} rounds of {run.method.local_steps} local steps of "
         f"{run.train.batch} examples a rank",
-        "dealt out": f"{dealt}; each rank trains {number(plan.largest.trained_elements)} weights",
+        "dealt out": f"{dealt}; each rank trains {number(plan.largest.elements)} weights",
         "checkpoint": f"{every}, writer {saver.writer}{how}",
         "traffic": f"{size(plan.round_bytes)} a round over all ranks",
     }

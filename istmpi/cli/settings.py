@@ -1,7 +1,7 @@
 """The options that set a run: those that people change all the time by their own names, the rest by --set."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import click
@@ -38,29 +38,47 @@ OPTIONS = {
 _TEXTS = {"checkpoint.writer", "data.source", "model.name", "method.name", "optimizer.name", "output.folder"}
 
 
-def settings(command: Callable) -> Callable:
-    """Decorate a click command with RUN and the options that change it; it receives what `resolve` takes."""
+def options(command: Callable, without: Collection[str] = ()) -> Callable:
+    """Decorate a click command with the options that change a run; it receives them as `resolve` takes them."""
     command = click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Any other setting.")(
         command
     )
     for option, (_, metavar, text) in reversed(OPTIONS.items()):
-        command = click.option(option, metavar=metavar, help=text)(command)
-    return click.argument("run", default="digits")(command)
+        if option not in without:
+            command = click.option(option, metavar=metavar, help=text)(command)
+    return command
+
+
+def planning(command: Callable) -> Callable:
+    """Decorate a click command that trains nothing with the options that change a run's cost, and with --layers."""
+    command = options(command, without=("--out", "--evaluate-every", "--rounds", "--seed", "--lr"))
+    help = "Features, hidden widths and labels, instead of reading data."
+    return click.option("--layers", metavar="N-N-...", help=help)(command)
+
+
+def settings(command: Callable) -> Callable:
+    """Decorate a click command with RUN and the options that change it."""
+    return click.argument("run", default="digits")(options(command))
 
 
 def resolve(run: str, assignments: tuple[str, ...], options: dict[str, str | None]) -> Run:
     """The run that a command line describes; ConfigError names the option."""
-    changes = {}
+    return Run.load(run).override(changes(assignments, options))
+
+
+def changes(assignments: tuple[str, ...], options: dict[str, str | None]) -> dict[str, Any]:
+    """What a command line changes in a run: ``{"method.local_steps": 20}``."""
+    found = {}
     for option, (setting, _, _) in OPTIONS.items():
-        given = options[option.lstrip("-").replace("-", "_")]
+        given = options.get(option.lstrip("-").replace("-", "_"))
         if given is not None:
-            changes[setting] = _read(option, setting, given)
+            found[setting] = _read(option, setting, given)
     for assignment in assignments:
         setting, equals, value = assignment.partition("=")
         if not equals:
             raise ConfigError(f"--set {assignment}: must be SECTION.KEY=VALUE, as in --set model.norm=layer.")
-        changes[setting.strip()] = _read(f"--set {setting}", setting.strip(), value.strip())
-    return Run.load(run).override(changes)
+        found[setting.strip()] = _read(f"--set {setting}", setting.strip(), value.strip())
+    return found
 
 
 def _read(option: str, setting: str, text: str) -> Any:

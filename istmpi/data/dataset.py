@@ -1,7 +1,8 @@
 """What training sees of a data set: named splits of float32 rows, normalised as they are read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -37,13 +38,28 @@ class Split:
         """Copies of the examples ``indices`` [b]: x [b, features] float32, C-contiguous, (x - mean) / std; and y."""
         x = self._x.take(indices, axis=0).astype(np.float32, copy=False)
         if self._mean is not None:
-            x -= self._mean
-            x /= self._std
+            normalise(x, self._mean, self._std)
         return x, self._y.take(indices, axis=0)
+
+    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> "Split":
+        """The same examples with another mean and deviation, or as they are stored."""
+        return Split(self._x, self._y, *(normalisation or ()))
 
     def labels(self) -> np.ndarray:
         """All of y, without reading any x: [n] int64 or [n, outputs] float32; not to be written to."""
         return self._y
+
+
+def normalise(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> None:
+    """Turn examples ``[b, features]`` float32 into (x - mean) / std, in place."""
+    x -= mean
+    x /= std
+
+
+def same_form(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Examples of these shapes have the same features in the same order; flattening and axes of length 1 are free."""
+    one, other = (tuple(length for length in shape if length != 1) for shape in (one, other))
+    return one == other or (prod(one) == prod(other) and min(len(one), len(other)) <= 1)
 
 
 def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> None:
@@ -79,6 +95,12 @@ class Dataset:
     @property
     def features(self) -> int:
         return int(np.prod(self.shape))
+
+    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> "Dataset":
+        """The same data with the mean and the deviation of other data, such as a network was trained on."""
+        splits = {name: split.normalised_by(normalisation) for name, split in self.splits.items()}
+        mean, std = normalisation or (None, None)
+        return replace(self, splits=splits, mean=mean, std=std)
 
     @property
     def train(self) -> Split:

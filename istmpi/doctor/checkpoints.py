@@ -12,7 +12,7 @@ from istmpi.checkpoint.state import model_pieces, versions
 from istmpi.checkpoint.writers import available
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.data.dataset import CLASSIFICATION
+from istmpi.data.dataset import REGRESSION
 from istmpi.doctor.finding import Finding, green, red
 from istmpi.errors import IstmpiError
 from istmpi.models import architecture
@@ -29,10 +29,10 @@ def writers(communicator: Communicator, folder: Path) -> list[Finding]:
     To be called when the folder is known to be shared and writable.
     """
     run = Run().override({"model.hidden": [_WIDTH]})
-    network = architecture(_WIDTH, 2, CLASSIFICATION, run.model)
+    network = architecture(_WIDTH, 2, REGRESSION, run.model)
     store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
     store.initialise(0)
-    data = DataSummary("", "", CLASSIFICATION, (_WIDTH,), 2, 0, 0)
+    data = DataSummary("", "", REGRESSION, (_WIDTH,), 2, 0, 0)
     header = Header(run, communicator.size, 0, 0, 0, 0.0, 0, 0.0, data, versions())
     nbytes = sum(parameter.itemsize * parameter.size(network.lengths) for parameter in network.parameters.values())
     mine = tempfile.mkdtemp(prefix=".istmpi-doctor-", dir=folder) if communicator.rank == 0 else None

@@ -22,13 +22,16 @@ class Architecture(ABC):
 
     ``lengths``: the full length of every axis. ``parameters``: every parameter by its name in the built network, which
     starts with its stage's name. ``groups``: the unit groups that may be dealt out. ``stages``: from input to output.
-    ``stochastic``: training draws random numbers (dropout).
+    ``batch_norms``: the stages that normalise over the batch, whose moments are calibrated. ``normalised``: the stages
+    with any normalisation. ``stochastic``: training draws random numbers (dropout).
     """
 
     lengths: dict[str, int]
     parameters: dict[str, Parameter]
     groups: tuple[str, ...]
     stages: tuple[str, ...]
+    batch_norms: tuple[str, ...]
+    normalised: tuple[str, ...] = ()
     stochastic: bool
 
     @classmethod

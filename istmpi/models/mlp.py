@@ -42,7 +42,9 @@ class MLP(Architecture):
             raise ConfigError(f"model.activation = {activation!r} is not known{did_you_mean(activation, ACTIVATIONS)}")
         self.groups = tuple(f"hidden{number}" for number in range(1, len(hidden) + 1))
         self.stages = (*self.groups, "labels")
+        self.batch_norms = self.groups * (norm == "batch") + ("labels",) * output_norm
         self.lengths = {"features": features, **dict(zip(self.groups, hidden, strict=True)), "labels": labels}
+        self.normalised = self.groups * (norm != "none") + ("labels",) * output_norm
         self.stochastic = dropout > 0
         self._norm, self._activation, self._dropout = norm, activation, dropout
         self._bias, self._output_norm = bias, output_norm

@@ -22,8 +22,9 @@ def duration(seconds: float) -> str:
 
 
 def _scaled(value: float) -> str:
+    value = float(value)
     prefixes = iter(("", "k", "M", "G", "T", "P"))
     prefix = next(prefixes)
-    while abs(value) >= 999.5 and prefix != "P":
+    while 999.5 <= abs(value) < float("inf") and prefix != "P":
         value, prefix = value / 1000, next(prefixes)
     return f"{value:.3g} {prefix}"

@@ -3,6 +3,9 @@
 from pathlib import Path
 
 import pytest
+from checkpoint_files import make_checkpoints
+
+from istmpi.cli.main import istmpi, main
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +15,23 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"there is no real data at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory) -> Path:
+    """A folder of small checkpoints; see checkpoint_files.py. Not to be written to."""
+    return make_checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+def istmpi_command(capfd):
+    """``istmpi_command(*words)`` runs the command line in this process: (exit code, stdout, stderr)."""
+
+    def run(*words):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(lambda: istmpi([str(word) for word in words], standalone_mode=False))
+        out, err = capfd.readouterr()
+        return ended.value.code, out, err
+
+    return run

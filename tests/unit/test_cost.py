@@ -1,46 +1,96 @@
-"""The cost model: golden values of the paper, and predicted bytes against planned ones."""
+"""What a run costs: the paper's golden values, plans and counters to the byte, and naive sums for every closed form."""
+
+from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
-from istmpi import cost
-from istmpi.axes import narrowed
+from istmpi import optimizers
+from istmpi.axes import Parameter, Pattern, narrowed
 from istmpi.config import Run
+from istmpi.cost import COSTS, RIVALS, cost, pair_bytes, round_bytes
+from istmpi.cost.counts import NORMALISATION_FLOPS
+from istmpi.cost.holdings import Holdings
+from istmpi.cost.survey import FIGURE_2
 from istmpi.errors import ConfigError
 from istmpi.layout import Owners
 from istmpi.methods import METHODS
+from istmpi.models import MODELS, architecture
 from istmpi.models.mlp import MLP
-from istmpi.partition import Partition
+from istmpi.models.norms import BatchNorm
+from istmpi.partition import Partition, blocks
 from istmpi.transfer import Transfer
 
-FIGURE_2 = MLP(1000, (4000, 4000, 4000), 200, norm="none")
+NETWORK = MLP(1000, (4000, 4000, 4000), 200, norm="none")
+W, IO, MID, BATCH = 36_800_000, 4_800_000, 32_000_000, 512
+RANKS = (1, 2, 4, 8, 16, 32)
 
 
 def run(**method) -> Run:
     return Run().override({f"method.{key}": value for key, value in method.items()})
 
 
-@pytest.mark.parametrize("ranks, megafloats", [(1, 36.8), (2, 20.8), (4, 12.8), (8, 8.8), (16, 6.8), (32, 5.8)])
-def test_figure_2_of_the_paper_counts_io_plus_mid_over_p(ranks, megafloats):
-    plan = cost.cost(run(), FIGURE_2, ranks)
-    assert sum(rank.trained_elements for rank in plan.ranks) == round(megafloats * 1e6)
+def figure_2(method: str, ranks: int):
+    return cost(Run().override(FIGURE_2), NETWORK, ranks, method, shared_batch=True)
+
+
+# ---- golden values of the paper's Figure 2: lengths 1000-4000-4000-4000-200, B = 512, J = 10
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_figure_2_traffic_as_the_paper_counts(ranks):
+    assert figure_2("data-parallel-broadcast", ranks).received_elements == 10 * ranks * W
+    assert figure_2("local-sgd", ranks).received_elements == ranks * W
+    assert figure_2("ist", ranks).received_elements == IO + MID // ranks
+    assert figure_2("data-parallel-ring", ranks).received_elements == 10 * 2 * (ranks - 1) * W
 
 
 @pytest.mark.parametrize(
-    "ranks, gigaflops", [(1, 113.05), (2, 63.90), (4, 39.32), (8, 27.03), (16, 20.89), (32, 17.82)]
+    "ranks, floats", list(zip(RANKS, (3_680_000, 2_080_000, 1_280_000, 880_000, 680_000, 580_000)))
 )
-def test_figure_2_of_the_paper_counts_six_flops_a_weight_and_example(ranks, gigaflops):
-    batch = 512
-    plan = cost.cost(Run().override({"train.batch": batch}), FIGURE_2, ranks)
-    flops = sum(rank.flops for rank in plan.ranks)
-    input_gradient = 2 * batch * 1000 * 4000
-    assert (flops + input_gradient) / 1e9 == pytest.approx(gigaflops, abs=0.005)
+def test_figure_2_traffic_of_ist_in_floats_per_gradient_step(ranks, floats):
+    assert figure_2("ist", ranks).received_elements == 10 * floats
 
 
-def test_flops_are_those_that_pytorch_counts():
-    assert cost.cost(Run().override({"train.batch": 512}), FIGURE_2, 1).ranks[0].flops == 108_953_600_000
+@pytest.mark.parametrize("ranks, gigaflops", list(zip(RANKS, (113.05, 63.90, 39.32, 27.03, 20.89, 17.82))))
+def test_figure_2_flops_with_the_first_input_gradient(ranks, gigaflops):
+    flops = figure_2("ist", ranks).flops("products", "first_input_gradient")
+    assert flops == 6 * BATCH * (IO + MID // ranks)
+    assert float(flops) / 1e9 == pytest.approx(gigaflops, abs=0.005)
+    parallel = figure_2("data-parallel-broadcast", ranks)
+    assert parallel.flops("products", "first_input_gradient") == 6 * BATCH * W
+    assert parallel.examples_per_step == BATCH
+    assert figure_2("ist", ranks).examples_per_step == ranks * BATCH
+
+
+def test_flops_without_the_first_input_gradient_are_those_that_pytorch_counts_for_figure_2():
+    assert figure_2("ist", 1).flops("products") == 108_953_600_000
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_both_ways_without_own_elements(ranks):
+    elsewhere = 1 - Fraction(1, ranks)
+    assert figure_2("ist", ranks).round_bytes == 4 * 2 * elsewhere * (IO + Fraction(MID, ranks))
+    assert figure_2("local-sgd", ranks).round_bytes == 4 * 2 * (ranks - 1) * W
+    for name in ("data-parallel", "data-parallel-ring", "data-parallel-halving-doubling"):
+        assert figure_2(name, ranks).round_bytes == 10 * 4 * 2 * (ranks - 1) * W
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_hop_sends_half_of_what_has_one_holder_and_little_less_of_the_rest(ranks):
+    elsewhere = 1 - Fraction(1, ranks)
+    hidden = elsewhere * (2 - Fraction(1, ranks)) * Fraction(MID, ranks)
+    assert figure_2("ist-hop", ranks).round_bytes == 4 * (elsewhere * IO + hidden)
+
+
+# ---- plans and counters, to the byte
 
 
 @given(
@@ -57,7 +107,7 @@ def test_predicted_bytes_are_the_planned_bytes(widths, ranks, norm, bias, deal, 
     owners = Owners(network.lengths, ranks)
     partition = Partition.draw(network.lengths, network.groups if deal is None else deal, ranks, seed, 3)
     for source, target in ((owners, partition), (partition, owners)):
-        predicted = cost.pair_bytes(network.parameters, source, target)
+        predicted = pair_bytes(network.parameters, source, target)
         for rank in range(ranks):
             plan = Transfer(network.parameters, source, target, rank)
             planned = [sum(block.nbytes for block in message) for message in plan.sends]
@@ -65,39 +115,233 @@ def test_predicted_bytes_are_the_planned_bytes(widths, ranks, norm, bias, deal, 
             assert plan.bytes_sent == predicted[rank].sum() - predicted[rank, rank]
 
 
-@pytest.mark.parametrize("shares", [None, (3, 1, 1, 2)])
-def test_expected_bytes_are_the_mean_over_deals(shares):
+@pytest.mark.parametrize("shares", [None, (3.0, 1.0, 1.0, 2.0)])
+@pytest.mark.parametrize("method", [name for name in COSTS if name != "data-parallel"])
+def test_expected_bytes_are_the_mean_over_deals(method, shares):
     ranks, network = 4, MLP(6, (9, 7), 3)
-    owners = Owners(network.lengths, ranks)
-    totals = []
-    for number in range(400):
-        partition = Partition.draw(network.lengths, network.groups, ranks, 1, number, shares)
-        moved = cost.pair_bytes(network.parameters, owners, partition)
-        totals.append(2 * (moved.sum() - np.trace(moved)))
-    expected = cost.cost(run(shares=shares), network, ranks).round_bytes
-    deviation = np.std(totals) / len(totals) ** 0.5
-    assert abs(np.mean(totals) - expected) < 4 * deviation
+    wanted = run(name=method, shares=shares)
+    totals = [sum(round_bytes(wanted, network, ranks, number)) for number in range(1, 400)]
+    expected = float(cost(wanted, network, ranks).round_bytes)
+    assert abs(np.mean(totals) - expected) <= 4 * np.std(totals) / len(totals) ** 0.5
 
 
-def test_what_a_rank_holds_is_what_its_layouts_say():
-    ranks, network = 3, MLP(6, (10, 7), 4)
-    plan = cost.cost(run(shares=(2, 1, 1)), network, ranks)
-    partition = Partition.draw(network.lengths, network.groups, ranks, 0, 0, (2, 1, 1))
+def test_what_data_parallel_sends_is_exact_beforehand_and_more_in_the_first_round():
+    network, wanted = MLP(6, (10, 7), 5), run(name="data-parallel", local_steps=3)
+    wanted = wanted.override({"optimizer.momentum": 0.9})
+    plan = cost(wanted, network, 4)
+    assert sum(round_bytes(wanted, network, 4, 1)) == plan.round_bytes
+    assert sum(round_bytes(wanted, network, 4, 0)) == plan.round_bytes + plan.start_bytes
+    assert plan.start_bytes == 2 * 3 * plan.held.network_bytes, "weights and momentum, to three other ranks"
+
+
+@pytest.mark.parametrize("shares", [None, (2.0, 1.0, 1.0)])
+def test_a_hop_is_the_mean_over_pairs_of_deals(shares):
+    """Element by element: from the old holder or the owner to the next holder, and home where nobody holds it next."""
+    ranks, network = 3, MLP(4, (7, 5), 3, bias=True)
+    owners, totals = Owners(network.lengths, ranks), []
+    for number in range(300):
+        old, new = (
+            Partition.draw(network.lengths, network.groups, ranks, 3, round, shares)
+            for round in (2 * number, 2 * number + 1)
+        )
+        sent = 0
+        for parameter in network.parameters.values():
+            if not parameter.pattern.dealt(old.units):
+                sent += 2 * (ranks - 1) * parameter.size(network.lengths) * parameter.itemsize
+                continue
+            before, after, home = (_holder(layout, parameter, ranks) for layout in (old, new, owners))
+            source = np.where(before >= 0, before, home)
+            sent += parameter.itemsize * int(((after >= 0) & (source != after)).sum())
+            sent += parameter.itemsize * int(((before >= 0) & (after < 0) & (before != home)).sum())
+        totals.append(sent)
+    expected = float(cost(run(shares=shares), network, ranks, "ist-hop").round_bytes)
+    assert abs(np.mean(totals) - expected) < 4 * np.std(totals) / len(totals) ** 0.5
+
+
+def _holder(layout, parameter, ranks):
+    """The rank that has each element, or -1."""
+    holder = np.full(parameter.pattern.shape(layout.lengths), -1)
     for rank in range(ranks):
-        assert plan.ranks[rank].lengths == narrowed(network.lengths, network.parameters, partition.held(rank))
-    owned = sum(rank.owned_bytes for rank in plan.ranks)
-    assert owned == sum(4 * parameter.size(network.lengths) for parameter in network.parameters.values())
+        holder[np.ix_(*(layout.positions(axis, at, rank) for at, axis in enumerate(parameter.pattern.axes)))] = rank
+    return holder
+
+
+# ---- closed forms against sums over ranks
+
+
+@pytest.mark.parametrize("ranks, shares", [(1, None), (3, None), (7, None), (3, (2.0, 1.0, 1.0))])
+@pytest.mark.parametrize("groups", [("hidden1", "hidden2"), ("hidden2",), ()])
+def test_what_ranks_hold_is_what_their_layouts_say(ranks, shares, groups):
+    network = MLP(6, (10, 8), 4, bias=True)
+    held = Holdings(network.parameters, network.lengths, groups, ranks, shares)
+    deal = Partition.draw(network.lengths, groups, ranks, 0, 0, shares)
+    owners = Owners(network.lengths, ranks)
+    by_rank = {rank: part for part in held.parts for rank in part.ranks}
+    assert sorted(by_rank) == list(range(ranks))
+    for rank, part in by_rank.items():
+        assert part.lengths == narrowed(network.lengths, network.parameters, deal.held(rank))
+    one_way = pair_bytes(network.parameters, owners, deal)
+    assert held.held_bytes == one_way.sum()
+    assert held.owned_bytes >= max(
+        sum(one.itemsize * np.prod([len(owners.positions(a, i, r)) for i, a in enumerate(one.pattern.axes)])
+            for one in network.parameters.values())
+        for r in range(ranks)
+    )  # fmt: skip
+
+
+@given(length=st.integers(1, 50), ranks=st.integers(1, 50), other=st.integers(1, 50))
+@settings(max_examples=60, deadline=None)
+def test_neighbours_are_joined_where_their_blocks_are_equal(length, ranks, other):
+    ranks = min(length, other, ranks)
+    parameters = {"w": Parameter(Pattern.parse("a b"))}
+    held = Holdings(parameters, {"a": length, "b": other}, ("a", "b"), ranks)
+    assert [part.lengths["a"] for part in held.parts for _ in part.ranks] == blocks(length, ranks)
+    assert [part.lengths["b"] for part in held.parts for _ in part.ranks] == blocks(other, ranks)
+    assert len(held.parts) <= 3
+
+
+def test_where_whole_blocks_are_dealt_sizes_are_expected_ones():
+    """Five blocks on two ranks: the mean over deals of what the layouts say, and each block once over all ranks."""
+    lengths = {"blocks": 5, "out": 5, "in": 3}
+    parameters = {f"b{n}": Parameter(Pattern.parse(f"(blocks[{n}] out) in")) for n in range(5)}
+    held = Holdings(parameters, lengths, ("blocks",), 2)
+    assert held.held_elements == 5 * 15
+    assert [held.bytes(part) for part in held.parts] == [4 * 3 * 15, 4 * 2 * 15]
+    owners = Owners(lengths, 2)
+    sent = []
+    for number in range(300):
+        moved = pair_bytes(parameters, owners, Partition.draw(lengths, ("blocks",), 2, 0, number))
+        sent.append(moved.sum() - np.trace(moved))
+    assert abs(np.mean(sent) - float(held.held_bytes - held.kept_bytes)) <= 4 * np.std(sent) / len(sent) ** 0.5
+
+
+@pytest.mark.parametrize("method", [*COSTS, *RIVALS])
+def test_one_rank_is_plain_sgd(method):
+    plan = figure_2(method, 1)
+    assert plan.round_bytes == plan.start_bytes == plan.messages == 0
+    assert plan.largest.elements == W
+    assert plan.largest.flops == figure_2("ist", 1).largest.flops
+    assert plan.held.trained_share == 1
+
+
+@pytest.mark.parametrize("method", [*COSTS, *RIVALS])
+def test_a_hundred_thousand_ranks_neither_overflow_nor_take_long(method):
+    wide = MLP(10**6, (10**6, 10**6), 10**6)
+    wanted = Run().override({"train.batch": 10**6})
+    plan = cost(wanted, wide, 100_000, method)
+    assert plan.held.network_elements == 3 * 10**12 + 4 * 10**6
+    weights = 10**5 * plan.largest.elements
+    assert plan.flops("products", "first_input_gradient") > 5 * weights * 10**6
+    assert plan.round_bytes > 0
+    assert plan.largest.memory.total > 0
+
+
+def test_a_hundred_thousand_ranks_exactly():
+    wide = MLP(10**6, (10**6, 10**6), 10**6, norm="none")
+    plan = cost(Run(), wide, 10**5)
+    assert plan.received_elements == 2 * 10**12 + 10**12 // 10**5
+    assert plan.round_bytes == 2 * 4 * (1 - Fraction(1, 10**5)) * plan.received_elements
+    assert cost(Run(), wide, 10**5, "local-sgd").round_bytes == 2 * 4 * (10**5 - 1) * 3 * 10**12
+
+
+def test_theory_is_monotone():
+    for fewer, more in zip(RANKS, RANKS[1:]):
+        for method in ("ist", "ist-hop"):
+            assert figure_2(method, more).received_elements < figure_2(method, fewer).received_elements
+            assert figure_2(method, more).flops("products") < figure_2(method, fewer).flops("products")
+            assert figure_2(method, more).largest.memory.total < figure_2(method, fewer).largest.memory.total
+        for method in ("local-sgd", "data-parallel", "data-parallel-ring"):
+            assert figure_2(method, more).round_bytes > figure_2(method, fewer).round_bytes
+        if fewer > 1:
+            assert figure_2("ist-hop", more).round_bytes < figure_2("ist", more).round_bytes
+
+
+# ---- FLOPs and memory
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+def test_flops_are_those_that_pytorch_counts(name, ranks, norm):
+    wanted = Run().override(
+        {"model.name": name, "model.hidden": [12, 9], "model.bias": True, "train.batch": 8, "model.norm": norm}
+    )
+    network = architecture(10, 4, "classification", wanted.model)
+    plan = cost(wanted, network, ranks)
+    for part in plan.parts:
+        module = network.build(part.part.lengths)
+        with FlopCounterMode(display=False) as counter:
+            functional.cross_entropy(module(torch.randn(8, 10)), torch.zeros(8, dtype=torch.long)).backward()
+        assert counter.get_total_flops() == part.flops.products
+        assert part.elements == sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+@pytest.mark.parametrize("output_norm", [True, False])
+def test_every_model_says_which_stages_it_normalises(name, norm, output_norm):
+    wanted = Run().override({"model.name": name, "model.norm": norm, "model.output_norm": output_norm})
+    network = architecture(10, 4, "classification", wanted.model)
+    normalised = [
+        stage
+        for stage in network.stages
+        if any(isinstance(layer, BatchNorm | nn.LayerNorm) for layer in network.stage(stage, network.lengths).modules())
+    ]
+    assert sorted(network.normalised) == sorted(normalised)
+    units = sum(network.lengths[stage] for stage in normalised)
+    assert cost(wanted, network, 1).flops("normalisation") == NORMALISATION_FLOPS * units * wanted.train.batch
+
+
+@pytest.mark.parametrize("method", COSTS)
+@pytest.mark.parametrize("optimizer, momentum, slots", [("sgd", 0.0, 0), ("sgd", 0.9, 1), ("adam", 0.0, 2)])
+@pytest.mark.parametrize("state", ["reset", "carry"])
+def test_memory_has_a_tensor_for_everything_that_is_kept(method, optimizer, momentum, slots, state):
+    wanted = run(name=method, optimizer_state=state).override(
+        {"optimizer.name": optimizer, "optimizer.momentum": momentum}
+    )
+    network = MLP(6, (12, 8), 4)
+    plan = cost(wanted, network, 2)
+    memory = plan.largest.memory
+    stored = len(METHODS[method].slots(wanted))
+    rows = plan.held.owned_bytes
+    assert memory.owned == rows * (1 + stored + (method == "data-parallel"))
+    assert memory.network == memory.gradients == 4 * plan.largest.elements
+    assert memory.optimizer == slots * memory.network
+    assert plan.largest.flops.optimizer == optimizers.recipe(wanted.optimizer).flops * plan.largest.elements
+
+
+def test_the_share_of_the_network_that_is_trained_in_a_round():
+    network = MLP(6, (12, 8), 4, norm="none", bias=True)
+    plan = cost(run(), network, 4)
+    deal = Partition.draw(network.lengths, network.groups, 4, 0, 0)
+    trained = total = 0
+    for parameter in network.parameters.values():
+        masks = np.zeros(parameter.pattern.shape(network.lengths), dtype=bool)
+        for rank in range(4):
+            masks[np.ix_(*(deal.positions(axis, at, rank) for at, axis in enumerate(parameter.pattern.axes)))] = True
+        trained, total = trained + masks.sum(), total + masks.size
+    assert plan.held.trained_share == Fraction(int(trained), int(total))
+
+
+# ---- every method, and what is refused
 
 
 def test_every_method_has_a_cost():
-    assert set(cost.METHODS) == set(METHODS)
+    assert set(COSTS) == set(METHODS)
+    assert not set(COSTS) & set(RIVALS)
 
 
-def test_one_rank_sends_nothing():
-    for name in METHODS:
-        assert cost.cost(run(name=name), FIGURE_2, 1).round_bytes == 0
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_deals_and_keeps_what_its_cost_says(method):
+    network = MLP(6, (12, 8), 4)
+    for state, partition in product(("reset", "carry"), (None, ("hidden2",))):
+        wanted = run(name=method, optimizer_state=state, partition=partition).override({"optimizer.name": "adam"})
+        assert COSTS[method].groups(wanted, network) == METHODS[method].groups(wanted, network)
+        assert COSTS[method].keeps_slots(wanted) == bool(METHODS[method].slots(wanted))
 
 
 def test_more_ranks_than_units_are_refused_by_name():
     with pytest.raises(ConfigError, match="hidden1 has 4000 units but the run has 4001 ranks"):
-        cost.cost(run(), FIGURE_2, 4001)
+        cost(run(), NETWORK, 4001)
+    with pytest.raises(ConfigError, match="method.name = 'lst' is not known; did you mean ist?"):
+        cost(run(name="lst"), NETWORK, 2)

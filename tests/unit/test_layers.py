@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "istmpi"
 
 LAYERS = [
-    ["istmpi", "axes", "partition", "config", "errors", "rng"],
-    ["layout", "models", "data", "comm", "record", "stopping"],
+    ["istmpi", "axes", "partition", "config", "errors", "rng", "optional"],
+    ["layout", "models", "data", "comm", "record", "stopping", "optimizers"],
     ["transfer", "cost"],
-    ["store", "optimizers", "devices"],
+    ["store", "devices"],
     ["methods", "evaluate", "checkpoint"],
-    ["train"],
+    ["train", "deploy", "probe", "jobs"],
     ["cli", "report", "doctor", "__main__"],
 ]
 """A module may import from its own layer and those before it."""
@@ -24,9 +24,9 @@ LAYERS = [
 PLACES = {
     "mpi4py": ["comm.py"],
     "h5py": ["data/hdf5.py", "checkpoint/"],
-    "matplotlib": ["report/plots.py"],
+    "matplotlib": ["report/plots.py", "report/cost_plots.py"],
     "click": ["cli/"],
-    "rich": ["cli/", "report/tables.py"],
+    "rich": ["cli/", "report/tables.py", "report/checkpoints.py"],
     "torch.distributed": [],
     "multiprocessing": [],
 }
@@ -96,8 +96,19 @@ def test_models_and_data_never_see_a_rank():
 
 def test_planning_needs_neither_torch_nor_mpi():
     """A login node often cannot start MPI, and torch takes seconds to import."""
-    modules = ["config", "models", "axes", "partition", "layout", "record", "rng", "errors", "comm"]
-    modules += [name for name in ("cost",) if (PACKAGE / f"{name}.py").exists()]
+    modules = [
+        "config",
+        "models",
+        "axes",
+        "partition",
+        "layout",
+        "record",
+        "rng",
+        "errors",
+        "comm",
+        "cost",
+        "optimizers",
+    ]
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         f"import {', '.join('istmpi.' + name for name in modules)}\n"

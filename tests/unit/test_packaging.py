@@ -23,7 +23,9 @@ def name_and_versions(requirement):
 
 def test_environment_yml_says_the_same_as_setup_py():
     requires, extras = lists_of_setup_py()
-    pip = dict(map(name_and_versions, [*requires, *extras["plots"], *extras["data"], *extras["test"]]))
+    pip = dict(
+        map(name_and_versions, [*requires, *extras["plots"], *extras["data"], *extras["export"], *extras["test"]])
+    )
     conda = dict(map(name_and_versions, re.findall(r"^  - (\S+)$", (ROOT / "environment.yml").read_text(), re.M)))
 
     mpi = {name for name in ("mpich", "openmpi") if name in conda}
@@ -42,7 +44,7 @@ def test_environment_yml_says_the_same_as_setup_py():
 
 def test_every_import_is_declared():
     requires, extras = lists_of_setup_py()
-    names = [name_and_versions(r)[0] for r in [*requires, *extras["plots"], *extras["data"]]]
+    names = [name_and_versions(r)[0] for r in [*requires, *extras["plots"], *extras["data"], *extras["export"]]]
     declared = {IMPORT_NAMES.get(name, name) for name in names} | {"istmpi", *sys.stdlib_module_names}
     for path in (ROOT / "istmpi").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -10,8 +10,8 @@ from istmpi.data.prepare import cifar
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import BadFileError, Decoder, Example, with_holdout
 from istmpi.data.prepare.material import Material
-from istmpi.data.prepare.optional import optional
 from istmpi.errors import ConfigError, DataError
+from istmpi.optional import optional
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 SPLITS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
@@ -35,7 +35,7 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
     examples = find_examples(archive)
     pillow = optional("PIL.Image", "Pillow", "images")
     first, mode, extent = _first(archive, examples, pillow, size)
-    decode = _decoder(pillow, first, mode, extent, size)
+    decode = image_decoder(pillow, first, mode, extent, size is not None, "Give --size N to resize them.")
     channels = len(mode)
     return decoder.run(archive, examples, decode, (channels, extent[1], extent[0]), np.dtype(np.uint8), groups=channels)
 
@@ -71,21 +71,27 @@ def _first(
     raise DataError(f"{archive.path}: none of the {len(examples)} images can be read. Copy or download it again.")
 
 
-def _decoder(
-    pillow: ModuleType, first: str, mode: str, extent: tuple[int, int], size: int | None
+def image_decoder(
+    pillow: ModuleType, first: str, mode: str, extent: tuple[int, int], resize: bool, cure: str
 ) -> Callable[[str, bytes], np.ndarray]:
+    """From the name and the content of a file to its pixels ``[channels, height, width]`` uint8.
+
+    ``first`` is what a message calls the image, or the images, whose ``mode`` and ``extent`` all others must have.
+    ``cure`` is what it says of another extent, where they are not to be resized.
+    """
+
     def decode(name: str, content: bytes) -> np.ndarray:
         image = _open(pillow, name, content)
         if mode == "L" and image.mode not in GREY:
             raise DataError(f"{name} is in colour but {first} is grey; all must be alike. Convert them first.")
         if image.mode != mode:
             image = image.convert(mode)
-        if size is not None:
+        if resize:
             image = image.resize(extent, pillow.Resampling.BILINEAR)
         elif image.size != extent:
             raise DataError(
                 f"{name} is {image.width}x{image.height} but {first} is {extent[0]}x{extent[1]}; all must be of one "
-                "size. Give --size N to resize them."
+                f"size. {cure}"
             )
         pixels = np.frombuffer(image.tobytes(), dtype=np.uint8)
         return pixels.reshape(extent[1], extent[0], len(mode)).transpose(2, 0, 1)

@@ -6,6 +6,7 @@ Warden, "Speech Commands: a dataset for limited-vocabulary speech recognition", 
 import hashlib
 import io
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import BadFileError, Decoder, Example
 from istmpi.data.prepare.material import Material
 from istmpi.data.prepare.melspectrogram import BANDS, FRAMES, log_mel
-from istmpi.data.prepare.optional import optional
 from istmpi.errors import DataError
+from istmpi.optional import optional
 
+ENDING = ".wav"
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
 TEST_PERCENT = 10
 
@@ -27,10 +29,13 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     sample rate: a band would mean another pitch at another rate. Folders such as _background_noise_ are ignored.
     """
     examples = _examples(archive)
-    threadpoolctl = optional("threadpoolctl", "threadpoolctl", "spectrograms")
-    # A spectrogram is milliseconds of small matrix products: threads that wait for each other multiply the time.
-    with threadpoolctl.threadpool_limits(1, user_api="blas"):
-        return decoder.run(archive, examples, _decoder(), (1, BANDS, FRAMES), np.dtype(np.float32), groups=1)
+    with one_thread():
+        return decoder.run(archive, examples, clip_decoder(), (1, BANDS, FRAMES), np.dtype(np.float32), groups=1)
+
+
+def one_thread() -> AbstractContextManager:
+    """A spectrogram is milliseconds of small matrix products: threads that wait for each other multiply the time."""
+    return optional("threadpoolctl", "threadpoolctl", "spectrograms").threadpool_limits(1, user_api="blas")
 
 
 def _examples(archive: Archive) -> list[Example]:
@@ -40,7 +45,7 @@ def _examples(archive: Archive) -> list[Example]:
     for name in archive.names:
         folder, _, file = name.rpartition("/")
         word = folder.rpartition("/")[2]
-        if word and not word.startswith("_") and file.lower().endswith(".wav"):
+        if word and not word.startswith("_") and file.lower().endswith(ENDING):
             split = hashed_split(file) if listed is None else listed.get(f"{word}/{file}", "train")
             examples.append(Example(name, word, split))
     if not examples:
@@ -67,7 +72,8 @@ def hashed_split(file: str) -> str:
     return "test" if number * 100 < TEST_PERCENT * (2**27 - 1) else "train"
 
 
-def _decoder() -> Callable[[str, bytes], np.ndarray]:
+def clip_decoder() -> Callable[[str, bytes], np.ndarray]:
+    """From the name and the content of a wav file to its features ``[BANDS, FRAMES]``; all must have one rate."""
     soundfile = optional("soundfile", "soundfile", "wav files")
     first: tuple[str, int] | None = None
 

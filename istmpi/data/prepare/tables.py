@@ -30,7 +30,8 @@ def read(archive: Archive, decoder: Decoder, *, label: str | None = None, task: 
     (and validation.csv); of one file, one in five examples is for testing. Columns are separated by commas, semicolons
     or tabs.
     """
-    tables = {split: _Table(archive, name, label) for split, name in _find(archive).items()}
+    label = "-1" if label is None else label
+    tables = {split: Table(archive, name, label) for split, name in _find(archive).items()}
     first, *others = tables.values()
     for other in others:
         if other.columns != first.columns or other.header != first.header:
@@ -52,8 +53,8 @@ def read(archive: Archive, decoder: Decoder, *, label: str | None = None, task: 
     return Material(task, (features,), outputs, classes, np.dtype(np.float32), features, counts, blocks)
 
 
-class _Table:
-    """One file, read from its start as often as is needed."""
+class Table:
+    """One file, read from its start as often as is needed; ``label`` is None where it has features alone."""
 
     def __init__(self, archive: Archive, name: str, label: str | None):
         self._archive, self.name = archive, name
@@ -63,32 +64,41 @@ class _Table:
         with self._lines() as lines:
             first, second, *_ = [*(row for _, row in islice(self._rows(lines), 2)), [], []]
         self.columns = len(first)
-        if self.columns < 2:
+        if label is not None and self.columns < 2:
             raise DataError(f"{name}: the first line has {self.columns} columns; needed are features and a label.")
-        self._label = self._find_label(first, label)
+        self._label = None if label is None else self._find_label(first, label)
         self.header = first if self._is_header(first, second) else None
 
     def _is_header(self, first: list[str], second: list[str]) -> bool:
         if not all(map(_is_number, self._features(first))):
             return True
+        if self._label is None:
+            return False
         # Names may be numbers, as data frames write them; then the label's own name gives the header away.
         return not _is_number(first[self._label]) and len(second) == self.columns and _is_number(second[self._label])
 
     def _features(self, row: list[str]) -> list[str]:
+        if self._label is None:
+            return row
         return row[: self._label] + row[self._label + 1 :]
 
     def labels(self) -> list[str]:
         with self._lines() as lines:
             return [row[self._label] for _, row in self._examples(lines)]
 
-    def blocks(self, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """x [b, features] float32 and the labels given for these rows."""
-        step = rows_per_block(self.columns - 1)
+    def features(self) -> Iterator[np.ndarray]:
+        """x [b, features] float32, block by block."""
         with self._lines() as lines:
             examples = self._examples(lines)
-            for start in range(0, len(y), step):
-                numbered = list(islice(examples, min(step, len(y) - start)))
-                yield self._numbers(numbered), y[start : start + step]
+            while numbered := list(islice(examples, rows_per_block(self.columns))):
+                yield self._numbers(numbered)
+
+    def blocks(self, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """x [b, features] float32 and the labels given for these rows."""
+        start = 0
+        for x in self.features():
+            yield x, y[start : start + len(x)]
+            start += len(x)
 
     def _numbers(self, numbered: list[tuple[int, list[str]]]) -> np.ndarray:
         features = [self._features(row) for _, row in numbered]
@@ -114,8 +124,7 @@ class _Table:
         reader = csv.reader(lines, delimiter=self._delimiter, skipinitialspace=True)
         return ((reader.line_num, row) for row in reader if row)
 
-    def _find_label(self, first: list[str], label: str | None) -> int:
-        label = "-1" if label is None else label
+    def _find_label(self, first: list[str], label: str) -> int:
         if not _is_integer(label):
             if label not in first:
                 raise DataError(f"{self.name} has no column {label}{did_you_mean(label, first)}")

@@ -1,0 +1,141 @@
+"""What a checkpoint holds, as plain values: for tables and for other programs. Needs neither MPI nor torch."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from istmpi.checkpoint.folder import FOLDER
+from istmpi.checkpoint.format import FORMAT, VERSION, Header
+from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
+from istmpi.cost import cost
+from istmpi.errors import DataError
+from istmpi.partition import Partition
+
+FIRST_UNITS = 6
+"""How many of a rank's units are named."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A file in a folder of checkpoints; what is not known of one that cannot be read is None."""
+
+    file: str
+    bytes: int
+    modified: str
+    """When it was written: ISO 8601, UTC."""
+    problem: str | None
+    """Why it is not valid."""
+    round: int | None = None
+    rounds: int | None = None
+    """Of the whole run."""
+    local_step: int | None = None
+    """Local steps done in the round that was begun."""
+    local_steps: int | None = None
+    """Done by each rank since the start."""
+    ranks: int | None = None
+    method: str | None = None
+
+
+def files(folder: Path) -> list[Path]:
+    """The HDF5 files of a run's folder or of a folder of checkpoints, by name; DataError where there are none."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder. Give that of a run, or of its checkpoints.")
+    try:
+        places = [sorted(place.glob("*.h5"), key=lambda path: path.stem) for place in (folder / FOLDER, folder)]
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read ({error.strerror}).") from None
+    found = [path for paths in places for path in paths if path.is_file()]
+    if not found:
+        raise DataError(f"{folder} has no checkpoints, nor has a folder {FOLDER} in it. Give the folder of a run.")
+    return found
+
+
+def entry(path: Path, folder: Path, verify: bool, read: Callable[[int], None] = lambda nbytes: None) -> Entry:
+    """One file of a folder; with ``verify`` every byte of it is read."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        return Entry(str(path.relative_to(folder)), 0, "", f"{error.strerror}.")
+    modified = datetime.fromtimestamp(status.st_mtime, timezone.utc).isoformat(timespec="seconds")
+    facts = {"file": str(path.relative_to(folder)), "bytes": status.st_size, "modified": modified, "problem": None}
+    try:
+        with open_checkpoint(path) as checkpoint:
+            header = checkpoint.header
+            steps = header.run.method.local_steps
+            facts |= {
+                "round": header.round,
+                "rounds": header.run.train.rounds,
+                "local_step": header.local_step,
+                "local_steps": header.round * steps + header.local_step,
+                "ranks": header.ranks,
+                "method": header.run.method.name,
+            }
+            if verify:
+                facts["problem"] = next(checkpoint.errors(read=read), None)
+    except DataError as error:
+        facts["problem"] = str(error).removeprefix(f"{path}: ")
+    return Entry(**facts)
+
+
+def header_values(header: Header) -> dict[str, Any]:
+    """The header as nested dicts of plain values."""
+    values = {item.name: getattr(header, item.name) for item in dataclasses.fields(header)}
+    return values | {
+        "run": header.run.tree(),
+        "data": dataclasses.asdict(header.data),
+        "versions": dict(header.versions),
+    }
+
+
+def contents(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Everything but the values: header, tensors, moments, classes."""
+    tensors = {True: [], False: []}
+    for tensor in checkpoint.tensors.values():
+        tensors["/" in tensor.name].append(_tensor(tensor))
+    return {
+        "path": str(checkpoint.path),
+        "format": FORMAT,
+        "version": VERSION,
+        "header": header_values(checkpoint.header),
+        "parameters": tensors[False],
+        "optimizer": tensors[True],
+        "partial": [_tensor(tensor) for tensor in checkpoint.partial.values()],
+        "calibrated": checkpoint.calibrated,
+        "norms": {stage: _moments(*pair) for stage, pair in checkpoint.moments.items()},
+        "input": _moments(*checkpoint.normalisation) if checkpoint.normalisation else None,
+        "classes": checkpoint.classes and list(checkpoint.classes),
+    }
+
+
+def deal(checkpoint: Checkpoint, ranks: int, round: int | None) -> dict[str, Any]:
+    """Which units each of so many ranks would hold in a round, by default in the one that comes next.
+
+    ConfigError for a deal that cannot be made.
+    """
+    run, network = checkpoint.header.run, checkpoint.architecture
+    round = checkpoint.header.round if round is None else round
+    groups = cost(run, network, ranks).groups
+    settings = run.train.seed, round, run.method.shares, run.method.resample
+    partition = Partition.draw(network.lengths, groups, ranks, *settings)
+    units = {name: [_units(part) for part in parts] for name, parts in partition.units.items()}
+    return {"ranks": ranks, "round": round, "units": units}
+
+
+def _units(part: np.ndarray) -> dict[str, Any]:
+    return {"count": len(part), "first": part[:FIRST_UNITS].tolist()}
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    nbytes = tensor.dataset.id.get_storage_size()
+    axes = str(tensor.pattern)
+    return {"name": tensor.name, "shape": list(tensor.shape), "axes": axes, "dtype": tensor.dtype, "bytes": nbytes}
+
+
+def _moments(*pair: Sequence[float]) -> dict[str, Any]:
+    """How many units there are, and between what their means and deviations lie."""
+    ranges = {name: [float(np.min(values)), float(np.max(values))] for name, values in zip(MOMENTS, pair, strict=True)}
+    return {"units": len(pair[0]), **ranges}

@@ -1,0 +1,44 @@
+"""``istmpi calibrate``: measure this job's network and ranks, for ``istmpi costmodel --cluster FILE``."""
+
+from pathlib import Path
+
+import click
+
+from istmpi.cli.settings import changes, planning
+
+
+@click.command("calibrate")
+@click.argument("run", default="digits")
+@planning
+@click.option("--out", default="cluster.json", show_default=True, metavar="FILE", help="Where the figures go.")
+def command(run: str, assignments: tuple[str, ...], layers: str | None, out: str, **given: str | None) -> None:
+    """Measure the network between all ranks of this job, and their speed at the shapes of RUN's subnets.
+
+    \b
+    mpirun -n 8 istmpi calibrate speech --layers 4096-4096-35 --out cluster.json
+    istmpi costmodel speech --layers 4096-4096-35 --cluster cluster.json
+    """
+    from istmpi import comm
+
+    communicator = comm.world()
+    with communicator.agreed():
+        from istmpi.cli.networks import described
+        from istmpi.config import Run
+        from istmpi.cost import cost
+
+        found = described(Run.load(run).override(changes(assignments, given)), layers)
+        cost(found.run, found.architecture, communicator.size)  # refuses a deal that cannot be made
+
+    from istmpi.probe import probe
+
+    cluster = probe(found.run, found.architecture, found.features, communicator)
+    with communicator.agreed():
+        if communicator.rank == 0:
+            cluster.save(Path(out))
+    if communicator.rank == 0:
+        from rich.console import Console
+
+        from istmpi.report import tables
+
+        tables.cluster(Console(highlight=False, soft_wrap=True), cluster)
+        print(f"written: {out}")

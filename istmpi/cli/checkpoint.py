@@ -1,0 +1,166 @@
+"""``istmpi checkpoint``: what is in checkpoints, whether it is whole, and in what two of them differ."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from istmpi.cli.bars import progress
+from istmpi.errors import DataError
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+
+
+@click.group("checkpoint")
+def command() -> None:
+    """List, show, verify and compare checkpoints; needs neither MPI nor torch.
+
+    CKPT is a file of a run: runs/NAME/network.h5, or one in runs/NAME/checkpoints.
+    """
+
+
+@command.command("ls")
+@click.argument("folder")
+@click.option("--verify", is_flag=True, help="Read every byte of every file.")
+@as_json
+def ls(folder: str, verify: bool, as_json: bool) -> None:
+    """List the checkpoints in the FOLDER of a run, or of checkpoints, the oldest first."""
+    from istmpi.checkpoint.summary import entry, files
+
+    found = files(Path(folder))
+    entries = []
+    with progress(Console(stderr=True), in_bytes=True) as tell:
+        counter = _Counter(tell, sum(path.stat().st_size for path in found))
+        for path in found:
+            counter.stage = path.name
+            entries.append(entry(path, Path(folder), verify, counter))
+    if as_json:
+        _json([asdict(one) for one in entries])
+        return
+    from istmpi.report.checkpoints import listing
+
+    _console().print(listing(entries, verify))
+
+
+@command.command("show")
+@click.argument("path", metavar="CKPT")
+@click.option("--ranks", type=click.IntRange(min=1), metavar="P", help="Also show the deal among P ranks.")
+@click.option("--round", type=click.IntRange(min=0), metavar="R", help="Of round R, from 0.  [default: the next]")
+@as_json
+def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None:
+    """Show what CKPT holds: header, parameters, optimizer state, normalisation, and the deal for any P and round."""
+    from istmpi.checkpoint.reader import open_checkpoint
+    from istmpi.checkpoint.summary import contents, deal
+
+    if round is not None and ranks is None:
+        raise click.UsageError("--round goes with --ranks P.")
+    with open_checkpoint(path) as checkpoint:
+        inside = contents(checkpoint)
+        dealt = deal(checkpoint, ranks, round) if ranks else None
+    if as_json:
+        _json({**inside, "deal": dealt} if dealt else inside)
+        return
+    from istmpi.report import checkpoints as report
+
+    tables = [report.facts(inside), report.tensors("parameter", inside["parameters"])]
+    if inside["optimizer"]:
+        tables.append(report.tensors("optimizer state", inside["optimizer"]))
+    if inside["partial"]:
+        tables.append(report.tensors("begun round", inside["partial"]))
+    if inside["norms"] or inside["input"]:
+        tables.append(report.norms(inside))
+    if dealt:
+        tables.append(report.deal(dealt))
+    console = _console()
+    for table in tables:
+        console.print(table, "")
+
+
+@command.command("verify")
+@click.argument("paths", metavar="CKPT...", nargs=-1, required=True)
+def verify(paths: tuple[str, ...]) -> None:
+    """Read every byte of each CKPT, a file or a folder of them, and name whatever is damaged; exit code 2 if any is."""
+    from istmpi.checkpoint.reader import open_checkpoint
+    from istmpi.checkpoint.summary import files
+
+    found = [file for path in map(Path, paths) for file in (files(path) if path.is_dir() else [path])]
+    damaged = 0
+    with progress(Console(stderr=True), in_bytes=True) as tell:
+        for path in found:
+            problems = []
+            try:
+                with open_checkpoint(path) as checkpoint:
+                    size = checkpoint.nbytes
+                    for problem in checkpoint.errors(read=_Counter(tell, size, path.name)):
+                        problems.append(f"{path}: damaged: {problem}.")
+            except DataError as error:
+                problems.append(str(error))
+            damaged += bool(problems)
+            click.echo("\n".join(problems) or f"{path}: valid")
+    if damaged:
+        raise DataError(f"{damaged} of {len(found)} file{'s' * (len(found) > 1)} cannot be used.")
+
+
+@command.command("diff")
+@click.argument("one", metavar="A")
+@click.argument("other", metavar="B")
+@click.option("--tensors", "tensors_only", is_flag=True, help="Leave the headers out.")
+@as_json
+def diff(one: str, other: str, tensors_only: bool, as_json: bool) -> int:
+    """Compare checkpoints A and B: settings, facts and every tensor. Exit code 1 when they differ, 0 when not."""
+    from istmpi.checkpoint.difference import settings, tensors
+    from istmpi.checkpoint.reader import open_checkpoint
+
+    with open_checkpoint(one) as first, open_checkpoint(other) as second:
+        facts = {} if tensors_only else settings(first, second)
+        values = list(tensors(first, second))
+    if as_json:
+        _json({"settings": facts, "tensors": [asdict(tensor) for tensor in values]})
+        return int(bool(facts or values))
+    from istmpi.report import checkpoints as report
+
+    console = _console()
+    if facts:
+        console.print(report.settings(facts), "")
+    if values:
+        console.print(report.values(values))
+    if not facts and not values:
+        console.print("no difference")
+    return int(bool(facts or values))
+
+
+class _Counter:
+    """Adds up bytes as they are read."""
+
+    def __init__(self, tell: Callable[[str, int, int], None], total: int, stage: str = ""):
+        self._tell, self._total, self.stage = tell, total, stage
+        self._done = 0
+
+    def __call__(self, nbytes: int) -> None:
+        self._done += nbytes
+        self._tell(self.stage, self._done, self._total)
+
+
+def _json(value: object) -> None:
+    click.echo(json.dumps(_portable(value), indent=2))
+
+
+def _portable(value: object) -> object:
+    """The same value with NaN and infinity, which JSON does not know, as texts."""
+    if isinstance(value, dict):
+        return {key: _portable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_portable(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _console() -> Console:
+    """Tables in a file or a pipe are not cut to the width of a terminal that is not there."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 1000
+    return console

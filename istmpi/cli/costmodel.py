@@ -1,0 +1,249 @@
+"""``istmpi costmodel``: what a run will cost, before it runs, on a login node or a laptop."""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from istmpi.cli import quantities
+from istmpi.cli.networks import described
+from istmpi.cli.settings import changes, planning
+from istmpi.config import Run
+from istmpi.cost import COSTS, RIVALS
+from istmpi.cost import survey as costs
+from istmpi.cost.advice import advise
+from istmpi.cost.cluster import Cluster, load, network, preset
+from istmpi.cost.methods import method_cost
+from istmpi.cost.survey import Scenario
+from istmpi.errors import ConfigError, OutputError
+from istmpi.report import tables
+from istmpi.report.units import number, size
+
+EXAMPLES = 1_000_000
+"""In an epoch, where there are no data to count."""
+COMPARED = ("data-parallel-broadcast", "data-parallel-ring", "local-sgd", "ist")
+
+
+@click.command("costmodel")
+@click.argument("run", required=False)
+@planning
+@click.option("--examples", type=click.IntRange(min=1), metavar="N", help="In an epoch.  [default: the data's]")
+@click.option("--ranks", metavar="P,P,...", help="Numbers of ranks, as 1,2,4, or 1..1024.  [default: 1..32]")
+@click.option("--compare", metavar="NAME,...", help=f"What to compare, or all: {', '.join([*COSTS, *RIVALS])}.")
+@click.option("--cluster", metavar="NAME|FILE", default="m5.2xlarge", show_default=True, help="A preset or a file.")
+@click.option("--bandwidth", metavar="RATE", help="Of a rank in each direction: 2.5Gbit, 300MB.")
+@click.option("--latency", metavar="TIME", help="Of a message: 100us.")
+@click.option("--flops", metavar="RATE", help="FLOP/s of a rank, or of each: 250G or 250G,250G,100G.")
+@click.option("--memory", metavar="SIZE", help="Of a rank: 16GB.")
+@click.option("--price", type=float, metavar="MONEY", help="Of a node for an hour.")
+@click.option("--watts", type=float, metavar="W", help="Of a node.")
+@click.option("--advise", "advice", is_flag=True, help="Method, ranks and local steps to take, and why: five lines.")
+@click.option("--most-ranks", type=click.IntRange(2, 100_000), default=8, show_default=True, help="For --advise.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
+@click.option("--csv", "as_csv", is_flag=True, help="The figures as CSV.")
+@click.option("--plot", metavar="FILE", help="Draw them: .png, .svg or .pdf.")
+def command(
+    run: str | None,
+    assignments: tuple[str, ...],
+    layers: str | None,
+    examples: int | None,
+    ranks: str | None,
+    compare: str | None,
+    advice: bool,
+    most_ranks: int,
+    as_json: bool,
+    as_csv: bool,
+    plot: str | None,
+    **given: str | None,
+) -> None:
+    """Say what RUN will cost, as `istmpi train` would run it; without RUN, the paper's Figure 2.
+
+    \b
+    istmpi costmodel
+    istmpi costmodel speech --layers 4096-4096-35 --examples 84843 --cluster 1gbit --advise
+    mpirun -n 8 istmpi calibrate --out here.json; istmpi costmodel digits --cluster here.json
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude each other.")
+    cluster = _cluster(given)
+    scenario = _scenario(run, changes(assignments, given), layers, examples, cluster)
+    console = Console(highlight=False, soft_wrap=True)
+    if advice:
+        for line in advise(scenario, most_ranks):
+            console.print(escape(line))
+        return
+    methods = _methods(compare, scenario.run.method.name)
+    counts = _ranks(ranks, scenario)
+    rows = costs.survey(scenario, methods, counts)
+    if not rows:
+        raise ConfigError(f"--ranks {ranks}: {' '.join(_ends(scenario, methods, counts[0]))} Ask for fewer.")
+    if as_json:
+        print(json.dumps({"title": _title(scenario), "cluster": cluster.name, "rows": rows}, indent=1))
+    elif as_csv:
+        writer = csv.DictWriter(sys.stdout, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        _print(scenario, methods, counts, rows)
+    if plot:
+        _draw(rows, scenario, Path(plot))
+
+
+def _cluster(given: dict[str, str | None]) -> Cluster:
+    """The cluster that the options name, changed as they say."""
+    name = given["cluster"]
+    path = Path(name)
+    cluster = load(path) if path.suffix == ".json" or path.is_file() else preset(name)
+    changed = {}
+    if given["bandwidth"] or given["latency"]:
+        link = cluster.links["alltoallv"]
+        latency, rate = link.latency, link.bandwidth
+        if given["latency"]:
+            latency = quantities.latency("--latency", given["latency"])
+        if given["bandwidth"]:
+            rate = quantities.bandwidth("--bandwidth", given["bandwidth"])
+        changed["links"] = network(latency, rate)
+    if given["flops"]:
+        changed["flops"] = quantities.speeds("--flops", given["flops"])
+    if given["memory"]:
+        changed["memory"] = quantities.memory("--memory", given["memory"])
+    for option in ("price", "watts"):
+        value = given[option]
+        if value is not None:
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"--{option} {value:g} must be greater than zero.")
+            changed[option] = value
+    if not changed:
+        return cluster
+    return replace(cluster, **changed, name=f"{cluster.name} with {', '.join(f'--{one}' for one in _named(given))}")
+
+
+def _named(given: dict[str, str | None]) -> list[str]:
+    wanted = ("bandwidth", "latency", "flops", "memory", "price", "watts")
+    return [option for option in wanted if given[option] is not None]
+
+
+def _scenario(
+    name: str | None, changed: dict[str, object], layers: str | None, examples: int | None, cluster: Cluster
+) -> Scenario:
+    """What is to be reckoned."""
+    if name is None:
+        run = Run(name="Figure 2 of the paper").override({**costs.FIGURE_2, **changed})
+        shape = None if "data.source" in changed else (costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS)
+    else:
+        run, shape = Run.load(name).override(changed), None
+    found = described(run, layers, shape)
+    examples = examples or found.examples or EXAMPLES
+    return Scenario(found.run, found.architecture, cluster, examples, shared_batch=name is None)
+
+
+def _methods(compare: str | None, own: str) -> list[str]:
+    known = [*RIVALS, *COSTS]
+    if compare == "all":
+        return known
+    methods = list(compare.split(",")) if compare is not None else [*COMPARED, *([own] if own not in COMPARED else [])]
+    for method in methods:
+        method_cost(method)  # refuses one that has no cost
+    return list(dict.fromkeys(methods))
+
+
+def _ranks(text: str | None, scenario: Scenario) -> list[int]:
+    """The numbers of ranks to show; what is given for each rank leaves only one."""
+    given = [len(one) for one in (scenario.run.method.shares, scenario.cluster.flops) if one and len(one) > 1]
+    if text is None and given:
+        return [given[0]]
+    return quantities.ranks("--ranks", text or "1..32")
+
+
+def _title(scenario: Scenario) -> str:
+    run, lengths = scenario.run, scenario.architecture.lengths
+    widths = "-".join(str(lengths[name]) for name in ("features", *scenario.architecture.stages))
+    batch = "in all for data parallel, a rank for the others" if scenario.shared_batch else "a rank"
+    return f"{run.name}: {widths}, batch {run.train.batch} {batch}, J = {run.method.local_steps}"
+
+
+def _print(scenario: Scenario, methods: list[str], counts: list[int], rows: list[costs.Row]) -> None:
+    console = Console(highlight=False)
+    cluster = scenario.cluster
+    link = cluster.links["alltoallv"]
+    speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))
+    console.print(f"[bold]{escape(_title(scenario))}[/]", soft_wrap=True)
+    console.print(
+        f"On {escape(cluster.name)}: {number(8 * link.bandwidth)}bit/s, {link.latency * 1e6:.4g} µs, {speed} a "
+        f"rank ({escape(cluster.source)}). An epoch has {scenario.examples:,} examples.\n",
+        soft_wrap=True,
+    )
+    tables.survey(console, rows)
+    console.print()
+    for line in _remarks(scenario, methods, counts):
+        console.print(escape(line), soft_wrap=True)
+
+
+def _remarks(scenario: Scenario, methods: list[str], counts: list[int]) -> list[str]:
+    """How to read the tables, where IST overtakes, where a deal ends, and what fits into memory."""
+    lines = [
+        "Received: one way, own elements included, and FLOPs with the first input gradient, as the paper counts. "
+        "Sent: what MPI is handed.",
+        "Speed-up counts examples, not accuracy: with IST an example trains only the subnet that it meets.",
+    ]
+    if scenario.shared_batch:
+        lines.append(
+            "Data parallel divides the batch among the ranks, as the paper counts; of a RUN each takes it whole."
+        )
+    most = max(counts)
+    own = scenario.run.method.name
+    if most > 1 and len(scenario.cluster.flops) == 1 and scenario.run.method.shares is None:
+        lines += [_overtakes(scenario, own, rival, most) for rival in methods if rival != own]
+    lines += _ends(scenario, methods, most)
+    if scenario.cluster.memory:
+        lines += _fits(scenario, methods, most)
+    return lines
+
+
+def _ends(scenario: Scenario, methods: list[str], most: int) -> list[str]:
+    """Which methods' deals end before so many ranks, and why."""
+    limits = {method: scenario.most_ranks(method) for method in methods}
+    return [
+        f"{method} ends at {limit} ranks: {scenario.narrowest(method)} has {limit} units."
+        for method, limit in limits.items()
+        if limit is not None and limit < most
+    ]
+
+
+def _overtakes(scenario: Scenario, own: str, rival: str, most: int) -> str:
+    ranks = costs.first_ranks(scenario, own, rival, 100_000)
+    at = f"at no P with J = {scenario.run.method.local_steps}" if ranks is None else f"from P = {ranks}"
+    most = min(most, *(scenario.most_ranks(method) or most for method in (own, rival)))
+    steps = costs.first_local_steps(scenario, own, rival, most)
+    with_j = "at no J" if steps is None else f"from J = {steps}"
+    return f"{own} overtakes {rival} in examples a second {at}; at P = {most} {with_j}."
+
+
+def _reaches(scenario: Scenario, method: str, ranks: int) -> bool:
+    return ranks <= (scenario.most_ranks(method) or ranks)
+
+
+def _fits(scenario: Scenario, methods: list[str], most: int) -> list[str]:
+    lines = []
+    for method in methods:
+        if not _reaches(scenario, method, most):
+            continue
+        lengths = costs.widest(scenario, method, most, scenario.cluster.memory)
+        shown = "no network" if lengths is None else "-".join(map(str, lengths.values()))
+        lines.append(f"Largest that fits {size(scenario.cluster.memory)} a rank at P = {most} with {method}: {shown}.")
+    return lines
+
+
+def _draw(rows: list[costs.Row], scenario: Scenario, path: Path) -> None:
+    try:
+        from istmpi.report.cost_plots import draw
+
+        draw(rows, f"{_title(scenario)}; times on {scenario.cluster.name}", path)
+    except ImportError:
+        raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
+    click.echo(f"drawn: {path}", err=True)

@@ -1,0 +1,38 @@
+"""``istmpi evaluate``: how well a trained network does on data, on any number of ranks."""
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from istmpi.data.dataset import SPLITS
+
+
+@click.command("evaluate")
+@click.argument("path", metavar="CKPT")
+@click.option("--data", metavar="FILE", help="A prepared .h5, an .npz, or digits.  [default: the run's own]")
+@click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Which examples.")
+@click.option("--calibrate", is_flag=True, help="Calibrate on the data's training split, whatever CKPT has.")
+def command(path: str, data: str | None, split: str, calibrate: bool) -> None:
+    """Score the network in CKPT: its loss and its accuracy, or its mean absolute error, on a whole split.
+
+    \b
+    istmpi evaluate runs/digits/network.h5
+    mpirun -n 4 istmpi evaluate runs/speech/network.h5 --data other.h5
+
+    Each rank reads its rows of the weights; none has the network.
+    """
+    from istmpi.comm import world
+    from istmpi.deploy.scoring import evaluate
+
+    communicator = world()
+    result = evaluate(path, communicator, data, split, calibrate)
+    if communicator.rank > 0:
+        return
+    console, score = Console(highlight=False, soft_wrap=True), result.score
+    if result.calibrated:
+        why = "" if calibrate else f": {escape(path)} was saved without calibration"
+        console.print(f"calibrated on the training split of {escape(result.source)}{why}")
+    console.print(
+        f"[bold]{result.score_name}[/] {score.score:.4f}, [bold]loss[/] {score.loss:.4f} "
+        f"on {score.examples:,} {split} examples of {escape(result.source)}"
+    )

@@ -1,0 +1,95 @@
+"""Quantities as people write them: 2.5Gbit, 100us, 250G, 16GB."""
+
+import math
+import re
+
+from istmpi.errors import ConfigError
+
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_QUANTITY = re.compile(r"\s*([0-9.eE+-]+?)\s*([^\d\s.]*)\s*")
+
+
+def bandwidth(option: str, text: str) -> float:
+    """Bytes a second of ``2.5Gbit`` or ``300MB``."""
+    number, unit = _split(option, text, "a rate in bit or B a second, as 2.5Gbit")
+    unit = unit.removesuffix("/s")
+    for suffix, bytes_each in (("bit", 1 / 8), ("B", 1.0)):
+        if unit.endswith(suffix) and unit.removesuffix(suffix) in _PREFIXES:
+            return number * _PREFIXES[unit.removesuffix(suffix)] * bytes_each
+    raise _refused(option, text, "a rate in bit or B a second, as 2.5Gbit")
+
+
+def latency(option: str, text: str) -> float:
+    """Seconds of ``100us``."""
+    number, unit = _split(option, text, "a time in s, ms, us or ns, as 100us")
+    if unit not in _SECONDS:
+        raise _refused(option, text, "a time in s, ms, us or ns, as 100us")
+    return number * _SECONDS[unit]
+
+
+def speeds(option: str, text: str) -> tuple[float, ...]:
+    """FLOP/s of ``250G``, or of each rank in ``250G,250G,100G``."""
+    expected = "FLOP/s with a prefix, as 250G, or one for each rank with commas"
+    found = []
+    for one in text.split(","):
+        number, unit = _split(option, one, expected)
+        if unit.removesuffix("FLOP/s").removesuffix("FLOPS") not in _PREFIXES:
+            raise _refused(option, one, expected)
+        found.append(number * _PREFIXES[unit.removesuffix("FLOP/s").removesuffix("FLOPS")])
+    return tuple(found)
+
+
+def memory(option: str, text: str) -> float:
+    """Bytes of ``16GB`` or ``16GiB``."""
+    number, unit = _split(option, text, "bytes, as 16GB")
+    if unit.endswith("iB") and unit.removesuffix("iB") in ("k", "K", "M", "G", "T"):
+        return number * 1024 ** ("kMGT".index(unit[0].replace("K", "k")) + 1)
+    if not unit.endswith("B") or unit.removesuffix("B") not in _PREFIXES:
+        raise _refused(option, text, "bytes, as 16GB")
+    return number * _PREFIXES[unit.removesuffix("B")]
+
+
+def ranks(option: str, text: str) -> list[int]:
+    """Numbers of ranks: ``1,2,4``, or ``1..1000`` for the powers of two from 1 to 1000, and 1000."""
+    expected = "numbers of ranks from 1 to 100000, as 1,2,4, or a range of powers of two, as 1..1024"
+    first, dots, last = text.partition("..")
+    try:
+        if dots:
+            low, high = int(first), int(last)
+            powers = [2**power for power in range(17) if low <= 2**power <= high]
+            found = sorted({low, *powers, high})
+        else:
+            found = sorted({int(one) for one in text.split(",")})
+    except ValueError:
+        raise _refused(option, text, expected) from None
+    if found[0] < 1 or found[-1] > 100_000 or (dots and low > high):
+        raise _refused(option, text, expected)
+    return found
+
+
+def widths(option: str, text: str) -> list[int]:
+    """Lengths of all layers, ``1000-4000-200``: features, hidden widths, labels."""
+    expected = "features, hidden widths and labels, as 1000-4000-4000-200"
+    try:
+        found = [int(one) for one in text.split("-")]
+    except ValueError:
+        raise _refused(option, text, expected) from None
+    if len(found) < 3 or min(found) < 1:
+        raise _refused(option, text, expected)
+    return found
+
+
+def _split(option: str, text: str, expected: str) -> tuple[float, str]:
+    match = _QUANTITY.fullmatch(text)
+    try:
+        number = float(match[1]) if match else math.nan
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise _refused(option, text, expected)
+    return number, match[2]
+
+
+def _refused(option: str, text: str, expected: str) -> ConfigError:
+    return ConfigError(f"{option} {text.strip()!r} must be {expected}, greater than zero.")

@@ -1,0 +1,11 @@
+"""What a run will cost, from the named axes alone: no MPI, no torch, no training.
+
+`counts` has bytes, FLOPs and memory, in closed form over ranks; `methods` one entry for every method; `cluster` and
+`time` what that takes in seconds on a network; `survey` all of it over many numbers of ranks; `advice` what to do.
+"""
+
+from istmpi.cost.counts import Cost, cost, round_bytes
+from istmpi.cost.methods import COSTS, RIVALS, MethodCost
+from istmpi.cost.pairs import pair_bytes
+
+__all__ = ["COSTS", "RIVALS", "Cost", "MethodCost", "cost", "pair_bytes", "round_bytes"]

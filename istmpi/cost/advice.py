@@ -1,0 +1,175 @@
+"""What to run on a cluster: a method that istmpi has, ranks, local steps, and why, by rules that anyone can check."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from istmpi.cost.methods import COSTS, method_cost
+from istmpi.cost.survey import Scenario
+from istmpi.cost.time import round_time
+
+LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
+"""What is tried; the paper used 20 to 160."""
+TRANSFER_SHARE = 0.2
+"""Local steps are as few as keep the transfers below this share of a round: more would save little more."""
+LEAST_SHARE = 0.1
+"""Of the network that an example trains. In the paper's Table 1 more ranks help down to an eighth (4096-4096-35 on 8,
+4096-8192-8192-35 on 4) and harm at a twentieth (the latter on 8)."""
+LEAST_EFFICIENCY = 0.5
+"""Against one process: with less, half of the machines are better used for something else."""
+WORTH_IT = 1.25
+"""A method that changes what is learnt must be faster by this factor than one that changes less."""
+
+FAITHFUL = ("data-parallel", "local-sgd", "ist")
+"""From what trains exactly as one process would to what departs most from it."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to run, and its seconds per epoch."""
+
+    method: str
+    ranks: int
+    local_steps: int
+    seconds: float
+    transfer_share: float
+
+
+def advise(scenario: Scenario, most_ranks: int) -> list[str]:
+    """Five lines: what to run, why this method, why so many ranks, why so many local steps, and what to beware of."""
+    alone = scenario.alone()
+    counts = _powers_of_two(most_ranks)
+    best = {name: choice for name in _candidates(scenario) if (choice := _best(scenario, name, counts, alone))}
+    chosen = None
+    for choice in best.values():
+        if chosen is None or choice.seconds * WORTH_IT <= chosen.seconds:
+            chosen = choice
+    if chosen is None:
+        return _one_process(scenario, alone, most_ranks)
+    return [
+        f"Run {chosen.method} on {chosen.ranks} ranks with {chosen.local_steps} local steps: an epoch in "
+        f"{chosen.seconds:.3g} s, {alone / chosen.seconds:.3g} times as fast as one process.",
+        _why_method(scenario, chosen, best),
+        _why_ranks(scenario, chosen, counts, alone),
+        _why_local_steps(scenario, chosen),
+        _beware(scenario, chosen),
+    ]
+
+
+def _candidates(scenario: Scenario) -> list[str]:
+    """The methods to choose from, the most faithful first; the run's own at the end if it is none of them."""
+    own = scenario.run.method.name
+    return [*FAITHFUL, *([own] if own not in FAITHFUL and own in COSTS else [])]
+
+
+def _best(scenario: Scenario, method: str, counts: Sequence[int], alone: float) -> Choice | None:
+    """The fastest sensible way to run a method; None where no number of ranks is sensible."""
+    choices = []
+    for ranks in counts:
+        if ranks == 1 or not _sensible(scenario, method, ranks):
+            continue
+        choice = _with_local_steps(scenario, method, ranks)
+        if alone / choice.seconds >= max(LEAST_EFFICIENCY * ranks, 1):
+            choices.append(choice)
+    return min(choices, key=lambda choice: choice.seconds, default=None)
+
+
+def _sensible(scenario: Scenario, method: str, ranks: int) -> bool:
+    """The deal can be made, an example trains enough of the network, and a rank's memory suffices."""
+    if ranks > (scenario.most_ranks(method) or ranks):
+        return False
+    plan, memory = scenario.cost(method, ranks), scenario.cluster.memory
+    return plan.held.share_of_a_rank >= LEAST_SHARE and (memory is None or plan.largest.memory.total <= memory)
+
+
+def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
+    """The fewest local steps with which transfers are a small part of the time."""
+    every_step = method_cost(method).synchronous
+    for local_steps in (1,) if every_step else LOCAL_STEPS:
+        choice = _at(scenario, method, ranks, local_steps)
+        if choice.transfer_share <= TRANSFER_SHARE:
+            break
+    return choice
+
+
+def _at(scenario: Scenario, method: str, ranks: int, local_steps: int) -> Choice:
+    run = scenario.run
+    run = replace(run, method=replace(run.method, local_steps=local_steps))
+    other = replace(scenario, run=run)
+    time = round_time(other.cost(method, ranks), scenario.cluster)
+    return Choice(method, ranks, local_steps, other.seconds(method, ranks), time.transfer / time.total)
+
+
+def _why_method(scenario: Scenario, chosen: Choice, best: dict[str, Choice]) -> str:
+    others = [
+        f"{name} (P = {choice.ranks}, J = {choice.local_steps}) takes {choice.seconds / chosen.seconds:.3g} times"
+        for name, choice in best.items()
+        if name != chosen.method
+    ]
+    others += [
+        f"{name} gets less than half of the speed of its ranks" for name in _candidates(scenario) if name not in best
+    ]
+    ring = scenario.seconds("data-parallel-ring", chosen.ranks)
+    others.append(
+        f"a ring all-reduce that overlaps, on {chosen.ranks} ranks, {ring / chosen.seconds:.3g} times as long"
+    )
+    return f"Method: {'; '.join(others)}."
+
+
+def _why_ranks(scenario: Scenario, chosen: Choice, counts: Sequence[int], alone: float) -> str:
+    text = f"Ranks: efficiency {alone / chosen.seconds / chosen.ranks:.0%} of {chosen.ranks} single processes"
+    more = next((count for count in counts if count > chosen.ranks), None)
+    if more is None:
+        return f"{text}; more were not asked for (--most-ranks)."
+    if more > (scenario.most_ranks(chosen.method) or more):
+        return f"{text}; {more} are more than {scenario.narrowest(chosen.method)} has units."
+    plan, memory = scenario.cost(chosen.method, more), scenario.cluster.memory
+    if plan.held.share_of_a_rank < LEAST_SHARE:
+        share = float(plan.held.share_of_a_rank)
+        return f"{text}; on {more} an example would train {share:.0%} of the network, too little to pay in the paper."
+    if memory is not None and plan.largest.memory.total > memory:
+        return f"{text}; on {more} a rank would need {float(plan.largest.memory.total) / 1e9:.3g} GB."
+    next_best = _with_local_steps(scenario, chosen.method, more)
+    return f"{text}; {more} would be at {alone / next_best.seconds / more:.0%}, an epoch in {next_best.seconds:.3g} s."
+
+
+def _why_local_steps(scenario: Scenario, chosen: Choice) -> str:
+    share = f"transfers are {chosen.transfer_share:.0%} of a round"
+    if method_cost(chosen.method).synchronous:
+        return f"Local steps: gradients are averaged in every step, so J does not matter; {share}."
+    twice = _at(scenario, chosen.method, chosen.ranks, 2 * chosen.local_steps)
+    return (
+        f"Local steps: {share}; {2 * chosen.local_steps} would save {1 - twice.seconds / chosen.seconds:.0%}, "
+        "and let the ranks drift further apart."
+    )
+
+
+def _beware(scenario: Scenario, chosen: Choice) -> str:
+    plan = scenario.cost(chosen.method, chosen.ranks)
+    text = f"Memory {float(plan.largest.memory.total) / 1e9:.3g} GB a rank"
+    if scenario.cluster.memory:
+        text += f" of {scenario.cluster.memory / 1e9:.3g}"
+    return (
+        f"{text}. An example trains {float(plan.held.share_of_a_rank):.0%} of the network, and times are for equal "
+        f"examples, not equal accuracy; they rest on {scenario.cluster.name}: measure yours with istmpi calibrate."
+    )
+
+
+def _one_process(scenario: Scenario, alone: float, most_ranks: int) -> list[str]:
+    two = [_with_local_steps(scenario, name, 2) for name in _candidates(scenario) if _sensible(scenario, name, 2)]
+    best = min(two, key=lambda choice: choice.seconds, default=None)
+    tried = (
+        f"Ranks: on two {best.method} comes nearest, an epoch in {best.seconds:.3g} s."
+        if best
+        else "Ranks: on two subnets are too narrow, or memory is too small."
+    )
+    return [
+        f"Run one process: an epoch in {alone:.3g} s.",
+        f"Method: with up to {most_ranks} ranks none reaches half of what its ranks could do.",
+        tried,
+        f"Local steps: up to {LOCAL_STEPS[-1]} were tried.",
+        f"Times rest on {scenario.cluster.name}: measure yours with istmpi calibrate.",
+    ]
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]

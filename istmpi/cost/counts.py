@@ -1,0 +1,219 @@
+"""What a run costs in bytes, FLOPs and memory.
+
+Exact in what ranks hold and compute; expected over deals in what they send, where `round_bytes` is exact for one deal.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+
+from istmpi.config import Run
+from istmpi.cost.collectives import Load
+from istmpi.cost.holdings import Holdings, Number, Part
+from istmpi.cost.methods import MethodCost, method_cost
+from istmpi.layout import Owners
+from istmpi.models.architecture import Architecture
+from istmpi.optimizers import Recipe, recipe
+from istmpi.partition import Partition
+
+NORMALISATION_FLOPS = 20
+"""For each unit and example: mean and variance 4, normalising 2, scale and shift 2; backward about 12."""
+KEPT_OUTPUTS = 2
+"""Of each product and example the backward pass needs the output, and what activation made of it."""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Of one local step of one rank; multiply-add = 2."""
+
+    products: Number
+    """Matrix products: forward, weight gradient, input gradient where anyone needs it. What PyTorch counts."""
+    first_input_gradient: Number
+    """The gradient of the network's input, which nobody needs; the paper's figures count it."""
+    normalisation: Number
+    optimizer: Number
+    product_count: int
+    """Matrix products, of all three kinds."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank. Examples, and the process itself with its libraries, are not among them."""
+
+    owned: Number
+    """Owned rows, with the optimizer state that rests there: no rank has more."""
+    network: Number
+    """The weights that it trains."""
+    gradients: Number
+    optimizer: Number
+    buffers: Number
+    """What is packed and received in a transfer."""
+    activations: Number
+
+    @property
+    def total(self) -> Number:
+        return self.owned + self.network + self.gradients + self.optimizer + self.buffers + self.activations
+
+
+@dataclass(frozen=True)
+class PartCost:
+    """What each of some ranks holds and computes."""
+
+    part: Part
+    elements: Number
+    """Weights that it trains."""
+    flops: Flops
+    memory: Memory
+    touched: Number
+    """Bytes that pass through memory in a step beside the matrix products: optimizer, normalisation, activations."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run costs on so many ranks."""
+
+    method: str
+    kind: MethodCost
+    held: Holdings
+    parts: list[PartCost]
+    local_steps: int
+    examples_per_step: Number
+    """Consumed by all ranks."""
+    sends: int
+    """How often in a round all of ``loads`` are sent."""
+    loads: list[Load]
+    tensors: int
+    """Tensors for every parameter in each of them: 1, and the optimizer state where it travels along."""
+    start_bytes: Number
+    """Sent once, in the first round."""
+
+    @property
+    def ranks(self) -> int:
+        return self.held.ranks
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return self.held.groups
+
+    @property
+    def largest(self) -> PartCost:
+        """The ranks that need the most memory."""
+        return max(self.parts, key=lambda part: part.memory.total)
+
+    @property
+    def received_elements(self) -> Number:
+        """A round as the paper counts it: what all ranks receive to train on, one way, own elements included."""
+        return self.sends * self.kind.received(self.held)
+
+    @property
+    def round_bytes(self) -> Number:
+        """A round as MPI counts it: all ranks, both ways, what stays on its rank left out; expected over deals."""
+        return self.sends * self.tensors * sum(load.sent for load in self.loads)
+
+    @property
+    def messages(self) -> int:
+        """Messages of the busiest rank in a round."""
+        return self.sends * sum(load.messages for load in self.loads)
+
+    def flops(self, *kinds: str) -> Number:
+        """Of a local step, over all ranks, of these kinds of `Flops` together."""
+        return sum(len(part.part.ranks) * getattr(part.flops, kind) for part in self.parts for kind in kinds)
+
+
+def cost(
+    run: Run, architecture: Architecture, ranks: int, method: str | None = None, shared_batch: bool = False
+) -> Cost:
+    """The cost of a run on so many ranks, by its own method or another one or a rival.
+
+    ``shared_batch``: synchronous methods divide train.batch among the ranks, as in the paper's Figure 2; else every
+    rank takes train.batch examples a step. Raises ConfigError for an unknown method or a deal that cannot be made.
+    """
+    name = method or run.method.name
+    kind = method_cost(name)
+    groups = kind.groups(run, architecture)
+    held = Holdings(architecture.parameters, architecture.lengths, groups, ranks, run.method.shares)
+    made = recipe(run.optimizer)
+    batch = Fraction(run.train.batch, ranks if shared_batch and kind.synchronous else 1)
+    stored = len(made.slots) if kind.keeps_slots(run) else 0
+    loads = [collective.load(held) for collective in kind.collectives]
+    tensors = 1 + stored * kind.moves_slots
+    owned = held.owned_bytes * (kind.owned_tensors + stored)
+    buffers = max(load.buffers for load in loads)
+    parts = [_part_cost(part, held, architecture, batch, made, owned, buffers) for part in held.parts]
+    start = (1 + stored) * sum(collective.load(held).sent for collective in kind.start)
+    return Cost(name, kind, held, parts, run.method.local_steps, batch * ranks, kind.times(run), loads, tensors, start)
+
+
+def _part_cost(
+    part: Part,
+    held: Holdings,
+    architecture: Architecture,
+    batch: Number,
+    made: Recipe,
+    owned: Number,
+    buffers: Number,
+) -> PartCost:
+    elements = products = input_gradient = outputs = normalised = output_bytes = count = 0
+    for name, parameter in architecture.parameters.items():
+        mine = parameter.size(part.lengths)
+        elements += mine
+        if not parameter.multiplies:
+            continue
+        made_outputs = parameter.pattern.axes[0].length(part.lengths) * parameter.multiplies
+        outputs += made_outputs
+        output_bytes += made_outputs * parameter.itemsize
+        if name.split(".")[0] in architecture.normalised:
+            normalised += made_outputs
+        one = 2 * mine * parameter.multiplies * batch
+        products += 2 * one if parameter.of_input else 3 * one
+        input_gradient += one if parameter.of_input else 0
+        count += 2 if parameter.of_input else 3
+    weights = held.bytes(part)
+    slots = len(made.slots)
+    activations = KEPT_OUTPUTS * output_bytes * batch
+    return PartCost(
+        part,
+        elements,
+        Flops(
+            products,
+            input_gradient,
+            NORMALISATION_FLOPS * normalised * batch,
+            made.flops * elements,
+            count,
+        ),
+        Memory(owned, weights, weights, slots * weights, buffers, activations),
+        # Read and written: a weight and its optimizer state; read: its gradient. Activations: there and back.
+        touched=(3 + 2 * slots) * weights + 4 * activations,
+    )
+
+
+def owned_bytes(architecture: Architecture, ranks: int, rank: int) -> int:
+    """Of the rows that a rank owns, exactly."""
+    owners, total = Owners(architecture.lengths, ranks), 0
+    for parameter in architecture.parameters.values():
+        shape = parameter.pattern.shape(architecture.lengths)
+        total += len(owners.rows(shape[0], rank)) * prod(shape[1:]) * parameter.itemsize
+    return total
+
+
+def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) -> list[int]:
+    """Bytes that each rank hands to MPI in a round, exactly: for the deal of that round.
+
+    The first round includes what its method sends once at the start. Only for methods that istmpi runs.
+    """
+    kind = method_cost(run.method.name)
+    settings = run.method
+    deal = Partition.draw(
+        architecture.lengths,
+        kind.groups(run, architecture),
+        ranks,
+        run.train.seed,
+        round,
+        settings.shares,
+        settings.resample,
+    )
+    owners = Owners(architecture.lengths, ranks)
+    stored = len(recipe(run.optimizer).slots) if kind.keeps_slots(run) else 0
+    uses = [(one, kind.times(run) * (1 + stored * kind.moves_slots)) for one in kind.collectives]
+    uses += [(one, 1 + stored) for one in kind.start if round == 0]
+    return sum(times * one.sent(architecture.parameters, owners, deal) for one, times in uses).tolist()

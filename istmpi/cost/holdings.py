@@ -1,0 +1,167 @@
+"""Who holds how much of every parameter, in closed form: nothing here loops over ranks, and no number overflows.
+
+A parameter with k dealt axes is held |W|·P^(1-k) times over all ranks (arXiv 1910.02120, section 3.3). Where whole
+blocks are dealt (``blocks[3]``) a rank holds one or not; sizes are then expected ones, as exact fractions.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import prod
+
+from istmpi.axes import Parameter
+from istmpi.partition import blocks, check
+
+Number = int | Fraction
+
+
+@dataclass(frozen=True)
+class Part:
+    """What each of some neighbouring ranks trains in a round: a network of these lengths."""
+
+    ranks: range
+    lengths: Mapping[str, Number]
+
+
+class Holdings:
+    """How much of the parameters each rank is dealt, and how much of that it owns already.
+
+    ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. Raises ConfigError for a
+    deal that cannot be made.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Parameter],
+        lengths: Mapping[str, int],
+        groups: Sequence[str],
+        ranks: int,
+        shares: Sequence[float] | None = None,
+    ):
+        check(lengths, groups, ranks, shares)
+        self.parameters, self.lengths, self.groups, self.ranks = parameters, lengths, tuple(groups), ranks
+        self.parts = [Part(span, {**lengths, **self._narrow(dealt)}) for span, dealt in self._spans(shares)]
+
+    def _spans(self, shares: Sequence[float] | None) -> Iterator[tuple[range, dict[str, int]]]:
+        """Neighbouring ranks with equal blocks, and the size of their block of every group."""
+        if shares is None:
+            # The first L mod P ranks have a unit more.
+            bounds = sorted({0, self.ranks, *(self.lengths[name] % self.ranks for name in self.groups)})
+            for first, stop in zip(bounds, bounds[1:]):
+                yield range(first, stop), {name: _block(self.lengths[name], self.ranks, first) for name in self.groups}
+        else:
+            sizes = {name: blocks(self.lengths[name], self.ranks, shares) for name in self.groups}
+            for rank in range(self.ranks):
+                yield range(rank, rank + 1), {name: size[rank] for name, size in sizes.items()}
+
+    def _narrow(self, sizes: Mapping[str, int]) -> dict[str, Number]:
+        """The lengths of the dealt axes; ``name[k]`` is the probability that the rank is dealt unit k."""
+        narrow: dict[str, Number] = dict(sizes)
+        for parameter in self.parameters.values():
+            for axis in parameter.pattern.axes:
+                for factor in axis.factors:
+                    if factor.unit is not None and factor.name in sizes:
+                        narrow[str(factor)] = Fraction(sizes[factor.name], self.lengths[factor.name])
+        return narrow
+
+    def bytes(self, part: Part) -> Number:
+        """Of the network that each of these ranks trains."""
+        return sum(parameter.size(part.lengths) * parameter.itemsize for parameter in self.parameters.values())
+
+    @cached_property
+    def network_bytes(self) -> int:
+        """Of the whole network, once."""
+        return sum(parameter.size(self.lengths) * parameter.itemsize for parameter in self.parameters.values())
+
+    @cached_property
+    def network_elements(self) -> int:
+        """Of the whole network, once."""
+        return sum(parameter.size(self.lengths) for parameter in self.parameters.values())
+
+    @cached_property
+    def held_bytes(self) -> Number:
+        """Of all ranks' networks together."""
+        return sum(len(part.ranks) * self.bytes(part) for part in self.parts)
+
+    @cached_property
+    def held_elements(self) -> Number:
+        """Of all ranks' networks together."""
+        return sum(
+            len(part.ranks) * parameter.size(part.lengths)
+            for part in self.parts
+            for parameter in self.parameters.values()
+        )
+
+    @cached_property
+    def largest_bytes(self) -> Number:
+        """Of the largest network that a rank trains."""
+        return max(self.bytes(part) for part in self.parts)
+
+    @cached_property
+    def kept_bytes(self) -> Number:
+        """What ranks hold and own at the same time, over all ranks: expected over deals."""
+        kept = Fraction(0)
+        for parameter in self.parameters.values():
+            rows = parameter.pattern.axes[0].length(self.lengths)
+            for part in self.parts:
+                first, stop = part.ranks.start, part.ranks.stop
+                # The rows that all these ranks own: the ends of their owners' blocks telescope.
+                owned = rows * stop // self.ranks - rows * first // self.ranks
+                kept += parameter.size(part.lengths) * parameter.itemsize * Fraction(owned, rows)
+        return kept
+
+    @cached_property
+    def served_bytes(self) -> Fraction:
+        """What all ranks together hold of the rows that one owner has, the owner with most rows."""
+        served = Fraction(0)
+        for parameter in self.parameters.values():
+            rows = parameter.pattern.axes[0].length(self.lengths)
+            held = sum(len(part.ranks) * parameter.size(part.lengths) for part in self.parts)
+            served += held * parameter.itemsize * Fraction(-(-rows // self.ranks), rows)
+        return served
+
+    @cached_property
+    def averaged_bytes(self) -> int:
+        """Of the copies of what all ranks hold that one owner has, the owner with most rows; 0 on one rank."""
+        if self.ranks == 1:
+            return 0
+        shared = {
+            name: one for name, one in self.parameters.items() if not one.pattern.dealt(dict.fromkeys(self.groups))
+        }
+        return self.ranks * _owned_bytes(shared, self.lengths, self.ranks)
+
+    @cached_property
+    def owned_bytes(self) -> int:
+        """Of the rows that an owner has; no rank has more."""
+        return _owned_bytes(self.parameters, self.lengths, self.ranks)
+
+    @cached_property
+    def share_of_a_rank(self) -> Fraction:
+        """The fraction of the network that one rank trains, and so one example: the mean over ranks."""
+        return Fraction(self.held_elements) / self.ranks / self.network_elements
+
+    @cached_property
+    def trained_share(self) -> Fraction:
+        """The fraction of the network's elements that some rank trains in a round."""
+        trained = Fraction(0)
+        for parameter in self.parameters.values():
+            if parameter.pattern.dealt(dict.fromkeys(self.groups)):
+                trained += sum(len(part.ranks) * parameter.size(part.lengths) for part in self.parts)
+            else:
+                trained += parameter.size(self.lengths)
+        return trained / self.network_elements
+
+
+def _owned_bytes(parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int) -> int:
+    """Of the rows of these parameters that an owner has; no rank has more."""
+    total = 0
+    for parameter in parameters.values():
+        shape = parameter.pattern.shape(lengths)
+        total += -(-shape[0] // ranks) * prod(shape[1:]) * parameter.itemsize
+    return total
+
+
+def _block(length: int, ranks: int, rank: int) -> int:
+    """`istmpi.partition.blocks` without shares, for one rank."""
+    return length // ranks + (rank < length % ranks)

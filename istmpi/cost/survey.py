@@ -1,0 +1,194 @@
+"""The whole cost of several methods at several numbers of ranks, as flat rows: what tables, files and plots show."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from istmpi.config import Run
+from istmpi.cost.cluster import Cluster
+from istmpi.cost.counts import Cost, cost
+from istmpi.cost.methods import method_cost
+from istmpi.cost.time import epoch_seconds, round_time
+from istmpi.models.architecture import Architecture
+
+FIGURE_2 = {"model.hidden": (4000, 4000, 4000), "model.norm": "none", "train.batch": 512, "method.local_steps": 10}
+"""The run of the paper's Figure 2, whose network is 1000-4000-4000-4000-200."""
+FIGURE_2_FEATURES, FIGURE_2_LABELS = 1000, 200
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run on a cluster: what all questions about cost are asked of."""
+
+    run: Run
+    architecture: Architecture
+    cluster: Cluster
+    examples: int
+    """In an epoch."""
+    shared_batch: bool = False
+    """Synchronous methods divide train.batch among the ranks."""
+
+    def cost(self, method: str, ranks: int) -> Cost:
+        return cost(self.run, self.architecture, ranks, method, self.shared_batch)
+
+    def seconds(self, method: str, ranks: int) -> float:
+        """Of an epoch."""
+        return epoch_seconds(self.cost(method, ranks), self.cluster, self.examples)
+
+    def alone(self) -> float:
+        """Seconds of an epoch of plain SGD in one process, which sends and packs nothing."""
+        plain = self.run.override({"method.name": "local-sgd", "method.shares": None})
+        one = cost(plain, self.architecture, 1)
+        cluster = replace(self.cluster, flops=(max(self.cluster.flops),))
+        return self.examples / float(one.local_steps * one.examples_per_step) * round_time(one, cluster).compute
+
+    def most_ranks(self, method: str) -> int | None:
+        """The most ranks that a method's deal can serve; None where nothing is dealt."""
+        groups = method_cost(method).groups(self.run, self.architecture)
+        return min((self.architecture.lengths[name] for name in groups), default=None)
+
+    def narrowest(self, method: str) -> str:
+        """The unit group that ends it."""
+        groups = method_cost(method).groups(self.run, self.architecture)
+        return min(groups, key=self.architecture.lengths.__getitem__)
+
+
+def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> list[Row]:
+    """A row for every method and number of ranks, up to what a method's deal can serve."""
+    alone = scenario.alone()
+    return [
+        _row(scenario, method, count, alone)
+        for method in methods
+        for count in ranks
+        if count <= (scenario.most_ranks(method) or count)
+    ]
+
+
+def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
+    scenario.cluster.check(ranks)
+    plan = scenario.cost(method, ranks)
+    steps, examples = plan.local_steps, plan.examples_per_step
+    time = round_time(plan, scenario.cluster)
+    epoch = time.total * scenario.examples / float(steps * examples)
+    largest, cluster = plan.largest, scenario.cluster
+    products = plan.flops("products", "first_input_gradient")
+    received = plan.received_elements
+    row: Row = {
+        "method": method,
+        "ranks": ranks,
+        "local_steps": steps,
+        "examples_per_step": examples,
+        # As the paper counts: one way, own elements included.
+        "received_floats_per_step": received / steps,
+        "received_floats_per_step_and_rank": received / steps / ranks,
+        "received_floats_per_example": received / steps / examples,
+        "received_floats_per_round": received,
+        # Both ways, own elements included; then without them, which is what MPI is handed.
+        "both_ways_floats_per_step": 2 * received / steps,
+        "sent_bytes_per_step": plan.round_bytes / steps,
+        "sent_bytes_per_step_and_rank": plan.round_bytes / steps / ranks,
+        "sent_bytes_per_example": plan.round_bytes / steps / examples,
+        "sent_bytes_per_round": plan.round_bytes,
+        "sent_bytes_at_start": plan.start_bytes,
+        "messages_per_round_and_rank": plan.messages,
+        "flops_per_step": products,
+        "flops_per_step_and_rank": products / ranks,
+        "flops_per_example": products / examples,
+        "flops_per_step_without_first_input_gradient": plan.flops("products"),
+        "normalisation_flops_per_step": plan.flops("normalisation"),
+        "optimizer_flops_per_step": plan.flops("optimizer"),
+        "trained_share_per_round": plan.held.trained_share,
+        "memory_bytes": largest.memory.total,
+        **{
+            f"memory_{name}_bytes": getattr(largest.memory, name)
+            for name in ("owned", "network", "gradients", "optimizer", "buffers", "activations")
+        },
+        "compute_seconds_per_round": time.compute,
+        "transfer_seconds_per_round": time.transfer,
+        "seconds_per_round": time.total,
+        "seconds_per_epoch": epoch,
+        "speed_up": alone / epoch,
+        "efficiency": alone / epoch / ranks,
+    }
+    if cluster.price is not None:
+        row["price_per_epoch"] = epoch / 3600 * cluster.price * ranks
+    if cluster.watts is not None:
+        row["kwh_per_epoch"] = epoch / 3.6e6 * cluster.watts * ranks
+    return {key: _plain(value) for key, value in row.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Whole numbers stay exact, fractions become floats."""
+    if isinstance(value, str | float):
+        return value
+    return int(value) if value == int(value) else float(value)
+
+
+def first_ranks(scenario: Scenario, method: str, rival: str, most: int) -> int | None:
+    """The fewest ranks, from 2, at which a method's epoch is shorter than a rival's; None where it never is."""
+    most = min(most, scenario.most_ranks(method) or most, scenario.most_ranks(rival) or most)
+    return _first(lambda ranks: scenario.seconds(method, ranks) < scenario.seconds(rival, ranks), 2, most)
+
+
+def first_local_steps(scenario: Scenario, method: str, rival: str, ranks: int, most: int = 10_000) -> int | None:
+    """The fewest local steps at which a method's epoch is shorter than a rival's; None where it never is."""
+
+    def wins(local_steps: int) -> bool:
+        other = replace(scenario, run=scenario.run.override({"method.local_steps": local_steps}))
+        return other.seconds(method, ranks) < other.seconds(rival, ranks)
+
+    return _first(wins, 1, most)
+
+
+def _first(holds: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The first number for which something holds: looked for in steps of a tenth, then by halving before the hit."""
+    before, number = least - 1, least
+    while before < most:
+        if holds(number):
+            while number - before > 1:
+                middle = (before + number) // 2
+                before, number = (before, middle) if holds(middle) else (middle, number)
+            return number
+        before, number = number, min(max(number + 1, number * 11 // 10), most)
+    return None
+
+
+def widest(scenario: Scenario, method: str, ranks: int, memory: float) -> dict[str, int] | None:
+    """The lengths of the largest network, all dealt widths scaled alike, with which no rank needs more than ``memory``.
+
+    None where not even a unit for each rank fits. Activations count, the process with its libraries does not.
+    """
+    full, groups = scenario.architecture.lengths, scenario.architecture.groups
+    needed = ranks if scenario.most_ranks(method) else 1
+
+    def scaled(thousandths: int) -> dict[str, int]:
+        return {**full, **{name: full[name] * thousandths // 1000 for name in groups}}
+
+    def deals(lengths: dict[str, int]) -> bool:
+        return min(lengths[name] for name in groups) >= needed
+
+    def fits(thousandths: int) -> bool:
+        lengths = scaled(thousandths)
+        if not deals(lengths):
+            return True  # too narrow for the ranks: wider ones decide
+        resized = _Resized(scenario.architecture, lengths)
+        return cost(scenario.run, resized, ranks, method, scenario.shared_batch).largest.memory.total <= memory
+
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return scaled(low) if deals(scaled(low)) else None
+
+
+class _Resized:
+    """An architecture at other lengths, as far as its cost goes."""
+
+    def __init__(self, architecture: Architecture, lengths: dict[str, int]):
+        self.lengths = lengths
+        self.parameters, self.groups = architecture.parameters, architecture.groups
+        self.normalised = architecture.normalised

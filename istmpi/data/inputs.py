@@ -1,0 +1,153 @@
+"""What is to be predicted: the features made as those of the training data were, by the same code."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import islice
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from istmpi.data.arrays import load_arrays
+from istmpi.data.dataset import Dataset, require_finite, same_form
+from istmpi.data.hdf5 import SUFFIXES, open_prepared
+from istmpi.data.prepare import images, speech, tables
+from istmpi.data.prepare.archive import Archive
+from istmpi.data.prepare.files import BadFileError
+from istmpi.data.prepare.material import rows_per_block
+from istmpi.data.sources import open_dataset
+from istmpi.errors import DataError
+from istmpi.optional import optional
+
+Block = tuple[Sequence[str | int], np.ndarray]
+"""The examples' names, or their row numbers from 0, and x [b, features] float32, not normalised."""
+
+
+def read_inputs(
+    source: str,
+    kind: str,
+    shape: tuple[int, ...],
+    *,
+    split: str = "test",
+    label: str | None = None,
+    resize: bool = False,
+    skipped: Callable[[str, str], None] = lambda name, reason: None,
+) -> Iterator[Block]:
+    """The examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
+
+    ``source`` is a table, a .npy or .npz, a prepared file or ``digits``, or for speech and images a file, a folder or
+    a tar file. ``split`` counts for data that have splits; ``label`` names a column of a table to pass over;
+    ``resize`` brings images to the shape. ``skipped`` is told the name of a file that cannot be read, and why.
+    DataError where anything else does not fit, or where there is no example.
+    """
+    blocks = _blocks(source, kind, shape, split, label, resize, skipped)
+    count = 0
+    for names, x in blocks:
+        require_finite(x, "input", source, count)
+        count += len(x)
+        yield (range(count - len(x), count) if names is None else names), x
+    if count == 0:
+        raise DataError(f"{source} has no examples that can be read.")
+
+
+def _blocks(
+    source: str,
+    kind: str,
+    shape: tuple[int, ...],
+    split: str,
+    label: str | None,
+    resize: bool,
+    skipped: Callable[[str, str], None],
+) -> Iterator[tuple[Sequence[str] | None, np.ndarray]]:
+    path = Path(source)
+    if source == "digits":
+        return _of_dataset(open_dataset(source), source, shape, split)
+    if not path.exists():
+        raise DataError(f"{path} does not exist. Give a file or a folder to predict.")
+    name = path.name.lower()
+    if name.endswith(SUFFIXES):
+        return _of_dataset(open_prepared(path), source, shape, split)
+    if name.endswith((".npz", ".npy")):
+        return _of_array(path, shape, split)
+    if name.endswith(tables.ENDINGS):
+        return _of_table(path, shape, label)
+    if kind == "speech":
+        return _of_files(path, (speech.ENDING,), speech.clip_decoder(), speech.one_thread, skipped)
+    if kind in ("images", "idx"):
+        pillow = optional("PIL.Image", "Pillow", "images")
+        mode = "L" if shape[0] == 1 else "RGB"
+        extent = shape[2], shape[1]
+        decode = images.image_decoder(pillow, "the training data", mode, extent, resize, "Give --resize.")
+        return _of_files(path, images.ENDINGS, decode, nullcontext, skipped)
+    raise DataError(f"{path}: this network takes {prod(shape)} numbers; give a .csv, .npz, .npy or a prepared .h5.")
+
+
+def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) -> Iterator[tuple[None, np.ndarray]]:
+    _require_form(source, data.shape, shape)
+    if split not in data.splits:
+        raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
+    rows = data.splits[split].normalised_by(None)
+    step = rows_per_block(data.features)
+    for start in range(0, len(rows), step):
+        yield None, rows.rows(np.arange(start, min(start + step, len(rows))))[0]
+
+
+def _of_array(path: Path, shape: tuple[int, ...], split: str) -> Iterator[tuple[None, np.ndarray]]:
+    with path.open("rb") as file:
+        arrays = load_arrays(file, str(path))
+    found = list(arrays) if len(arrays) == 1 else [name for name in ("x", f"x_{split}", f"{split}_x") if name in arrays]
+    if not found:
+        raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; call the array of examples x.")
+    x = arrays[found[0]]
+    if x.dtype.kind not in "fiub":
+        raise DataError(f"{path}: x is of {x.dtype}; needed are numbers.")
+    if x.ndim > 0 and same_form(x.shape, shape):
+        x = x[np.newaxis]
+    _require_form(str(path), x.shape[1:], shape)
+    step = rows_per_block(prod(shape))
+    for start in range(0, len(x), step):
+        # A copy: what is predicted is normalised in place.
+        yield None, np.array(x[start : start + step], dtype=np.float32).reshape(-1, prod(shape))
+
+
+def _of_table(path: Path, shape: tuple[int, ...], label: str | None) -> Iterator[tuple[None, np.ndarray]]:
+    table = tables.Table(Archive(path), path.name, label)
+    features = table.columns - (label is not None)
+    if features != prod(shape):
+        cure = " Pass over the column of labels with --label." if features == prod(shape) + 1 else ""
+        raise DataError(f"{path}: a row has {features} numbers; the network takes {prod(shape)}.{cure}")
+    return ((None, x) for x in table.features())
+
+
+def _of_files(
+    path: Path,
+    endings: tuple[str, ...],
+    decode: Callable[[str, bytes], np.ndarray],
+    context: Callable[[], object],
+    skipped: Callable[[str, str], None],
+) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Each file of a folder, a tar file or by itself."""
+    archive = Archive(path)
+    names = [name for name in archive.names if name.lower().endswith(endings)]
+    if not names:
+        raise DataError(f"{path} holds no {' '.join(endings)}; the network was trained on such files.")
+    contents = archive.read(names)
+    step = 1
+    while part := list(islice(contents, step)):
+        rows: dict[str, np.ndarray] = {}
+        with context():
+            for name, content in part:
+                try:
+                    rows[name] = decode(name, content).reshape(-1).astype(np.float32)
+                except BadFileError as error:
+                    skipped(name, str(error))
+        if rows:
+            x = np.stack(list(rows.values()))
+            step = rows_per_block(x.shape[1])
+            yield list(rows), x
+
+
+def _require_form(source: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if not same_form(given, wanted):
+        shown = [" x ".join(map(str, shape)) for shape in (given, wanted)]
+        raise DataError(f"{source} has examples of {shown[0] or 'no'} numbers; the network takes {shown[1]}.")

@@ -1,0 +1,8 @@
+"""From a checkpoint to what a network is for: scores, predictions, and files that other programs run.
+
+scoring     evaluate(...)            on any number of ranks, none of which has the network
+network     CalibratedNetwork        the whole network in one process
+prediction  predict(...)             examples in, CSV or JSON lines out
+layers      plain_layers(...)        the network as plain PyTorch has it
+export      export(...)              safetensors, torch, onnx, npz
+"""

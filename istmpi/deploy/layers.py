@@ -1,0 +1,103 @@
+"""A checkpoint's network as a chain of plain PyTorch layers, with the calibration as running statistics.
+
+Nothing is folded into the weights. What examples are normalised with becomes a first layer of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from istmpi.axes import ITEMSIZE
+from istmpi.checkpoint.reader import Checkpoint, Tensor
+from istmpi.checkpoint.state import Moments
+from istmpi.errors import ConfigError
+from istmpi.models.norms import EPSILON, BatchNorm
+
+_CHUNK = 2**24
+"""Bytes that are in memory at a time."""
+
+Values = Tensor | np.ndarray
+"""Of a tensor: in the checkpoint, or in memory where it is small."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """``getattr(torch.nn, kind)(**settings)``, with the tensors of its state by their names in it."""
+
+    name: str
+    kind: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Values] = field(default_factory=dict)
+
+
+def plain_layers(checkpoint: Checkpoint, moments: Moments) -> list[Layer]:
+    """The layers from the examples as they are in the data to the outputs; dropout, which does nothing here, left out.
+
+    A stage's product has the stage's name; the layers behind it have their own name behind that.
+    """
+    layers = []
+    network = checkpoint.architecture
+    if checkpoint.normalisation:
+        dtype = np.dtype(checkpoint.header.run.model.dtype)
+        mean, std = (values.astype(dtype) for values in checkpoint.normalisation)
+        settings = {"num_features": len(mean), "eps": 0.0, "affine": False}
+        layers.append(Layer("input", "BatchNorm1d", settings, {"running_mean": mean, "running_var": std**2}))
+    for stage in network.stages:
+        with torch.device("meta"):
+            modules = network.stage(stage, network.lengths)
+        for place, (key, module) in enumerate(modules.named_children()):
+            name = f"{stage}_{key}" if place else stage
+            tensors: dict[str, Values] = {
+                kind: checkpoint.tensors[f"{stage}.{key}.{kind}"] for kind in module.state_dict()
+            }
+            if isinstance(module, BatchNorm):
+                running = (values.numpy() for values in moments[stage])
+                tensors |= dict(zip(("running_mean", "running_var"), running, strict=True))
+            if not isinstance(module, nn.Dropout):
+                layers.append(Layer(name, *_description(module, network.lengths[stage]), tensors))
+    return layers
+
+
+def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
+    """The plain layer for a module of ours, and how it is made."""
+    if isinstance(module, BatchNorm):
+        return "BatchNorm1d", {"num_features": units, "eps": EPSILON, "affine": module.weight is not None}
+    if isinstance(module, nn.Linear):
+        settings = {"in_features": module.in_features, "out_features": module.out_features}
+        return "Linear", {**settings, "bias": module.bias is not None}
+    if isinstance(module, nn.LayerNorm):
+        return "LayerNorm", {"normalized_shape": units, "eps": module.eps}
+    if module.state_dict() or not hasattr(nn, type(module).__name__):
+        raise ConfigError(f"a layer {type(module).__name__} cannot be exported; it is none of PyTorch's own.")
+    return type(module).__name__, {}
+
+
+def shape_of(values: Values) -> tuple[int, ...]:
+    return values.shape
+
+
+def dtype_of(values: Values) -> str:
+    return values.dtype if isinstance(values, Tensor) else values.dtype.name
+
+
+def bytes_of(values: Values) -> int:
+    return prod(values.shape) * ITEMSIZE[dtype_of(values)]
+
+
+def chunks(values: Values) -> Iterator[np.ndarray]:
+    """The values as flat bytes, little-endian, some rows at a time."""
+    if isinstance(values, np.ndarray):
+        yield np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        return
+    rows, row = values.shape[0], bytes_of(values) // values.shape[0]
+    step = max(_CHUNK // row, 1)
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        out = np.empty((stop - start) * row, dtype=np.uint8)
+        values.read_bytes(start, stop, out)
+        yield out

@@ -1,0 +1,81 @@
+"""A checkpoint's score on data, with the network where it is evaluated in training too: spread over the ranks."""
+
+import os
+from dataclasses import dataclass
+
+from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
+from istmpi.checkpoint.state import fill, stored_moments
+from istmpi.comm import Communicator
+from istmpi.data.dataset import Dataset, same_form
+from istmpi.data.sources import open_dataset
+from istmpi.devices import choose_threads
+from istmpi.errors import DataError
+from istmpi.evaluate import Evaluator, Score
+from istmpi.models.losses import TASKS
+from istmpi.store import ParameterStore
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a network does."""
+
+    score: Score
+    score_name: str
+    source: str
+    """The data."""
+    split: str
+    calibrated: bool
+    """The normalisation was calibrated now, on the training split of these data, not taken from the file."""
+
+
+def evaluate(
+    path: str | os.PathLike,
+    communicator: Communicator,
+    source: str | None = None,
+    split: str = "test",
+    calibrate: bool = False,
+) -> Evaluation:
+    """The loss and the score of a checkpoint's network on a split, by default of its own run's data. Collective.
+
+    Each rank reads its rows of the weights alone. The normalisation is the file's where it has one, unless
+    ``calibrate``. Raises DataError on every rank for a checkpoint or data that cannot be used.
+    """
+    with communicator.agreed(), open_checkpoint(path) as checkpoint:
+        checkpoint.require_valid(communicator.rank, communicator.size)
+        source = source or checkpoint.header.run.data.source
+        run = checkpoint.header.run.override({"data.source": source, "data.placement": "shared"}).with_implied()
+        data = open_dataset(source, communicator.rank)
+        require_fitting(data, checkpoint)
+        data = data.normalised_by(checkpoint.normalisation)
+        if split not in data.splits:
+            raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
+        network = checkpoint.architecture
+        store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
+        fill(checkpoint, store)
+        moments = stored_moments(checkpoint)
+        calibrate = calibrate or not checkpoint.calibrated
+    choose_threads(run.train.threads, communicator.on_this_host())
+    evaluator = Evaluator(run, network, data, store, communicator)
+    if calibrate:
+        evaluator.calibrate()
+    else:
+        evaluator.network.adopt(moments)
+    score = evaluator.measure(data.splits[split])
+    return Evaluation(score, TASKS[data.task].score, source, split, calibrate and bool(network.batch_norms))
+
+
+def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
+    """Refuse data of another kind than the network was trained on."""
+    trained = checkpoint.header.data
+    wrong = ""
+    if not same_form(data.shape, trained.shape):
+        shapes = (" x ".join(map(str, shape)) for shape in (data.shape, trained.shape))
+        wrong = "has examples of {} numbers; the network takes {}".format(*shapes)
+    elif (data.task, data.outputs) != (trained.task, trained.outputs):
+        wrong = f"is {data.task} with {data.outputs} outputs; the network was trained for {trained.task} with "
+        wrong += str(trained.outputs)
+    elif data.classes != checkpoint.classes:
+        number = next(n for n, pair in enumerate(zip(data.classes, checkpoint.classes)) if pair[0] != pair[1])
+        wrong = f"calls class {number} {data.classes[number]}; the network calls it {checkpoint.classes[number]}"
+    if wrong:
+        raise DataError(f"{data.source} {wrong}. Give data of the kind that {checkpoint.path} was trained on.")

@@ -1,0 +1,321 @@
+"""Measures what a cluster's network and ranks can do, as a `Cluster` for the cost model. Collective; bounded in time.
+
+Every figure is the median over repetitions of the slowest rank's time, with all ranks at work at once as in training.
+Lines are fitted so that relative errors are small, for short and long messages alike.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from istmpi.comm import Communicator, library
+from istmpi.config import Run
+from istmpi.cost import cost
+from istmpi.cost.cluster import Cluster, Link
+from istmpi.cost.collectives import PULL, PUSH
+from istmpi.cost.counts import PartCost
+from istmpi.cost.holdings import Holdings
+from istmpi.devices import choose_device, choose_threads
+from istmpi.layout import Owners, part_shape
+from istmpi.methods.base import Partial
+from istmpi.models.architecture import Architecture
+from istmpi.models.mlp import MLP
+from istmpi.optimizers import recipe
+from istmpi.partition import Partition
+from istmpi.train import Training
+from istmpi.transfer import Transfer
+
+SECONDS = 0.3
+"""For one measurement; repetitions end with it."""
+MOST_REPETITIONS = 25
+TURN_SECONDS = 0.04
+"""Work that is shorter is repeated to fill this."""
+MOST_INNER = 1000
+MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
+"""Of a rank, to all others together."""
+TRANSFER_WIDTHS = (256, 768, 1536)
+_NOISE = 0.1
+"""Where what is known accounts for all the time, the rest is taken to be this part: fits need positive numbers."""
+
+TINY = {"method.local_steps": 20, "train.batch": 16}
+"""A run on digits whose time is all overhead."""
+TINY_ROUNDS = 12
+
+
+def probe(run: Run, architecture: Architecture, features: int, communicator: Communicator) -> Cluster:
+    """The cluster as this job's ranks find it, at the shapes of a run's subnets; the same on every rank.
+
+    ``features``: of an example.
+    """
+    local = communicator.on_this_host()
+    with communicator.agreed():
+        device = choose_device(run.train.device, local)
+    threads = choose_threads(run.train.threads, local)
+    ranks = communicator.size
+    measured: dict[str, Any] = {}
+    links = {}
+    for name, measure in (("point_to_point", _pairs), ("alltoallv", _alltoallv), ("allreduce", _allreduce)):
+        points = measure(communicator) if ranks > 1 else []
+        links[name], measured[name] = _link(points)
+    handle, average, measured["transfer"] = _transfers(communicator, links["alltoallv"])
+    speed, product, measured["products"] = _products(run, architecture, communicator, device)
+    touch, measured["steps"] = _touch(run, architecture, features, communicator, device, speed, product)
+    step, transfer, deal = _overheads(run, communicator, speed, product, touch)
+    hosts = len(set(communicator.hosts()))
+    return Cluster(
+        name=f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}",
+        source=f"measured on {device} with {library()}, {threads} thread{'s' * (threads > 1)} a rank",
+        links=links,
+        flops=(speed,),
+        product_seconds=product,
+        step_seconds=step,
+        touch_seconds_per_byte=touch,
+        handle_seconds_per_byte=handle,
+        average_seconds_per_byte=average,
+        transfer_seconds=transfer,
+        deal_seconds=deal,
+        measured=measured,
+    )
+
+
+def timed(communicator: Communicator, work: Callable[[], object]) -> float:
+    """Seconds of collective or local work: the median over repetitions of the slowest rank's; the first do not count.
+
+    Short work is repeated without a pause in between, as training repeats its steps: on cores that ranks share, a
+    single short call tells little.
+    """
+    once = _slowest(communicator, work, 1)
+    if once > SECONDS:
+        return once
+    inner = min(max(int(TURN_SECONDS / once), 1), MOST_INNER)
+    times: list[float] = []
+    while sum(times) * inner < SECONDS and len(times) < MOST_REPETITIONS:
+        times.append(_slowest(communicator, work, inner))
+    return float(np.median(times))
+
+
+def _slowest(communicator: Communicator, work: Callable[[], object], times: int) -> float:
+    """Seconds that the slowest rank takes for one of so many calls."""
+    communicator.barrier()
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    return max(communicator.gather((time.perf_counter() - start) / times))
+
+
+def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
+    """Coefficients, none negative, of the columns that give the seconds best, and the median relative error.
+
+    Relative errors are what is made small. A coefficient that would be negative is zero and the others are fitted anew.
+    """
+    table, wanted = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
+    used = list(range(table.shape[1]))
+    found = np.zeros(table.shape[1])
+    while used:
+        weighted = table[:, used] / wanted[:, None]
+        scale = np.abs(weighted).max(axis=0)
+        scale[scale == 0] = 1
+        solution = np.linalg.lstsq(weighted / scale, np.ones(len(wanted)), rcond=None)[0] / scale
+        if (solution >= 0).all():
+            found[used] = solution
+            break
+        used.pop(int(np.argmin(solution * scale)))
+    error = float(np.median(np.abs(table @ found / wanted - 1)))
+    return found.tolist(), error
+
+
+Point = tuple[float, float, float]
+"""Messages, bytes and seconds."""
+
+
+def _link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
+    """α and β of what was measured, and the measurements. One rank has nobody to send to: both are zero."""
+    if not points:
+        return Link(0.0, 0.0), {}
+    messages, sizes, seconds = zip(*points)
+    (latency, each), error = fit([messages, sizes], seconds)
+    rows = [{"bytes": size, "seconds": took} for _, size, took in points]
+    return Link(latency, each), {"points": rows, "median_relative_error": error}
+
+
+def _pairs(communicator: Communicator) -> list[Point]:
+    peer = communicator.rank ^ 1
+    points = []
+    for size in MESSAGE_BYTES:
+        mine, theirs = np.zeros(size, dtype=np.uint8), np.empty(size, dtype=np.uint8)
+
+        def work(mine=mine, theirs=theirs):
+            if peer < communicator.size:
+                communicator.exchange(peer, mine, theirs)
+
+        points.append((1, size, timed(communicator, work)))
+    return points
+
+
+def _alltoallv(communicator: Communicator) -> list[Point]:
+    ranks = communicator.size
+    points = []
+    for size in MESSAGE_BYTES:
+        each = size // (ranks - 1) or 1
+        counts = [each * (peer != communicator.rank) for peer in range(ranks)]
+        starts = [each * peer for peer in range(ranks)]
+        send, receive = (np.zeros(each * ranks, dtype=np.uint8) for _ in range(2))
+        staged = (send, counts, starts), (receive, counts, starts)
+        points.append((ranks - 1, each * (ranks - 1), timed(communicator, lambda s=staged: communicator.alltoallv(*s))))
+    return points
+
+
+def _allreduce(communicator: Communicator) -> list[Point]:
+    ranks = communicator.size
+    points = []
+    for size in MESSAGE_BYTES:
+        values = np.zeros(size // 4, dtype=np.float32)
+        seconds = timed(communicator, lambda values=values: communicator.all_reduce(values))
+        points.append((2 * (ranks - 1).bit_length(), 2 * (ranks - 1) / ranks * size, seconds))
+    return points
+
+
+def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
+    """Seconds per byte handled and per byte averaged: what a pull and a push take beyond their messages."""
+    constants, handled, averaged, beyond, rows = [], [], [], [], []
+    for width in TRANSFER_WIDTHS:
+        network = MLP(width, (max(width, communicator.size),) * 2, 10)
+        for groups in (network.groups, ()):
+            held = Holdings(network.parameters, network.lengths, groups, communicator.size)
+            loads = PULL.load(held), PUSH.load(held)
+            seconds = _pull_and_push(communicator, network, groups)
+            sent = sum(load.messages * link.latency + float(load.busiest) * link.seconds_per_byte for load in loads)
+            constants.append(1.0)
+            handled.append(float(sum(load.handled for load in loads)))
+            averaged.append(float(sum(load.averaged for load in loads)))
+            beyond.append(max(seconds - sent, _NOISE * seconds))
+            rows.append({"handled_bytes": handled[-1], "averaged_bytes": averaged[-1], "seconds": seconds})
+    (_, each, mean), error = fit([constants, handled, averaged], beyond)
+    return each, mean, {"points": rows, "median_relative_error": error}
+
+
+def _pull_and_push(communicator: Communicator, network: MLP, groups: Sequence[str]) -> float:
+    """Seconds of a pull and a push of a network of which these groups are dealt out."""
+    ranks, rank = communicator.size, communicator.rank
+    owners = Owners(network.lengths, ranks)
+    deal = Partition.draw(network.lengths, groups, ranks, 0, 0)
+    own, held = (
+        {name: torch.zeros(part_shape(layout, one, rank)) for name, one in network.parameters.items()}
+        for layout in (owners, deal)
+    )
+    pull = Transfer(network.parameters, owners, deal, rank)
+    push = Transfer(network.parameters, deal, owners, rank)
+
+    def work() -> None:
+        pull.run(own, held, communicator)
+        push.run(held, own, communicator)
+
+    return timed(communicator, work)
+
+
+def _products(
+    run: Run, architecture: Architecture, communicator: Communicator, device: torch.device
+) -> tuple[float, float, dict[str, Any]]:
+    """FLOP/s and seconds per product, from the three products of a layer at a run's shapes."""
+    flops, counts, seconds, rows = [], [], [], []
+    for batch, inputs, outputs in _shapes(run, architecture, communicator.size):
+        shapes = (batch, inputs), (batch, outputs), (outputs, inputs)
+        x, gradient, weight = (torch.ones(shape, device=device) for shape in shapes)
+
+        def work(x=x, gradient=gradient, weight=weight):
+            x @ weight.T, gradient.T @ x, gradient @ weight  # noqa: B018
+            _finish(device)
+
+        took = timed(communicator, work)
+        flops.append(6.0 * batch * inputs * outputs)
+        counts.append(3.0)
+        seconds.append(took)
+        rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": took})
+    (each, product), error = fit([flops, counts], seconds)
+    return 1 / each, product, {"points": rows, "median_relative_error": error}
+
+
+def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int, int, int]]:
+    """Batch, inputs and outputs of a run's products."""
+    found = []
+    for part in _subnets(run, architecture, ranks):
+        for parameter in architecture.parameters.values():
+            if parameter.multiplies:
+                outputs = int(parameter.pattern.axes[0].length(part.part.lengths))
+                batch = run.train.batch * parameter.multiplies
+                found.append((batch, int(parameter.size(part.part.lengths)) // outputs, outputs))
+    return list(dict.fromkeys(found))
+
+
+def _subnets(run: Run, architecture: Architecture, ranks: int) -> list[PartCost]:
+    """The networks to measure: the whole one, and the largest subnets at P/2, P and 2P, as far as there are units."""
+    plain = run.override({"method.name": "ist", "method.partition": architecture.groups, "method.shares": None})
+    most = min((architecture.lengths[name] for name in architecture.groups), default=1)
+    counts = sorted({1, max(ranks // 2, 1), ranks, 2 * ranks})
+    return [cost(plain, architecture, count).largest for count in counts if count <= most]
+
+
+def _finish(device: torch.device) -> None:
+    """Wait for a device that works on its own."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _touch(
+    run: Run,
+    architecture: Architecture,
+    features: int,
+    communicator: Communicator,
+    device: torch.device,
+    speed: float,
+    product: float,
+) -> tuple[float, dict[str, Any]]:
+    """Seconds per byte of what a step touches beside its products: what bare steps of a run's subnets take beyond them.
+
+    Memory that is fresh in every step, and weights that the last product has driven out of the caches, are in it.
+    """
+    sizes, beyond, rows = [], [], []
+    for part in _subnets(run, architecture, communicator.size):
+        network = architecture.build({name: int(length) for name, length in part.part.lengths.items()}).to(device)
+        optimizer = recipe(run.optimizer).make(network.parameters())
+        x = torch.ones(run.train.batch, features, device=device, dtype=next(network.parameters()).dtype)
+
+        def work(network=network, optimizer=optimizer, x=x):
+            optimizer.zero_grad(set_to_none=True)
+            network(x).square().mean().backward()
+            optimizer.step()
+            _finish(device)
+
+        seconds = timed(communicator, work)
+        products = float(part.flops.products) / speed + part.flops.product_count * product
+        sizes.append(float(part.touched))
+        beyond.append(max(seconds - products, _NOISE * seconds))
+        rows.append({"touched_bytes": sizes[-1], "products_seconds": products, "seconds": seconds})
+    (_, each), error = fit([[1.0] * len(sizes), sizes], beyond)
+    return each, {"points": rows, "median_relative_error": error}
+
+
+def _overheads(
+    run: Run, communicator: Communicator, speed: float, product: float, touch: float
+) -> tuple[float, float, float]:
+    """Seconds of a local step, a transfer and a deal whatever the sizes: those of a run with next to no network."""
+    with communicator.agreed():
+        tiny = Run().override({**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device})
+        tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})
+    training = Training(tiny, communicator)
+    clock, spent = training.clock.seconds, []
+    for number in range(TINY_ROUNDS):
+        communicator.barrier()
+        before = dict(clock)
+        training.method.run(number, Partial())
+        mine = {phase: seconds - before.get(phase, 0.0) for phase, seconds in clock.items()}
+        spent.append({phase: max(communicator.gather(seconds)) for phase, seconds in sorted(mine.items())})
+    median = {phase: float(np.median([one[phase] for one in spent[1:]])) for phase in spent[-1]}
+    plan = cost(tiny, training.architecture, communicator.size)
+    part = plan.largest
+    modelled = float(part.flops.products) / speed + part.flops.product_count * product + float(part.touched) * touch
+    step = (median["compute"] + median["wait"]) / tiny.method.local_steps - modelled
+    return max(step, 0.0), (median["pull"] + median["push"]) / 2, median["deal"]

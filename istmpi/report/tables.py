@@ -1,0 +1,127 @@
+"""Tables of a plan and of costs, for the console."""
+
+from collections.abc import Callable, Sequence
+
+from rich.columns import Columns
+from rich.console import Console
+from rich.table import Table
+
+from istmpi.config import Run
+from istmpi.cost import Cost
+from istmpi.cost.cluster import Cluster
+from istmpi.cost.survey import Row
+from istmpi.models.architecture import Architecture
+from istmpi.report.units import duration, number, size
+
+
+def plan(console: Console, run: Run, network: Architecture, cost: Cost, alone: Cost) -> None:
+    """What one run would hold, compute and send; ``alone`` is the same on one rank."""
+    largest, one = cost.largest, alone.largest
+    console.print(
+        f"[bold]{run.name}[/]: {cost.method} on {cost.ranks} ranks, {', '.join(cost.groups) or 'nothing'} dealt out"
+    )
+    shapes = Table("parameter", "axes", "network", "largest subnet", box=None, pad_edge=False)
+    for name, parameter in network.parameters.items():
+        pattern = parameter.pattern
+        both = network.lengths, largest.part.lengths
+        shapes.add_row(name, str(pattern), *(" x ".join(map(str, pattern.shape(lengths))) for lengths in both))
+    console.print(shapes)
+    memory, whole = largest.memory, one.memory
+    costs = Table("", "each rank", "all ranks", "one process", box=None, pad_edge=False)
+    products = [part.flops.products for part in cost.parts]
+    costs.add_row("weights trained", number(largest.elements), number(cost.held.held_elements), number(one.elements))
+    costs.add_row(
+        "FLOPs a local step", number(max(products)), number(cost.flops("products")), number(one.flops.products)
+    )
+    costs.add_row("bytes sent a round", size(cost.round_bytes / cost.ranks), size(cost.round_bytes), size(0))
+    costs.add_row("memory: owned rows", size(memory.owned), "", "")
+    trained, its = (one.network + one.gradients + one.optimizer for one in (memory, whole))
+    costs.add_row("memory: network, gradients, optimizer", size(trained), "", size(its))
+    costs.add_row(
+        "memory: buffers, activations", size(memory.buffers + memory.activations), "", size(whole.activations)
+    )
+    console.print(costs)
+    steps = run.train.rounds * run.method.local_steps
+    sent = cost.start_bytes + run.train.rounds * cost.round_bytes
+    console.print(
+        f"{run.train.rounds} rounds of {run.method.local_steps} local steps: "
+        f"{number(steps * cost.ranks * run.train.batch)} examples, {size(sent)} sent by all ranks"
+    )
+
+
+def _speed(row: Row) -> str:
+    speed_up = row["speed_up"]
+    return (
+        f"{speed_up:,.0f} ({row['efficiency']:.0%})" if speed_up >= 100 else f"{speed_up:.3g} ({row['efficiency']:.0%})"
+    )
+
+
+TABLES: dict[str, Callable[[Row], str]] = {
+    "Mfloat received a step, all ranks": lambda row: f"{row['received_floats_per_step'] / 1e6:.5g}",
+    "GFLOP a step, all ranks": lambda row: f"{row['flops_per_step'] / 1e9:.2f}",
+    "Sent a step and rank, both ways": lambda row: size(row["sent_bytes_per_step_and_rank"]),
+    "Sent an example": lambda row: size(row["sent_bytes_per_example"]),
+    "FLOPs an example": lambda row: number(row["flops_per_example"]),
+    "Memory a rank": lambda row: size(row["memory_bytes"]),
+    "Trained in a round": lambda row: f"{row['trained_share_per_round']:.1%}",
+    "Time of an epoch": lambda row: duration(row["seconds_per_epoch"]),
+    "Speed-up (efficiency)": _speed,
+    "Price of an epoch": lambda row: f"{row['price_per_epoch']:.3g}",
+    "Energy of an epoch": lambda row: f"{row['kwh_per_epoch']:.3g} kWh",
+}
+"""Each a table with a row for every number of ranks and a column for every method."""
+
+NEEDS = {"Price of an epoch": "price_per_epoch", "Energy of an epoch": "kwh_per_epoch"}
+
+
+def survey(console: Console, rows: Sequence[Row]) -> None:
+    """All tables of a survey, side by side where the console is wide enough."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    cells = {(row["method"], row["ranks"]): row for row in rows}
+    tables = []
+    for title, cell in TABLES.items():
+        if title in NEEDS and NEEDS[title] not in rows[0]:
+            continue
+        table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table.add_column("ranks", justify="right", vertical="bottom")
+        for method in methods:
+            table.add_column(_folded(method), justify="right", vertical="bottom", no_wrap=True)
+        for ranks in sorted({row["ranks"] for row in rows}):
+            found = [cells.get((method, ranks)) for method in methods]
+            table.add_row(str(ranks), *(cell(row) if row else "" for row in found))
+        tables.append(table)
+    console.print(Columns(tables, padding=(1, 4)))
+
+
+def _folded(method: str) -> str:
+    """A method's name on two or three lines, for a narrow column."""
+    return method.replace("data-parallel-", "data-parallel\n").replace("-doubling", "-\ndoubling")
+
+
+def cluster(console: Console, found: Cluster) -> None:
+    """What was measured, with the median relative error of each fit."""
+    table = Table("", "latency", "rate", "median error of the fit", box=None, pad_edge=False)
+    for name, link in found.links.items():
+        rate = f"{size(link.bandwidth)}/s" if link.seconds_per_byte else ""
+        error = found.measured[name].get("median_relative_error")
+        table.add_row(
+            name, f"{link.latency * 1e6:.1f} µs", rate, "one rank sends nothing" if error is None else f"{error:.0%}"
+        )
+    error = found.measured["transfer"]["median_relative_error"]
+    table.add_row(
+        "transfers",
+        f"{found.transfer_seconds * 1e6:.1f} µs",
+        f"{size(1 / found.handle_seconds_per_byte)}/s",
+        f"{error:.0%}",
+    )
+    error = found.measured["products"]["median_relative_error"]
+    table.add_row(
+        "products", f"{found.product_seconds * 1e6:.1f} µs", f"{number(found.flops[0])}FLOP/s", f"{error:.0%}"
+    )
+    error = found.measured["steps"]["median_relative_error"]
+    rate = f"{size(1 / found.touch_seconds_per_byte)}/s" if found.touch_seconds_per_byte else ""
+    table.add_row("beside products", "", rate, f"{error:.0%}")
+    table.add_row("local step", f"{found.step_seconds * 1e6:.1f} µs", "", "")
+    table.add_row("deal", f"{found.deal_seconds * 1e6:.1f} µs", "", "")
+    console.print(f"[bold]{found.name}[/], {found.source}")
+    console.print(table)

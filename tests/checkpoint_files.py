@@ -1,0 +1,73 @@
+"""Small checkpoints of all sorts; run as a program, in a process of its own, because training starts MPI.
+
+python tests/checkpoint_files.py FOLDER
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+FLOAT = {"model__dtype": "float32"}
+NETWORKS = {
+    "batch": {**FLOAT, "optimizer__momentum": 0.9, "method__optimizer_state": "carry"},
+    "layer": {**FLOAT, "model__norm": "layer", "model__bias": True, "model__activation": "gelu"},
+    "none": {**FLOAT, "model__norm": "none", "model__bias": True, "model__activation": "tanh", "model__hidden": [7]},
+    "leaky": {**FLOAT, "model__output_norm": False, "model__activation": "leaky-relu"},
+    "double": {"model__activation": "silu", "model__dropout": 0.5},
+    "regression": {**FLOAT, "data__source": "numbers.npz", "optimizer__lr": 0.01, "model__norm": "batch"},
+}
+"""Settings as `small.small_run` takes them."""
+
+
+def make_checkpoints(folder: Path) -> Path:
+    """NETWORK.h5 for each of the above, ``uncalibrated.h5``, and ``stopped.h5`` from the middle of a round."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(3, 2, size=(60, 6)).astype(np.float32)
+    y = np.stack([x.sum(axis=1), x[:, 0]], axis=1)
+    np.savez(folder / "numbers.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    subprocess.run([sys.executable, __file__, str(folder)], check=True, timeout=100)
+    return folder
+
+
+def _main(folder: Path) -> None:
+    from small import small_run
+
+    from istmpi.checkpoint.saver import commit
+    from istmpi.comm import world
+    from istmpi.stopping import StopSign
+    from istmpi.train import Training
+
+    class After(StopSign):
+        """Stops when it has been asked so often."""
+
+        def __init__(self, communicator, times):
+            super().__init__(communicator)
+            self.times = times
+
+        def asked(self):
+            self.times -= 1
+            self._signal = "test" if self.times <= 0 else ""
+            return super().asked()
+
+    def save(name, training, calibrated):
+        commit(folder / f"{name}.h5", *training.state(calibrated), "direct", communicator)
+
+    communicator = world()
+    for name, settings in NETWORKS.items():
+        if "data__source" in settings:
+            settings = {**settings, "data__source": str(folder / settings["data__source"])}
+        training = Training(small_run(**settings), communicator)
+        list(training.rounds())
+        save(name, training, calibrated=True)
+    for name, stop in (("uncalibrated", None), ("stopped", After(communicator, 6))):
+        training = Training(small_run(**NETWORKS["batch"], train__rounds=3), communicator, stop)
+        for progress in training.rounds():
+            if progress.round == 2 and name == "uncalibrated":
+                break
+        save(name, training, calibrated=False)
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

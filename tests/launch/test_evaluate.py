@@ -1,0 +1,38 @@
+"""From training to an exported network, as users do it, on other numbers of ranks in between."""
+
+import json
+
+import numpy as np
+
+SMALL = ("--hidden", "32,16", "--rounds", "3", "--local-steps", "4", "--batch", "16", "--lr", "0.1")
+
+
+def test_evaluate_on_any_number_of_ranks(mpirun, tmp_path):
+    out = tmp_path / "run"
+    assert mpirun(2, "istmpi", "train", *SMALL, "--out", out).returncode == 0
+    summary = json.loads((out / "summary.json").read_text())["last"]["score"]
+    told = f"accuracy {summary['score']:.4f}, loss {summary['loss']:.4f} on 360 test examples of digits"
+    for ranks in (1, 3):
+        result = mpirun(ranks, "istmpi", "evaluate", out / "network.h5")
+        assert (result.returncode, result.stdout.split("\n")[0]) == (0, told), result.stderr
+    result = mpirun(2, "istmpi", "evaluate", out / "network.h5", "--calibrate")
+    assert result.stdout.startswith("calibrated on the training split of digits\n")
+    assert told in result.stdout and result.stdout.count("accuracy") == 1
+
+
+def test_a_refusal_is_told_once(mpirun, tmp_path):
+    result = mpirun(3, "istmpi", "evaluate", tmp_path / "nowhere.h5")
+    assert result.returncode == 2
+    assert [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")] == [
+        f"istmpi: {tmp_path / 'nowhere.h5'}: there is no such file."
+    ]
+
+
+def test_what_one_process_does_is_done_once(mpirun, tmp_path):
+    out = tmp_path / "run"
+    assert mpirun(2, "istmpi", "train", *SMALL, "--out", out).returncode == 0
+    result = mpirun(2, "istmpi", "predict", out / "network.h5", "digits")
+    assert result.returncode == 0 and len(result.stdout.splitlines()) == 361
+    assert mpirun(2, "istmpi", "export", out / "network.h5", "--to", "npz").returncode == 0
+    with np.load(out / "network.npz") as file:
+        assert file["hidden2.weight"].shape == (16, 32)

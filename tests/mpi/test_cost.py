@@ -1,0 +1,62 @@
+"""The cost model against what really went through MPI, byte for byte, for every method; and the cluster measured."""
+
+import pytest
+from small import small_run
+
+from istmpi import probe
+from istmpi.cost import cost, round_bytes
+from istmpi.cost.time import round_time
+from istmpi.methods import METHODS
+from istmpi.methods.base import Partial
+from istmpi.models import MODELS
+from istmpi.models.mlp import MLP
+from istmpi.train import Training
+
+CASES = {
+    "plain": {},
+    "bias, layer norm, double": {"model__bias": True, "model__norm": "layer"},
+    "momentum carried": {"optimizer__momentum": 0.9, "method__optimizer_state": "carry", "optimizer__lr": 0.01},
+    "adam carried, float32": {
+        "optimizer__name": "adam",
+        "method__optimizer_state": "carry",
+        "model__dtype": "float32",
+        "optimizer__lr": 0.001,
+    },
+    "momentum reset": {"optimizer__momentum": 0.9, "optimizer__lr": 0.01},
+    "shares": {"method__shares": [3.0, 1.0, 2.0, 0.5, 1.5]},
+    "one group dealt": {"method__partition": ["hidden2"]},
+    "a part redealt": {"method__resample": 0.3},
+}
+
+
+@pytest.mark.ranks(also=5)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", CASES)
+def test_predicted_bytes_are_the_counted_bytes(comm, method, model, case):
+    changed = dict(CASES[case])
+    if "method__shares" in changed:
+        changed["method__shares"] = changed["method__shares"][: comm.size]
+    training = Training(small_run(method__name=method, model__name=model, **changed), comm)
+    for number in range(3):
+        before = comm.traffic.bytes
+        training.method.run(number, Partial())
+        counted = comm.gather(comm.traffic.bytes - before)
+        assert counted == round_bytes(training.run, training.architecture, comm.size, number), f"round {number}"
+
+
+def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, monkeypatch):
+    monkeypatch.setattr(probe, "SECONDS", 0.01)
+    monkeypatch.setattr(probe, "TURN_SECONDS", 0.001)
+    monkeypatch.setattr(probe, "TRANSFER_WIDTHS", (32, 64))
+    monkeypatch.setattr(probe, "MESSAGE_BYTES", (2**10, 2**14))
+    run, network = small_run(model__hidden=[32, 32]), MLP(64, (32, 32), 10)
+    found = probe.probe(run, network, 64, comm)
+    everyones = comm.gather(found)
+    assert all(one == found for one in everyones)
+    time = round_time(cost(run, network, comm.size), found)
+    assert time.compute > 0 and time.transfer > 0
+    assert set(found.links) == {"point_to_point", "alltoallv", "allreduce"}
+    assert len(found.measured["alltoallv"].get("points", [])) == (2 if comm.size > 1 else 0)
+    shapes = {(row["batch"], row["inputs"], row["outputs"]) for row in found.measured["products"]["points"]}
+    assert (8, 64, 32) in shapes and (8, -(-32 // comm.size), 10) in shapes

@@ -1,0 +1,209 @@
+"""`istmpi checkpoint`: what it lists, shows, verifies and compares."""
+
+import json
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from istmpi.checkpoint.difference import tensors
+from istmpi.checkpoint.format import CREATION
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.cli import bars
+from istmpi.partition import Partition
+
+
+@pytest.fixture
+def run_folder(checkpoints, tmp_path):
+    """A run's folder: one checkpoint from the middle of a round, one damaged, the network."""
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    shutil.copy(checkpoints / "stopped.h5", tmp_path / "run/checkpoints/round-00000001-step-000001.h5")
+    shutil.copy(checkpoints / "batch.h5", tmp_path / "run/network.h5")
+    content = bytearray((checkpoints / "batch.h5").read_bytes())
+    with h5py.File(checkpoints / "batch.h5") as file:
+        content[file["model/hidden1.linear.weight"].id.get_offset()] ^= 1
+    (tmp_path / "run/checkpoints/round-00000003.h5").write_bytes(content)
+    return tmp_path / "run"
+
+
+def test_ls_lists_what_can_be_opened(istmpi_command, run_folder):
+    (run_folder / "checkpoints/round-00000002.h5").write_text("no HDF5")
+    code, out, err = istmpi_command("checkpoint", "ls", run_folder)
+    assert code == 0 and err == ""
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [
+        "checkpoints/round-00000001-step-000001.h5",
+        "checkpoints/round-00000002.h5",
+        "checkpoints/round-00000003.h5",
+        "network.h5",
+    ]
+    assert "1 of 3" in lines[1] and "4 (1 in this round)" in lines[1]
+    assert "not an HDF5 file" in lines[2]
+    assert "4 of 4" in lines[4] and "ist" in lines[4] and "can be opened" in lines[4]
+
+
+def test_ls_verify_finds_damage(istmpi_command, run_folder):
+    code, out, _ = istmpi_command("checkpoint", "ls", run_folder, "--verify", "--json")
+    assert code == 0
+    damaged, stopped, network = sorted(json.loads(out), key=lambda entry: entry["problem"] is None)
+    assert damaged["problem"].startswith("model/hidden1.linear.weight, rows 0 to 12: the checksum differs")
+    assert (stopped["round"], stopped["local_step"], stopped["local_steps"], stopped["problem"]) == (1, 1, 4, None)
+    assert (network["file"], network["rounds"], network["ranks"]) == ("network.h5", 4, 1)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.touch(), lambda path: None])
+def test_ls_of_nothing_is_refused(istmpi_command, tmp_path, make):
+    make(tmp_path / "folder")
+    code, _, err = istmpi_command("checkpoint", "ls", tmp_path / "folder")
+    assert code == 2 and len(err.splitlines()) == 1
+
+
+def test_show_names_everything(istmpi_command, checkpoints):
+    code, out, _ = istmpi_command("checkpoint", "show", checkpoints / "batch.h5")
+    assert code == 0
+    for fact in (
+        "method ist, seed 5",
+        "4 of 4 rounds",
+        "examples 1 x 8 x 8",
+        "10: 0, 1, 2",
+        "hidden2.linear.weight",
+        "hidden2 hidden1",
+        "11 x 13",
+        "hidden1.norm.bias/momentum_buffer",
+        "calibrated  yes",
+    ):
+        assert fact in out
+    code, out, _ = istmpi_command("checkpoint", "show", checkpoints / "stopped.h5")
+    assert "1 of 3 rounds and 1 of 3 local steps" in out and "calibrated  no" in out
+
+
+def test_show_as_json(istmpi_command, checkpoints):
+    code, out, _ = istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--json")
+    shown = json.loads(out)
+    assert code == 0
+    assert shown["parameters"][0] == {
+        "name": "hidden1.linear.weight",
+        "shape": [13, 64],
+        "axes": "hidden1 features",
+        "dtype": "float32",
+        "bytes": 13 * 64 * 4,
+    }
+    assert len(shown["optimizer"]) == 7 and shown["norms"]["labels"]["units"] == 10
+    assert shown["header"]["run"]["train"]["seed"] == 5 and shown["classes"] == list("0123456789")
+
+
+@pytest.mark.parametrize("ranks, round", [(1, 0), (3, None), (5, 17)])
+def test_show_draws_the_deal_of_any_round(istmpi_command, checkpoints, ranks, round):
+    words = [] if round is None else ["--round", round]
+    _, out, _ = istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--json", "--ranks", ranks, *words)
+    deal = json.loads(out)["deal"]
+    lengths = {"features": 64, "hidden1": 13, "hidden2": 11, "labels": 10}
+    round = 4 if round is None else round
+    expected = Partition.draw(lengths, ("hidden1", "hidden2"), ranks, 5, round)
+    assert (deal["ranks"], deal["round"]) == (ranks, round)
+    for name in ("hidden1", "hidden2"):
+        held = [{"count": len(part), "first": part[:6].tolist()} for part in expected.units[name]]
+        assert deal["units"][name] == held
+    _, out, _ = istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--ranks", ranks)
+    assert f"rank {ranks - 1}" in out and f"rank {ranks}" not in out
+
+
+def test_a_deal_that_cannot_be_made_is_refused(istmpi_command, checkpoints):
+    code, _, err = istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--ranks", 12)
+    assert code == 2 and "hidden2 has 11 units but the run has 12 ranks" in err
+    code, _, err = istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--round", 1)
+    assert code == 2 and "--round goes with --ranks" in err
+
+
+def test_verify_names_each_damaged_place(istmpi_command, run_folder, monkeypatch):
+    monkeypatch.setattr(bars, "SECONDS_BETWEEN_LINES", 0)
+    code, out, err = istmpi_command("checkpoint", "verify", run_folder)
+    assert code == 2
+    lines = out.splitlines()
+    assert len(lines) == 3 and lines[0].endswith("step-000001.h5: valid") and lines[2].endswith("network.h5: valid")
+    assert "damaged: model/hidden1.linear.weight, rows 0 to 12: the checksum differs" in lines[1]
+    assert err.splitlines()[-1] == "istmpi: 1 of 3 files cannot be used."
+    size = (run_folder / "network.h5").stat().st_size
+    assert "network.h5" in err and size > 20000
+    assert istmpi_command("checkpoint", "verify", run_folder / "network.h5")[0] == 0
+
+
+def test_progress_comes_to_the_end(checkpoints):
+    with open_checkpoint(checkpoints / "batch.h5") as checkpoint:
+        read = []
+        assert list(checkpoint.errors(read=read.append)) == []
+        assert sum(read) == checkpoint.nbytes > 9000
+
+
+def test_diff_of_the_same_is_silent_and_zero(istmpi_command, checkpoints, tmp_path):
+    shutil.copy(checkpoints / "batch.h5", tmp_path / "copy.h5")
+    code, out, _ = istmpi_command("checkpoint", "diff", checkpoints / "batch.h5", tmp_path / "copy.h5")
+    assert (code, out.strip()) == (0, "no difference")
+    code, out, _ = istmpi_command("checkpoint", "diff", checkpoints / "batch.h5", tmp_path / "copy.h5", "--json")
+    assert (code, json.loads(out)) == (0, {"settings": {}, "tensors": []})
+
+
+def test_diff_measures_against_numpy(checkpoints, tmp_path, monkeypatch):
+    """Rows are compared a few at a time, with the same result."""
+    monkeypatch.setattr("istmpi.checkpoint.difference._CHUNK", 100)
+    path = tmp_path / "changed.h5"
+    shutil.copy(checkpoints / "batch.h5", path)
+    name = "model/hidden1.linear.weight"
+    with h5py.File(path, "r+", **CREATION) as file:
+        before = file[name][...]
+        after = before.copy()
+        after[3, 5], after[12, 63], after[0, 0] = 7.5, -after[12, 63], after[0, 0] + 1e-3
+        file[name][...] = after
+        file["norm/hidden1/mean"][2] = np.nan
+        file["input/classes"][1] = b"x"
+        del file["model/hidden2.norm.bias"], file["optim/labels.linear.weight/momentum_buffer"]
+        file["model/hidden2.norm.bias"] = np.zeros(11, np.float64)
+        file["extra"] = np.zeros(2)
+    with h5py.File(path) as other, h5py.File(checkpoints / "batch.h5") as one:
+        found = {difference.name: difference for difference in tensors(_Open(one, "A"), _Open(other, "B"))}
+    assert found.keys() == {
+        name,
+        "norm/hidden1/mean",
+        "input/classes",
+        "model/hidden2.norm.bias",
+        "optim/labels.linear.weight/momentum_buffer",
+        "extra",
+    }
+    distance = np.abs(before.astype(float) - after)
+    assert (found[name].elements, found[name].differing) == (before.size, 3)
+    assert found[name].largest == distance.max()
+    with np.errstate(invalid="ignore"):
+        assert found[name].largest_relative == np.nanmax(distance / np.maximum(np.abs(before), np.abs(after)))
+    assert found["norm/hidden1/mean"].largest == np.inf and found["norm/hidden1/mean"].differing == 1
+    assert (found["input/classes"].differing, found["input/classes"].largest) == (1, None)
+    assert found["model/hidden2.norm.bias"].problem == "(11,) float32 and (11,) float64"
+    assert found["extra"].problem == "only in B"
+    assert found["optim/labels.linear.weight/momentum_buffer"].problem == "only in A"
+
+
+class _Open:
+    """As much of a checkpoint as is compared: the opened one would refuse what was done to it."""
+
+    def __init__(self, file, path):
+        self.file, self.path = file, path
+
+
+def test_nan_is_the_same_as_nan(checkpoints, tmp_path):
+    for name in ("one", "other"):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["x"] = np.array([np.nan, 1, np.inf])
+    with h5py.File(tmp_path / "one.h5") as one, h5py.File(tmp_path / "other.h5") as other:
+        assert list(tensors(_Open(one, "A"), _Open(other, "B"))) == []
+
+
+def test_diff_tells_settings_shapes_and_values(istmpi_command, checkpoints):
+    files = checkpoints / "batch.h5", checkpoints / "none.h5"
+    code, out, _ = istmpi_command("checkpoint", "diff", *files)
+    assert code == 1
+    for fact in ("model.hidden", "[13, 11]", "[7]", "optimizer.momentum", "(13, 64) float32 and (7, 64) float32"):
+        assert fact in out
+    code, out, _ = istmpi_command("checkpoint", "diff", checkpoints / "uncalibrated.h5", checkpoints / "batch.h5")
+    assert code == 1 and "832 of 832" in out and "train.rounds" in out and "only in" in out
+    code, out, _ = istmpi_command("checkpoint", "diff", *files, "--tensors", "--json")
+    assert code == 1 and json.loads(out)["settings"] == {}

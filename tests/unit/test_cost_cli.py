@@ -1,0 +1,190 @@
+"""``istmpi costmodel``: its table, files and picture hold the paper's Figure 2; bad input is one line."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from istmpi.cli import quantities
+from istmpi.cli.costmodel import command
+from istmpi.config import Run
+from istmpi.cost.cluster import PRESETS, preset
+from istmpi.cost.survey import FIGURE_2, Scenario, survey
+from istmpi.errors import ConfigError, IstmpiError
+from istmpi.models.mlp import MLP
+
+RANKS = [1, 2, 4, 8, 16, 32]
+IST_MEGAFLOATS = [3.68, 2.08, 1.28, 0.88, 0.68, 0.58]
+IST_GIGAFLOPS = [113.05, 63.90, 39.32, 27.03, 20.89, 17.82]
+PARALLEL_MEGAFLOATS = [36.8, 73.6, 147.2, 294.4, 588.8, 1177.6]
+
+
+def costmodel(*arguments):
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_it_imports_neither_torch_nor_mpi_nor_matplotlib():
+    program = (
+        "import sys, json; from istmpi.cli.main import istmpi\n"
+        "istmpi(['costmodel', 'digits', '--compare', 'all'], standalone_mode=False)\n"
+        "istmpi(['costmodel', '--advise'], standalone_mode=False)\n"
+        "print(json.dumps([name for name in ('torch', 'mpi4py', 'matplotlib') if name in sys.modules]))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]) == []
+
+
+def test_without_arguments_it_is_figure_2():
+    lines = [line.split() for line in costmodel().splitlines()]
+    for ranks, parallel, ist, flops in zip(RANKS, PARALLEL_MEGAFLOATS, IST_MEGAFLOATS, IST_GIGAFLOPS):
+        mine = [line for line in lines if line[:1] == [str(ranks)]]
+        assert [line[1] for line in mine if line[-1] == f"{ist:g}"] == [f"{parallel:g}"]
+        assert [line[1] for line in mine if line[-1] == f"{flops:.2f}"] == ["113.05"]
+
+
+def test_json_and_csv_hold_the_same_figures_exactly():
+    tree = json.loads(costmodel("--json", "--compare", "all"))
+    ist = [row for row in tree["rows"] if row["method"] == "ist"]
+    assert [row["ranks"] for row in ist] == RANKS
+    assert [row["received_floats_per_step"] for row in ist] == [round(1e6 * one) for one in IST_MEGAFLOATS]
+    assert [row["received_floats_per_step_and_rank"] for row in ist][-1] == 18_125
+    table = list(csv.DictReader(io.StringIO(costmodel("--csv", "--compare", "all"))))
+    assert [{key: str(value) for key, value in row.items()} for row in tree["rows"]] == table
+
+
+@pytest.mark.parametrize("format", ["png", "svg", "pdf"])
+def test_a_plot_is_written(tmp_path, format):
+    costmodel("--plot", str(tmp_path / f"f.{format}"), "--json")
+    assert (tmp_path / f"f.{format}").stat().st_size > 10_000
+
+
+def test_the_picture_shows_figure_2():
+    """The plotted series, read back."""
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    from istmpi.report.cost_plots import figure
+
+    scenario = Scenario(
+        Run().override(FIGURE_2), MLP(1000, (4000,) * 3, 200, norm="none"), preset("10gbit"), 10**6, shared_batch=True
+    )
+    drawn = figure(survey(scenario, ["data-parallel-broadcast", "ist"], RANKS), "title")
+    series = [{line.get_label(): line for line in axis.get_lines()} for axis in drawn.axes]
+    for lines in series:
+        assert lines["ist"].get_xdata().tolist() == RANKS
+    traffic, flops, seconds, speed, memory = series
+    assert traffic["ist"].get_ydata().tolist() == pytest.approx(IST_MEGAFLOATS)
+    assert traffic["data-parallel-broadcast"].get_ydata().tolist() == pytest.approx(PARALLEL_MEGAFLOATS)
+    assert flops["ist"].get_ydata().tolist() == pytest.approx(IST_GIGAFLOPS, abs=0.005)
+    assert flops["data-parallel-broadcast"].get_ydata().tolist() == pytest.approx([113.0496] * 6)
+    assert seconds["ist"].get_ydata()[-1] < seconds["data-parallel-broadcast"].get_ydata()[-1]
+    assert speed["ist"].get_ydata()[0] == 1 and speed["linear speed-up"].get_ydata().tolist() == RANKS
+    assert memory["ist"].get_ydata().tolist() == sorted(memory["ist"].get_ydata(), reverse=True)
+    matplotlib.pyplot.close(drawn)
+
+
+def test_it_takes_the_run_files_that_train_takes(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[model]\nhidden = [64, 32]\n[method]\nname = 'local-sgd'\nlocal_steps = 3")
+    text = costmodel(str(file), "--batch", "16", "--ranks", "1..8")
+    assert "mine: 64-64-32-10, batch 16 a rank, J = 3" in text
+    assert "local-sgd overtakes data-parallel-ring" in text
+
+
+def test_beyond_the_units_costs_go_on_for_the_others_and_a_line_says_where_it_ends():
+    text = costmodel("--layers", "100-40-10", "--ranks", "32,64,100000")
+    assert "ist ends at 40 ranks: hidden1 has 40 units." in text
+    assert any(line.split()[:1] == ["100000"] for line in text.splitlines())
+
+
+def test_unequal_ranks_leave_one_number_of_ranks():
+    rows = json.loads(costmodel("--shares", "3,1,1", "--flops", "300G,100G,100G", "--json", "--compare", "ist"))["rows"]
+    assert [row["ranks"] for row in rows] == [3]
+
+
+def test_options_change_the_cluster():
+    default, slow = (
+        json.loads(costmodel("--json", "--compare", "ist", "--ranks", "8", *extra))["rows"][0]
+        for extra in ([], ["--bandwidth", "250Mbit"])
+    )
+    assert slow["transfer_seconds_per_round"] > 9 * default["transfer_seconds_per_round"]
+    assert slow["compute_seconds_per_round"] == default["compute_seconds_per_round"]
+    rich = json.loads(costmodel("--json", "--watts", "100", "--memory", "1GB", "--latency", "1ms", "--price", "2"))
+    assert rich["cluster"] == "m5.2xlarge with --latency, --memory, --price, --watts"
+    assert rich["rows"][0]["kwh_per_epoch"] > 0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_can_be_asked(name):
+    assert costmodel("--cluster", name, "--advise").count("\n") == 5
+
+
+@pytest.mark.parametrize(
+    "read, text, value",
+    [
+        (quantities.bandwidth, "2.5Gbit", 2.5e9 / 8),
+        (quantities.bandwidth, "300 MB/s", 3e8),
+        (quantities.latency, "100us", 1e-4),
+        (quantities.latency, "1e-3 s", 1e-3),
+        (quantities.speeds, "250G,1.5T", (250e9, 1.5e12)),
+        (quantities.speeds, "1e12", (1e12,)),
+        (quantities.memory, "16GB", 16e9),
+        (quantities.memory, "16GiB", 16 * 2**30),
+        (quantities.ranks, "4,1,2", [1, 2, 4]),
+        (quantities.ranks, "1..20", [1, 2, 4, 8, 16, 20]),
+        (quantities.ranks, "100000", [100_000]),
+        (quantities.widths, "3-2-1", [3, 2, 1]),
+    ],
+)
+def test_quantities_are_read_as_people_write_them(read, text, value):
+    assert read("--x", text) == (pytest.approx(value) if not isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--bandwidth", "2.5Gbt"], "--bandwidth '2.5Gbt' must be a rate in bit or B a second"),
+        (["--bandwidth", "0Gbit"], "greater than zero"),
+        (["--latency", "-1us"], "--latency '-1us' must be a time"),
+        (["--latency", "100"], "--latency '100' must be a time"),
+        (["--flops", "250X"], "--flops '250X' must be FLOP/s"),
+        (["--memory", "16"], "--memory '16' must be bytes"),
+        (["--price", "-1"], "--price -1 must be greater than zero"),
+        (["--watts", "0"], "--watts 0 must be greater than zero"),
+        (["--ranks", "0,1"], "--ranks '0,1' must be numbers of ranks from 1 to 100000"),
+        (["--ranks", "8..2"], "--ranks '8..2'"),
+        (["--ranks", "100001"], "--ranks '100001'"),
+        (["--layers", "10-0-5"], "--layers '10-0-5' must be features, hidden widths and labels"),
+        (["--layers", "10-5"], "--layers '10-5'"),
+        (["--compare", "ist,dataparallel"], "'dataparallel' is not known; did you mean data-parallel?"),
+        (["--compare", ""], "is not known"),
+        (["--cluster", "m5"], "cluster m5 is neither a preset nor a file"),
+        (["--cluster", "nowhere.json"], "cluster file nowhere.json: cannot be read"),
+        (["--shares", "1,2", "--ranks", "4"], "shares has 2 numbers but the run has 4 ranks"),
+        (["--plot", "f.gif"], "--plot f.gif: must end in .png, .svg, .pdf"),
+        (["--plot", "nowhere/f.png"], "--plot nowhere/f.png: cannot be written"),
+        (["--model", "mpl"], "model.name = 'mpl' is not known; did you mean mlp?"),
+        (
+            ["--layers", "9-40-9", "--ranks", "64", "--compare", "ist"],
+            "ist ends at 40 ranks: hidden1 has 40 units. Ask",
+        ),
+        (["nothing"], "run nothing: neither a file nor a run of istmpi's"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message):
+    with pytest.raises(IstmpiError) as raised:
+        CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+    assert isinstance(raised.value, ConfigError) or raised.value.exit_code in (2, 74)
+
+
+def test_a_run_file_of_an_unknown_model(tmp_path):
+    (tmp_path / "r.toml").write_text("[model]\nname = 'transformr'")
+    with pytest.raises(ConfigError, match="model.name = 'transformr' is not known"):
+        CliRunner().invoke(command, [str(tmp_path / "r.toml")], catch_exceptions=False, standalone_mode=False)

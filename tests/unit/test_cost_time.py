@@ -1,0 +1,232 @@
+"""Time, break-even, memory limits and advice: formulas by hand, and brute force for what is searched."""
+
+from dataclasses import replace
+
+import pytest
+
+from istmpi.config import Run
+from istmpi.cost import COSTS, RIVALS
+from istmpi.cost.advice import LEAST_SHARE, LOCAL_STEPS, TRANSFER_SHARE, advise
+from istmpi.cost.cluster import PRESETS, Cluster, Link, load, network, preset
+from istmpi.cost.survey import FIGURE_2, Scenario, first_local_steps, first_ranks, survey, widest
+from istmpi.cost.time import BACKWARD_SHARE, round_time, step_seconds
+from istmpi.errors import ConfigError, DataError
+from istmpi.models.mlp import MLP
+
+NETWORK = MLP(1000, (4000, 4000, 4000), 200, norm="none")
+BYTES = 4 * 36_800_000
+ALPHA, BETA, SPEED = 1e-4, 1e-9, 1e12
+PLAIN = Cluster("plain", "by hand", network(ALPHA, 1 / BETA), (SPEED,))
+BOTH = [*COSTS, *RIVALS]
+
+
+def scenario(cluster=PLAIN, shared_batch=False, **settings):
+    run = Run().override({**FIGURE_2, **{key.replace("__", "."): value for key, value in settings.items()}})
+    return Scenario(run, NETWORK, cluster, 100_000, shared_batch)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_all_reduces_take_what_the_formulas_say(ranks):
+    """Ring 2(P-1)(α + βm/P); halving-doubling 2α log2 P + 2βm(P-1)/P; both behind two thirds of the step."""
+    plan = scenario().cost("data-parallel-ring", ranks)
+    step = step_seconds(plan.largest, PLAIN)
+    assert step == pytest.approx((6 * 512 * 36_800_000 - 2 * 512 * 4_000_000) / SPEED)
+    ring = 2 * (ranks - 1) * (ALPHA + BETA * BYTES / ranks)
+    assert round_time(plan, PLAIN).transfer == pytest.approx(10 * max(ring - BACKWARD_SHARE * step, 0))
+    doubling = 2 * ALPHA * {2: 1, 4: 2, 8: 3}[ranks] + 2 * BETA * BYTES * (ranks - 1) / ranks
+    found = round_time(scenario().cost("data-parallel-halving-doubling", ranks), PLAIN)
+    assert found.transfer == pytest.approx(10 * max(doubling - BACKWARD_SHARE * step, 0))
+    server = 2 * (ranks - 1) * (ALPHA + BETA * BYTES)
+    assert round_time(scenario().cost("data-parallel-broadcast", ranks), PLAIN).transfer == pytest.approx(10 * server)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_pull_and_push_take_what_the_formulas_say(ranks):
+    mine = 4 * (4_800_000 / ranks + 32_000_000 / ranks**2)
+    once = (ranks - 1) * ALPHA + BETA * mine * (1 - 1 / ranks)
+    found = round_time(scenario().cost("ist", ranks), PLAIN)
+    assert found.transfer == pytest.approx(2 * once)
+    step = (6 * 512 * mine / 4 - 2 * 512 * 4_000_000 / ranks) / SPEED
+    assert found.compute == pytest.approx(10 * step)
+    whole = (ranks - 1) * ALPHA + BETA * BYTES * (1 - 1 / ranks)
+    assert round_time(scenario().cost("local-sgd", ranks), PLAIN).transfer == pytest.approx(2 * whole)
+    assert round_time(scenario().cost("data-parallel", ranks), PLAIN).transfer == pytest.approx(20 * whole)
+
+
+def test_what_was_measured_beside_the_products_counts():
+    plan = scenario().cost("ist", 4)
+    part, base = plan.largest, round_time(plan, PLAIN)
+    slower = replace(PLAIN, product_seconds=1e-5, step_seconds=1e-3, touch_seconds_per_byte=1e-11)
+    step = 11 * 1e-5 + 1e-3 + float(part.touched) * 1e-11
+    assert round_time(plan, slower).compute == pytest.approx(base.compute + 10 * step)
+    slower = replace(PLAIN, handle_seconds_per_byte=1e-10, transfer_seconds=1e-3, deal_seconds=1e-2)
+    handled = float(sum(load.handled for load in plan.loads)) * 1e-10
+    assert round_time(plan, slower).transfer == pytest.approx(base.transfer + handled + 2e-3 + 1e-2)
+    whole, slower = scenario().cost("data-parallel", 4), replace(slower, average_seconds_per_byte=1e-9)
+    handled = float(sum(load.handled for load in whole.loads)) * 1e-10 + BYTES * 1e-9
+    expected = round_time(whole, PLAIN).transfer + 10 * (handled + 2e-3)
+    assert round_time(whole, slower).transfer == pytest.approx(expected), (
+        "it deals nothing, and averages P copies of a P-th"
+    )
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_one_rank_is_one_process(method):
+    (row,) = survey(scenario(), [method], [1])
+    assert row["speed_up"] == row["efficiency"] == pytest.approx(1)
+    assert row["transfer_seconds_per_round"] == 0
+
+
+def test_the_slowest_rank_counts_and_shares_can_make_up_for_it():
+    uneven = replace(PLAIN, flops=(SPEED, SPEED, SPEED / 10, SPEED))
+    equal = round_time(scenario(uneven).cost("ist", 4), uneven)
+    assert equal.compute == pytest.approx(10 * round_time(scenario().cost("ist", 4), PLAIN).compute)
+    shared = round_time(scenario(uneven, method__shares=[3.0, 3.0, 1.0, 3.0]).cost("ist", 4), uneven)
+    assert shared.compute < equal.compute / 2
+    with pytest.raises(ConfigError, match="--flops has 4 numbers but there are 8 ranks"):
+        survey(scenario(uneven), ["ist"], [8])
+
+
+def test_rows_hold_whole_numbers_exactly_and_are_consistent():
+    rows = survey(scenario(preset("m5.2xlarge")), BOTH, [1, 4, 8, 100_000])
+    assert not any(row["ranks"] == 100_000 for row in rows if row["method"].startswith("ist"))
+    assert any(row["ranks"] == 100_000 and row["method"] == "local-sgd" for row in rows)
+    for row in rows:
+        ranks, steps = row["ranks"], row["local_steps"]
+        assert row["received_floats_per_step_and_rank"] * ranks == pytest.approx(row["received_floats_per_step"])
+        assert row["sent_bytes_per_step"] * steps == pytest.approx(row["sent_bytes_per_round"])
+        assert row["flops_per_example"] * row["examples_per_step"] == pytest.approx(row["flops_per_step"])
+        assert row["seconds_per_round"] == row["compute_seconds_per_round"] + row["transfer_seconds_per_round"]
+        assert row["price_per_epoch"] == pytest.approx(row["seconds_per_epoch"] / 3600 * 0.384 * ranks)
+        assert "kwh_per_epoch" not in row
+    (watts,) = survey(scenario(replace(PLAIN, watts=200.0)), ["ist"], [4])
+    assert watts["kwh_per_epoch"] == pytest.approx(watts["seconds_per_epoch"] / 3600 * 0.2 * 4)
+    ist = next(row for row in rows if row["method"] == "ist" and row["ranks"] == 8)
+    assert ist["flops_per_step"] == 27_033_600_000 and isinstance(ist["flops_per_step"], int)
+
+
+def test_longer_rounds_never_take_longer():
+    for method in ("ist", "local-sgd"):
+        times = [scenario(method__local_steps=steps).seconds(method, 8) for steps in (1, 2, 5, 10, 100)]
+        assert times == sorted(times, reverse=True)
+
+
+FAST = replace(PLAIN, links={"alltoallv": Link(3e-3, 1e-11), "allreduce": Link(1e-6, 1e-11)}, flops=(2e12,))
+
+
+def test_where_a_method_overtakes_is_what_trying_all_finds():
+    """On a network with slow starts for transfers and a fast all-reduce the order changes with P and with J."""
+    narrow = replace(scenario(FAST), architecture=MLP(64, (300, 300), 10))
+    narrow = replace(narrow, run=narrow.run.override({"train.batch": 4096}))
+    for method, rival in (("data-parallel-ring", "local-sgd"), ("ist", "data-parallel-ring")):
+        wins = [ranks for ranks in range(2, 151) if narrow.seconds(method, ranks) < narrow.seconds(rival, ranks)]
+        assert first_ranks(narrow, method, rival, 150) == (wins[0] if wins else None)
+
+    def with_steps(steps):
+        return replace(narrow, run=narrow.run.override({"method.local_steps": steps}))
+
+    wins = [
+        steps
+        for steps in range(1, 200)
+        if with_steps(steps).seconds("ist", 8) < with_steps(steps).seconds("data-parallel-ring", 8)
+    ]
+    assert wins and wins[0] > 1, "the example must be one in which J matters"
+    assert first_local_steps(narrow, "ist", "data-parallel-ring", 8) == wins[0]
+    assert first_local_steps(narrow, "ist", "ist", 8) is None
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel-ring"])
+def test_the_largest_network_fits_and_a_wider_one_does_not(method):
+    case, ranks, memory = scenario(), 8, 1e9
+    lengths = widest(case, method, ranks, memory)
+
+    def needed(factor):
+        hidden = [int(lengths[f"hidden{number}"] * factor) for number in (1, 2, 3)]
+        other = replace(case, architecture=MLP(1000, hidden, 200, norm="none"))
+        return other.cost(method, ranks).largest.memory.total
+
+    assert 0.98 * memory < needed(1) <= memory < needed(1.002)
+    assert widest(case, method, ranks, 1e5) is None
+
+
+# ---- clusters and their files
+
+
+def test_a_cluster_file_reads_back(tmp_path):
+    mine = replace(preset("m5.2xlarge"), measured={"alltoallv": {"points": [{"bytes": 8, "seconds": 1e-6}]}})
+    mine.save(tmp_path / "mine.json")
+    assert load(tmp_path / "mine.json") == mine
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a cluster file"),
+        ('{"format": "istmpi cluster", "version": 2}', "has version 2, this istmpi reads version 1"),
+        ('{"format": "istmpi cluster", "version": 1, "name": "x"}', "is damaged"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_cluster_file_that_cannot_be_used(tmp_path, text, message):
+    path = tmp_path / "c.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DataError, match=message) as raised:
+        load(path)
+    assert "istmpi calibrate" in str(raised.value)
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"did you mean m5.2xlarge\?"):
+        preset("m5.2xlrage")
+
+
+# ---- advice
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("hidden", [(64,), (4096,), (8192, 8192)])
+def test_advice_is_five_lines(name, hidden):
+    run = Run().override({"model.hidden": hidden})
+    lines = advise(Scenario(run, MLP(4096, hidden, 35), preset(name), 84_843), 16)
+    assert len(lines) == 5 and all(line.endswith(".") and "\n" not in line for line in lines)
+
+
+def test_advice_follows_its_rules():
+    run = Run().override({"model.hidden": (8192, 8192)})
+    case = Scenario(run, MLP(4096, (8192, 8192), 35), preset("m5.2xlarge"), 84_843)
+    first = advise(case, 8)[0]
+    ranks = int(first.split(" on ")[1].split()[0])
+    assert first.startswith("Run ist")
+    assert (
+        case.cost("ist", ranks).held.share_of_a_rank >= LEAST_SHARE > case.cost("ist", 2 * ranks).held.share_of_a_rank
+    )
+    steps = int(first.split(" with ")[1].split()[0])
+
+    def share(steps):
+        run = case.run.override({"method.local_steps": steps})
+        time = round_time(replace(case, run=run).cost("ist", ranks), case.cluster)
+        return time.transfer / time.total
+
+    fewer = LOCAL_STEPS[LOCAL_STEPS.index(steps) - 1]
+    assert share(steps) <= TRANSFER_SHARE < share(fewer)
+
+
+def test_advice_prefers_what_changes_less_where_it_costs_little():
+    """Infinitely fast network, nothing to deal: nothing to win."""
+    quick = Cluster("quick", "by hand", network(0.0, 1e15), (1e12,))
+    case = Scenario(Run().override({"method.partition": []}), MLP(64, (64,), 10), quick, 1000)
+    assert advise(case, 4)[0].startswith("Run data-parallel on 4 ranks")
+
+
+def test_advice_for_a_hopeless_network_is_one_process():
+    slow = Cluster("slow", "by hand", network(10.0, 1e3), (1e12,))
+    assert advise(Scenario(Run(), MLP(64, (512,), 10), slow, 1000), 8)[0].startswith("Run one process")
+
+
+def test_advice_respects_memory():
+    small = replace(preset("100gbit"), memory=300e6)
+    lines = advise(scenario(small), 8)
+    assert lines[0].startswith("Run ist"), lines
+    assert "local-sgd" in lines[1]

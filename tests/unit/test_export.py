@@ -1,0 +1,276 @@
+"""Exported networks predict what `istmpi predict` does, in programs that know nothing of istmpi."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from istmpi.checkpoint.reader import Tensor, open_checkpoint
+from istmpi.data.prepare import prepare
+from istmpi.data.sources import open_dataset
+from istmpi.deploy import to_onnx
+from istmpi.deploy.export import FORMS, export
+from istmpi.deploy.network import CalibratedNetwork
+
+NAMES = ["batch", "layer", "none", "leaky", "regression"]
+
+
+def raw(source, split="test"):
+    """The features of a split as they are in the data."""
+    rows = open_dataset(source).splits[split].normalised_by(None)
+    return rows.rows(np.arange(len(rows)))[0]
+
+
+def predicted(path, x, calibrate_on=None):
+    with open_checkpoint(path) as checkpoint:
+        return CalibratedNetwork(checkpoint, calibrate_on)(x.copy())
+
+
+def sequential(layers, state):
+    """The recipe of docs/checkpoint-format.md."""
+    network = nn.Sequential(OrderedDict((name, getattr(nn, kind)(**settings)) for name, kind, settings in layers))
+    network.to(next(iter(state.values())).dtype).load_state_dict(state, strict=True)
+    return network.eval()
+
+
+def run_torch(path, x):
+    saved = torch.load(path, weights_only=True)
+    network = sequential(json.loads(saved["metadata"]["layers"]), saved["state_dict"])
+    with torch.no_grad():
+        return network(torch.from_numpy(x)).numpy()
+
+
+def run_safetensors(path, x):
+    safetensors = pytest.importorskip("safetensors")
+    with safetensors.safe_open(path, "pt") as file:
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+        network = sequential(json.loads(file.metadata()["layers"]), state)
+    with torch.no_grad():
+        return network(torch.from_numpy(x)).numpy()
+
+
+def run_onnx(path, x):
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    onnx.checker.check_model(str(path), full_check=True)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert [one.shape for one in session.get_inputs()] == [["batch", x.shape[1]]]
+    (outputs,) = session.run(["output"], {"input": x})
+    return outputs
+
+
+def run_npz(path, x):
+    """In NumPy alone."""
+    with np.load(path, allow_pickle=False) as file:
+        for name, kind, settings in json.loads(json.loads(file["metadata"].item())["layers"]):
+            state = {key.removeprefix(f"{name}."): file[key] for key in file.files if key.startswith(f"{name}.")}
+            if kind == "Linear":
+                x = x @ state["weight"].T + state.get("bias", 0)
+            elif kind == "BatchNorm1d":
+                x = (x - state["running_mean"]) / np.sqrt(state["running_var"] + settings["eps"])
+                x = x * state.get("weight", 1) + state.get("bias", 0)
+            elif kind == "LayerNorm":
+                x = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + settings["eps"])
+                x = x * state["weight"] + state["bias"]
+            else:
+                x = getattr(nn, kind)()(torch.from_numpy(x)).numpy()
+    return x
+
+
+RUN = {"torch": run_torch, "safetensors": run_safetensors, "onnx": run_onnx, "npz": run_npz}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_exported_network_predicts_the_same(checkpoints, tmp_path, name, form):
+    if form == "onnx":
+        pytest.importorskip("onnx")
+    x = raw(str(checkpoints / "numbers.npz") if name == "regression" else "digits")
+    done = export(checkpoints / f"{name}.h5", form, tmp_path / "network")
+    outputs = RUN[form](done.path, x)
+    assert outputs.dtype == np.float32
+    np.testing.assert_allclose(outputs, predicted(checkpoints / f"{name}.h5", x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_double_precision_and_dropout(checkpoints, tmp_path, form):
+    x = raw("digits")
+    if form == "onnx":
+        pytest.importorskip("onnx")
+    done = export(checkpoints / "double.h5", form, tmp_path / "network")
+    outputs = RUN[form](done.path, x.astype(np.float64))
+    np.testing.assert_allclose(outputs, predicted(checkpoints / "double.h5", x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def spoken_digits(shared_data, tmp_path_factory):
+    """Some 120 recordings, prepared, and a network trained on them, by the program itself: (data, network)."""
+    folder = tmp_path_factory.mktemp("speech")
+    with tarfile.open(shared_data / "spoken-digits.tar.gz", "r|gz") as tar:
+        for member in tar:
+            path = Path(member.name)
+            if path.name == "testing_list.txt":
+                target = folder / "wavs" / path.name
+            elif path.stem.endswith(("_0", "_1")):
+                target = folder / "wavs" / path.parent.name / path.name
+            else:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(tar.extractfile(member).read())
+    data = folder / "speech.h5"
+    prepare("speech", folder / "wavs", data)
+    words = ["train", "speech", "--hidden", "32", "--rounds", "2", "--local-steps", "5", "--batch", "16"]
+    program = "from istmpi.cli.main import main; main()"
+    command = [sys.executable, "-c", program, *words, "--data", data, "--out", folder / "run"]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    return data, folder / "run" / "network.h5"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_spoken_digits(spoken_digits, istmpi_command, form):
+    """From wavs to the exported network, whose outputs are those that the command prints."""
+    if form == "onnx":
+        pytest.importorskip("onnx")
+    data, network = spoken_digits
+    x = raw(str(data))
+    assert x.shape == (20, 4096)
+    code, out, _ = istmpi_command("predict", network, data.parent / "wavs", "--outputs", "--format", "jsonl")
+    assert code == 0
+    lines = [json.loads(line) for line in out.splitlines()]
+    listed = (data.parent / "wavs" / "testing_list.txt").read_text().split()
+    printed = {line["example"]: [*line["outputs"].values()] for line in lines}
+    expected = np.array([printed[name] for name in sorted(listed) if name in printed])
+    assert len(lines) == 120 and expected.shape == (20, 10)
+    done = export(network, form)
+    assert done.path == network.with_suffix(FORMS[form][0])
+    np.testing.assert_allclose(RUN[form](done.path, x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_metadata_goes_along(checkpoints, tmp_path):
+    safetensors, onnx = pytest.importorskip("safetensors"), pytest.importorskip("onnx")
+    path = checkpoints / "batch.h5"
+    with safetensors.safe_open(export(path, "safetensors", tmp_path / "s").path, "np") as file:
+        metadata = file.metadata()
+    model = onnx.load(export(path, "onnx", tmp_path / "o").path)
+    saved = torch.load(export(path, "torch", tmp_path / "t").path, weights_only=True)
+    with np.load(export(path, "npz", tmp_path / "n").path) as file:
+        stored = json.loads(file["metadata"].item())
+    assert metadata == {entry.key: entry.value for entry in model.metadata_props} == saved["metadata"] == stored
+    assert json.loads(metadata["classes"]) == list("0123456789")
+    assert json.loads(metadata["run"])["train"]["seed"] == 5
+    assert json.loads(metadata["data"])["shape"] == [1, 8, 8]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_network_without_calibration_needs_data(checkpoints, tmp_path, istmpi_command, form):
+    words = "export", checkpoints / "uncalibrated.h5", "--to", form, "--out", tmp_path / "network"
+    code, _, err = istmpi_command(*words)
+    assert code == 2 and "--calibrate-on DATA" in err and len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert istmpi_command(*words, "--calibrate-on", "digits")[0] == 0
+    x = raw("digits")
+    expected = predicted(checkpoints / "uncalibrated.h5", x, "digits")
+    np.testing.assert_allclose(RUN[form](tmp_path / "network", x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_large_network_has_its_tensors_in_a_second_file(checkpoints, tmp_path, monkeypatch):
+    pytest.importorskip("onnx")
+    monkeypatch.setattr(to_onnx, "LARGEST", 1000)
+    path, x = tmp_path / "large.onnx", raw("digits")
+    done = export(checkpoints / "batch.h5", "onnx", path)
+    assert done.beside == tmp_path / "large.onnx.data" and done.beside.stat().st_size > 4000
+    assert done.bytes == path.stat().st_size + done.beside.stat().st_size
+    np.testing.assert_allclose(run_onnx(path, x), predicted(checkpoints / "batch.h5", x), rtol=1e-5, atol=1e-5)
+    export(checkpoints / "batch.h5", "onnx", path, force=True)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["large.onnx", "large.onnx.data"]
+    path.unlink()
+    assert "large.onnx.data exists" in str(
+        pytest.raises(ValueError, export, checkpoints / "batch.h5", "onnx", path).value
+    )
+
+
+def test_varints_are_those_of_protocol_buffers():
+    onnx = pytest.importorskip("onnx")
+    for value in (0, 1, 127, 128, 300, 2**31, 2**40 + 5):
+        message = onnx.TensorProto(dims=[value]).SerializeToString()
+        assert message == b"\x08" + bytes(to_onnx._varint(value))
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npz", "onnx"])
+def test_memory_is_bounded(tmp_path, monkeypatch, form, checkpoints):
+    """No more than a few chunks are ever in memory, whatever the size of a parameter."""
+    pytest.importorskip("onnx")
+    monkeypatch.setattr("istmpi.deploy.layers._CHUNK", 256)
+    asked = []
+    read_bytes = Tensor.read_bytes
+
+    def watched(self, first, last, out):
+        asked.append(len(out))
+        read_bytes(self, first, last, out)
+
+    monkeypatch.setattr(Tensor, "read_bytes", watched)
+    export(checkpoints / "batch.h5", form, tmp_path / "network")
+    assert max(asked) <= 256 and len(asked) > 13
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_network_gives_the_same_file(checkpoints, tmp_path, form):
+    if form == "onnx":
+        pytest.importorskip("onnx")
+    one, other = (export(checkpoints / "batch.h5", form, tmp_path / name).path for name in "ab")
+    if form == "torch":
+        assert torch.load(one)["metadata"] == torch.load(other)["metadata"]  # its archive has the file's name in it
+    else:
+        assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_is_left_of_an_export_that_fails(checkpoints, tmp_path, monkeypatch, istmpi_command, form):
+    if form == "onnx":
+        pytest.importorskip("onnx")
+    target = tmp_path / "network"
+    target.write_text("older")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("istmpi.deploy.output.sync", full)
+    words = "export", checkpoints / "batch.h5", "--to", form, "--out", target
+    code, _, err = istmpi_command(*words)
+    assert code == 2 and "exists" in err
+    code, _, err = istmpi_command(*words, "--force")
+    assert code == 74 and "No space left on device" in err and len(err.splitlines()) == 1
+    assert target.read_text() == "older" and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_missing_library_is_named(checkpoints, tmp_path, monkeypatch, istmpi_command):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    code, _, err = istmpi_command("export", checkpoints / "batch.h5", "--to", "onnx", "--out", tmp_path / "network")
+    assert code == 2 and "pip install 'istmpi[export]'" in err and len(err.splitlines()) == 1
+    for form in ("safetensors", "npz", "torch"):
+        assert istmpi_command("export", checkpoints / "batch.h5", "--to", form, "--out", tmp_path / form)[0] == 0
+
+
+def test_an_unknown_form_is_refused(checkpoints, istmpi_command):
+    code, _, err = istmpi_command("export", checkpoints / "batch.h5", "--to", "onx")
+    assert code == 2 and "--to onx is not known; did you mean onnx?" in err
+
+
+def test_the_command_says_what_it_wrote(checkpoints, tmp_path, istmpi_command):
+    code, out, _ = istmpi_command("export", checkpoints / "batch.h5", "--to", "npz", "--out", tmp_path / "network.npz")
+    assert code == 0 and "network.npz" in out
+    assert "labels_norm          BatchNorm1d(num_features=10, eps=1e-05, affine=False)" in out
+
+
+def test_what_is_written_can_be_read_by_zipfile_alone(checkpoints, tmp_path):
+    path = export(checkpoints / "batch.h5", "npz", tmp_path / "network.npz").path
+    content = io.BytesIO(path.read_bytes())
+    with np.load(content) as file, open_checkpoint(checkpoints / "batch.h5") as checkpoint:
+        np.testing.assert_array_equal(file["hidden2.weight"], checkpoint.tensors["hidden2.linear.weight"].rows())

@@ -1,0 +1,177 @@
+"""What is to be predicted becomes the very numbers that preparing the same files gave the training data."""
+
+import numpy as np
+import pytest
+from data_files import MAKERS, example_arrays, make_csv, make_images, make_speech, pack, write_wav
+from PIL import Image
+
+from istmpi.data.digits import open_digits
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.inputs import read_inputs
+from istmpi.data.prepare import prepare
+from istmpi.errors import DataError
+
+
+def read(source, kind, shape, **options):
+    """All names and all features."""
+    blocks = list(read_inputs(str(source), kind, shape, **options))
+    return [name for names, _ in blocks for name in names], np.concatenate([x for _, x in blocks])
+
+
+def prepared(kind, source, tmp_path, **options):
+    """The data set that preparing gives, and its features split by split, as they were before normalisation."""
+    prepare(kind, source, tmp_path / "data.h5", **options)
+    data = open_prepared(tmp_path / "data.h5").normalised_by(None)
+    rows = {name: split.rows(np.arange(len(split)))[0] for name, split in data.splits.items()}
+    return data, rows
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "tar"])
+def test_wavs_become_the_prepared_spectrograms(tmp_path, packed):
+    folder = make_speech(tmp_path / "input")
+    data, rows = prepared("speech", folder, tmp_path)
+    source = pack(folder, tmp_path / "clips.tar.gz") if packed else folder
+    names, x = read(source, "speech", data.shape)
+    found = {name.removeprefix("input/"): row for name, row in zip(names, x)}
+    clips = sorted(name for name in found if not name.startswith("_"))
+    assert len(clips) == 12 and "_background_noise_/hum.wav" in found
+    train = np.stack([found[name] for name in clips if "eve" not in name])
+    test = np.stack([found[name] for name in clips if "eve" in name])
+    np.testing.assert_array_equal(train, rows["train"])
+    np.testing.assert_array_equal(test, rows["test"])
+
+
+def test_one_wav(tmp_path):
+    folder = make_speech(tmp_path / "input")
+    data, rows = prepared("speech", folder, tmp_path)
+    names, x = read(folder / "no" / "eve_nohash_0.wav", "speech", data.shape)
+    assert names == ["eve_nohash_0.wav"]
+    np.testing.assert_array_equal(x, rows["test"][:1])
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_images_become_the_prepared_pixels(tmp_path, mode):
+    folder = make_images(tmp_path / "input", mode=mode)
+    data, rows = prepared("images", folder, tmp_path)
+    names, x = read(folder / "test", "images", data.shape)
+    assert names == [f"{label}/{number}.png" for label in ("cat", "dog") for number in range(5)]
+    np.testing.assert_array_equal(x, rows["test"])
+
+
+def test_images_of_another_size_are_resized_as_in_preparing(tmp_path):
+    folder = make_images(tmp_path / "input")
+    data, rows = prepared("images", folder, tmp_path, size=5)
+    with pytest.raises(DataError, match=r"6x4 but the training data is 5x5; all must be of one size. Give --resize."):
+        read(folder / "test", "images", data.shape)
+    np.testing.assert_array_equal(read(folder / "test", "images", data.shape, resize=True)[1], rows["test"])
+
+
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+def test_a_prepared_file_is_read_as_it_is(tmp_path, kind):
+    data, rows = prepared(kind, MAKERS[kind](tmp_path / "input"), tmp_path)
+    for split in ("test", "train"):
+        names, x = read(tmp_path / "data.h5", kind, data.shape, split=split)
+        assert names == list(range(len(rows[split])))
+        np.testing.assert_array_equal(x, rows[split])
+
+
+def test_the_digits(monkeypatch):
+    monkeypatch.setattr("istmpi.data.prepare.material.BLOCK", 64 * 7)  # seven examples at a time
+    names, x = read("digits", "digits", (1, 8, 8))
+    assert names == list(range(360))
+    np.testing.assert_array_equal(x, open_digits().test.normalised_by(None).rows(np.arange(360))[0])
+
+
+def test_a_table(tmp_path):
+    folder = make_csv(tmp_path / "input")
+    data, rows = prepared("csv", folder, tmp_path)
+    for label in ("kind", "-1", "4"):
+        np.testing.assert_array_equal(read(folder / "test.csv", "csv", data.shape, label=label)[1], rows["test"])
+    (tmp_path / "bare.csv").write_text("1,2.5,-3,4e1\n\n5,6,7,8\n")
+    names, x = read(tmp_path / "bare.csv", "csv", (4,))
+    assert names == [0, 1] and x.tolist() == [[1, 2.5, -3, 40], [5, 6, 7, 8]]
+    (tmp_path / "headed.csv").write_text("a;b;c;d\n1;2;3;4\n")
+    assert read(tmp_path / "headed.csv", "csv", (4,))[1].tolist() == [[1, 2, 3, 4]]
+
+
+def test_arrays(tmp_path):
+    x = example_arrays()["x_test"]
+    np.save(tmp_path / "all.npy", x)
+    np.save(tmp_path / "one.npy", x[2])
+    np.savez(tmp_path / "data.npz", **example_arrays())
+    np.savez(tmp_path / "named.npz", x=x.astype(np.float64), other=np.zeros(3))
+    np.savez(tmp_path / "sole.npz", whatever=x)
+    for name in ("all.npy", "data.npz", "named.npz", "sole.npz"):
+        names, read_x = read(tmp_path / name, "arrays", (4,))
+        assert names == list(range(5)) and read_x.dtype == np.float32
+        np.testing.assert_array_equal(read_x, x)
+    np.testing.assert_array_equal(read(tmp_path / "one.npy", "arrays", (4,))[1], x[2:3])
+    np.testing.assert_array_equal(read(tmp_path / "data.npz", "arrays", (4,), split="train")[1][:1], [[*x_train()[0]]])
+    np.save(tmp_path / "square.npy", x.reshape(5, 2, 2))
+    np.testing.assert_array_equal(read(tmp_path / "square.npy", "arrays", (1, 2, 2))[1], x)
+
+
+def x_train():
+    return example_arrays()["x_train"]
+
+
+def test_an_unreadable_file_is_named_and_passed_over(tmp_path):
+    folder = make_speech(tmp_path / "input")
+    (folder / "no" / "bad.wav").write_bytes(b"RIFF and nothing else")
+    skipped = []
+    names, x = read(folder / "no", "speech", (1, 128, 32), skipped=lambda *facts: skipped.append(facts))
+    assert len(names) == len(x) == 6 and "bad.wav" not in names
+    assert [name for name, _ in skipped] == ["bad.wav"]
+    with pytest.raises(DataError, match="no examples that can be read"):
+        read(folder / "no" / "bad.wav", "speech", (1, 128, 32))
+
+
+@pytest.mark.parametrize(
+    "make, kind, message",
+    [
+        (lambda path: (path / "x.csv").write_text("1,2,3\n"), "csv", "a row has 3 numbers; the network takes 4"),
+        (lambda path: (path / "x.csv").write_text("1,2,3,4,5\n"), "csv", "column of labels with --label"),
+        (lambda path: (path / "x.csv").write_text("1,2,3,4\n1,2,3\n"), "csv", "line 2: 3 columns"),
+        (lambda path: (path / "x.csv").write_text("1,2,3,4\n1,2,x,4\n"), "csv", "'x' is not a number"),
+        (
+            lambda path: (path / "x.csv").write_text("1,2,3,4\n1,nan,3,4\n"),
+            "csv",
+            "input example 1 has nan as feature 1",
+        ),
+        (lambda path: (path / "x.csv").write_text("a,b,c,d\n"), "csv", "no examples"),
+        (lambda path: (path / "x.csv").write_text(""), "csv", "a row has 0 numbers"),
+        (
+            lambda path: np.save(path / "x.npy", np.zeros((2, 5))),
+            "arrays",
+            "has examples of 5 numbers; the network",
+        ),
+        (lambda path: np.save(path / "x.npy", np.array(["a"])), "arrays", "needed are numbers"),
+        (lambda path: np.savez(path / "x.npz", a=np.zeros(4), b=np.zeros(4)), "arrays", "holds a, b; call the array"),
+        (lambda path: (path / "x.npz").write_bytes(b"PK nonsense"), "arrays", "cannot be read as a NumPy file"),
+        (lambda path: (path / "x.h5").write_text("text"), "arrays", "is not an HDF5 file"),
+        (lambda path: (path / "x.wav").write_text("text"), "arrays", "this network takes 4 numbers; give a .csv"),
+        (lambda path: (path / "x").mkdir(), "speech", "holds no files"),
+        (lambda path: make_images(path / "x"), "speech", "holds no .wav"),
+        (lambda path: None, "speech", "does not exist"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(tmp_path, make, kind, message):
+    make(tmp_path)
+    made = next(tmp_path.iterdir(), tmp_path / "nothing.wav")
+    with pytest.raises(DataError) as refused:
+        read(made, kind, (4,))
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+    assert made.name in str(refused.value)
+
+
+def test_clips_of_different_rates_are_refused(tmp_path):
+    for rate in (8000, 16000):
+        write_wav(tmp_path / "clips" / f"{rate}.wav", np.ones(100), rate)
+    with pytest.raises(DataError, match="resample"):
+        read(tmp_path / "clips", "speech", (1, 128, 32))
+
+
+def test_colour_where_the_network_knows_grey_is_refused(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "red.png")
+    with pytest.raises(DataError, match="red.png is in colour but the training data is grey"):
+        read(tmp_path / "red.png", "idx", (1, 8, 8))

@@ -1,0 +1,192 @@
+"""`istmpi predict` and the network behind it, against the network written out in NumPy."""
+
+import csv
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.data.sources import open_dataset
+from istmpi.deploy.network import CalibratedNetwork
+from istmpi.errors import DataError
+
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "leaky-relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}
+NAMES = ["batch", "layer", "none", "leaky", "double", "regression"]
+
+
+def plain(path, x):
+    """The outputs for raw examples, from the file with h5py and NumPy alone, in double precision."""
+    with h5py.File(path) as file:
+        model = json.loads(file.attrs["run"])["model"]
+        if "input" in file and "mean" in file["input"]:
+            x = (x - file["input/mean"][...]) / file["input/std"][...]
+        x = x.astype(np.float64)
+        stages = [*(f"hidden{number}" for number in range(1, len(model["hidden"]) + 1)), "labels"]
+        for stage in stages:
+            values = {name.removeprefix(f"{stage}."): file["model"][name][...] for name in file["model"]}
+            x = x @ values["linear.weight"].T + values.get("linear.bias", 0)
+            if f"norm/{stage}" in file:
+                x = (x - file[f"norm/{stage}/mean"][...]) / file[f"norm/{stage}/std"][...]
+            elif model["norm"] == "layer" and stage != "labels":
+                x = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-5)
+            x = x * values.get("norm.weight", 1) + values.get("norm.bias", 0)
+            x = x if stage == "labels" else ACTIVATIONS[model["activation"]](x)
+    return x
+
+
+def inputs(folder, name):
+    """The source of a network's data, and the raw features of its test split."""
+    source = str(folder / "numbers.npz") if name == "regression" else "digits"
+    test = open_dataset(source).test.normalised_by(None)
+    return source, test.rows(np.arange(len(test)))[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_outputs_are_those_of_the_formula(checkpoints, istmpi_command, name):
+    source, x = inputs(checkpoints, name)
+    expected = plain(checkpoints / f"{name}.h5", x)
+    code, out, err = istmpi_command("predict", checkpoints / f"{name}.h5", source, "--outputs")
+    assert (code, err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    outputs = np.array([[float(value) for key, value in row.items() if key.startswith("output_")] for row in rows])
+    tolerance = 1e-12 if name == "double" else 1e-5
+    np.testing.assert_allclose(outputs, expected, rtol=tolerance, atol=tolerance)
+    assert [row["example"] for row in rows] == [str(number) for number in range(len(x))]
+    if name != "regression":
+        odds = np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True)
+        assert [row["class"] for row in rows] == [str(best) for best in expected.argmax(axis=1)]
+        np.testing.assert_allclose([float(row["probability"]) for row in rows], odds.max(axis=1), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_scores_the_same_whatever_its_batch_mates(checkpoints, name):
+    _, x = inputs(checkpoints, name)
+    x = x[:20]
+    with open_checkpoint(checkpoints / f"{name}.h5") as checkpoint:
+        network = CalibratedNetwork(checkpoint)
+    together = network(x.copy())
+    tolerance = 1e-6 * np.abs(together).max()
+    for row in range(len(x)):
+        np.testing.assert_allclose(network(x[row : row + 1].copy())[0], together[row], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(network(x[::-1].copy())[::-1], together, rtol=0, atol=tolerance)
+
+
+def test_batches_do_not_matter(checkpoints, istmpi_command, monkeypatch):
+    words = "predict", checkpoints / "batch.h5", "digits", "--format", "jsonl"
+    whole = istmpi_command(*words)[1].splitlines()
+    monkeypatch.setattr("istmpi.deploy.prediction.BATCH", 7)
+    parts = istmpi_command(*words)[1].splitlines()
+    assert len(whole) == len(parts) == 360
+    for one, other in zip(map(json.loads, whole), map(json.loads, parts)):
+        assert (one["example"], one["class"]) == (other["example"], other["class"])
+        assert one["probability"] == pytest.approx(other["probability"], abs=1e-6)
+
+
+def test_json_lines(checkpoints, istmpi_command):
+    words = "--format", "jsonl"
+    first = json.loads(istmpi_command("predict", checkpoints / "batch.h5", "digits", *words)[1].splitlines()[0])
+    assert first.keys() == {"example", "class", "probability"} and first["example"] == 0
+    _, out, _ = istmpi_command("predict", checkpoints / "batch.h5", "digits", *words, "--outputs")
+    assert json.loads(out.splitlines()[1])["outputs"].keys() == set("0123456789")
+    numbers = checkpoints / "numbers.npz"
+    _, out, _ = istmpi_command("predict", checkpoints / "regression.h5", numbers, *words)
+    assert [len(json.loads(line)["outputs"]) for line in out.splitlines()] == [2] * 20
+
+
+def test_names_of_files_are_the_examples_names(checkpoints, istmpi_command, tmp_path):
+    """Also one that CSV has to quote."""
+    from PIL import Image
+
+    (tmp_path / "images").mkdir()
+    for number, name in enumerate(("a,b.png", "c.png")):
+        pixels = np.arange(64, dtype=np.uint8).reshape(8, 8) % 17 + number
+        Image.fromarray(pixels).save(tmp_path / "images" / name)
+    with open_checkpoint(checkpoints / "batch.h5") as checkpoint:
+        assert checkpoint.header.data.kind == "digits"
+    path = tmp_path / "network.h5"
+    path.write_bytes((checkpoints / "batch.h5").read_bytes())
+    with h5py.File(path, "r+") as file:
+        data = json.loads(file.attrs["data"]) | {"kind": "idx"}
+        file.attrs["data"] = json.dumps(data)
+    code, out, _ = istmpi_command("predict", path, tmp_path / "images")
+    assert code == 0
+    assert [row[0] for row in csv.reader(io.StringIO(out))] == ["example", "a,b.png", "c.png"]
+
+
+def test_without_calibration_there_is_no_prediction(checkpoints, istmpi_command):
+    code, out, err = istmpi_command("predict", checkpoints / "uncalibrated.h5", "digits")
+    assert (code, out) == (2, "")
+    assert "saved without calibration" in err and "--calibrate-on DATA" in err and len(err.splitlines()) == 1
+
+
+def test_calibrating_on_the_training_data_gives_the_stored_moments(checkpoints):
+    with open_checkpoint(checkpoints / "batch.h5") as checkpoint:
+        stored, taken = (CalibratedNetwork(checkpoint, source).moments for source in (None, "digits"))
+    assert stored.keys() == taken.keys() == {"hidden1", "hidden2", "labels"}
+    for stage in stored:
+        for one, other in zip(stored[stage], taken[stage]):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_data_to_calibrate_on_must_fit(checkpoints):
+    with (
+        open_checkpoint(checkpoints / "uncalibrated.h5") as checkpoint,
+        pytest.raises(DataError, match="has examples of 6 numbers; the network takes 1 x 8 x 8"),
+    ):
+        CalibratedNetwork(checkpoint, str(checkpoints / "numbers.npz"))
+
+
+def test_a_damaged_network_predicts_nothing(checkpoints, istmpi_command, tmp_path):
+    content = bytearray((checkpoints / "batch.h5").read_bytes())
+    with h5py.File(checkpoints / "batch.h5") as file:
+        content[file["model/labels.linear.weight"].id.get_offset() + 5] ^= 64
+    (tmp_path / "damaged.h5").write_bytes(content)
+    code, out, err = istmpi_command("predict", tmp_path / "damaged.h5", "digits")
+    assert (code, out) == (2, "") and "model/labels.linear.weight, rows 0 to 9: the checksum differs" in err
+
+
+def test_a_file_appears_complete_or_not_at_all(checkpoints, istmpi_command, tmp_path, monkeypatch):
+    monkeypatch.setattr("istmpi.data.prepare.material.BLOCK", 64 * 100)
+    out = tmp_path / "out.csv"
+    words = "predict", checkpoints / "batch.h5", "digits", "--out", out
+    assert istmpi_command(*words) == (0, "", "")
+    assert len(out.read_text().splitlines()) == 361
+    code, _, err = istmpi_command(*words)
+    assert code == 2 and "exists" in err and "--force" in err
+    assert istmpi_command(*words, "--force")[0] == 0
+    bad = tmp_path / "bad.csv"
+    bad.write_text("\n".join([",".join(["1"] * 64)] * 300 + ["x" * 3]))  # the last row is found out late
+    code, _, err = istmpi_command("predict", checkpoints / "batch.h5", bad, "--out", tmp_path / "new.csv")
+    assert code == 2 and "line 301" in err
+    code, _, err = istmpi_command("predict", checkpoints / "batch.h5", "digits", "--out", tmp_path / "no" / "new.csv")
+    assert code == 74 and "cannot be written" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv", "out.csv"]
+
+
+def test_predicting_needs_no_mpi_and_head_is_no_error(checkpoints):
+    program = (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "from istmpi.cli.main import main\n"
+        f"sys.argv = ['istmpi', 'predict', {str(checkpoints / 'batch.h5')!r}, 'digits', '--outputs']\n"
+        "main()"
+    )
+    shell = f'{sys.executable} -c "$PROGRAM" | head -1; echo ${{PIPESTATUS[0]}}'
+    command = ["bash", "-c", shell]
+    environment = {**os.environ, "PROGRAM": program}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert result.stderr == ""
+    assert result.stdout.splitlines()[0].startswith("example,class,probability,output_0")
+    assert result.stdout.splitlines()[1] == "0"
