@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from istmpi.errors import ConfigError, LaunchError
 
 _HERE = Path(__file__).resolve().parents[1]
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
-"""The lines of a SLURM script that say where istmpi is and what options istmpi-run gets."""
+"""The lines of a template that are filled in."""
 
 _SHAPES = {
     "time": (
@@ -37,14 +36,8 @@ def folder_of_templates() -> Path:
 def folders_of_programs() -> list[str]:
     """Where istmpi-run and istmpi are: what a job puts in front of its PATH."""
     own = str(Path(sys.executable).parent)
-    return (
-        [own]
-        if shutil.which("istmpi-run", path=own) and not _HERE.joinpath("bin").is_dir()
-        else [
-            str(_HERE / "bin"),
-            own,
-        ]
-    )
+    bin = _HERE / "bin"
+    return [str(bin), own] if bin.is_dir() else [own]
 
 
 @dataclass(frozen=True)
@@ -93,6 +86,43 @@ class Slurm:
         lines.append(f"OPTIONS=({shlex.join(self.launcher)})")
         lines.append(f"set -- {shlex.join(self.arguments)}")
         return "\n".join([*lines, "# ----", ""])
+
+
+@dataclass(frozen=True)
+class Ec2:
+    """A run on instances that are made for it and removed after it."""
+
+    name: str
+    region: str | None
+    up: Sequence[str]
+    """Options of jobs/ec2/cluster up."""
+    given: Mapping[str, str]
+    """What the template takes from the environment: KEY and SSH_FROM."""
+    files: Sequence[str]
+    """Files of this machine that the run reads."""
+    folder: str
+    """Where the results will be."""
+    arguments: Sequence[str]
+    """RUN and options of istmpi train."""
+
+    def text(self) -> str:
+        """The script."""
+        folder = folder_of_templates() / "ec2"
+        send = [word for file in self.files for word in ("--send", file)]
+        lines = [
+            "# ---- filled in by istmpi job ec2",
+            f"NAME={shlex.quote(self.name)}",
+            f"CLUSTER={shlex.quote(str(folder / 'cluster'))}",
+            f"REGION=({shlex.join(['--region', self.region] if self.region else [])})",
+            f"UP=({shlex.join(self.up)})",
+            f"SEND=({shlex.join(send)})",
+            f"FOLDER={shlex.quote(self.folder)}",
+            *(f"{name}={shlex.quote(value)}" for name, value in self.given.items()),
+            f"set -- {shlex.join(self.arguments)}",
+            "# ----",
+            "",
+        ]
+        return _MARK.sub(lambda _: "\n".join(lines), (folder / "train.sh").read_text(encoding="utf-8"), count=1)
 
 
 def _with_option(text: str, name: str, value: str) -> str:

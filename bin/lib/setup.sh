@@ -151,3 +151,19 @@ find_parallel_hdf5() {
     HDF5_LACKS="$HDF5_MPIRUN and $HDF5_PYTHON do not work together"
     HDF5_MPIRUN=$(command -v "$HDF5_MPIRUN") && PYTHON=$HDF5_PYTHON works "$HDF5_MPIRUN"
 }
+
+# find_slurm: whether a SLURM can be started here; where not, returns 1 and sets SLURM_LACKS to the reason. Debian's is
+# installed where that is allowed. Its own services are kept from starting: the tests start theirs.
+# shellcheck disable=SC2034 # SLURM_LACKS is for the caller
+find_slurm() {
+    PATH=$PATH:/usr/sbin
+    SLURM_LACKS="only root can start a SLURM with several nodes on one host"
+    [ "$(id -u)" = 0 ] || return 1
+    command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v sbatch >/dev/null && return
+    SLURM_LACKS="needs Debian's package slurm-wlm, which cannot be installed here"
+    command -v apt-get >/dev/null || return 1
+    say "installing slurm-wlm"
+    apt-get update >/dev/null 2>&1 || true
+    DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y --no-install-recommends slurm-wlm >/dev/null 2>&1 || return 1
+    command -v slurmctld >/dev/null && command -v slurmd >/dev/null
+}

@@ -79,6 +79,55 @@ def slurm(
     click.echo(text, nl=False)
 
 
+@command.command("ec2")
+@click.argument("run")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--instances", type=click.IntRange(min=1), required=True, metavar="N", help="Instances, one rank on each."
+)
+@click.option("--type", "kind", default="m5.2xlarge", metavar="TYPE", help="Their type (m5.2xlarge).")
+@click.option("--spot", is_flag=True, help="Cheaper ones, which may be taken back; the run then goes on with others.")
+@click.option("--region", metavar="NAME", help="Else as the AWS command line has it.")
+@click.option("--key", metavar="NAME", help="The key pair to log in with; else $KEY when the script runs.")
+@click.option("--ssh-from", metavar="CIDR", help="Who may log in, as 203.0.113.7/32; else $SSH_FROM.")
+@click.option("--package", metavar="REQUIREMENT", help="What pip installs there: a version, or an address of git.")
+def ec2(
+    run: str,
+    options: tuple[str, ...],
+    instances: int,
+    kind: str,
+    spot: bool,
+    region: str | None,
+    key: str | None,
+    ssh_from: str | None,
+    package: str | None,
+) -> None:
+    """Print a script that makes a cluster on EC2, trains RUN there, brings the results here and removes the cluster.
+
+    \b
+    istmpi job ec2 speech --instances 8 --ssh-from 203.0.113.7/32 -- --lr 0.01 > speech.sh
+    bash speech.sh        # says what it costs, and asks
+
+    Options of istmpi train go behind --. A run file and a data file of this machine are sent along.
+    """
+    from istmpi.jobs import Ec2, job_name
+    from istmpi.record import home
+
+    resolved = check((run, *options), instances)
+    arguments = (run, *options)
+    files = [run] if Path(run).is_file() else []
+    data = resolved.data.source
+    if Path(data).is_file():
+        files.append(data)
+        arguments += ("--data", data)
+    up = ["--instances", str(instances), "--type", kind, *["--spot"] * spot]
+    up += ["--package", package] if package else []
+    given = {name: value for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items() if value}
+    name = f"istmpi-{job_name(run)}"[:40].strip("-")
+    out = str(home(resolved.output.folder, resolved.name))
+    click.echo(Ec2(name, region, up, given, files, out, arguments).text(), nl=False)
+
+
 @command.command("folder")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--ranks", type=click.IntRange(min=1), default=1, metavar="P", help="Ranks that shall train.")

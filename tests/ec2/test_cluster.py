@@ -7,8 +7,10 @@ import os
 import subprocess
 import threading
 from pathlib import Path
+from string import Template
 
 import pytest
+import yaml
 from botocore.exceptions import ClientError
 from botocore.stub import Stubber
 
@@ -280,3 +282,14 @@ def test_a_stopped_run_goes_on_and_no_name_is_executed(account, inside, tmp_path
 def test_the_template_has_nothing_to_complain_about():
     linted = subprocess.run(["cfn-lint", ROOT / "jobs/ec2/cluster.yaml"], capture_output=True, text=True)
     assert linted.returncode == 0 and not linted.stdout + linted.stderr
+
+
+def test_parallelcluster_takes_its_configuration(monkeypatch):
+    schema = pytest.importorskip("pcluster.schemas.cluster_schema", reason="needs pip install aws-parallelcluster")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    text = Template((ROOT / "jobs/ec2/parallelcluster.yaml").read_text())
+    filled = text.substitute(SUBNET="subnet-0123456789abcdef0", KEY="mine", SSH_FROM=FROM[1])
+    loaded = schema.ClusterSchema(cluster_name="istmpi").load(yaml.safe_load(filled))
+    assert [queue.name for queue in loaded.scheduling.queues] == ["cpu", "spot", "gpu"]
+    assert all(queue.networking.placement_group.enabled for queue in loaded.scheduling.queues)
+    assert loaded.imds.imds_support == "v2.0"
