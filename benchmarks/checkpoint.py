@@ -4,8 +4,9 @@
     mpirun -n 2 python benchmarks/checkpoint.py --folder FOLDER --stall
 
 Bandwidth: 2 GB of weights, by every writer that h5py has here, against plain ``pwrite`` and ``fsync`` of the same bytes
-from the same ranks to the same folder, in turns; reading against plain ``preadv`` of the same file. Stall: rounds of
-training with a checkpoint begun before them against rounds without, in turns; it is what all of a round takes longer.
+from the same ranks to the same folder, in turns; reading against plain ``preadv`` of the same file, once from storage
+(its pages dropped from memory before) and once from the page cache. Stall: rounds of training with a checkpoint begun
+before them against rounds without, in turns; it is what all of a round takes longer.
 """
 
 import argparse
@@ -68,6 +69,14 @@ def plain_read(path: Path, tensors, communicator: Communicator) -> None:
     os.close(descriptor)
 
 
+def forget(path: Path, communicator: Communicator) -> None:
+    """Have the next reader fetch the file from storage."""
+    if communicator.rank == 0:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
 def bandwidth(communicator: Communicator, folder: Path, megabytes: int, repeats: int) -> None:
     width = int((megabytes * 1e6 / 4 / 2) ** 0.5)
     run = Run().override({"model.hidden": [width, width, width], "train.threads": 1})
@@ -82,17 +91,26 @@ def bandwidth(communicator: Communicator, folder: Path, megabytes: int, repeats:
     for _ in range(repeats):
         for writer in writers:
             file = folder / f"{writer}.h5"
+
+            def read(file=file):
+                training.resume(file)
+
+            def read_plainly(file=file):
+                plain_read(file, training.store.tensors.values(), communicator)
+
             ways = {
                 f"write, {writer}": lambda file=file, writer=writer: commit(file, header, pieces, writer, communicator),
-                "write, pwrite": lambda: plain_write(plain, pieces, communicator),
-                "read, resume": lambda file=file: training.resume(file),
-                "read, preadv": lambda file=file: plain_read(file, training.store.tensors.values(), communicator),
+                f"write, pwrite ({writer})": lambda: plain_write(plain, pieces, communicator),
+                "read, resume (storage)": read,
+                "read, preadv (storage)": read_plainly,
+                "read, resume (cached)": read,
+                "read, preadv (cached)": read_plainly,
                 "check, resume": lambda file=file: require_valid(file, communicator),
             }
             for name, work in ways.items():
-                times.setdefault(f"{name} ({writer})" if name.startswith("write, p") else name, []).append(
-                    seconds(work, communicator)
-                )
+                if "storage" in name:
+                    forget(file, communicator)
+                times.setdefault(name, []).append(seconds(work, communicator))
             if communicator.rank == 0:
                 file.unlink()
                 plain.unlink()
@@ -103,19 +121,21 @@ def bandwidth(communicator: Communicator, folder: Path, megabytes: int, repeats:
         {"what": name, "median s": median(taken), "MB/s": total / median(taken), "least s": min(taken)}
         for name, taken in times.items()
     ]
-    ratios = []
-    for writer in writers:
-        pairs = zip(times[f"write, pwrite ({writer})"], times[f"write, {writer}"], strict=True)
-        ratios.append(f"{writer} {median(plain / ours for plain, ours in pairs):.2f}")
-    reading = median(plain / ours for plain, ours in zip(times["read, preadv"], times["read, resume"], strict=True))
+
+    def ratio(plain: str, ours: str) -> str:
+        return f"{median(one / other for one, other in zip(times[plain], times[ours], strict=True)):.2f}"
+
+    writing = ", ".join(f"{writer} {ratio(f'write, pwrite ({writer})', f'write, {writer}')}" for writer in writers)
+    reading = {where: ratio(f"read, preadv ({where})", f"read, resume ({where})") for where in ("storage", "cached")}
     report(
         f"checkpoint-{'-'.join(writers)}",
         f"Checkpoints of {total:,.0f} MB by {communicator.size} ranks",
         rows,
-        f"Bandwidth of writing over that of pwrite, median of the ratios of {repeats} turns: {', '.join(ratios)}; of "
-        f"reading over preadv from the page cache {reading:.2f} (`check` reads every byte and compares checksums, as "
-        f"a resumed run does first). While saving and loading no rank's memory grew by more than {peak:,.0f} MB; its "
-        f"rows have {total / communicator.size:,.0f} MB. `write` includes layout, checksums, syncing and renaming.",
+        f"Bandwidth of writing over that of pwrite, median of the ratios of {repeats} turns: {writing}; of "
+        f"reading over preadv {reading['storage']} from storage, {reading['cached']} from the page cache (`check` "
+        f"reads every byte and compares checksums, as a resumed run does first). While saving and loading no rank's "
+        f"memory grew by more than {peak:,.0f} MB; its rows have {total / communicator.size:,.0f} MB. `write` includes "
+        f"layout, checksums, syncing and renaming.",
         f"mpirun -n {communicator.size}",
     )
 

@@ -51,11 +51,11 @@ class RunFolder:
 
     @staticmethod
     def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
-        """A new folder: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
+        """A new folder, yet to be made: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
 
         With ``resume`` it may be a run's already: the wanted one, runs/NAME for ``auto``, or the one that the file or
-        folder to go on from lies in. Raises ConfigError for a folder with anything else in it, and for one that cannot
-        be made: nothing of others is ever overwritten.
+        folder to go on from lies in. Raises ConfigError for a folder with anything else in it: nothing of others is
+        ever overwritten.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume}: there is no such file or folder.")
@@ -68,16 +68,21 @@ class RunFolder:
         else:
             path = _free(home(wanted, name))
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            used = any(entry.name != JOB for entry in path.iterdir())
+            used = path.exists() and any(entry.name != JOB for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
                 what = "is not empty and not a run's" if resume else "is not empty"
                 raise ConfigError(f"--out {path}: the folder {what}. Name another or remove it.")
-            if not (path / METRICS).exists():
-                (path / METRICS).touch()
         except OSError as error:
-            raise ConfigError(f"--out {path}: cannot be written ({error.strerror}). Name another folder.") from None
+            raise _unusable(path, error) from None
         return RunFolder(path)
+
+    def make(self) -> None:
+        """Have the folder and its metrics, empty if there are none yet; ConfigError when that cannot be."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / METRICS).touch()
+        except OSError as error:
+            raise _unusable(self.path, error) from None
 
     def keep_metrics(self, rounds: int) -> None:
         """Forget the metrics of later rounds: they will be run again."""
@@ -122,6 +127,10 @@ class RunFolder:
 def home(wanted: str, name: str) -> Path:
     """The folder of a run that goes on in it: the wanted one, or runs/NAME."""
     return Path(wanted) if wanted else Path("runs") / name
+
+
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--out {path}: cannot be written ({error.strerror}). Name another folder.")
 
 
 def _free(path: Path) -> Path:

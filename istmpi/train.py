@@ -128,6 +128,9 @@ def carry_out(
         if start == folder.path / NETWORK and training.rounds_done >= run.train.rounds:
             note(f"nothing left to train: {start} has all {run.train.rounds} rounds.")
             return None
+    with communicator.agreed():
+        if first:
+            folder.make()
     saver = Saver(folder.path, run.checkpoint, communicator, note)
     if first:
         folder.write("run.toml", run.override({"output.folder": str(folder.path)}).toml())

@@ -25,7 +25,7 @@ def command() -> None:
 @click.option("--account", metavar="NAME", help="As of sbatch.")
 @click.option("--qos", metavar="NAME", help="As of sbatch.")
 @click.option("--array", metavar="N,N,...", help="A scaling run: one task for each of these numbers of nodes.")
-@click.option("--compare", is_flag=True, help="All methods in turn, and a table of them.")
+@click.option("--compare", is_flag=True, help="Several methods in turn: istmpi compare.")
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs, and ranks, on each node.")
 @click.option("--modules", metavar="NAME,NAME,...", help="Environment modules to load.")
 @click.option(
@@ -50,7 +50,7 @@ def slurm(
     restarts: int,
     **settings: str | None,
 ) -> None:
-    """Print a job script that trains RUN. Options of istmpi train go behind --.
+    """Print a job script that trains RUN. Options of istmpi train, or of istmpi compare with --compare, go behind --.
 
     \b
     istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.sbatch
@@ -75,7 +75,8 @@ def slurm(
     arguments = (run, *options)
     job = Slurm(script, nodes, given, (modules or "").split(",") if modules else (), words, arguments)
     text = job.text()
-    check(arguments, max(map(int, array.split(","))) if array else (nodes or 1) * (gpus or 1))
+    ranks = max(map(int, array.split(","))) if array else (nodes or 1) * (gpus or 1)
+    check(arguments, ranks, "compare" if compare else "train")
     click.echo(text, nl=False)
 
 
@@ -161,13 +162,17 @@ def show_table(folder: Path) -> None:
     click.echo(text, nl=False)
 
 
-def check(arguments: tuple[str, ...], ranks: int) -> Run:
-    """The run of a command line of istmpi train; refused here if it could not be trained on so many ranks."""
+def check(arguments: tuple[str, ...], ranks: int, verb: str = "train") -> Run:
+    """The run of a command line of istmpi train or compare; refused if it could not be trained on so many ranks."""
+    from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
-    from istmpi.cli.train import command as train
     from istmpi.cost import cost
 
-    given = train.make_context(f"istmpi train {shlex.join(arguments)}", list(arguments)).params
+    with click.Context(istmpi) as context:
+        command = istmpi.get_command(context, verb)
+    if command is None:
+        raise ConfigError(f"this istmpi has no command {verb}.")
+    given = command.make_context(f"istmpi {verb} {shlex.join(arguments)}", list(arguments)).params
     found = described(resolve(given.pop("run"), given.pop("assignments"), given), None)
     cost(found.run, found.architecture, ranks)
     return found.run

@@ -68,30 +68,25 @@ def test_a_job_whose_time_runs_out_goes_on(submit, cluster, tmp_path, undisturbe
     assert weights(out) == undisturbed
 
 
-def test_a_requeued_job_goes_on(submit, cluster, tmp_path, undisturbed):
+def test_a_job_that_is_signalled_requeued_and_killed_goes_on(submit, cluster, tmp_path, undisturbed):
     out = tmp_path / "run"
     job = disturbed(submit, out)
-    job.wait_until(lambda: rounds(out) >= 5, "five rounds")
-    cluster.command("scontrol", "requeue", job.number)
-    assert job.end() == "COMPLETED", job.output
-    assert job.restarts == 1
-    assert "going on from" in job.output
-    assert weights(out) == undisturbed
 
+    def after(more, restart, *command):
+        seen = rounds(out)
+        job.wait_until(
+            lambda: job.facts["JobState"] == "RUNNING" and rounds(out) >= seen + more, f"{more} rounds more than {seen}"
+        )
+        cluster.command(*command)
+        job.wait_until(lambda: job.restarts == restart, f"restart {restart}")
 
-def test_a_job_whose_step_is_signalled_and_then_killed_goes_on(submit, cluster, tmp_path, undisturbed):
-    out = tmp_path / "run"
-    job = disturbed(submit, out)
-    job.wait_until(lambda: rounds(out) >= 3, "three rounds")
-    cluster.command("scancel", "--signal=USR1", job.number)  # as --signal=USR1@120 does
-    job.wait_until(lambda: job.restarts == 1, "the first restart")
+    after(3, 1, "scancel", "--signal=USR1", job.number)  # as --signal=USR1@120 does
     assert "stopped by SIGUSR1" in job.output
-    seen = rounds(out)
-    job.wait_until(lambda: job.facts["JobState"] == "RUNNING" and rounds(out) >= seen + 3, "three more rounds")
-    cluster.command("scancel", "--signal=KILL", f"{job.number}.2")
-    job.wait_until(lambda: job.restarts == 2, "the second restart")
-    assert "the run was killed (exit code 137); queued again, restart 2 of 20" in job.output
+    after(3, 2, "scontrol", "requeue", job.number)
+    after(3, 3, "scancel", "--signal=KILL", f"{job.number}.2")
+    assert "the run was killed (exit code 137); queued again, restart 3 of 20" in job.output
     assert job.end() == "COMPLETED", job.output
+    assert job.output.count("going on from") == 3
     assert weights(out) == undisturbed
 
 
