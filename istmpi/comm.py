@@ -251,6 +251,16 @@ def world() -> Communicator:
     return communicator
 
 
+def library_before_start() -> str:
+    """The MPI library's own words about itself, MPI not started; for a process that does nothing else."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    return MPI.Get_library_version()
+
+
 def library() -> str:
     """The MPI library's name and version, in a few words."""
     from mpi4py import MPI

@@ -59,6 +59,18 @@ def test_a_folder_that_is_not_there_is_red(tmp_path):
     assert "nowhere cannot be written (No such file or directory)" in result.stdout
 
 
+def test_a_launcher_of_another_mpi_is_named(tmp_path):
+    """MPICH itself ends such a rank in MPI_Init, without a hint."""
+    program = "from istmpi import comm; print(comm.library_before_start())"
+    library = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    if not library.startswith("MPICH"):
+        pytest.skip(f"needs MPICH, this is {library.splitlines()[0]}")
+    launched = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+    result = doctor("--folder", tmp_path, env={**os.environ, **launched})
+    assert result.returncode == 1
+    assert "red     launcher  mpi4py has MPICH, but Open MPI's launcher started this rank" in result.stdout
+
+
 @pytest.mark.parametrize(
     "everyones, name, state, fact",
     [
