@@ -4,6 +4,7 @@ import http.server
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import threading
 from pathlib import Path
@@ -293,3 +294,37 @@ def test_parallelcluster_takes_its_configuration(monkeypatch):
     assert [queue.name for queue in loaded.scheduling.queues] == ["cpu", "spot", "gpu"]
     assert all(queue.networking.placement_group.enabled for queue in loaded.scheduling.queues)
     assert loaded.imds.imds_support == "v2.0"
+
+
+@pytest.fixture(scope="module")
+def setup_script():
+    """What an instance runs when it starts, as CloudFormation would hand it over."""
+
+    class Loader(yaml.SafeLoader):
+        """Takes !Sub and its like for what stands behind them."""
+
+    Loader.add_multi_constructor("!", lambda loader, tag, node: getattr(node, "value", None))
+    template = yaml.load((ROOT / "jobs/ec2/cluster.yaml").read_text(), Loader)
+    data = template["Resources"]["Instance"]["Properties"]["LaunchTemplateData"]
+    text = data["UserData"]["Fn::Base64"]
+    return re.sub(r"\$\{([\w:]+)\}", lambda name: f"value-of-{name[1].replace(':', '')}", text)
+
+
+def test_the_setup_script_is_sound(setup_script):
+    assert len(setup_script) < 16_000, "EC2 takes no more"
+    checked = subprocess.run(["shellcheck", "-"], input=setup_script, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_the_list_of_hosts_is_written(setup_script, tmp_path):
+    program = re.search(r"<<'END'\n(.*?)^END$", setup_script, re.M | re.S)[1].replace("/shared", str(tmp_path))
+    (tmp_path / ".cluster/hosts").mkdir(parents=True)
+    for address in ("10.0.0.1", "10.0.0.2", "10.0.0.3"):
+        (tmp_path / ".cluster/hosts" / address).touch()
+
+    def hosts(*addresses):
+        subprocess.run(["bash", "-c", program, "istmpi-hosts", *addresses], check=True, timeout=20)
+        return (tmp_path / "hostfile").read_text().split()
+
+    assert hosts() == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    assert hosts("10.0.0.3", "10.0.0.1") == ["10.0.0.3", "10.0.0.1"]
