@@ -149,7 +149,7 @@ class Job:
     def output(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
-    def wait_until(self, condition, what: str, seconds: float = 90) -> None:
+    def wait_until(self, condition, what: str, seconds: float = 180) -> None:
         """Until a condition holds; a job that waits to begin again does so at once instead of after two minutes."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -161,7 +161,7 @@ class Job:
                 raise AssertionError(f"not seen: {what}; the job is {facts['JobState']}\n{self.output}")
             time.sleep(0.2)
 
-    def end(self, seconds: float = 120) -> str:
+    def end(self, seconds: float = 180) -> str:
         """The state in which it ended."""
         self.wait_until(lambda: self.facts["JobState"] in OVER, "the end of the job", seconds)
         return self.facts["JobState"]

@@ -12,7 +12,7 @@ from slurm_cluster import RUN, rounds, weights
 ROOT = Path(__file__).parents[2]
 
 TEMPLATES = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 def filled_in(*arguments):
