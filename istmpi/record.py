@@ -16,6 +16,8 @@ SETTINGS = "run.toml"
 SUMMARY = "summary.json"
 FAILURE = "failure.json"
 """Why a run of a comparison failed."""
+JOB = "job"
+"""In a run's folder: what the script that started the run says of the machine. May be there before the run."""
 
 
 class Clock:
@@ -61,18 +63,17 @@ class RunFolder:
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume}: there is no such file or folder.")
-        if wanted:
-            path = Path(wanted)
-        elif resume == "auto":
-            path = Path("runs") / name
+        if wanted or resume == "auto":
+            path = home(wanted, name)
         elif resume:
             path = Path(resume)
             path = path if path.is_dir() else path.parent
             path = path.parent if path.name == "checkpoints" else path
         else:
-            path = _free(Path("runs") / name)
+            path = _free(home(wanted, name))
         try:
-            if path.exists() and any(path.iterdir()) and not (resume and (path / METRICS).is_file()):
+            used = path.exists() and any(entry.name != JOB for entry in path.iterdir())
+            if used and not (resume and (path / METRICS).is_file()):
                 what = "is not empty and not a run's" if resume else "is not empty"
                 raise ConfigError(f"--out {path}: the folder {what}. Name another or remove it.")
         except OSError as error:
@@ -125,6 +126,11 @@ class RunFolder:
                 file.write(text)
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be written ({error.strerror}).") from None
+
+
+def home(wanted: str, name: str) -> Path:
+    """The folder of a run that goes on in it: the wanted one, or runs/NAME."""
+    return Path(wanted) if wanted else Path("runs") / name
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:

@@ -16,8 +16,8 @@ LAYERS = [
     ["transfer", "cost"],
     ["store", "devices", "allreduce"],
     ["methods", "evaluate", "checkpoint"],
-    ["train", "compare", "deploy", "probe"],
-    ["cli", "report", "__main__"],
+    ["train", "compare", "deploy", "probe", "jobs"],
+    ["cli", "report", "doctor", "__main__"],
 ]
 """A module may import from its own layer and those before it."""
 

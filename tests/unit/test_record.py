@@ -68,6 +68,13 @@ def test_a_wanted_folder_is_made_with_its_parents(tmp_path):
     RunFolder.of(str(tmp_path / "empty"), "digits")
 
 
+def test_a_job_may_leave_its_record_before_the_run(tmp_path):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "7.json").touch()
+    assert RunFolder.of(str(tmp_path), "digits", "auto").path == tmp_path
+    assert (tmp_path / "job" / "7.json").exists()
+
+
 def test_nothing_is_ever_overwritten(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=rf"--out {tmp_path}: the folder is not empty"):
