@@ -1,0 +1,128 @@
+"""Accuracy after every so many steps, of P ranks in one process: what no network and no clock can change.
+
+    python benchmarks/curves.py ist --data speech.h5 --hidden 4096 --ranks 8 --local-steps 20 --steps 200
+
+A synchronous method learns the same on any network. So its ranks take their steps one after the other, here, on all
+cores, with istmpi's own initial values, deals, batches and evaluation; and time to an accuracy is composed of the steps
+that it takes and the seconds that a step takes where the network is slow. tests/launch/test_slow_network.py compares
+this with real ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from istmpi.comm import world
+from istmpi.config import Run
+from istmpi.data.batches import Batches
+from istmpi.data.dataset import Dataset
+from istmpi.data.sources import open_dataset
+from istmpi.evaluate import Evaluator
+from istmpi.models import architecture
+from istmpi.partition import Partition
+from istmpi.store import ParameterStore
+
+METHODS = ("ist", "local-sgd", "data-parallel")
+
+
+class Ranks:
+    """All ranks of a run in one process; ``weights`` are the full network's."""
+
+    def __init__(self, run: Run, ranks: int):
+        self.run, self.ranks, self.steps = run, ranks, 0
+        data: Dataset = open_dataset(run.data.source)
+        self.network = architecture(data.features, data.outputs, data.task, run.model)
+        self._store = ParameterStore(self.network.parameters, self.network.lengths, 1, 0)
+        self._store.initialise(run.train.seed)
+        self.weights = self._store.tensors
+        self._evaluator = Evaluator(run, self.network, data, self._store, world())
+        everything = np.arange(len(data.train))
+        self._streams = [
+            Batches(data.train, everything, run.train.batch, run.train.seed, rank) for rank in range(ranks)
+        ]
+
+    def round(self, steps: int) -> None:
+        """So many steps of data parallel, or one round of so many local steps."""
+        if self.run.method.name == "data-parallel":
+            self._together(steps)
+        else:
+            self._apart(steps)
+        self.steps += steps
+
+    def score(self) -> tuple[float, float]:
+        """The full network's accuracy and loss on the test split."""
+        score = self._evaluator.score()
+        return score.score, score.loss
+
+    def _together(self, steps: int) -> None:
+        """The mean of all ranks' gradients in every step. One pass over all batches, each normalised by itself."""
+        network = self._build(self.network.lengths)
+        for stage in network:
+            if hasattr(stage, "norm"):
+                stage.norm = EachBatch(stage.norm, self.run.train.batch)
+        with torch.no_grad():
+            for parameter, values in zip(network.parameters(), self.weights.values(), strict=True):
+                parameter.set_(values)
+        optimizer = torch.optim.SGD(network.parameters(), lr=self.run.optimizer.lr)
+        for step in range(self.steps, self.steps + steps):
+            x, y = (np.concatenate(parts) for parts in zip(*(stream.at(step) for stream in self._streams)))
+            self._step(network, optimizer, x, y)
+
+    def _apart(self, steps: int) -> None:
+        """Every rank's subnet, or copy of the network, one after the other; then the mean over the holders."""
+        lengths, parameters = self.network.lengths, self.network.parameters
+        groups = self.run.method.dealt(self.network.groups) if self.run.method.name == "ist" else ()
+        number = self.steps // self.run.method.local_steps
+        deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number)
+        totals = {name: torch.zeros_like(values) for name, values in self.weights.items()}
+        for rank, stream in enumerate(self._streams):
+            network = self._build({name: len(deal.held(rank).get(name, range(full))) for name, full in lengths.items()})
+            places = {}
+            for name, parameter in network.named_parameters():
+                held = (deal.positions(axis, i, rank) for i, axis in enumerate(parameters[name].pattern.axes))
+                places[name] = torch.meshgrid(*(torch.as_tensor(list(part)) for part in held), indexing="ij")
+                parameter.data.copy_(self.weights[name][places[name]])
+            optimizer = torch.optim.SGD(network.parameters(), lr=self.run.optimizer.lr)
+            for step in range(self.steps, self.steps + steps):
+                self._step(network, optimizer, *stream.at(step))
+            for name, parameter in network.named_parameters():
+                copies = deal.copies(parameters[name].pattern.names)
+                totals[name][places[name]] += parameter.data / copies
+        for name, values in totals.items():
+            self.weights[name].copy_(values)
+
+    def _build(self, lengths: dict[str, int]) -> nn.Sequential:
+        return self.network.build(lengths).train()
+
+    def _step(self, network: nn.Module, optimizer: torch.optim.Optimizer, x: np.ndarray, y: np.ndarray) -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        optimizer.step()
+
+
+class EachBatch(nn.Module):
+    """A batch normalisation of several ranks' examples that takes the moments of each rank's batch by itself."""
+
+    def __init__(self, norm: nn.Module, batch: int):
+        super().__init__()
+        self.norm, self.batch = norm, batch
+        self.weight, self.bias = norm.weight, norm.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        units = x.shape[1]
+        ranks = x.view(-1, self.batch, units)
+        ...
+
+
+def curve(
+    run: Run, ranks: int, steps: int, at: Sequence[int], seconds: float
+) -> Iterator[dict]:
+    ...
