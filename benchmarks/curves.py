@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -82,24 +82,27 @@ class Ranks:
         groups = self.run.method.dealt(self.network.groups) if self.run.method.name == "ist" else ()
         number = self.steps // self.run.method.local_steps
         deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number)
-        totals = {name: torch.zeros_like(values) for name, values in self.weights.items()}
+        everyones = [name for name, of in parameters.items() if deal.copies(of.pattern.names) > 1]
+        totals = {name: torch.zeros_like(self.weights[name]) for name in everyones}
         for rank, stream in enumerate(self._streams):
-            network = self._build({name: len(deal.held(rank).get(name, range(full))) for name, full in lengths.items()})
+            network = self._build({**lengths, **{name: len(units) for name, units in deal.held(rank).items()}})
             places = {}
             for name, parameter in network.named_parameters():
-                held = (deal.positions(axis, i, rank) for i, axis in enumerate(parameters[name].pattern.axes))
-                places[name] = torch.meshgrid(*(torch.as_tensor(list(part)) for part in held), indexing="ij")
+                held = [deal.positions(axis, i, rank) for i, axis in enumerate(parameters[name].pattern.axes)]
+                places[name] = tuple(map(torch.from_numpy, np.ix_(*map(np.asarray, held))))
                 parameter.data.copy_(self.weights[name][places[name]])
             optimizer = torch.optim.SGD(network.parameters(), lr=self.run.optimizer.lr)
             for step in range(self.steps, self.steps + steps):
                 self._step(network, optimizer, *stream.at(step))
             for name, parameter in network.named_parameters():
-                copies = deal.copies(parameters[name].pattern.names)
-                totals[name][places[name]] += parameter.data / copies
-        for name, values in totals.items():
-            self.weights[name].copy_(values)
+                if name in totals:
+                    totals[name] += parameter.data
+                else:  # nobody else reads it in this round
+                    self.weights[name][places[name]] = parameter.data
+        for name, total in totals.items():
+            self.weights[name].copy_(total / self.ranks)
 
-    def _build(self, lengths: dict[str, int]) -> nn.Sequential:
+    def _build(self, lengths: Mapping[str, int]) -> nn.Sequential:
         return self.network.build(lengths).train()
 
     def _step(self, network: nn.Module, optimizer: torch.optim.Optimizer, x: np.ndarray, y: np.ndarray) -> None:
@@ -109,20 +112,68 @@ class Ranks:
 
 
 class EachBatch(nn.Module):
-    """A batch normalisation of several ranks' examples that takes the moments of each rank's batch by itself."""
+    """A batch normalisation that takes the moments of each rank's batch by itself."""
 
     def __init__(self, norm: nn.Module, batch: int):
         super().__init__()
         self.norm, self.batch = norm, batch
-        self.weight, self.bias = norm.weight, norm.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        units = x.shape[1]
-        ranks = x.view(-1, self.batch, units)
-        ...
+        return torch.cat([self.norm(part) for part in x.split(self.batch)])
 
 
-def curve(
-    run: Run, ranks: int, steps: int, at: Sequence[int], seconds: float
-) -> Iterator[dict]:
-    ...
+def evaluated(steps: int, between: int) -> list[int]:
+    """The steps at which a curve is evaluated: multiples of ``between``, every one at first, then ever fewer."""
+    found, step = [0], between
+    while step <= steps:
+        found.append(step)
+        step += max(step // 10 // between, 1) * between
+    return found
+
+
+def curve(run: Run, ranks: int, steps: int, between: int, seconds: float) -> Iterator[dict]:
+    """Points of accuracy and loss by step; ends after so many steps, or with the round at which so long has passed."""
+    start = time.perf_counter()
+    all_ranks = Ranks(run, ranks)
+    for step in evaluated(steps, between):
+        while all_ranks.steps < step:
+            all_ranks.round(between)
+            if time.perf_counter() - start > seconds:
+                break
+        accuracy, loss = all_ranks.score()
+        samples = all_ranks.steps * ranks * run.train.batch
+        yield {"step": all_ranks.steps, "samples": samples, "accuracy": accuracy, "loss": loss}
+        if time.perf_counter() - start > seconds:
+            return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("method", choices=METHODS)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--hidden", required=True, help="widths, with commas")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--local-steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="ends it early")
+    parser.add_argument("--batch", type=int, default=128, help="of each rank (128)")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    run = Run().override(
+        {
+            "data.source": options.data,
+            "model.hidden": [int(width) for width in options.hidden.split(",")],
+            "method.name": options.method,
+            "method.local_steps": options.local_steps,
+            "train.batch": options.batch,
+            "train.seed": options.seed,
+            "optimizer.lr": options.lr,
+        }
+    )
+    for point in curve(run, options.ranks, options.steps, options.local_steps, options.seconds):
+        print(json.dumps(point), flush=True)
+
+
+if __name__ == "__main__":
+    main()
