@@ -172,7 +172,6 @@ def connect(ranks: int, rank: int) -> None:
     """Join the other ranks: at host 0 of benchmarks/cluster, else on this host."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29511")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns that hosts without a name server have no names
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
 
 
