@@ -25,6 +25,7 @@ from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
 from istmpi.data.sources import open_dataset
+from istmpi.devices import materialise
 from istmpi.evaluate import Evaluator
 from istmpi.models import architecture
 from istmpi.partition import Partition
@@ -43,6 +44,7 @@ class Ranks:
         self._store = ParameterStore(self.network.parameters, self.network.lengths, 1, 0)
         self._store.initialise(run.train.seed)
         self.weights = self._store.tensors
+        self._whole: nn.Sequential | None = None
         self._evaluator = Evaluator(run, self.network, data, self._store, world())
         everything = np.arange(len(data.train))
         self._streams = [
@@ -63,18 +65,18 @@ class Ranks:
         return score.score, score.loss
 
     def _together(self, steps: int) -> None:
-        """The mean of all ranks' gradients in every step. One pass over all batches, each normalised by itself."""
-        network = self._build(self.network.lengths)
-        for stage in network:
-            if hasattr(stage, "norm"):
-                stage.norm = EachBatch(stage.norm, self.run.train.batch)
-        with torch.no_grad():
-            for parameter, values in zip(network.parameters(), self.weights.values(), strict=True):
-                parameter.set_(values)
-        optimizer = torch.optim.SGD(network.parameters(), lr=self.run.optimizer.lr)
+        """The mean of all ranks' gradients in every step: one pass over all batches, each normalised by itself."""
+        if self._whole is None:
+            self._whole = self._build(self.network.lengths)
+            for stage in self._whole:
+                if hasattr(stage, "norm"):
+                    stage.norm = EachBatch(stage.norm, self.run.train.batch)
+            for parameter, values in zip(self._whole.parameters(), self.weights.values(), strict=True):
+                parameter.data = values
+        optimizer = torch.optim.SGD(self._whole.parameters(), lr=self.run.optimizer.lr)
         for step in range(self.steps, self.steps + steps):
             x, y = (np.concatenate(parts) for parts in zip(*(stream.at(step) for stream in self._streams)))
-            self._step(network, optimizer, x, y)
+            self._step(self._whole, optimizer, x, y)
 
     def _apart(self, steps: int) -> None:
         """Every rank's subnet, or copy of the network, one after the other; then the mean over the holders."""
@@ -103,7 +105,10 @@ class Ranks:
             self.weights[name].copy_(total / self.ranks)
 
     def _build(self, lengths: Mapping[str, int]) -> nn.Sequential:
-        return self.network.build(lengths).train()
+        """A network whose values are still undefined."""
+        with torch.device("meta"):
+            network = self.network.build(lengths)
+        return materialise(network, "cpu").train()
 
     def _step(self, network: nn.Module, optimizer: torch.optim.Optimizer, x: np.ndarray, y: np.ndarray) -> None:
         optimizer.zero_grad()
