@@ -28,176 +28,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
 from reporting import HERE, commit, host
 from time_analysis import step_seconds
+from time_plan import BATCH, CONTESTANTS, EVERY_STEP, FULL, PEERS, QUICK, Cell, Scale, Task, cells
 
 ROOT = HERE.parent
 BYTES_PER_FLOP = 1.25e-3
-CONTESTANTS = {
-    "local": ("local-sgd", "pytorch-local-sgd", "ist"),
-    "synchronous": ("data-parallel", "pytorch-ddp", "ist"),
-}
-"""What runs in turns in one job."""
-METHODS = ("ist", "local-sgd", "data-parallel")
-PEERS = {"pytorch-local-sgd": "local-sgd", "pytorch-ddp": "ddp"}
-EVERY_STEP = ("data-parallel", "pytorch-ddp")
 SPARE_SECONDS = 180
 """What starting and ending a job may take beside its work, before it is ended."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A network on a data set."""
-
-    name: str
-    hidden: tuple[int, ...]
-    lr: float
-    steps: int
-    """Of a curve."""
-    data: str
-    prepare: tuple[str, str] | None = None
-    """Kind and raw file of ``istmpi prepare``; none for data that come with istmpi."""
-    title: str = ""
-
-    @property
-    def widths(self) -> str:
-        return ",".join(map(str, self.hidden))
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much is measured."""
-
-    tasks: tuple[Task, ...]
-    """The most important first."""
-    ranks: tuple[int, ...]
-    local_steps: tuple[int, ...]
-    seeds: tuple[int, ...]
-    turns: int
-    turn_seconds: float
-    speed_seconds: float
-    curve_seconds: float
-    direct_seconds: float
-    flops_seconds: float
-    flops_width: int
-    model_ranks: tuple[int, ...]
-
-
-SPEECH = {"lr": 0.01, "data": "speech.h5", "prepare": ("speech", "spoken-digits.tar.gz")}
-FULL = Scale(
-    tasks=(
-        Task("speech2", (4096,), steps=200, title="spoken digits 4096-4096-10", **SPEECH),
-        Task("speech3", (8192, 8192), steps=120, title="spoken digits 4096-8192-8192-10", **SPEECH),
-        Task(
-            "cifar",
-            (4096, 4096),
-            lr=0.1,
-            steps=400,
-            data="cifar10.h5",
-            prepare=("images", "cifar10.tar"),
-            title="CIFAR-10 3072-4096-4096-10",
-        ),
-    ),
-    ranks=(8, 4, 2),
-    local_steps=(20, 60),
-    seeds=(0, 1, 2),
-    turns=3,
-    turn_seconds=15,
-    speed_seconds=150,
-    curve_seconds=120,
-    direct_seconds=100,
-    flops_seconds=4,
-    flops_width=4096,
-    model_ranks=(1, 2, 4, 8),
-)
-QUICK = Scale(
-    tasks=(Task("digits", (1024, 1024), lr=0.05, steps=60, data="digits", title="digits 64-1024-1024-10"),),
-    ranks=(4, 2),
-    local_steps=(10, 20),
-    seeds=(0, 1),
-    turns=3,
-    turn_seconds=0.5,
-    speed_seconds=30,
-    curve_seconds=15,
-    direct_seconds=15,
-    flops_seconds=1,
-    flops_width=1024,
-    model_ranks=(1, 2, 4),
-)
-BATCH = 128
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One thing to measure; its name is its file's."""
-
-    kind: str
-    ranks: int
-    task: Task | None = None
-    bandwidth: str = ""
-    group: str = ""
-    method: str = ""
-    local_steps: int = 0
-    """Zero for a curve of data parallel, which knows no rounds."""
-    seed: int | None = None
-
-    @property
-    def name(self) -> str:
-        parts = [self.kind, self.task.name if self.task else "", f"P{self.ranks}", self.bandwidth, self.group]
-        parts += [self.method, f"J{self.local_steps}" * bool(self.local_steps)]
-        parts += ["" if self.seed is None else f"s{self.seed}"]
-        return "-".join(filter(None, parts))
-
-
-def cells(scale: Scale) -> Iterator[Cell]:
-    """All cells, the most valuable first, each after those that it needs."""
-    first, *others = scale.tasks
-    for ranks in scale.ranks:
-        yield Cell("machine", ranks)
-        yield from _speeds(ranks, first, "1x")
-        yield from _curves(ranks, first, scale.local_steps[0], scale.seeds[:1])
-        if ranks == scale.ranks[0]:
-            yield from _curves(ranks, first, scale.local_steps[0], scale.seeds[1:])
-        for method in (*METHODS, *PEERS):
-            yield Cell("direct", ranks, first, "1x", method=method, local_steps=scale.local_steps[0], seed=0)
-    for ranks in scale.ranks[1:]:
-        yield from _curves(ranks, first, scale.local_steps[0], scale.seeds[1:])
-    for task in others:
-        for ranks in scale.ranks:
-            yield from _speeds(ranks, task, "1x")
-            yield from _curves(ranks, task, scale.local_steps[0], scale.seeds[:1])
-    for task in scale.tasks:
-        for ranks in scale.ranks:
-            for local_steps in scale.local_steps[1:]:
-                yield from _curves(ranks, task, local_steps, scale.seeds[:1], METHODS[:2])
-    for task in scale.tasks:
-        for ranks in scale.ranks:
-            yield from _speeds(ranks, task, "10x")
-    for ranks in scale.model_ranks:
-        if ranks not in scale.ranks:
-            yield Cell("machine", ranks)
-            yield from _speeds(ranks, first, "1x")
-        yield Cell("model", ranks, first, "1x")
-    for task in others:
-        for ranks in reversed(scale.ranks):
-            yield from _curves(ranks, task, scale.local_steps[0], scale.seeds[1:])
-
-
-def _speeds(ranks: int, task: Task, bandwidth: str) -> Iterator[Cell]:
-    for group in CONTESTANTS:
-        yield Cell("speed", ranks, task, bandwidth, group)
-
-
-def _curves(ranks: int, task: Task, local_steps: int, seeds: tuple[int, ...], methods=METHODS) -> Iterator[Cell]:
-    for seed in seeds:
-        for method in methods:
-            spread = 0 if method in EVERY_STEP else local_steps
-            yield Cell("curve", ranks, task, method=method, local_steps=spread, seed=seed)
 
 
 class CellError(Exception):
@@ -271,7 +113,7 @@ class Bench:
     def _on_cluster(self, cell: Cell, work: str, settings: list, seconds: float, contestants: str) -> dict:
         """A job of benchmarks/speeds.py on a cell's task and network."""
         rate = self.rate(cell.ranks, cell.bandwidth)
-        settings = [*settings, "--data", self._data(cell.task), "--hidden", cell.task.widths, "--rate", rate]
+        settings = [*settings, "--data", self._data(cell.task), "--hidden", cell.task.hidden, "--rate", rate]
         return self._speeds_job(work, cell.ranks, rate, settings, seconds, contestants) | {"rate": rate}
 
     def _speeds_job(self, work: str, ranks: int, rate: float, settings: list, seconds: float, contestants: str) -> dict:
@@ -283,9 +125,9 @@ class Bench:
 
     def _curve(self, cell: Cell) -> dict:
         task, scale = cell.task, self.scale
-        settings = ["--data", self._data(task), "--hidden", task.widths, "--lr", task.lr, "--batch", BATCH]
+        settings = ["--data", self._data(task), "--hidden", task.hidden, "--lr", task.lr, "--batch", BATCH]
         settings += ["--ranks", cell.ranks, "--steps", task.steps, "--seconds", scale.curve_seconds]
-        settings += ["--seed", cell.seed, "--local-steps", cell.local_steps or scale.local_steps[0] // 4]
+        settings += ["--seed", cell.seed, "--local-steps", cell.local_steps or 5]
         printed = self._run(
             [sys.executable, HERE / "curves.py", cell.method, *settings], scale.curve_seconds + SPARE_SECONDS
         )
@@ -302,7 +144,7 @@ class Bench:
         expected = rounds * local_steps * step_seconds(turns[-1], local_steps, cell.method in EVERY_STEP)
         if expected > self.scale.direct_seconds:
             raise Postponed(f"{rounds * local_steps} steps would take {expected:.0f} s: composed")
-        settings = ["--data", self._data(task), "--hidden", task.widths, "--lr", task.lr, "--batch", BATCH]
+        settings = ["--data", self._data(task), "--hidden", task.hidden, "--lr", task.lr, "--batch", BATCH]
         settings += ["--local-steps", local_steps, "--seed", cell.seed]
         rate, limit = self.rate(cell.ranks, cell.bandwidth), 2 * self.scale.direct_seconds
         if cell.method in PEERS:

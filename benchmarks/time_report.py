@@ -1,0 +1,540 @@
+"""Tables and plots of `benchmarks/time_to_accuracy.py`, from whichever cells are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import reporting
+from reporting import table
+from time_analysis import (
+    ALGORITHMS,
+    final,
+    highest_common,
+    interpolated,
+    mean_curve,
+    ratios,
+    smoothed,
+    split,
+    step_bytes,
+    step_seconds,
+    steps_to,
+)
+from time_plan import BATCH, CONTESTANTS, EVERY_STEP, METHODS, Cell, Scale, Task
+
+from istmpi.config import Run
+from istmpi.cost import cost
+from istmpi.cost.cluster import load
+from istmpi.cost.time import round_time
+from istmpi.models.mlp import MLP
+
+NAMES = {
+    "ist": "IST",
+    "local-sgd": "local SGD",
+    "pytorch-local-sgd": "PyTorch local SGD",
+    "data-parallel": "data parallel",
+    "pytorch-ddp": "PyTorch DDP",
+}
+PAIRS = {"local SGD": ("local-sgd", "pytorch-local-sgd"), "data parallel": ("data-parallel", "pytorch-ddp")}
+COLOURS = dict(zip(NAMES, ("tab:red", "tab:blue", "tab:cyan", "tab:green", "tab:olive")))
+MODELLED = {
+    "ist": "ist",
+    "local-sgd": "local-sgd",
+    "data-parallel": "data-parallel",
+    "pytorch-ddp": "data-parallel-ring",
+}
+"""Contestants that the cost model knows."""
+BELOW = (0.0, 0.02, 0.05)
+"""Accuracies that times are given for: so far below the highest that all reach."""
+MODEL_RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
+
+Records = Callable[[Cell], dict | None]
+
+
+@dataclass
+class Contestant:
+    """One method where the network is slow: what a step takes, and what it learns in it."""
+
+    name: str
+    turns: list[list[dict]]
+    local_steps: int
+    curves: list[list[dict]]
+    """One a seed."""
+    direct: list[dict] | None
+    """The points of a whole run on the slow network."""
+    curve: list[tuple[int, float]] = field(init=False)
+    """Smoothed mean over seeds."""
+
+    def __post_init__(self) -> None:
+        self.curve = smoothed(mean_curve(self.curves)) if self.curves else []
+
+    @property
+    def every_step(self) -> bool:
+        return self.name in EVERY_STEP
+
+    def per_turn(self) -> list[float]:
+        """Seconds of a step in every turn."""
+        return [step_seconds(rounds, self.local_steps, self.every_step) for rounds in self.turns]
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return median(self.per_turn())
+
+    @property
+    def bytes(self) -> float:
+        """That all ranks send in a step."""
+        return median(step_bytes(rounds, self.local_steps, self.every_step) for rounds in self.turns)
+
+    def split(self) -> dict[str, float]:
+        """Seconds of a step by phase, the mean over all rounds."""
+        return split([one for rounds in self.turns for one in rounds], self.local_steps, self.every_step)
+
+    def time_to(self, accuracy: float) -> tuple[float | None, bool]:
+        """Seconds to an accuracy, and whether they are composed; none where it is not reached."""
+        steps = steps_to(self.curve, accuracy)
+        if steps is None:
+            return None, True
+        measured = interpolated(self.direct, "seconds", steps) if self.direct else None
+        return (steps * self.seconds, True) if measured is None else (measured, False)
+
+
+@dataclass
+class Situation:
+    """All contestants with one network, P, J and bandwidth."""
+
+    task: Task
+    ranks: int
+    bandwidth: str
+    local_steps: int
+    rate: float
+    contestants: dict[str, Contestant]
+
+    @property
+    def common(self) -> float:
+        """The highest accuracy that all reach."""
+        return highest_common([one.curve for one in self.contestants.values()])
+
+    @property
+    def about(self) -> dict:
+        rate = f"{self.rate / 1e6:.0f}" + " (10x)" * (self.bandwidth == "10x")
+        return {"network": self.task.title, "P": self.ranks, "J": self.local_steps, "Mbit/s": rate}
+
+
+def situations(scale: Scale, record: Records) -> Iterator[Situation]:
+    """Those of which speeds and curves of IST and of a rival are there."""
+    for bandwidth in ("1x", "10x"):
+        for task in scale.tasks:
+            for local_steps in scale.local_steps:
+                for ranks in scale.ranks:
+                    found = contestants(scale, record, task, ranks, bandwidth, local_steps)
+                    complete = {name: one for name, one in found.items() if one.curves}
+                    if "ist" in complete and len(complete) > 1:
+                        rate = _speed(record, task, ranks, bandwidth)["rate"]
+                        yield Situation(task, ranks, bandwidth, local_steps, rate, complete)
+
+
+def contestants(
+    scale: Scale, record: Records, task: Task, ranks: int, bandwidth: str, local_steps: int
+) -> dict[str, Contestant]:
+    """All whose speed is known, in the order of NAMES."""
+    turns: dict[str, list] = {}
+    for group in CONTESTANTS:
+        speed = record(Cell("speed", ranks, task, bandwidth, group))
+        for name, found in (speed["contestants"] if speed else {}).items():
+            turns.setdefault(name, []).extend(found)
+    result = {}
+    for name in (name for name in NAMES if name in turns):
+        algorithm = ALGORITHMS[name]
+        spread = 0 if name in EVERY_STEP else local_steps
+        cells = (Cell("curve", ranks, task, method=algorithm, local_steps=spread, seed=seed) for seed in scale.seeds)
+        curves = [found["points"] for found in map(record, cells) if found]
+        direct = record(Cell("direct", ranks, task, bandwidth, method=name, local_steps=local_steps, seed=0))
+        result[name] = Contestant(name, turns[name], local_steps, curves, direct and direct["points"])
+    return result
+
+
+def _speed(record: Records, task: Task, ranks: int, bandwidth: str) -> dict:
+    return next(filter(None, (record(Cell("speed", ranks, task, bandwidth, group)) for group in CONTESTANTS)))
+
+
+def headline(situation: Situation) -> dict:
+    """Seconds to the highest accuracy that all reach, and how much faster IST is; a star where they are composed."""
+    accuracy, row, times = situation.common, dict(situation.about), {}
+    row["accuracy"] = f"{accuracy:.3f}"
+    for name, title in NAMES.items():
+        one = situation.contestants.get(name)
+        seconds, composed = one.time_to(accuracy) if one else (None, True)
+        if seconds is not None:
+            times[name] = seconds
+        row[f"{title}, s"] = "-" if seconds is None else f"{seconds:.3g}{'*' * composed}"
+    for kind, pair in PAIRS.items():
+        rivals = [times[name] for name in pair if name in times]
+        row[f"against {kind}"] = f"{min(rivals) / times['ist']:.3g}" if rivals and "ist" in times else "-"
+    return row
+
+
+def details(situation: Situation) -> list[dict]:
+    """Every method's steps, seconds, bytes and samples to the accuracies."""
+    rows = []
+    for below in BELOW:
+        accuracy = round(situation.common - below, 6)
+        for name, one in situation.contestants.items():
+            steps = steps_to(one.curve, accuracy)
+            seconds, composed = one.time_to(accuracy)
+            by_seed = [steps_to(smoothed(mean_curve([curve])), accuracy) for curve in one.curves]
+            reached = [steps * one.seconds for steps in by_seed if steps is not None]
+            rows.append(
+                {
+                    **situation.about,
+                    "accuracy": accuracy,
+                    "method": NAMES[name],
+                    "s a step": one.seconds,
+                    "MB a step": one.bytes / 1e6,
+                    "steps": "-" if steps is None else steps,
+                    "seconds": "-" if seconds is None else seconds,
+                    "seeds": f"{min(reached):.3g} .. {max(reached):.3g}, {len(reached)} of {len(by_seed)}"
+                    if reached
+                    else f"none of {len(by_seed)}",
+                    "MB": "-" if steps is None else steps * one.bytes / 1e6,
+                    "samples": "-" if steps is None else steps * BATCH * situation.ranks,
+                    "time is": "composed" if composed else "of a whole run",
+                }
+            )
+    return rows
+
+
+def against_pytorch(scale: Scale, record: Records) -> list[dict]:
+    """Our data parallel and local SGD against PyTorch's, turn by turn."""
+    rows = []
+    for bandwidth in ("1x", "10x"):
+        for task in scale.tasks:
+            for ranks in sorted({*scale.ranks, *scale.model_ranks}, reverse=True):
+                found = contestants(scale, record, task, ranks, bandwidth, scale.local_steps[0])
+                for kind, (ours, theirs) in PAIRS.items():
+                    if ours in found:
+                        middle, least, most = ratios(found[theirs].per_turn(), found[ours].per_turn())
+                        rows.append(
+                            {
+                                "network": task.title,
+                                "P": ranks,
+                                "Mbit/s": _speed(record, task, ranks, bandwidth)["rate"] / 1e6,
+                                "method": kind,
+                                "ours, s a step": found[ours].seconds,
+                                "PyTorch, s a step": found[theirs].seconds,
+                                "PyTorch / ours": middle,
+                                "range": f"{least:.2f} .. {most:.2f}",
+                                "turns": len(found[ours].turns),
+                            }
+                        )
+    return rows
+
+
+def time_split(found: list[Situation]) -> list[dict]:
+    """Where a step's milliseconds go."""
+    return [
+        {
+            **situation.about,
+            "method": NAMES[name],
+            "ms a step": 1e3 * one.seconds,
+            "of which": ", ".join(f"{phase} {1e3 * took:.0f}" for phase, took in one.split().items() if took > 5e-4),
+        }
+        for situation in found
+        if situation.bandwidth == "1x"
+        for name, one in situation.contestants.items()
+    ]
+
+
+def finals(scale: Scale, record: Records) -> list[dict]:
+    """Accuracy at the end of the curves, over seeds."""
+    rows = []
+    for task in scale.tasks:
+        for local_steps in scale.local_steps:
+            for ranks in scale.ranks:
+                for method in METHODS:
+                    spread = 0 if method in EVERY_STEP else local_steps
+                    cells = (
+                        Cell("curve", ranks, task, method=method, local_steps=spread, seed=seed) for seed in scale.seeds
+                    )
+                    curves = [one["points"] for one in map(record, cells) if one]
+                    if curves and (spread or local_steps == scale.local_steps[0]):
+                        end = final(curves)
+                        rows.append(
+                            {
+                                "network": task.title,
+                                "P": ranks,
+                                "J": spread or "-",
+                                "method": NAMES[method],
+                                "final accuracy": f"{end.mean:.4f}",
+                                "least and most": f"{end.least:.4f} .. {end.most:.4f}",
+                                "seeds": end.seeds,
+                                "steps": end.steps,
+                            }
+                        )
+    return rows
+
+
+def whole_runs(found: list[Situation]) -> list[dict]:
+    """Whole runs on the slow network beside what is composed of curve and speed."""
+    rows = []
+    for situation in found:
+        for name, one in situation.contestants.items():
+            if one.direct:
+                last = one.direct[-1]
+                curve = {point["step"]: point["accuracy"] for point in one.curves[0]}
+                shared = [point for point in one.direct if point["step"] in curve]
+                apart = max((abs(point["accuracy"] - curve[point["step"]]) for point in shared), default=None)
+                rows.append(
+                    {
+                        **situation.about,
+                        "method": NAMES[name],
+                        "steps": last["step"],
+                        "s of the run": last["seconds"],
+                        "s composed": last["step"] * one.seconds,
+                        "composed / run": last["step"] * one.seconds / last["seconds"],
+                        "accuracy apart": "-" if apart is None else f"{apart:.4f}",
+                    }
+                )
+    return rows
+
+
+def machines(scale: Scale, record: Records) -> list[dict]:
+    """FLOP/s of a rank and the line rates that follow."""
+    rows = []
+    for ranks in sorted({*scale.ranks, *scale.model_ranks}):
+        found = record(Cell("machine", ranks))
+        if found:
+            rates = {
+                bandwidth: next(
+                    (
+                        f"{speed['rate'] / 1e6:.0f}"
+                        for task in scale.tasks
+                        for group in CONTESTANTS
+                        if (speed := record(Cell("speed", ranks, task, bandwidth, group)))
+                    ),
+                    "-",
+                )
+                for bandwidth in ("1x", "10x")
+            }
+            rows.append(
+                {
+                    "P": ranks,
+                    "GFLOP/s of a rank": found["flops"] / 1e9,
+                    "Mbit/s": rates["1x"],
+                    "Mbit/s, 10x": rates["10x"],
+                    "load average": found["load"],
+                }
+            )
+    return rows
+
+
+def scaling(scale: Scale, record: Records) -> list[dict]:
+    """Samples a second: measured, by the cost model, and by it up to 1,000 ranks of the speed that the most had here."""
+    task, local_steps = scale.tasks[0], scale.local_steps[0]
+    clusters = {ranks: record(Cell("model", ranks, task, "1x")) for ranks in scale.model_ranks}
+    clusters = {ranks: found["cluster"] for ranks, found in clusters.items() if found}
+    if not clusters:
+        return []
+    most = max(clusters)
+    run = Run().override({"method.local_steps": local_steps, "train.batch": BATCH})
+    features, *hidden, labels = task.widths
+    network = MLP(features, hidden, labels, output_norm=True)
+
+    def flops(ranks: int) -> float:
+        return record(Cell("machine", ranks))["flops"]
+
+    rows = []
+    for ranks in sorted({*MODEL_RANKS, *clusters}):
+        slower = flops(most) / flops(ranks) if ranks in clusters else 1.0
+        cluster = _cluster(clusters.get(ranks, clusters[most]))
+        found = contestants(scale, record, task, ranks, "1x", local_steps) if ranks in clusters else {}
+        for name in NAMES:
+            measured = BATCH * ranks / found[name].seconds if name in found else None
+            predicted = None
+            if name in MODELLED:
+                plan = cost(run, network, ranks, MODELLED[name])
+                predicted = ranks * BATCH * local_steps / round_time(plan, cluster).total
+            if measured or predicted and ranks > most:
+                rows.append(
+                    {
+                        "P": ranks,
+                        "method": NAMES[name],
+                        "samples a second": measured or "-",
+                        "cost model": predicted or "-",
+                        "model / measured": predicted / measured if measured and predicted else "-",
+                        "measured, equal ranks": measured * slower if measured else "-",
+                        "model, equal ranks": predicted * slower if predicted else "-",
+                    }
+                )
+    return rows
+
+
+def _cluster(tree: Mapping):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.json"
+        path.write_text(json.dumps(tree), encoding="utf-8")
+        return load(path)
+
+
+def over_interfaces(scale: Scale, record: Records) -> str:
+    """How the interfaces' bytes compare with those that the programs counted."""
+    found = [
+        one["wire"] / one["bytes"]
+        for task in scale.tasks
+        for ranks in scale.ranks
+        for bandwidth in ("1x", "10x")
+        for group in CONTESTANTS
+        if (speed := record(Cell("speed", ranks, task, bandwidth, group)))
+        for turns in speed["contestants"].values()
+        for rounds in turns
+        for one in rounds
+        if one["wire"] and one["bytes"]
+    ]
+    if not found:
+        return "No bytes were counted."
+    return (
+        f"In each of {len(found)} measured rounds the hosts' interfaces sent what the program counted: "
+        f"{min(found):.3f} to {max(found):.3f} times as much, headers and repeated packets included."
+    )
+
+
+def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
+    """Write time-to-accuracy and scaling, as .md, .json and .png, into a folder."""
+    scale, record = bench.scale, bench.record
+    found = list(situations(scale, record))
+    if not found:
+        print("no network has both its speeds and its curves yet: there is nothing to report")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["ISTMPI_NETWORK"] = "emulated by benchmarks/cluster, TCP, rates as given"
+    every_detail = [row for situation in found for row in details(situation)]
+    best = [row for situation in found for row in details(situation)[: len(situation.contestants)]]
+    pytorch, ends, runs = against_pytorch(scale, record), finals(scale, record), whole_runs(found)
+    draw(found, folder / "time-to-accuracy.png")
+    sections = [
+        "Seconds of training to the highest accuracy that all methods reach, evaluations left out. *: composed of the "
+        "steps that it takes (curves: P ranks in one process, the same algorithm) and the seconds of a step on the "
+        "slow network; the others are whole runs there. `against`: how many times as long the fastest local SGD or "
+        "data parallel takes, ours or PyTorch's, as IST. Curves are means over seeds, each point averaged with its "
+        "neighbours, crossings on the line between points. Not a row: its cells have not been measured.",
+        "![Accuracy against time](time-to-accuracy.png)",
+        "## The network\n\nRates are 1.25e-3 bytes a FLOP of a rank, all ranks computing at once with one thread each "
+        f"on the cores that they share.\n\n{table(machines(scale, record))}\n\n{over_interfaces(scale, record)}",
+        "## Ours against PyTorch's\n\nSeconds of a step, in turns within one job; ratios are medians over turns.\n\n"
+        + (table(pytorch) if pytorch else "Not measured yet."),
+        "## Final accuracies\n\nMean over seeds of the last three evaluations; PyTorch's methods learn as ours do: "
+        f"same initial values, batches and evaluation.\n\n{table(ends)}",
+        f"## To the highest common accuracy\n\n{table(best)}",
+        f"## Where the time goes\n\nMilliseconds of a local step.\n\n{table(time_split(found))}",
+        "## Whole runs on the slow network\n\nWhat is composed, against runs with evaluations; the same seed.\n\n"
+        + (table(runs) if runs else "Not measured yet."),
+    ]
+    if failed:
+        reasons = "\n".join(f"* {name}: {reason}" for name, reason in failed.items())
+        sections.append(f"## Cells that failed\n\n{reasons}")
+    facts = {
+        "details": every_detail,
+        "against_pytorch": pytorch,
+        "final_accuracies": ends,
+        "time_split": time_split(found),
+        "whole_runs": runs,
+        "failed": dict(failed),
+    }
+    rows = [headline(situation) for situation in found]
+    title = "Time to accuracy on a slow network"
+    reporting.report("time-to-accuracy", title, rows, "\n\n".join(sections), folder=folder, facts=facts)
+    if rows := scaling(scale, record):
+        draw_scaling(rows, folder / "scaling.png")
+        notes = (
+            f"{scale.tasks[0].title}, J = {scale.local_steps[0]}, {BATCH} examples a rank and step. Ranks share this "
+            "host's cores, so with fewer ranks each is faster, and its network too: `equal ranks` are figures as if "
+            "every rank were as fast as with the most ranks measured. Beyond those is the cost model alone, with that "
+            "cluster as `istmpi calibrate` finds it.\n\n![Samples a second](scaling.png)"
+        )
+        reporting.report("scaling", "Samples a second by the number of ranks", rows, notes, folder=folder)
+
+
+def draw(found: list[Situation], path: Path) -> None:
+    """Accuracy against time in every situation of the least J and the slow network, then bytes, samples and split."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    shown = [one for one in found if one.bandwidth == "1x" and one.local_steps == found[0].local_steps]
+    tasks = list(dict.fromkeys(one.task for one in shown))
+    ranks = sorted({one.ranks for one in shown})
+    columns = max(len(ranks), 3)
+    size = (4.2 * columns, 3.3 * (len(tasks) + 1))
+    figure, axes = pyplot.subplots(len(tasks) + 1, columns, figsize=size, layout="constrained", squeeze=False)
+    for axis in axes.flat:
+        axis.set_visible(False)
+    for situation in shown:
+        axis = axes[tasks.index(situation.task), ranks.index(situation.ranks)]
+        _curves(axis, situation, lambda one, _: one.seconds)
+        axis.set(xlabel="training time (s)", title=f"{situation.task.title}, P = {situation.ranks}")
+    last = next(one for one in shown if one.ranks == max(one.ranks for one in shown if one.task == shown[0].task))
+    _curves(axes[-1, 0], last, lambda one, _: one.bytes / 1e6)
+    axes[-1, 0].set(xlabel="MB sent by all ranks", title=f"P = {last.ranks}: bytes")
+    _curves(axes[-1, 1], last, lambda _, situation: situation.ranks * BATCH)
+    axes[-1, 1].set(xlabel="examples", title=f"P = {last.ranks}: samples")
+    _bars(axes[-1, 2], last)
+    handles = [pyplot.Line2D([], [], color=COLOURS[name]) for name in NAMES]
+    figure.legend(handles, NAMES.values(), loc="outside lower center", ncols=5, frameon=False)
+    about = shown[0].about
+    figure.suptitle(f"Accuracy on a slow network, J = {about['J']}; PyTorch's methods dashed")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _curves(axis, situation: Situation, scale: Callable[[Contestant, Situation], float]) -> None:
+    """Every contestant's mean curve over seeds, with its steps in another unit."""
+    axis.set_visible(True)
+    for name, one in situation.contestants.items():
+        steps, accuracies = zip(*mean_curve(one.curves)[1:])
+        each = scale(one, situation)
+        line = "--" if name.startswith("pytorch") else "-"
+        axis.plot([step * each for step in steps], accuracies, line, color=COLOURS[name], linewidth=1.5)
+    axis.set(xscale="log", ylabel="test accuracy")
+    axis.grid(alpha=0.3)
+
+
+def _bars(axis, situation: Situation) -> None:
+    """Computing and all else in a step."""
+    axis.set_visible(True)
+    names = list(situation.contestants)
+    parts = [situation.contestants[name].split() for name in names]
+    inside = [sum(part.get(key, 0) for key in ("compute", "forward", "update")) for part in parts]
+    whole = [situation.contestants[name].seconds for name in names]
+    colours = [COLOURS[name] for name in names]
+    axis.barh([NAMES[name] for name in names], whole, color=colours, alpha=0.4)
+    axis.barh([NAMES[name] for name in names], inside, color=colours)
+    axis.invert_yaxis()
+    axis.set(xscale="log", xlabel="s a step; dark: computing alone", title=f"P = {situation.ranks}: time")
+
+
+def draw_scaling(rows: list[dict], path: Path) -> None:
+    """Measured points over the cost model's lines, both for ranks of equal speed."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 5), layout="constrained")
+    for name, title in NAMES.items():
+        for key, style in (("model, equal ranks", "-"), ("measured, equal ranks", "o")):
+            points = [(row["P"], row[key]) for row in rows if row["method"] == title and row[key] != "-"]
+            if points:
+                label = title if style == "o" else None
+                axis.plot(*zip(*points), style, color=COLOURS[name], label=label, fillstyle="none")
+    axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel="examples a second")
+    axis.set_title("Measured (circles) and by the cost model (lines)")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
