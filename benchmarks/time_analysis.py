@@ -117,8 +117,8 @@ class Final:
 
 
 def final(curves: Sequence[Curve]) -> Final:
-    """Of one method's curves."""
-    ends = [mean(point["accuracy"] for point in curve[-3:]) for curve in curves]
+    """Of one method's curves; the first point is before any step."""
+    ends = [mean(point["accuracy"] for point in curve[1:][-3:]) for curve in curves]
     steps = min(curve[-1]["step"] for curve in curves)
     return Final(mean(ends), min(ends), max(ends), len(ends), steps)
 

@@ -61,7 +61,8 @@ class Contestant:
     """One method where the network is slow: what a step takes, and what it learns in it."""
 
     name: str
-    turns: list[list[dict]]
+    turns: dict[str, list[list[dict]]]
+    """Rounds of every turn, by the job that it was in."""
     local_steps: int
     curves: list[list[dict]]
     """One a seed."""
@@ -77,23 +78,27 @@ class Contestant:
     def every_step(self) -> bool:
         return self.name in EVERY_STEP
 
-    def per_turn(self) -> list[float]:
-        """Seconds of a step in every turn."""
-        return [step_seconds(rounds, self.local_steps, self.every_step) for rounds in self.turns]
+    @property
+    def every_turn(self) -> list[list[dict]]:
+        return [rounds for turns in self.turns.values() for rounds in turns]
+
+    def per_turn(self, group: str) -> list[float]:
+        """Seconds of a step in every turn of a job."""
+        return [step_seconds(rounds, self.local_steps, self.every_step) for rounds in self.turns[group]]
 
     @property
     def seconds(self) -> float:
         """Of a step."""
-        return median(self.per_turn())
+        return median(step for group in self.turns for step in self.per_turn(group))
 
     @property
     def bytes(self) -> float:
         """That all ranks send in a step."""
-        return median(step_bytes(rounds, self.local_steps, self.every_step) for rounds in self.turns)
+        return median(step_bytes(rounds, self.local_steps, self.every_step) for rounds in self.every_turn)
 
     def split(self) -> dict[str, float]:
         """Seconds of a step by phase, the mean over all rounds."""
-        return split([one for rounds in self.turns for one in rounds], self.local_steps, self.every_step)
+        return split([one for rounds in self.every_turn for one in rounds], self.local_steps, self.every_step)
 
     def time_to(self, accuracy: float) -> tuple[float | None, bool]:
         """Seconds to an accuracy, and whether they are composed; none where it is not reached."""
@@ -143,11 +148,11 @@ def contestants(
     scale: Scale, record: Records, task: Task, ranks: int, bandwidth: str, local_steps: int
 ) -> dict[str, Contestant]:
     """All whose speed is known, in the order of NAMES."""
-    turns: dict[str, list] = {}
+    turns: dict[str, dict[str, list]] = {}
     for group in CONTESTANTS:
         speed = record(Cell("speed", ranks, task, bandwidth, group))
         for name, found in (speed["contestants"] if speed else {}).items():
-            turns.setdefault(name, []).extend(found)
+            turns.setdefault(name, {})[group] = found
     result = {}
     for name in (name for name in NAMES if name in turns):
         algorithm = ALGORITHMS[name]
@@ -165,18 +170,27 @@ def _speed(record: Records, task: Task, ranks: int, bandwidth: str) -> dict:
 
 def headline(situation: Situation) -> dict:
     """Seconds to the highest accuracy that all reach, and how much faster IST is; a star where they are composed."""
-    accuracy, row, times = situation.common, dict(situation.about), {}
+    accuracy, row = situation.common, dict(situation.about)
     row["accuracy"] = f"{accuracy:.3f}"
     for name, title in NAMES.items():
         one = situation.contestants.get(name)
         seconds, composed = one.time_to(accuracy) if one else (None, True)
-        if seconds is not None:
-            times[name] = seconds
         row[f"{title}, s"] = "-" if seconds is None else f"{seconds:.3g}{'*' * composed}"
     for kind, pair in PAIRS.items():
-        rivals = [times[name] for name in pair if name in times]
-        row[f"against {kind}"] = f"{min(rivals) / times['ist']:.3g}" if rivals and "ist" in times else "-"
+        rivals = [slower(situation, name, accuracy) for name in pair if name in situation.contestants]
+        reached = [times for times in rivals if times is not None]
+        row[f"against {kind}"] = f"{min(reached):.3g}" if reached else "-"
     return row
+
+
+def slower(situation: Situation, name: str, accuracy: float) -> float | None:
+    """How many times as long as IST a rival takes: the ratio of steps times the ratio of a step's seconds in turns."""
+    ist, rival = situation.contestants["ist"], situation.contestants[name]
+    steps, theirs = steps_to(ist.curve, accuracy), steps_to(rival.curve, accuracy)
+    if not steps or theirs is None:
+        return None
+    (group,) = rival.turns
+    return theirs / steps * ratios(rival.per_turn(group), ist.per_turn(group))[0]
 
 
 def details(situation: Situation) -> list[dict]:
@@ -218,7 +232,8 @@ def against_pytorch(scale: Scale, record: Records) -> list[dict]:
                 found = contestants(scale, record, task, ranks, bandwidth, scale.local_steps[0])
                 for kind, (ours, theirs) in PAIRS.items():
                     if ours in found:
-                        middle, least, most = ratios(found[theirs].per_turn(), found[ours].per_turn())
+                        (group,) = found[ours].turns
+                        middle, least, most = ratios(found[theirs].per_turn(group), found[ours].per_turn(group))
                         rows.append(
                             {
                                 "network": task.title,
@@ -229,7 +244,7 @@ def against_pytorch(scale: Scale, record: Records) -> list[dict]:
                                 "PyTorch, s a step": found[theirs].seconds,
                                 "PyTorch / ours": middle,
                                 "range": f"{least:.2f} .. {most:.2f}",
-                                "turns": len(found[ours].turns),
+                                "turns": len(found[ours].every_turn),
                             }
                         )
     return rows
@@ -245,7 +260,6 @@ def time_split(found: list[Situation]) -> list[dict]:
             "of which": ", ".join(f"{phase} {1e3 * took:.0f}" for phase, took in one.split().items() if took > 5e-4),
         }
         for situation in found
-        if situation.bandwidth == "1x"
         for name, one in situation.contestants.items()
     ]
 
@@ -334,7 +348,7 @@ def machines(scale: Scale, record: Records) -> list[dict]:
 
 
 def scaling(scale: Scale, record: Records) -> list[dict]:
-    """Samples a second: measured, by the cost model, and by it up to 1,000 ranks of the speed that the most had here."""
+    """Samples a second: measured, and by the cost model up to 1,000 ranks as fast as with the most ranks here."""
     task, local_steps = scale.tasks[0], scale.local_steps[0]
     clusters = {ranks: record(Cell("model", ranks, task, "1x")) for ranks in scale.model_ranks}
     clusters = {ranks: found["cluster"] for ranks, found in clusters.items() if found}
@@ -356,7 +370,7 @@ def scaling(scale: Scale, record: Records) -> list[dict]:
         for name in NAMES:
             measured = BATCH * ranks / found[name].seconds if name in found else None
             predicted = None
-            if name in MODELLED:
+            if name in MODELLED and (name != "ist" or ranks <= min(hidden)):
                 plan = cost(run, network, ranks, MODELLED[name])
                 predicted = ranks * BATCH * local_steps / round_time(plan, cluster).total
             if measured or predicted and ranks > most:
@@ -413,15 +427,18 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["ISTMPI_NETWORK"] = "emulated by benchmarks/cluster, TCP, rates as given"
     every_detail = [row for situation in found for row in details(situation)]
-    best = [row for situation in found for row in details(situation)[: len(situation.contestants)]]
+    main = [one for one in found if one.bandwidth == "1x" and one.local_steps == found[0].local_steps]
+    best = [row for situation in main for row in details(situation)[: len(situation.contestants)]]
     pytorch, ends, runs = against_pytorch(scale, record), finals(scale, record), whole_runs(found)
-    draw(found, folder / "time-to-accuracy.png")
+    draw(main, folder / "time-to-accuracy.png")
     sections = [
         "Seconds of training to the highest accuracy that all methods reach, evaluations left out. *: composed of the "
         "steps that it takes (curves: P ranks in one process, the same algorithm) and the seconds of a step on the "
-        "slow network; the others are whole runs there. `against`: how many times as long the fastest local SGD or "
-        "data parallel takes, ours or PyTorch's, as IST. Curves are means over seeds, each point averaged with its "
-        "neighbours, crossings on the line between points. Not a row: its cells have not been measured.",
+        "slow network; the others are whole runs there. `against`: how many times as long as IST the fastest local SGD "
+        "or data parallel takes, ours or PyTorch's: the ratio of steps times that of a step's seconds, the median over "
+        "turns within one job. Curves are means over seeds, each point averaged with its "
+        "neighbours, crossings on the line between points. In a step every rank takes a batch, with every method. What "
+        "has no row has not been measured yet.",
         "![Accuracy against time](time-to-accuracy.png)",
         "## The network\n\nRates are 1.25e-3 bytes a FLOP of a rank, all ranks computing at once with one thread each "
         f"on the cores that they share.\n\n{table(machines(scale, record))}\n\n{over_interfaces(scale, record)}",
@@ -429,8 +446,9 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
         + (table(pytorch) if pytorch else "Not measured yet."),
         "## Final accuracies\n\nMean over seeds of the last three evaluations; PyTorch's methods learn as ours do: "
         f"same initial values, batches and evaluation.\n\n{table(ends)}",
-        f"## To the highest common accuracy\n\n{table(best)}",
-        f"## Where the time goes\n\nMilliseconds of a local step.\n\n{table(time_split(found))}",
+        f"## Bytes and samples\n\nTo the highest common accuracy, J = {main[0].local_steps}; more in the .json.\n\n"
+        + table(best),
+        f"## Where the time goes\n\nMilliseconds of a local step.\n\n{table(time_split(main))}",
         "## Whole runs on the slow network\n\nWhat is composed, against runs with evaluations; the same seed.\n\n"
         + (table(runs) if runs else "Not measured yet."),
     ]
@@ -459,14 +477,13 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
         reporting.report("scaling", "Samples a second by the number of ranks", rows, notes, folder=folder)
 
 
-def draw(found: list[Situation], path: Path) -> None:
-    """Accuracy against time in every situation of the least J and the slow network, then bytes, samples and split."""
+def draw(shown: list[Situation], path: Path) -> None:
+    """Accuracy against time in every situation, then against bytes and samples, and the split, with the most ranks."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    shown = [one for one in found if one.bandwidth == "1x" and one.local_steps == found[0].local_steps]
     tasks = list(dict.fromkeys(one.task for one in shown))
     ranks = sorted({one.ranks for one in shown})
     columns = max(len(ranks), 3)
@@ -505,17 +522,20 @@ def _curves(axis, situation: Situation, scale: Callable[[Contestant, Situation],
 
 
 def _bars(axis, situation: Situation) -> None:
-    """Computing and all else in a step."""
+    """The share of computing in a step."""
     axis.set_visible(True)
     names = list(situation.contestants)
-    parts = [situation.contestants[name].split() for name in names]
-    inside = [sum(part.get(key, 0) for key in ("compute", "forward", "update")) for part in parts]
+    titles, colours = [NAMES[name] for name in names], [COLOURS[name] for name in names]
     whole = [situation.contestants[name].seconds for name in names]
-    colours = [COLOURS[name] for name in names]
-    axis.barh([NAMES[name] for name in names], whole, color=colours, alpha=0.4)
-    axis.barh([NAMES[name] for name in names], inside, color=colours)
+    inside = []
+    for name, seconds in zip(names, whole):
+        spent = situation.contestants[name].split()
+        inside.append(sum(spent.get(phase, 0.0) for phase in ("compute", "forward", "update")) / seconds)
+    bars = axis.barh(titles, [1.0] * len(names), color=colours, alpha=0.3)
+    axis.barh(titles, inside, color=colours)
+    axis.bar_label(bars, [f"{seconds:.2g} s" for seconds in whole], padding=3)
+    axis.set(xlim=(0, 1.3), xlabel="share of a step; dark: computing alone", title=f"P = {situation.ranks}: time")
     axis.invert_yaxis()
-    axis.set(xscale="log", xlabel="s a step; dark: computing alone", title=f"P = {situation.ranks}: time")
 
 
 def draw_scaling(rows: list[dict], path: Path) -> None:
