@@ -23,19 +23,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from peers import DDP, LocalSGD, Peer, Wire, connect, ring_bytes
+from time_analysis import step_seconds
+from time_plan import EVERY_STEP
 
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
 from istmpi.config import Run
 from istmpi.data.sources import open_dataset
+from istmpi.methods.base import Partial
 from istmpi.models import architecture
 from istmpi.probe import probe
 from istmpi.train import Training
 
 OURS = ("ist", "local-sgd", "data-parallel")
 PEERS: dict[str, type[Peer]] = {"pytorch-ddp": DDP, "pytorch-local-sgd": LocalSGD}
-EVERY_STEP = ("data-parallel", "pytorch-ddp")
-"""What sends the whole network in every step."""
 MOST_ROUNDS = 5
 """Of one contestant in a turn."""
 LINE = 0.8
@@ -52,8 +53,6 @@ class Ours:
         self._training, self._round = Training(run, communicator), 0
 
     def round(self) -> None:
-        from istmpi.methods.base import Partial
-
         outcome = self._training.method.run(self._round, Partial())
         assert isinstance(outcome, float), "nobody asked it to stop"
         self._round += 1
@@ -126,7 +125,10 @@ def turns(options: argparse.Namespace, run: Run, communicator: Communicator) -> 
             del contestant
         done += 1
         if communicator.rank == 0:
-            shown = (f"{name} {found[name][-1][0]['seconds'] / found[name][-1][0]['steps']:.3f}" for name in found)
+            shown = (
+                f"{name} {step_seconds(found[name][-1], run.method.local_steps, name in EVERY_STEP):.3f}"
+                for name in found
+            )
             print(f"turn {done}, s a step: {', '.join(shown)}", flush=True)
     return {"contestants": found, "kept": keep, "weights": weights}
 

@@ -13,6 +13,7 @@ CONTESTANTS = {
 METHODS = ("ist", "local-sgd", "data-parallel")
 PEERS = {"pytorch-local-sgd": "local-sgd", "pytorch-ddp": "ddp"}
 EVERY_STEP = ("data-parallel", "pytorch-ddp")
+"""What sends the whole network in every step."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Task:
     lr: float
     steps: int
     """Of a curve."""
+    seconds: float
+    """A curve ends with the round at which so long has passed."""
     data: str
     prepare: tuple[str, str] | None = None
     """Kind and raw file of ``istmpi prepare``; none for data that come with istmpi."""
@@ -52,7 +55,6 @@ class Scale:
     turns: int
     turn_seconds: float
     speed_seconds: float
-    curve_seconds: float
     direct_seconds: float
     flops_seconds: float
     flops_width: int
@@ -63,31 +65,29 @@ SPEECH = {"kind": "spoken digits", "lr": 0.01, "data": "speech.h5", "prepare": (
 CIFAR = {"kind": "CIFAR-10", "lr": 0.1, "data": "cifar10.h5", "prepare": ("images", "cifar10.tar")}
 FULL = Scale(
     tasks=(
-        Task("speech2", (4096, 4096, 10), steps=200, **SPEECH),
-        Task("speech3", (4096, 8192, 8192, 10), steps=120, **SPEECH),
-        Task("cifar", (3072, 4096, 4096, 10), steps=400, **CIFAR),
+        Task("speech2", (4096, 4096, 10), steps=120, seconds=80, **SPEECH),
+        Task("speech3", (4096, 8192, 8192, 10), steps=80, seconds=240, **SPEECH),
+        Task("cifar", (3072, 4096, 4096, 10), steps=300, seconds=120, **CIFAR),
     ),
     ranks=(8, 4, 2),
     local_steps=(20, 60),
     seeds=(0, 1, 2),
     turns=3,
-    turn_seconds=15,
-    speed_seconds=150,
-    curve_seconds=120,
-    direct_seconds=100,
+    turn_seconds=8,
+    speed_seconds=90,
+    direct_seconds=60,
     flops_seconds=4,
     flops_width=4096,
     model_ranks=(1, 2, 4, 8),
 )
 QUICK = Scale(
-    tasks=(Task("digits", (64, 512, 512, 10), lr=0.05, steps=40, data="digits"),),
+    tasks=(Task("digits", (64, 512, 512, 10), lr=0.05, steps=40, seconds=20, data="digits"),),
     ranks=(2,),
     local_steps=(5, 10),
     seeds=(0,),
     turns=3,
     turn_seconds=0.5,
     speed_seconds=20,
-    curve_seconds=20,
     direct_seconds=10,
     flops_seconds=1,
     flops_width=1024,
@@ -121,35 +121,35 @@ class Cell:
 def cells(scale: Scale) -> Iterator[Cell]:
     """All cells, the most valuable first, each after those that it needs."""
     first, *others = scale.tasks
+    usual, *longer = scale.local_steps
     for ranks in scale.ranks:
         yield Cell("machine", ranks)
         yield from _speeds(ranks, first, "1x")
-        yield from _curves(ranks, first, scale.local_steps[0], scale.seeds[:1])
-        if ranks == scale.ranks[0]:
-            yield from _curves(ranks, first, scale.local_steps[0], scale.seeds[1:])
+        yield from _curves(ranks, first, usual, scale.seeds if ranks == scale.ranks[0] else scale.seeds[:1])
         for method in (*METHODS, *PEERS):
-            yield Cell("direct", ranks, first, "1x", method=method, local_steps=scale.local_steps[0], seed=0)
-    for ranks in scale.ranks[1:]:
-        yield from _curves(ranks, first, scale.local_steps[0], scale.seeds[1:])
+            yield Cell("direct", ranks, first, "1x", method=method, local_steps=usual, seed=0)
     for task in others:
         for ranks in scale.ranks:
             yield from _speeds(ranks, task, "1x")
-            yield from _curves(ranks, task, scale.local_steps[0], scale.seeds[:1])
-    for task in scale.tasks:
+            yield from _curves(ranks, task, usual, scale.seeds[:1])
+    for local_steps in longer:
         for ranks in scale.ranks:
-            for local_steps in scale.local_steps[1:]:
-                yield from _curves(ranks, task, local_steps, scale.seeds[:1], METHODS[:2])
-    for task in scale.tasks:
-        for ranks in scale.ranks:
-            yield from _speeds(ranks, task, "10x")
+            yield from _curves(ranks, first, local_steps, scale.seeds[:1], METHODS[:2])
+    for ranks in scale.ranks:
+        yield from _speeds(ranks, first, "10x")
     for ranks in scale.model_ranks:
         if ranks not in scale.ranks:
             yield Cell("machine", ranks)
             yield from _speeds(ranks, first, "1x")
         yield Cell("model", ranks, first, "1x")
+    for ranks in reversed(scale.ranks):
+        for task in scale.tasks:
+            yield from _curves(ranks, task, usual, scale.seeds[1:])
     for task in others:
         for ranks in reversed(scale.ranks):
-            yield from _curves(ranks, task, scale.local_steps[0], scale.seeds[1:])
+            yield from _speeds(ranks, task, "10x")
+            for local_steps in longer:
+                yield from _curves(ranks, task, local_steps, scale.seeds[:1], METHODS[:2])
 
 
 def _speeds(ranks: int, task: Task, bandwidth: str) -> Iterator[Cell]:

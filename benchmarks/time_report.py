@@ -5,27 +5,21 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 
 import reporting
 from reporting import table
 from time_analysis import (
-    ALGORITHMS,
     final,
-    highest_common,
-    interpolated,
     mean_curve,
     ratios,
     smoothed,
-    split,
-    step_bytes,
-    step_seconds,
     steps_to,
 )
-from time_plan import BATCH, CONTESTANTS, EVERY_STEP, METHODS, Cell, Scale, Task
+from time_found import NAMES, Records, Situation, contestants, situations, speed_of
+from time_plan import BATCH, CONTESTANTS, EVERY_STEP, METHODS, Cell, Scale
+from time_plots import draw, draw_scaling
 
 from istmpi.config import Run
 from istmpi.cost import cost
@@ -33,15 +27,7 @@ from istmpi.cost.cluster import load
 from istmpi.cost.time import round_time
 from istmpi.models.mlp import MLP
 
-NAMES = {
-    "ist": "IST",
-    "local-sgd": "local SGD",
-    "pytorch-local-sgd": "PyTorch local SGD",
-    "data-parallel": "data parallel",
-    "pytorch-ddp": "PyTorch DDP",
-}
 PAIRS = {"local SGD": ("local-sgd", "pytorch-local-sgd"), "data parallel": ("data-parallel", "pytorch-ddp")}
-COLOURS = dict(zip(NAMES, ("tab:red", "tab:blue", "tab:cyan", "tab:green", "tab:olive")))
 MODELLED = {
     "ist": "ist",
     "local-sgd": "local-sgd",
@@ -52,120 +38,6 @@ MODELLED = {
 BELOW = (0.0, 0.02, 0.05)
 """Accuracies that times are given for: so far below the highest that all reach."""
 MODEL_RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
-
-Records = Callable[[Cell], dict | None]
-
-
-@dataclass
-class Contestant:
-    """One method where the network is slow: what a step takes, and what it learns in it."""
-
-    name: str
-    turns: dict[str, list[list[dict]]]
-    """Rounds of every turn, by the job that it was in."""
-    local_steps: int
-    curves: list[list[dict]]
-    """One a seed."""
-    direct: list[dict] | None
-    """The points of a whole run on the slow network."""
-    curve: list[tuple[int, float]] = field(init=False)
-    """Smoothed mean over seeds."""
-
-    def __post_init__(self) -> None:
-        self.curve = smoothed(mean_curve(self.curves)) if self.curves else []
-
-    @property
-    def every_step(self) -> bool:
-        return self.name in EVERY_STEP
-
-    @property
-    def every_turn(self) -> list[list[dict]]:
-        return [rounds for turns in self.turns.values() for rounds in turns]
-
-    def per_turn(self, group: str) -> list[float]:
-        """Seconds of a step in every turn of a job."""
-        return [step_seconds(rounds, self.local_steps, self.every_step) for rounds in self.turns[group]]
-
-    @property
-    def seconds(self) -> float:
-        """Of a step."""
-        return median(step for group in self.turns for step in self.per_turn(group))
-
-    @property
-    def bytes(self) -> float:
-        """That all ranks send in a step."""
-        return median(step_bytes(rounds, self.local_steps, self.every_step) for rounds in self.every_turn)
-
-    def split(self) -> dict[str, float]:
-        """Seconds of a step by phase, the mean over all rounds."""
-        return split([one for rounds in self.every_turn for one in rounds], self.local_steps, self.every_step)
-
-    def time_to(self, accuracy: float) -> tuple[float | None, bool]:
-        """Seconds to an accuracy, and whether they are composed; none where it is not reached."""
-        steps = steps_to(self.curve, accuracy)
-        if steps is None:
-            return None, True
-        measured = interpolated(self.direct, "seconds", steps) if self.direct else None
-        return (steps * self.seconds, True) if measured is None else (measured, False)
-
-
-@dataclass
-class Situation:
-    """All contestants with one network, P, J and bandwidth."""
-
-    task: Task
-    ranks: int
-    bandwidth: str
-    local_steps: int
-    rate: float
-    contestants: dict[str, Contestant]
-
-    @property
-    def common(self) -> float:
-        """The highest accuracy that all reach."""
-        return highest_common([one.curve for one in self.contestants.values()])
-
-    @property
-    def about(self) -> dict:
-        rate = f"{self.rate / 1e6:.0f}" + " (10x)" * (self.bandwidth == "10x")
-        return {"network": self.task.title, "P": self.ranks, "J": self.local_steps, "Mbit/s": rate}
-
-
-def situations(scale: Scale, record: Records) -> Iterator[Situation]:
-    """Those of which speeds and curves of IST and of a rival are there."""
-    for bandwidth in ("1x", "10x"):
-        for task in scale.tasks:
-            for local_steps in scale.local_steps:
-                for ranks in scale.ranks:
-                    found = contestants(scale, record, task, ranks, bandwidth, local_steps)
-                    complete = {name: one for name, one in found.items() if one.curves}
-                    if "ist" in complete and len(complete) > 1:
-                        rate = _speed(record, task, ranks, bandwidth)["rate"]
-                        yield Situation(task, ranks, bandwidth, local_steps, rate, complete)
-
-
-def contestants(
-    scale: Scale, record: Records, task: Task, ranks: int, bandwidth: str, local_steps: int
-) -> dict[str, Contestant]:
-    """All whose speed is known, in the order of NAMES."""
-    turns: dict[str, dict[str, list]] = {}
-    for group in CONTESTANTS:
-        speed = record(Cell("speed", ranks, task, bandwidth, group))
-        for name, found in (speed["contestants"] if speed else {}).items():
-            turns.setdefault(name, {})[group] = found
-    result = {}
-    for name in (name for name in NAMES if name in turns):
-        algorithm = ALGORITHMS[name]
-        spread = 0 if name in EVERY_STEP else local_steps
-        cells = (Cell("curve", ranks, task, method=algorithm, local_steps=spread, seed=seed) for seed in scale.seeds)
-        curves = [found["points"] for found in map(record, cells) if found]
-        direct = record(Cell("direct", ranks, task, bandwidth, method=name, local_steps=local_steps, seed=0))
-        result[name] = Contestant(name, turns[name], local_steps, curves, direct and direct["points"])
-    return result
-
-
-def _speed(record: Records, task: Task, ranks: int, bandwidth: str) -> dict:
-    return next(filter(None, (record(Cell("speed", ranks, task, bandwidth, group)) for group in CONTESTANTS)))
 
 
 def headline(situation: Situation) -> dict:
@@ -238,7 +110,7 @@ def against_pytorch(scale: Scale, record: Records) -> list[dict]:
                             {
                                 "network": task.title,
                                 "P": ranks,
-                                "Mbit/s": _speed(record, task, ranks, bandwidth)["rate"] / 1e6,
+                                "Mbit/s": speed_of(record, task, ranks, bandwidth)["rate"] / 1e6,
                                 "method": kind,
                                 "ours, s a step": found[ours].seconds,
                                 "PyTorch, s a step": found[theirs].seconds,
@@ -475,86 +347,3 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
             "cluster as `istmpi calibrate` finds it.\n\n![Samples a second](scaling.png)"
         )
         reporting.report("scaling", "Samples a second by the number of ranks", rows, notes, folder=folder)
-
-
-def draw(shown: list[Situation], path: Path) -> None:
-    """Accuracy against time in every situation, then against bytes and samples, and the split, with the most ranks."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    tasks = list(dict.fromkeys(one.task for one in shown))
-    ranks = sorted({one.ranks for one in shown})
-    columns = max(len(ranks), 3)
-    size = (4.2 * columns, 3.3 * (len(tasks) + 1))
-    figure, axes = pyplot.subplots(len(tasks) + 1, columns, figsize=size, layout="constrained", squeeze=False)
-    for axis in axes.flat:
-        axis.set_visible(False)
-    for situation in shown:
-        axis = axes[tasks.index(situation.task), ranks.index(situation.ranks)]
-        _curves(axis, situation, lambda one, _: one.seconds)
-        axis.set(xlabel="training time (s)", title=f"{situation.task.title}, P = {situation.ranks}")
-    last = next(one for one in shown if one.ranks == max(one.ranks for one in shown if one.task == shown[0].task))
-    _curves(axes[-1, 0], last, lambda one, _: one.bytes / 1e6)
-    axes[-1, 0].set(xlabel="MB sent by all ranks", title=f"P = {last.ranks}: bytes")
-    _curves(axes[-1, 1], last, lambda _, situation: situation.ranks * BATCH)
-    axes[-1, 1].set(xlabel="examples", title=f"P = {last.ranks}: samples")
-    _bars(axes[-1, 2], last)
-    handles = [pyplot.Line2D([], [], color=COLOURS[name]) for name in NAMES]
-    figure.legend(handles, NAMES.values(), loc="outside lower center", ncols=5, frameon=False)
-    about = shown[0].about
-    figure.suptitle(f"Accuracy on a slow network, J = {about['J']}; PyTorch's methods dashed")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
-def _curves(axis, situation: Situation, scale: Callable[[Contestant, Situation], float]) -> None:
-    """Every contestant's mean curve over seeds, with its steps in another unit."""
-    axis.set_visible(True)
-    for name, one in situation.contestants.items():
-        steps, accuracies = zip(*mean_curve(one.curves)[1:])
-        each = scale(one, situation)
-        line = "--" if name.startswith("pytorch") else "-"
-        axis.plot([step * each for step in steps], accuracies, line, color=COLOURS[name], linewidth=1.5)
-    axis.set(xscale="log", ylabel="test accuracy")
-    axis.grid(alpha=0.3)
-
-
-def _bars(axis, situation: Situation) -> None:
-    """The share of computing in a step."""
-    axis.set_visible(True)
-    names = list(situation.contestants)
-    titles, colours = [NAMES[name] for name in names], [COLOURS[name] for name in names]
-    whole = [situation.contestants[name].seconds for name in names]
-    inside = []
-    for name, seconds in zip(names, whole):
-        spent = situation.contestants[name].split()
-        inside.append(sum(spent.get(phase, 0.0) for phase in ("compute", "forward", "update")) / seconds)
-    bars = axis.barh(titles, [1.0] * len(names), color=colours, alpha=0.3)
-    axis.barh(titles, inside, color=colours)
-    axis.bar_label(bars, [f"{seconds:.2g} s" for seconds in whole], padding=3)
-    axis.set(xlim=(0, 1.3), xlabel="share of a step; dark: computing alone", title=f"P = {situation.ranks}: time")
-    axis.invert_yaxis()
-
-
-def draw_scaling(rows: list[dict], path: Path) -> None:
-    """Measured points over the cost model's lines, both for ranks of equal speed."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 5), layout="constrained")
-    for name, title in NAMES.items():
-        for key, style in (("model, equal ranks", "-"), ("measured, equal ranks", "o")):
-            points = [(row["P"], row[key]) for row in rows if row["method"] == title and row[key] != "-"]
-            if points:
-                label = title if style == "o" else None
-                axis.plot(*zip(*points), style, color=COLOURS[name], label=label, fillstyle="none")
-    axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel="examples a second")
-    axis.set_title("Measured (circles) and by the cost model (lines)")
-    axis.grid(alpha=0.3)
-    axis.legend()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)

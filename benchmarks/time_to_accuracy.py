@@ -104,7 +104,8 @@ class Bench:
         scale = self.scale
         settings = ["--turns", scale.turns, "--turn-seconds", scale.turn_seconds, "--seconds", scale.speed_seconds]
         settings += ["--local-steps", scale.local_steps[0]]
-        settings += ["--flops", self.record(Cell("machine", cell.ranks))["flops"]] if cell.ranks else []
+        if machine := self.record(Cell("machine", cell.ranks)):
+            settings += ["--flops", machine["flops"]]
         return self._on_cluster(cell, "turns", settings, 2 * scale.speed_seconds, ",".join(CONTESTANTS[cell.group]))
 
     def _model(self, cell: Cell) -> dict:
@@ -124,12 +125,12 @@ class Bench:
         return json.loads(out.read_text(encoding="utf-8"))
 
     def _curve(self, cell: Cell) -> dict:
-        task, scale = cell.task, self.scale
+        task = cell.task
         settings = ["--data", self._data(task), "--hidden", task.hidden, "--lr", task.lr, "--batch", BATCH]
-        settings += ["--ranks", cell.ranks, "--steps", task.steps, "--seconds", scale.curve_seconds]
+        settings += ["--ranks", cell.ranks, "--steps", task.steps, "--seconds", task.seconds]
         settings += ["--seed", cell.seed, "--local-steps", cell.local_steps or 5]
         printed = self._run(
-            [sys.executable, HERE / "curves.py", cell.method, *settings], scale.curve_seconds + SPARE_SECONDS
+            [sys.executable, HERE / "curves.py", cell.method, *settings], 2 * task.seconds + SPARE_SECONDS
         )
         return {"points": [json.loads(line) for line in printed.splitlines()]}
 
