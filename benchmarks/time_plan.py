@@ -144,7 +144,8 @@ def cells(scale: Scale) -> Iterator[Cell]:
         yield Cell("model", ranks, first, "1x")
     for ranks in reversed(scale.ranks):
         for task in scale.tasks:
-            yield from _curves(ranks, task, usual, scale.seeds[1:])
+            if (task, ranks) != (first, scale.ranks[0]):
+                yield from _curves(ranks, task, usual, scale.seeds[1:])
     for task in others:
         for ranks in reversed(scale.ranks):
             yield from _speeds(ranks, task, "10x")

@@ -237,9 +237,7 @@ def main() -> int:
     folder = options.cells or HERE / ("cells-quick" if options.quick else "cells")
     bench = Bench(scale, folder.resolve(), options.name, options.raw.resolve())
     wanted = [
-        cell
-        for cell in dict.fromkeys(cells(scale))
-        if not options.only or any(pattern in cell.name for pattern in options.only)
+        cell for cell in cells(scale) if not options.only or any(pattern in cell.name for pattern in options.only)
     ]
     if options.list:
         for cell in wanted:
