@@ -18,7 +18,7 @@ from time_analysis import (
     steps_to,
 )
 from time_found import NAMES, Records, Situation, contestants, situations, speed_of
-from time_plan import BATCH, CONTESTANTS, EVERY_STEP, METHODS, Cell, Scale
+from time_plan import BATCH, CONTESTANTS, EVERY_STEP, METHODS, Cell, Scale, cells
 from time_plots import draw, draw_scaling
 
 from istmpi.config import Run
@@ -144,10 +144,10 @@ def finals(scale: Scale, record: Records) -> list[dict]:
             for ranks in scale.ranks:
                 for method in METHODS:
                     spread = 0 if method in EVERY_STEP else local_steps
-                    cells = (
+                    wanted = (
                         Cell("curve", ranks, task, method=method, local_steps=spread, seed=seed) for seed in scale.seeds
                     )
-                    curves = [one["points"] for one in map(record, cells) if one]
+                    curves = [one["points"] for one in map(record, wanted) if one]
                     if curves and (spread or local_steps == scale.local_steps[0]):
                         end = final(curves)
                         rows.append(
@@ -289,6 +289,18 @@ def over_interfaces(scale: Scale, record: Records) -> str:
     )
 
 
+def provenance(scale: Scale, record: Records) -> str:
+    """How many cells are there, and of which commits, days and loads."""
+    planned = list(cells(scale))
+    there = [one for one in map(record, planned) if one]
+    commits, dates = (sorted({one[key] for one in there}) for key in ("commit", "date"))
+    loads = [one["load"] for one in there]
+    return (
+        f"{len(there)} of {len(planned)} cells, measured at {', '.join(commits)} on {', '.join(dates)}; load average "
+        f"at their ends {min(loads):.1f} to {max(loads):.1f}, of which a job of P ranks makes up to P."
+    )
+
+
 def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
     """Write time-to-accuracy and scaling, as .md, .json and .png, into a folder."""
     scale, record = bench.scale, bench.record
@@ -310,7 +322,7 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
         "or data parallel takes, ours or PyTorch's: the ratio of steps times that of a step's seconds, the median over "
         "turns within one job. Curves are means over seeds, each point averaged with its "
         "neighbours, crossings on the line between points. In a step every rank takes a batch, with every method. What "
-        "has no row has not been measured yet.",
+        f"has no row has not been measured yet. {provenance(scale, record)}",
         "![Accuracy against time](time-to-accuracy.png)",
         "## The network\n\nRates are 1.25e-3 bytes a FLOP of a rank, all ranks computing at once with one thread each "
         f"on the cores that they share.\n\n{table(machines(scale, record))}\n\n{over_interfaces(scale, record)}",
