@@ -201,3 +201,11 @@ def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int
     found[found == len(theirs)] = 0
     where = np.flatnonzero(theirs[found] == mine) if len(theirs) else np.empty(0, dtype=np.int64)
     return where, len(where)
+
+
+def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> dict[str, Parameter]:
+    """The parameters and, for each, its optimizer's per-element state, which starts at zero and has the same axes."""
+    extended = dict(parameters)
+    for name, parameter in parameters.items():
+        extended |= {f"{name}/{slot}": Parameter(parameter.pattern, parameter.dtype) for slot in slots}
+    return extended

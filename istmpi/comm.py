@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -159,6 +159,20 @@ class Communicator:
         """The same ranks on a communicator of their own: what goes on there mixes with nothing here."""
         return Communicator(self._mpi.Dup())
 
+    @contextmanager
+    def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
+        """A communicator of these ranks alone, in this order, None on the others; its traffic counts here, too."""
+        if self.rank not in ranks:
+            yield None
+            return
+        group = self._mpi.Get_group().Incl(ranks)
+        some = Communicator(self._mpi.Create_group(group))
+        yield some
+        self.traffic.bytes += some.traffic.bytes
+        self.traffic.calls += some.traffic.calls
+        some.mpi.Free()
+        group.Free()
+
     def start_maximum(self, value: int) -> Callable[[], int]:
         """Begin to agree on the largest of all ranks' values; what it returns waits for it and tells."""
         from mpi4py import MPI
@@ -171,6 +185,18 @@ class Communicator:
             return int(result[0])
 
         return largest
+
+    def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
+        """Begin to send bytes, not to be touched until the request's ``Test()`` is true; not counted."""
+        from mpi4py import MPI
+
+        return self._mpi.Isend([values, MPI.BYTE], peer, tag)
+
+    def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
+        """Begin to receive bytes, which have arrived once the request's ``Test()`` is true."""
+        from mpi4py import MPI
+
+        return self._mpi.Irecv([values, MPI.BYTE], peer, tag)
 
     def on_this_host(self) -> "Communicator":
         """The ranks on this host."""

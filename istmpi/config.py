@@ -5,6 +5,7 @@ the same run.
 """
 
 import dataclasses
+import math
 import sys
 import types
 from collections.abc import Mapping
@@ -23,6 +24,10 @@ else:
 
 SHIPPED = Path(__file__).parent / "runs"
 """The folder of the runs that come with the package."""
+
+
+_OUTER = {"diloco": (0.7, 0.9)}
+"""Learning rate and momentum that DiLoCo's authors recommend for the outer step."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,29 @@ class Method:
     """Relative sizes of the ranks' subnets; by default equal."""
     optimizer_state: str = "reset"
     """What becomes of momentum between rounds: reset | carry (it travels with its weight)."""
+    outer_lr: float | None = None
+    """How far to follow a round's change of the weights; by default 0.7 for diloco, else 1."""
+    outer_momentum: float | None = None
+    """Nesterov's momentum of these changes; by default 0.9 for diloco, else 0."""
+    finish: str = ""
+    """Another method for the last rounds, and their share of all: local-sgd:10%."""
+    fraction: float = 1.0
+    """fedavg: the share of the ranks that trains in a round."""
+    epochs: int = 1
+    """fedavg: passes of such a rank over its own examples; takes the place of local_steps."""
+    threshold: float = 0.001
+    """dynamic-averaging: squared distance from the last mean at which a rank wants a new one, relative to its norm."""
+    burn_in: int = 5
+    """codistillation: rounds before the ranks begin to learn from each other."""
+
+    @property
+    def outer(self) -> tuple[float, float]:
+        """Learning rate and momentum of the outer step, as the run says or else the method's own."""
+        lr, momentum = _OUTER.get(self.name, (1.0, 0.0))
+        return (
+            lr if self.outer_lr is None else self.outer_lr,
+            momentum if self.outer_momentum is None else self.outer_momentum,
+        )
 
     def dealt(self, groups: tuple[str, ...]) -> tuple[str, ...]:
         """The unit groups to deal out, of those that the model has; ConfigError for another."""
@@ -85,6 +113,12 @@ class Optimizer:
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
+    warm_up: int = 0
+    """Local steps of a rank in which the learning rate rises linearly from 0 to lr."""
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a local step: they are numbered from 0 through all rounds."""
+        return self.lr * min((step + 1) / self.warm_up, 1.0) if self.warm_up else self.lr
 
 
 @dataclass(frozen=True)
@@ -92,6 +126,8 @@ class Train:
     """How long, how large, on what."""
 
     rounds: int = 30
+    max_minutes: float = 0.0
+    """Minutes of training, evaluations left out, after which the round under way is the last; 0 sets no limit."""
     batch: int = 128
     """Examples in a local step of one rank."""
     seed: int = 0
@@ -206,6 +242,23 @@ class Run:
             raise ConfigError("train.batch = 1 with model.norm = 'batch': batch statistics need at least 2 examples.")
         return self.override({"data.placement": "local"}) if own_files else self
 
+    def phases(self) -> list[tuple[str, int]]:
+        """The methods to use one after the other, each with its number of rounds; ConfigError for a bad finish."""
+        first, rounds, finish = self.method.name, self.train.rounds, self.method.finish
+        if not finish:
+            return [(first, rounds)]
+        name, _, share = finish.partition(":")
+        try:
+            percent = float(share.removesuffix("%"))
+        except ValueError:
+            percent = 0
+        if not (share.endswith("%") and 0 < percent <= 100):
+            raise ConfigError(
+                f"method.finish = {finish!r} must be a method and its share of the rounds, as in 'local-sgd:10%'."
+            )
+        last = math.ceil(rounds * percent / 100)
+        return [phase for phase in ((first, rounds - last), (name, last)) if phase[1]]
+
     def tree(self) -> dict[str, Any]:
         """The run as nested dicts of plain values; settings that are None are left out."""
 
@@ -217,13 +270,17 @@ class Run:
 
         return plain(self)
 
+    def flat(self) -> dict[str, Any]:
+        """The settings by their dotted names: ``{"method.local_steps": 20}``; those that are None are left out."""
+        return _flat(self.tree())
+
     def toml(self) -> str:
         """The run as a TOML file that `Run.load` reads back to the same run."""
         return tomli_w.dumps(self.tree())
 
     def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
         """The settings in which two runs differ: ``{"model.hidden": ([512], [256])}``; one that is not set is None."""
-        mine, theirs = (_flat(run.tree()) for run in (self, other))
+        mine, theirs = self.flat(), other.flat()
         return {
             key: (mine.get(key), theirs.get(key))
             for key in sorted({*mine, *theirs})
@@ -288,7 +345,11 @@ _CHOICES = {
 
 _AT_LEAST = {
     "method.local_steps": 1,
+    "method.epochs": 1,
+    "method.threshold": 0,
+    "method.burn_in": 0,
     "train.rounds": 1,
+    "train.max_minutes": 0,
     "train.batch": 1,
     "train.seed": 0,
     "train.threads": 0,
@@ -299,14 +360,18 @@ _AT_LEAST = {
     "checkpoint.keep": 1,
     "checkpoint.max_failures": 1,
     "optimizer.weight_decay": 0,
+    "optimizer.warm_up": 0,
 }
 
 _INTERVALS = {
     "data.alpha": (0, float("inf"), "()"),
     "optimizer.lr": (0, float("inf"), "()"),
     "optimizer.momentum": (0, 1, "[)"),
+    "method.outer_lr": (0, float("inf"), "()"),
+    "method.outer_momentum": (0, 1, "[)"),
     "model.dropout": (0, 1, "[)"),
     "method.resample": (0, 1, "[]"),
+    "method.fraction": (0, 1, "(]"),
 }
 
 

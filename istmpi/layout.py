@@ -3,8 +3,8 @@
 Every layout is an outer product: a rank's part of a tensor is given by one set of positions per axis. So the part that
 two ranks share, in two layouts, is again an outer product, and every message is ``tensor[np.ix_(...)]``.
 
-There are two layouts: `Owners`, in which the weights rest between rounds, and `istmpi.partition.Partition`, in
-which they are trained.
+There are three layouts: `Owners`, in which the weights rest between rounds, and those in which they are trained:
+`istmpi.partition.Partition` and, where nothing is dealt out, `Whole`.
 """
 
 from collections.abc import Mapping
@@ -51,6 +51,28 @@ class Owners:
 
     def copies(self, names: frozenset[str]) -> int:
         return 1
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Some ranks have everything, the others nothing; by default all ranks have everything."""
+
+    lengths: Mapping[str, int]
+    ranks: int
+    members: tuple[int, ...] | None = None
+
+    def held(self, rank: int) -> dict[str, Positions]:
+        """As a partition's: no units are dealt out."""
+        return {}
+
+    def positions(self, axis: Axis, place: int, rank: int) -> Positions:
+        return range(axis.length(self.lengths) if self.members is None or rank in self.members else 0)
+
+    def largest(self, axis: Axis, place: int) -> int:
+        return axis.length(self.lengths)
+
+    def copies(self, names: frozenset[str]) -> int:
+        return self.ranks if self.members is None else len(self.members)
 
 
 def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ...]:

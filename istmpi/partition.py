@@ -31,6 +31,17 @@ def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> li
     return [int(size) + 1 for size in sizes]
 
 
+def draw_ranks(ranks: int, fraction: float, seed: int, round: int) -> tuple[int, ...]:
+    """Those ranks, ascending, that take part in a round: a fraction of all, at least one, drawn at random."""
+    order = rng.permutation(ranks, rng.key(seed, "drawn", round))
+    return tuple(sorted(order[: drawn_count(ranks, fraction)].tolist()))
+
+
+def drawn_count(ranks: int, fraction: float) -> int:
+    """How many ranks `draw_ranks` draws."""
+    return max(int(fraction * ranks), 1)
+
+
 def check(lengths: Mapping[str, int], groups: Sequence[str], ranks: int, shares: Sequence[float] | None = None) -> None:
     """Refuse a deal that cannot be made, by name, before anything is trained."""
     for name in groups:

@@ -12,6 +12,10 @@ from typing import Any
 from istmpi.errors import ConfigError, DataError, OutputError
 
 METRICS = "metrics.jsonl"
+SETTINGS = "run.toml"
+SUMMARY = "summary.json"
+FAILURE = "failure.json"
+"""Why a run of a comparison failed."""
 JOB = "job"
 """In a run's folder: what the script that started the run says of the machine. May be there before the run."""
 

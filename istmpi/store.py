@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from istmpi import rng
-from istmpi.axes import Parameter
+from istmpi.axes import Parameter, with_slots
 from istmpi.layout import Owners, part_shape
 
 _CHUNK = 2**20
@@ -87,11 +87,3 @@ class ParameterStore:
         """The global flat position of the first owned element."""
         shape = parameter.pattern.shape(self.owners.lengths)
         return self.owners.rows(shape[0], self.rank).start * prod(shape[1:])
-
-
-def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> dict[str, Parameter]:
-    """The parameters and, for each, its optimizer's per-element state, which starts at zero and has the same axes."""
-    extended = dict(parameters)
-    for name, parameter in parameters.items():
-        extended |= {f"{name}/{slot}": Parameter(parameter.pattern, parameter.dtype) for slot in slots}
-    return extended

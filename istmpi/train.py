@@ -25,16 +25,16 @@ from istmpi.data.sources import open_dataset
 from istmpi.devices import choose_device, choose_threads
 from istmpi.errors import ConfigError, DataError, DivergedError, OutputError, StoppedError
 from istmpi.evaluate import Evaluator, Score
-from istmpi.methods import Job, Partial, method
+from istmpi.methods import Job, Method, Partial, method
 from istmpi.models import architecture
 from istmpi.models.losses import TASKS
 from istmpi.partition import check
-from istmpi.record import Clock, RunFolder
+from istmpi.record import SETTINGS, SUMMARY, Clock, RunFolder
 from istmpi.stopping import FILE as STOP_FILE
 from istmpi.stopping import StopSign
-from istmpi.store import ParameterStore, with_slots
+from istmpi.store import ParameterStore
 
-MAY_CHANGE = ("data.source", "optimizer.lr", "optimizer.weight_decay", "train.rounds")
+MAY_CHANGE = ("data.source", "optimizer.lr", "optimizer.weight_decay", "train.rounds", "train.max_minutes")
 """Settings that a resumed run may have otherwise; the data may have moved, but not changed."""
 WITHOUT_EFFECT = ("name", "train.threads", "train.device", "evaluate.", "checkpoint.", "output.")
 """Settings, or sections of them, that do not change what is learnt."""
@@ -47,7 +47,7 @@ class Progress:
     round: int
     """Rounds done."""
     local_steps: int
-    """Local steps done by each rank."""
+    """Local steps done by a rank that takes part in every round."""
     examples: int
     """Examples consumed by all ranks."""
     seconds: float
@@ -100,13 +100,14 @@ def carry_out(
     resume: str = "",
     deadline: float | None = None,
     signals: bool = False,
+    stop: StopSign | None = None,
 ) -> Summary | None:
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
     ``watch`` counts on rank 0 alone. ``resume``: a checkpoint or the folder of a run to go on from, ``auto`` for
     this run's own folder if there is something in it; without it the folder must be new. The run stops early at the
-    ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process. Returns
-    None when there was nothing left to do.
+    ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
+    ``stop`` in place of all these. Returns None when there was nothing left to do.
 
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.
@@ -118,22 +119,22 @@ def carry_out(
         folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
     folder = communicator.from_first(folder)
     start = _start(folder, resume, communicator, note)
-    stop = StopSign(communicator, folder.path / STOP_FILE, deadline)
+    stop = stop or StopSign(communicator, folder.path / STOP_FILE, deadline)
     if signals:
         stop.listen()
     training = Training(run, communicator, stop)
     if start:
         for change in training.resume(start):
             note(f"changed since {start}: {change}")
-        if start == folder.path / NETWORK and training.rounds_done >= run.train.rounds:
-            note(f"nothing left to train: {start} has all {run.train.rounds} rounds.")
+        if start == folder.path / NETWORK and training.done:
+            note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
             return None
     with communicator.agreed():
         if first:
             folder.make()
     saver = Saver(folder.path, run.checkpoint, communicator, note)
     if first:
-        folder.write("run.toml", run.override({"output.folder": str(folder.path)}).toml())
+        folder.write(SETTINGS, run.override({"output.folder": str(folder.path)}).toml())
         folder.keep_metrics(training.rounds_done)
         watch.started(training, folder, saver)
         if start:
@@ -152,11 +153,11 @@ def carry_out(
                 with training.clock("save"):
                     saver.save(*training.state())
         with training.clock("save"):
-            if training.rounds_done < run.train.rounds:
+            if not training.done:
                 path = saver.save_now(*training.state())
                 error = StoppedError(
                     f"stopped by {stop.reason}, {training.position}; saved in {path}. "
-                    f"The same command with --resume auto goes on."
+                    f"{stop.cure} command with --resume auto goes on."
                 )
                 error.everywhere = True
                 raise error
@@ -170,7 +171,7 @@ def carry_out(
     last = progress or training.progress(training.evaluate())
     summary = Summary(folder.path, communicator.size, training.score_name, last, phases)
     if first:
-        folder.write("summary.json", json.dumps(asdict(summary), default=str, indent=2) + "\n")
+        folder.write(SUMMARY, json.dumps(asdict(summary), default=str, indent=2) + "\n")
         watch.finished(summary)
     return summary
 
@@ -203,10 +204,14 @@ class Training:
             self.dataset = open_dataset(run.data.source, communicator.rank)
             data = self.dataset
             self.architecture = architecture(data.features, data.outputs, data.task, run.model)
-            kind = method(run.method.name)
-            check(self.architecture.lengths, kind.groups(run, self.architecture), communicator.size, run.method.shares)
             self.batches = self._stream(run)
-            slots = kind.slots(run)
+            self.phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
+            for phase, _ in self.phases:
+                name = phase.method.name
+                kind = method(name, "method.name" if name == run.method.name else "method.finish")
+                kind.check(phase, data.task, self.batches)
+                groups = kind.groups(phase, self.architecture)
+                check(self.architecture.lengths, groups, communicator.size, phase.method.shares)
         _same_everywhere(run, self.dataset, communicator)
         self.hosts = communicator.hosts()
         local = communicator.on_this_host()
@@ -214,79 +219,117 @@ class Training:
             self.device = choose_device(run.train.device, local)
         self.threads = choose_threads(run.train.threads, local)
         self.run = run
+        self.time_is_up = False
         self._data_summary = self._summarise_data()
         self.stop = stop or StopSign(communicator)
-        self.rounds_done = self.local_step = self._examples = self._bytes = 0
+        self.rounds_done = self.local_step = self._most_steps = self._examples = self._bytes = 0
         self._seconds = self._loss = 0.0
         self._begun = Partial()
         self._calibrated: tuple[int, int] | None = None
         self.score_name = TASKS[self.dataset.task].score
-        parameters = with_slots(self.architecture.parameters, slots)
-        self.store = ParameterStore(parameters, self.architecture.lengths, communicator.size, communicator.rank)
-        self.store.initialise(run.train.seed)
-        self.job = Job(
-            run,
-            self.architecture,
-            self.dataset.task,
-            self.store,
-            self.batches,
-            communicator,
-            self.device,
-            self.clock,
-            self.stop,
+        self.store = ParameterStore(
+            self.architecture.parameters, self.architecture.lengths, communicator.size, communicator.rank
         )
-        self.method = kind(self.job)
+        self.store.initialise(run.train.seed)
+        self.method = self._next_method()
         self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
+
+    def _next_method(self, before: Method | None = None) -> Method:
+        """The method of the next round, and its slots in the store; ``before`` itself where it goes on."""
+        first, since, kept = 0, 0, True
+        for phase, rounds in self.phases:
+            if first <= self.rounds_done:
+                run, since = phase, since if kept else first
+                kept = bool(method(run.method.name).optimizer_slots(run))
+            first += rounds
+        if before and before.job.run is run:
+            return before
+        if before:
+            before.publish()
+        kind = method(run.method.name)
+        slots = kind.slots(run)
+        self.store.drop_slots(except_for=slots)
+        self.store.add_slots(slots)
+        return kind(
+            Job(
+                run,
+                self.architecture,
+                self.dataset.task,
+                self.store,
+                self.batches,
+                self.communicator,
+                self.device,
+                self.clock,
+                self.stop,
+                since,
+            )
+        )
 
     def rounds(self) -> Iterator[Progress]:
         """Run the rounds that are left, one by one; DivergedError on every rank when the loss stops being finite.
+
+        When ``train.max_minutes`` are up the round under way is the last.
 
         Ends early when ``stop`` was asked, perhaps in the middle of a round: `state` then has what is done of it.
         """
         run = self.run
         every = run.evaluate.every or max(run.train.rounds // 10, 1)
-        while self.rounds_done < run.train.rounds and not self.stop.reason:
+        while not self.done and not self.stop.reason:
             if not self._run_round():
                 return
-            last = self.rounds_done == run.train.rounds
+            self._look_at_the_clock()
             due = self.rounds_done % every == 0 and not self.stop.reason
-            yield self.progress(self.evaluate() if last or due else None)
+            yield self.progress(self.evaluate() if self.done or due else None)
+
+    @property
+    def done(self) -> bool:
+        """No round is left, or no time for one."""
+        return self.time_is_up or self.rounds_done >= self.run.train.rounds
+
+    def _look_at_the_clock(self) -> None:
+        """See whether the run's time is up, by rank 0's clock; a round that has begun still has its time."""
+        limit = 60 * self.run.train.max_minutes
+        self.time_is_up = bool(limit) and not self.local_step and self.communicator.from_first(self._seconds >= limit)
 
     def _run_round(self) -> bool:
         """Run one round, or what is left of it; False when it was stopped in the middle."""
-        communicator, local_steps = self.communicator, self.run.method.local_steps
+        communicator, before = self.communicator, self._begun
         communicator.barrier()
-        start, before = time.perf_counter(), communicator.traffic.bytes
-        outcome = self.method.run(self.rounds_done, self._begun)
-        self._seconds += time.perf_counter() - start
+        start, sent, examples = time.perf_counter(), communicator.traffic.bytes, self.method.examples
+        outcome = self.method.run(self.rounds_done, before)
         stopped = isinstance(outcome, Partial)
-        done = outcome.local_steps if stopped else local_steps
-        reports = communicator.gather((communicator.traffic.bytes - before, done - self._begun.local_steps, done))
-        sent, steps, most = zip(*reports, strict=True)
-        self._bytes += sum(sent)
-        self._examples += sum(steps) * self.run.train.batch
+        report = self.method.examples - examples, outcome.local_steps if stopped else 0
+        report += (self.method.steps(self.rounds_done),)
         if not stopped:
             self.rounds_done, self.local_step, self._begun, self._loss = self.rounds_done + 1, 0, Partial(), outcome
-        elif max(most):
-            self.local_step, self._begun = max(most), outcome
-        else:
-            self.store.drop_slots(except_for=self.method.slots(self.run))
+            self.method = self._next_method(self.method)
+        self._seconds += time.perf_counter() - start
+        everyones = communicator.gather((communicator.traffic.bytes - sent, *report))
+        sent, examples, done, steps = zip(*everyones, strict=True)
+        self._bytes += sum(sent)
+        self._examples += sum(examples)
+        self._most_steps = max(steps)
+        if stopped and max(done):
+            self.local_step, self._begun = max(done), outcome
+        elif stopped:
+            self.store.drop_slots(except_for=self.method.slots(self.method.job.run))
         return not stopped
 
     def progress(self, score: Score | None = None) -> Progress:
         """What is known after the last round."""
-        steps = self.rounds_done * self.run.method.local_steps
+        steps = self.method.first_step(self.rounds_done)
         return Progress(self.rounds_done, steps, self._examples, self._seconds, self._bytes, self._loss, score)
 
     @property
     def position(self) -> str:
         """How far training got, in words."""
-        inside = f" and {self.local_step} of {self.run.method.local_steps} local steps" * (self.local_step > 0)
+        inside = f" and {self.local_step} of {self._most_steps} local steps" * (self.local_step > 0)
         return f"after {self.rounds_done} of {self.run.train.rounds} rounds{inside}"
 
     def evaluate(self) -> Score:
         """The full network's score on the test split."""
         with self.clock("evaluate"):
+            self.method.publish()
             self._calibrated = self.rounds_done, self.local_step
             return self.evaluator.score()
 
@@ -294,11 +337,12 @@ class Training:
     def checkpoint_due(self) -> bool:
         """After this round; what is saved at the end of the run, or when it is stopped, is not counted."""
         every, done = self.run.checkpoint.every, self.rounds_done
-        return bool(every) and done % every == 0 and done < self.run.train.rounds and not self.stop.reason
+        return bool(every) and done % every == 0 and not self.done and not self.stop.reason
 
     def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
-        """Everything that training goes on from, this rank's part of it; collective when to be ``calibrated``."""
+        """Everything that training goes on from, this rank's part of it, perhaps ``calibrated``. Collective."""
         position = self.rounds_done, self.local_step
+        self.method.publish()
         if calibrated and self._calibrated != position:
             self.evaluator.calibrate()
             self._calibrated = position
@@ -315,8 +359,10 @@ class Training:
             versions(),
         )
         pieces = [*model_pieces(self.store), *deployment_pieces(moments, self.dataset, self.communicator.rank)]
-        if self.local_step:
-            pieces += partial_pieces(self._begun, self.store, self.run.method.local_steps)
+        begun = self._begun if self.local_step else Partial(tensors=self.method.own())
+        if self.local_step or begun.tensors:
+            steps = self.communicator.maximum(self.method.steps(self.rounds_done))
+            pieces += partial_pieces(begun, self.store, steps)
         return header, pieces
 
     def resume(self, path: Path) -> list[str]:
@@ -327,14 +373,17 @@ class Training:
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
             changes = self._changes(header, path)
+            self.rounds_done, self.local_step = header.position
+            self.method = self._next_method(self.method)
             self._begun = restore(checkpoint, self.store)
-        self.rounds_done, self.local_step = header.position
         self._examples, self._seconds, self._bytes = header.examples, header.seconds, header.bytes
+        self._look_at_the_clock()
         self._loss = header.loss
-        if header.ranks != self.communicator.size and self.local_step == self.run.method.local_steps:
+        steps = self.communicator.maximum(self.method.steps(self.rounds_done))
+        if header.ranks != self.communicator.size and self.local_step >= steps:
             # The fastest of those ranks was through: nothing is left of the round for these.
             self.rounds_done, self.local_step, self._begun = self.rounds_done + 1, 0, Partial()
-            self.store.drop_slots(except_for=self.method.slots(self.run))
+            self.store.drop_slots(except_for=self.method.slots(self.method.job.run))
         return changes
 
     def _changes(self, header: Header, path: Path) -> list[str]:

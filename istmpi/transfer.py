@@ -56,11 +56,14 @@ class Transfer:
         source: Layout,
         target: Layout,
         rank: int,
-        staging_bytes: int = STAGING_BYTES,
+        staging_bytes: int | None = None,
+        weights: Sequence[float] | None = None,
     ):
+        """``weights``: how much each rank's values count in a mean; by default all the same."""
         self.rank = rank
         self.ranks = source.ranks
-        self._capacity = staging_bytes // self.ranks
+        self._weights = weights or [1] * self.ranks
+        self._capacity = (staging_bytes or STAGING_BYTES) // self.ranks
         self._source, self._target = source, target
         self._parameters = sorted(parameters.items(), key=self._precedence)
         self.sends: list[Message] = self._messages(source, target)
@@ -90,7 +93,16 @@ class Transfer:
             if self.ranks > 1:
                 communicator.alltoallv(outgoing.layout, incoming.layout)
             incoming.parts[self.rank] = [_part(source, block) for block in kept]
-            _unpack(receives, incoming.parts, target)
+            _unpack(receives, incoming.parts, target, self._weights)
+
+    def reached(self, target: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Which elements of these tensors of the target layout the transfer fills: true or false for each."""
+        marks = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in target.items()}
+        for message in self.receives:
+            for block in message:
+                if block.name in marks:
+                    _scatter(marks[block.name].numpy(), block.index, np.ones(block.shape, dtype=bool))
+        return marks
 
     def _precedence(self, item: tuple[str, Parameter]) -> tuple[bool, int]:
         """Means first, so that all senders' messages split alike; then wide elements, so that all lie aligned."""
@@ -222,32 +234,40 @@ def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
     return replace(block, index=index, shape=(*block.shape[:axis], stop - start, *block.shape[axis + 1 :]))
 
 
-def _unpack(messages: Sequence[Message], parts: Sequence[list[np.ndarray]], target: Mapping[str, torch.Tensor]) -> None:
+def _unpack(
+    messages: Sequence[Message],
+    parts: Sequence[list[np.ndarray]],
+    target: Mapping[str, torch.Tensor],
+    weights: Sequence[float],
+) -> None:
     """Write received blocks where they belong; blocks that several ranks sent become their mean, in rank order."""
-    shared: dict[int, tuple[Block, list[np.ndarray]]] = {}
-    for message, received in zip(messages, parts, strict=True):
+    shared: dict[int, tuple[Block, list[tuple[np.ndarray, float]]]] = {}
+    for message, received, weight in zip(messages, parts, weights, strict=True):
         for number, (block, values) in enumerate(zip(message, received, strict=True)):
             if block.mean:
-                shared.setdefault(number, (block, []))[1].append(values)
+                shared.setdefault(number, (block, []))[1].append((values, weight))
             else:
                 _scatter(_bits(target[block.name]), block.index, values)
     for block, copies in shared.values():
         tensor = target[block.name].detach()
-        tensor[block.index] = _mean([torch.from_numpy(values).view(tensor.dtype) for values in copies])
+        tensor[block.index] = _mean(
+            [(torch.from_numpy(values).view(tensor.dtype), weight) for values, weight in copies]
+        )
 
 
-def _mean(copies: list[torch.Tensor]) -> torch.Tensor:
-    """The mean as the first copy plus the mean difference from it: equal copies give that very value."""
-    first, *others = copies
+def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
+    """The weighted mean as the first copy plus the mean difference from it: equal copies give that very value."""
+    (first, _), *others = copies
     if not others:
         return first
     exact = first.dtype == torch.float64 or not first.is_floating_point()
     wide = first.dtype if exact else torch.float32
     difference = torch.zeros_like(first, dtype=wide)
-    for other in others:
-        difference += other.to(wide) - first.to(wide)
+    for other, weight in others:
+        difference.add_(other.to(wide) - first.to(wide), alpha=weight)
     rounding = None if first.is_floating_point() else "floor"
-    return (first.to(wide) + torch.div(difference, len(copies), rounding_mode=rounding)).to(first.dtype)
+    total = sum(weight for _, weight in copies)
+    return (first.to(wide) + torch.div(difference, total, rounding_mode=rounding)).to(first.dtype)
 
 
 def _bits(tensor: torch.Tensor) -> np.ndarray:

@@ -19,6 +19,7 @@ EPSILON = 1e-5
 def train(run, network, ranks, groups):
     """The full network's weights after all rounds, and the mean loss of every round: ``{name: [...]}``, ``[rounds]``.
 
+    ``groups`` are dealt out until the finish, if the run has one; that is then local SGD.
     ``network`` is an `istmpi.models.mlp.MLP`; only its lengths and parameter names are used.
     """
     dataset = open_dataset(run.data.source)
@@ -36,8 +37,13 @@ def train(run, network, ranks, groups):
     store.initialise(run.train.seed)
     weights = {name: tensor.clone() for name, tensor in store.tensors.items()}
     state = {name: (torch.zeros_like(tensor), torch.zeros_like(tensor)) for name, tensor in weights.items()}
+    velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     losses = []
+    share = run.method.finish.removeprefix("local-sgd:").removesuffix("%") or 0
     for round in range(run.train.rounds):
+        if round >= run.train.rounds * (1 - float(share) / 100):
+            groups = ()
+        before = {name: tensor.clone() for name, tensor in weights.items()}
         deal = Partition.draw(
             network.lengths, groups, ranks, run.train.seed, round, run.method.shares, run.method.resample
         )
@@ -58,10 +64,13 @@ def train(run, network, ranks, groups):
                 loss = cross_entropy(forward(run.model, network, mine, held, x.double()), y)
                 gradients = torch.autograd.grad(loss, list(mine.values()))
                 losses.append(float(loss.detach()))
+                warm_up = run.optimizer.warm_up
+                lr = run.optimizer.lr * ((step + 1) / warm_up if step < warm_up else 1)
                 for name, gradient in zip(mine, gradients):
-                    update(run.optimizer, mine[name].data, gradient, slots[name], step if carried else local_step)
+                    update(run.optimizer, lr, mine[name].data, gradient, slots[name], step if carried else local_step)
             ends.append((mine, slots, held))
         combine(weights, state, ends)
+        outer_step(before, weights, velocity, *run.method.outer, [held for _, _, held in ends])
     per_round = torch.tensor(losses, dtype=torch.float64).view(run.train.rounds, -1).mean(dim=1)
     return weights, per_round.tolist()
 
@@ -77,6 +86,16 @@ def combine(weights, state, ends):
         ]:
             total = sum(part * mask for part, mask in zip(parts, masks))
             tensor.copy_(torch.where(count > 0, total / count.clamp(min=1), tensor))
+
+
+def outer_step(before, weights, velocity, lr, momentum, everyones):
+    """What was trained follows its round's change with Nesterov's momentum; the rest keeps its velocity."""
+    for name, weight in weights.items():
+        trained = sum(mask(name, weight, held) for held in everyones) > 0
+        moving = momentum * velocity[name] + weight - before[name]
+        velocity[name] = torch.where(trained, moving, velocity[name])
+        there = before[name] + lr * (weight - before[name] + momentum * moving)
+        weight.copy_(torch.where(trained, there, before[name]))
 
 
 def mask(name, tensor, held):
@@ -120,15 +139,15 @@ def cross_entropy(logits, labels):
     return (logits.logsumexp(dim=1) - logits[torch.arange(len(labels)), labels]).mean()
 
 
-def update(optimizer, weight, gradient, slots, step):
+def update(optimizer, lr, weight, gradient, slots, step):
     """One step of SGD with momentum, or of Adam with decoupled weight decay; ``step`` counts from 0."""
     first, second = slots
     if optimizer.name == "sgd":
         first.mul_(optimizer.momentum).add_(gradient + optimizer.weight_decay * weight)
-        weight -= optimizer.lr * first
+        weight -= lr * first
         return
     first.mul_(0.9).add_(0.1 * gradient)
     second.mul_(0.999).add_(0.001 * gradient**2)
-    weight *= 1 - optimizer.lr * optimizer.weight_decay
+    weight *= 1 - lr * optimizer.weight_decay
     deviation = torch.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8
-    weight -= optimizer.lr * first / (1 - 0.9 ** (step + 1)) / deviation
+    weight -= lr * first / (1 - 0.9 ** (step + 1)) / deviation

@@ -5,8 +5,8 @@
     /optim/PARAMETER/SLOT       optimizer state that is carried along, likewise
     /norm/STAGE/{mean,std}      calibrated moments of each unit, where the weights were calibrated
     /input/{mean,std}           what examples are normalised with; /input/classes: their names
-    /partial/                   a round that was stopped in the middle, what each rank has of it beside the above:
-    /partial/{local_steps,losses}, and like /model and /optim the tensors that several ranks trained
+    /partial/                   what each rank has beside the above, of a stopped round or of a network of its own:
+    /partial/{local_steps,losses}, and like /model and /optim the tensors of which every rank has its own values
     /checksums/PATH             a CRC-32 for each block of rows of the dataset PATH
 
 Every dataset is contiguous and has its place in the file from the start. Structure and attributes are guarded by HDF5's

@@ -94,8 +94,13 @@ class Checkpoint:
         return tuple(name.decode() for name in self.array("input/classes")) if "input/classes" in self.file else None
 
     @property
+    def has_partial(self) -> bool:
+        """Each rank has something of its own in it."""
+        return "partial" in self.file
+
+    @property
     def partial(self) -> dict[str, Tensor]:
-        """The tensors of a round that was stopped in the middle, every rank's one after the other along axis 0."""
+        """The tensors of which every rank has its own values, one rank's after the other along axis 0."""
         paths = [path for path in datasets(self.file) if path.startswith(("partial/model/", "partial/optim/"))]
         return {tensor.name: tensor for tensor in map(self._tensor, paths)}
 

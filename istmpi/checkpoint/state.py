@@ -55,9 +55,10 @@ def deployment_pieces(moments: Moments, data: Dataset, rank: int) -> Iterator[Pi
 
 
 def partial_pieces(partial: Partial, store: ParameterStore, local_steps: int) -> Iterator[Piece]:
-    """What this rank has of a round that was stopped in the middle; one block of rows for each rank.
+    """What this rank alone has, of a round that was stopped in the middle or between two; one block for each rank.
 
-    Ranks stop after different numbers of steps: the losses of those that are yet to come are NaN.
+    ``local_steps``: of the rank that takes most of them in the round. Ranks stop after different numbers of steps: the
+    losses of those that are yet to come are NaN.
     """
     ranks, rank = store.owners.ranks, store.rank
     losses = np.full((1, local_steps), np.nan, dtype=np.float32)
@@ -67,14 +68,15 @@ def partial_pieces(partial: Partial, store: ParameterStore, local_steps: int) ->
     yield Piece("partial/losses", (ranks, local_steps), "float32", losses, rank, None, ranks, rank)
     for name, values in partial.tensors.items():
         rows, *rest = values.shape
-        first, *other = store.parameters[name].pattern.axes
+        of = store.parameters[name.partition("/")[0]]
+        first, *other = of.pattern.axes
         axes = f"(ranks {str(first).strip('()')}) {' '.join(map(str, other))}".strip()
-        dtype, shape = store.parameters[name].dtype, (ranks * rows, *rest)
-        yield Piece(f"partial/{place(name)}", shape, dtype, _bytes(values), rank * rows, axes, ranks, rank)
+        shape = ranks * rows, *rest
+        yield Piece(f"partial/{place(name)}", shape, of.dtype, _bytes(values), rank * rows, axes, ranks, rank)
 
 
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> Partial:
-    """Fill the store; returns what there is of a round that was stopped in the middle.
+    """Fill the store; returns what this rank alone had, of a round that was stopped in the middle perhaps.
 
     On another number of ranks nobody can go on with its own part of such a round: all go on from the mean, with as many
     local steps left as the rank that had done most.
@@ -83,14 +85,15 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> Partial:
     slots = (name.rpartition("/")[2] for name in checkpoint.tensors if "/" in name)
     store.add_slots(tuple(dict.fromkeys(slots)))
     fill(checkpoint, store)
-    if header.local_step == 0 or header.ranks != store.owners.ranks:
+    if not checkpoint.has_partial or header.ranks != store.owners.ranks:
         return Partial(header.local_step)
     mine = slice(store.rank, store.rank + 1)
     losses = torch.from_numpy(checkpoint.array("partial/losses", mine)[0])
     tensors = {}
     for name, tensor in checkpoint.partial.items():
         rows = tensor.shape[0] // header.ranks
-        tensors[name] = torch.empty((rows, *tensor.shape[1:]), dtype=store.tensors[name].dtype)
+        dtype = store.tensors[name.partition("/")[0]].dtype
+        tensors[name] = torch.empty((rows, *tensor.shape[1:]), dtype=dtype)
         tensor.read_bytes(rows * store.rank, rows * (store.rank + 1), _bytes(tensors[name]).reshape(-1))
     return Partial(int(checkpoint.array("partial/local_steps", mine)[0]), losses[~losses.isnan()], tensors)
 

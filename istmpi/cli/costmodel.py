@@ -26,7 +26,7 @@ from istmpi.report.units import number, size
 
 EXAMPLES = 1_000_000
 """In an epoch, where there are no data to count."""
-COMPARED = ("data-parallel-broadcast", "data-parallel-ring", "local-sgd", "ist")
+COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
 
 
 @click.command("costmodel")

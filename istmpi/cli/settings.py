@@ -18,13 +18,22 @@ OPTIONS = {
     "--data": ("data.source", "FILE", "A prepared .h5, an .npz, or digits; {rank} in it is the rank's number."),
     "--model": ("model.name", "NAME", "The network: mlp."),
     "--hidden": ("model.hidden", "N,N,...", "Widths of the hidden layers."),
-    "--method": ("method.name", "NAME", "ist, local-sgd or data-parallel."),
+    "--method": (
+        "method.name",
+        "NAME",
+        "ist, local-sgd, data-parallel, diloco, fedavg, dynamic-averaging or codistillation.",
+    ),
     "--local-steps": ("method.local_steps", "J", "Local steps in a round."),
+    "--optimizer-state": ("method.optimizer_state", "NAME", "Momentum between rounds: reset or carry."),
+    "--outer-momentum": ("method.outer_momentum", "M", "Nesterov's momentum of whole rounds, as in DiLoCo."),
+    "--finish": ("method.finish", "NAME:SHARE%", "Another method for the last rounds: local-sgd:10%."),
     "--resample": ("method.resample", "FRACTION", "Fraction of the units redealt every round."),
     "--shares": ("method.shares", "S,S,...", "Relative sizes of the ranks' subnets."),
     "--rounds": ("train.rounds", "N", "Rounds to train."),
+    "--max-minutes": ("train.max_minutes", "M", "Minutes of training after which the round under way is the last."),
     "--batch": ("train.batch", "N", "Examples in a local step of one rank."),
     "--lr": ("optimizer.lr", "LR", "Learning rate."),
+    "--warm-up": ("optimizer.warm_up", "N", "Local steps in which the learning rate rises to its full height."),
     "--optimizer": ("optimizer.name", "NAME", "sgd, adam or adamw."),
     "--seed": ("train.seed", "N", "Seed of everything random."),
     "--evaluate-every": ("evaluate.every", "N", "Rounds between evaluations."),
@@ -35,7 +44,16 @@ OPTIONS = {
     "--out": ("output.folder", "FOLDER", "Where the results go; a new folder."),
 }
 
-_TEXTS = {"checkpoint.writer", "data.source", "model.name", "method.name", "optimizer.name", "output.folder"}
+_TEXTS = {
+    "checkpoint.writer",
+    "data.source",
+    "model.name",
+    "method.name",
+    "method.optimizer_state",
+    "method.finish",
+    "optimizer.name",
+    "output.folder",
+}
 
 
 def options(command: Callable, without: Collection[str] = ()) -> Callable:
@@ -51,7 +69,8 @@ def options(command: Callable, without: Collection[str] = ()) -> Callable:
 
 def planning(command: Callable) -> Callable:
     """Decorate a click command that trains nothing with the options that change a run's cost, and with --layers."""
-    command = options(command, without=("--out", "--evaluate-every", "--rounds", "--seed", "--lr"))
+    without = ("--out", "--evaluate-every", "--rounds", "--max-minutes", "--seed", "--lr", "--warm-up", "--finish")
+    command = options(command, without)
     help = "Features, hidden widths and labels, instead of reading data."
     return click.option("--layers", metavar="N-N-...", help=help)(command)
 

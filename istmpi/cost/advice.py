@@ -105,13 +105,12 @@ def _why_method(scenario: Scenario, chosen: Choice, best: dict[str, Choice]) -> 
         for name, choice in best.items()
         if name != chosen.method
     ]
-    others += [
-        f"{name} gets less than half of the speed of its ranks" for name in _candidates(scenario) if name not in best
-    ]
-    ring = scenario.seconds("data-parallel-ring", chosen.ranks)
-    others.append(
-        f"a ring all-reduce that overlaps, on {chosen.ranks} ranks, {ring / chosen.seconds:.3g} times as long"
-    )
+    for name in _candidates(scenario):
+        if name not in best:
+            others.append(f"{name} gets less than half of the speed of its ranks")
+            if chosen.ranks <= (scenario.most_ranks(name) or chosen.ranks):
+                times = scenario.seconds(name, chosen.ranks) / chosen.seconds
+                others[-1] += f" (P = {chosen.ranks}: {times:.3g} times)"
     return f"Method: {'; '.join(others)}."
 
 

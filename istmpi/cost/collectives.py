@@ -10,12 +10,12 @@ from fractions import Fraction
 
 import numpy as np
 
+from istmpi import ring
 from istmpi.axes import Parameter
 from istmpi.comm import STAGING_BYTES
 from istmpi.cost.holdings import Holdings, Number
 from istmpi.cost.pairs import pair_bytes
-from istmpi.layout import Owners
-from istmpi.partition import Partition
+from istmpi.layout import Layout, Owners
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Collective:
     """A way of sending: its load in general, and for one that istmpi runs the exact bytes of a given deal."""
 
     load: Callable[[Holdings], Load]
-    sent: Callable[[Mapping[str, Parameter], Owners, Partition], np.ndarray] | None = None
-    """Bytes that each rank hands to MPI: ``[rank]`` int64."""
+    sent: Callable[[Mapping[str, Parameter], Owners, Layout], np.ndarray] | None = None
+    """Bytes that each rank hands to MPI, given who owns and who holds: ``[rank]`` int64."""
 
 
 def _pull(held: Holdings) -> Load:
@@ -102,9 +102,11 @@ def _server(held: Holdings) -> Load:
 
 
 def _ring(held: Holdings) -> Load:
-    """Ring all-reduce: reduce-scatter, then all-gather, a P-th of the network at a time."""
+    """Ring all-reduce (`istmpi.ring`): reduce-scatter, then all-gather, a P-th of the network at a time."""
     sent = 2 * (held.ranks - 1) * held.network_bytes
-    return Load("allreduce", sent, messages=2 * (held.ranks - 1), busiest=Fraction(sent, held.ranks))
+    buffers = min(Fraction(held.network_bytes, held.ranks), ring.SEGMENTS_AT_ONCE * ring.CHUNK_BYTES)
+    busiest = Fraction(sent, held.ranks)
+    return Load("allreduce", sent, messages=2 * (held.ranks - 1), busiest=busiest, buffers=buffers)
 
 
 def _halving_doubling(held: Holdings) -> Load:
@@ -114,19 +116,37 @@ def _halving_doubling(held: Holdings) -> Load:
     return Load("allreduce", sent, messages, busiest=Fraction(sent, held.ranks))
 
 
-def _pulled(parameters: Mapping[str, Parameter], owners: Owners, deal: Partition) -> np.ndarray:
+def _all_gather(held: Holdings) -> Load:
+    """Every rank's network to all others."""
+    busiest = (held.ranks - 1) * held.network_bytes
+    return Load("alltoallv", held.ranks * busiest, held.ranks - 1, busiest, handled=2 * busiest, buffers=busiest)
+
+
+def _pulled(parameters: Mapping[str, Parameter], owners: Owners, deal: Layout) -> np.ndarray:
     moved = pair_bytes(parameters, owners, deal)
     return moved.sum(axis=1) - moved.diagonal()
 
 
-def _pushed(parameters: Mapping[str, Parameter], owners: Owners, deal: Partition) -> np.ndarray:
+def _pushed(parameters: Mapping[str, Parameter], owners: Owners, deal: Layout) -> np.ndarray:
     moved = pair_bytes(parameters, deal, owners)
     return moved.sum(axis=1) - moved.diagonal()
+
+
+def _reduced(parameters: Mapping[str, Parameter], owners: Owners, deal: Layout) -> np.ndarray:
+    elements = {name: one.size(owners.lengths) for name, one in parameters.items()}
+    itemsize = next(iter(parameters.values())).itemsize
+    return np.array(ring.sent_bytes(elements, itemsize, owners.ranks))
+
+
+def _gathered(parameters: Mapping[str, Parameter], owners: Owners, deal: Layout) -> np.ndarray:
+    network = sum(one.size(owners.lengths) * one.itemsize for one in parameters.values())
+    return np.full(owners.ranks, (owners.ranks - 1) * network)
 
 
 PULL = Collective(_pull, _pulled)
 PUSH = Collective(_push, _pushed)
 HOP = Collective(_hop)
 SERVER = Collective(_server)
-RING = Collective(_ring)
+RING = Collective(_ring, _reduced)
+ALL_GATHER = Collective(_all_gather, _gathered)
 HALVING_DOUBLING = Collective(_halving_doubling)

@@ -3,21 +3,26 @@
 Exact in what ranks hold and compute; expected over deals in what they send, where `round_bytes` is exact for one deal.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
+import numpy as np
+
+from istmpi.axes import with_slots
 from istmpi.config import Run
 from istmpi.cost.collectives import Load
 from istmpi.cost.holdings import Holdings, Number, Part
 from istmpi.cost.methods import MethodCost, method_cost
-from istmpi.layout import Owners
+from istmpi.layout import Layout, Owners, Whole
 from istmpi.models.architecture import Architecture
 from istmpi.optimizers import Recipe, recipe
-from istmpi.partition import Partition
+from istmpi.partition import Partition, draw_ranks
 
 NORMALISATION_FLOPS = 20
 """For each unit and example: mean and variance 4, normalising 2, scale and shift 2; backward about 12."""
+FORWARD_NORMALISATION_FLOPS = 8
+"""Of these, those of the forward pass."""
 KEPT_OUTPUTS = 2
 """Of each product and example the backward pass needs the output, and what activation made of it."""
 
@@ -49,10 +54,13 @@ class Memory:
     buffers: Number
     """What is packed and received in a transfer."""
     activations: Number
+    copies: Number
+    """Of whole networks beside the one that it trains: other ranks', or from before the round."""
 
     @property
     def total(self) -> Number:
-        return self.owned + self.network + self.gradients + self.optimizer + self.buffers + self.activations
+        trained = self.network + self.gradients + self.optimizer + self.activations
+        return self.owned + trained + self.buffers + self.copies
 
 
 @dataclass(frozen=True)
@@ -116,32 +124,53 @@ class Cost:
         return self.sends * sum(load.messages for load in self.loads)
 
     def flops(self, *kinds: str) -> Number:
-        """Of a local step, over all ranks, of these kinds of `Flops` together."""
-        return sum(len(part.part.ranks) * getattr(part.flops, kind) for part in self.parts for kind in kinds)
+        """Of a local step, over all ranks that take part, of these kinds of `Flops` together."""
+        each = sum(len(part.part.ranks) * getattr(part.flops, kind) for part in self.parts for kind in kinds)
+        return self.held.taking_part * each
 
 
 def cost(
-    run: Run, architecture: Architecture, ranks: int, method: str | None = None, shared_batch: bool = False
+    run: Run,
+    architecture: Architecture,
+    ranks: int,
+    method: str | None = None,
+    shared_batch: bool = False,
+    examples: int | None = None,
 ) -> Cost:
     """The cost of a run on so many ranks, by its own method or another one or a rival.
 
     ``shared_batch``: synchronous methods divide train.batch among the ranks, as in the paper's Figure 2; else every
-    rank takes train.batch examples a step. Raises ConfigError for an unknown method or a deal that cannot be made.
+    rank takes train.batch examples a step. ``examples``: all that there are to train on; where they are not known a
+    round has method.local_steps also for a method that counts in passes. Raises ConfigError for an unknown method or a
+    deal that cannot be made.
     """
     name = method or run.method.name
     kind = method_cost(name)
+    run = replace(run, method=replace(run.method, name=name))
     groups = kind.groups(run, architecture)
-    held = Holdings(architecture.parameters, architecture.lengths, groups, ranks, run.method.shares)
+    members = kind.members(run, ranks)
+    held = Holdings(architecture.parameters, architecture.lengths, groups, ranks, run.method.shares, members)
     made = recipe(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and kind.synchronous else 1)
-    stored = len(made.slots) if kind.keeps_slots(run) else 0
+    stored = kind.stored(run)
     loads = [collective.load(held) for collective in kind.collectives]
-    tensors = 1 + stored * kind.moves_slots
     owned = held.owned_bytes * (kind.owned_tensors + stored)
     buffers = max(load.buffers for load in loads)
-    parts = [_part_cost(part, held, architecture, batch, made, owned, buffers) for part in held.parts]
-    start = (1 + stored) * sum(collective.load(held).sent for collective in kind.start)
-    return Cost(name, kind, held, parts, run.method.local_steps, batch * ranks, kind.times(run), loads, tensors, start)
+    others = (ranks - 1) * kind.learns_from_others
+    copies = held.network_bytes * kind.copies(run, ranks, stored)
+    parts = [_part_cost(part, held, architecture, batch, made, owned, buffers, copies, others) for part in held.parts]
+    return Cost(
+        name,
+        kind,
+        held,
+        parts,
+        local_steps=run.method.local_steps if examples is None else kind.steps(run, ranks, examples),
+        examples_per_step=batch * members,
+        sends=kind.times(run),
+        loads=loads,
+        tensors=kind.moved(run),
+        start_bytes=(1 + stored) * sum(collective.load(held).sent for collective in kind.start),
+    )
 
 
 def _part_cost(
@@ -152,7 +181,10 @@ def _part_cost(
     made: Recipe,
     owned: Number,
     buffers: Number,
+    copies: Number,
+    others: int,
 ) -> PartCost:
+    """``others``: networks that only predict for each batch."""
     elements = products = input_gradient = outputs = normalised = output_bytes = count = 0
     for name, parameter in architecture.parameters.items():
         mine = parameter.size(part.lengths)
@@ -165,9 +197,9 @@ def _part_cost(
         if name.split(".")[0] in architecture.normalised:
             normalised += made_outputs
         one = 2 * mine * parameter.multiplies * batch
-        products += 2 * one if parameter.of_input else 3 * one
+        products += (2 if parameter.of_input else 3) * one + others * one
         input_gradient += one if parameter.of_input else 0
-        count += 2 if parameter.of_input else 3
+        count += (2 if parameter.of_input else 3) + others
     weights = held.bytes(part)
     slots = len(made.slots)
     activations = KEPT_OUTPUTS * output_bytes * batch
@@ -177,13 +209,13 @@ def _part_cost(
         Flops(
             products,
             input_gradient,
-            NORMALISATION_FLOPS * normalised * batch,
+            (NORMALISATION_FLOPS + FORWARD_NORMALISATION_FLOPS * others) * normalised * batch,
             made.flops * elements,
             count,
         ),
-        Memory(owned, weights, weights, slots * weights, buffers, activations),
+        Memory(owned, weights, weights, slots * weights, buffers, activations, copies),
         # Read and written: a weight and its optimizer state; read: its gradient. Activations: there and back.
-        touched=(3 + 2 * slots) * weights + 4 * activations,
+        touched=(3 + 2 * slots + others) * weights + (4 + others) * activations,
     )
 
 
@@ -199,21 +231,23 @@ def owned_bytes(architecture: Architecture, ranks: int, rank: int) -> int:
 def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) -> list[int]:
     """Bytes that each rank hands to MPI in a round, exactly: for the deal of that round.
 
-    The first round includes what its method sends once at the start. Only for methods that istmpi runs.
+    The first round includes what its method sends once at the start; of dynamic averaging it is the most that a round
+    sends in which all ranks average. Only for methods that istmpi runs.
     """
-    kind = method_cost(run.method.name)
-    settings = run.method
-    deal = Partition.draw(
-        architecture.lengths,
-        kind.groups(run, architecture),
-        ranks,
-        run.train.seed,
-        round,
-        settings.shares,
-        settings.resample,
-    )
+    kind, settings = method_cost(run.method.name), run.method
     owners = Owners(architecture.lengths, ranks)
-    stored = len(recipe(run.optimizer).slots) if kind.keeps_slots(run) else 0
-    uses = [(one, kind.times(run) * (1 + stored * kind.moves_slots)) for one in kind.collectives]
-    uses += [(one, 1 + stored) for one in kind.start if round == 0]
-    return sum(times * one.sent(architecture.parameters, owners, deal) for one, times in uses).tolist()
+    if kind.members(run, ranks) < ranks:
+        drawn = draw_ranks(ranks, settings.fraction, run.train.seed, round)
+        holders: Layout = Whole(architecture.lengths, ranks, drawn)
+    else:
+        groups = kind.groups(run, architecture)
+        holders = Partition.draw(
+            architecture.lengths, groups, ranks, run.train.seed, round, settings.shares, settings.resample
+        )
+    uses = [(one, kind.times(run), kind.moved(run)) for one in kind.collectives if round >= kind.since(run)]
+    uses += [(one, 1, 1 + kind.stored(run)) for one in kind.start if round == 0]
+    sent = np.zeros(ranks, dtype=np.int64)
+    for one, times, tensors in uses:
+        slots = tuple(f"slot {number}" for number in range(1, tensors))
+        sent += times * one.sent(with_slots(architecture.parameters, slots), owners, holders)
+    return sent.tolist()

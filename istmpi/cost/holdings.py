@@ -27,8 +27,9 @@ class Part:
 class Holdings:
     """How much of the parameters each rank is dealt, and how much of that it owns already.
 
-    ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. Raises ConfigError for a
-    deal that cannot be made.
+    ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. ``members``: so many
+    ranks take part in a round, by default all; they are drawn at random, so sizes over all ranks are expected ones.
+    Raises ConfigError for a deal that cannot be made.
     """
 
     def __init__(
@@ -38,8 +39,11 @@ class Holdings:
         groups: Sequence[str],
         ranks: int,
         shares: Sequence[float] | None = None,
+        members: int | None = None,
     ):
         check(lengths, groups, ranks, shares)
+        self.members = ranks if members is None else members
+        self.taking_part = Fraction(self.members, ranks)
         self.parameters, self.lengths, self.groups, self.ranks = parameters, lengths, tuple(groups), ranks
         self.parts = [Part(span, {**lengths, **self._narrow(dealt)}) for span, dealt in self._spans(shares)]
 
@@ -82,12 +86,12 @@ class Holdings:
     @cached_property
     def held_bytes(self) -> Number:
         """Of all ranks' networks together."""
-        return sum(len(part.ranks) * self.bytes(part) for part in self.parts)
+        return self.taking_part * sum(len(part.ranks) * self.bytes(part) for part in self.parts)
 
     @cached_property
     def held_elements(self) -> Number:
         """Of all ranks' networks together."""
-        return sum(
+        return self.taking_part * sum(
             len(part.ranks) * parameter.size(part.lengths)
             for part in self.parts
             for parameter in self.parameters.values()
@@ -109,7 +113,7 @@ class Holdings:
                 # The rows that all these ranks own: the ends of their owners' blocks telescope.
                 owned = rows * stop // self.ranks - rows * first // self.ranks
                 kept += parameter.size(part.lengths) * parameter.itemsize * Fraction(owned, rows)
-        return kept
+        return self.taking_part * kept
 
     @cached_property
     def served_bytes(self) -> Fraction:
@@ -119,17 +123,17 @@ class Holdings:
             rows = parameter.pattern.axes[0].length(self.lengths)
             held = sum(len(part.ranks) * parameter.size(part.lengths) for part in self.parts)
             served += held * parameter.itemsize * Fraction(-(-rows // self.ranks), rows)
-        return served
+        return self.taking_part * served
 
     @cached_property
     def averaged_bytes(self) -> int:
-        """Of the copies of what all ranks hold that one owner has, the owner with most rows; 0 on one rank."""
-        if self.ranks == 1:
+        """Of the copies of what is not dealt out that one owner has, the owner with most rows; 0 from one rank."""
+        if self.members == 1:
             return 0
         shared = {
             name: one for name, one in self.parameters.items() if not one.pattern.dealt(dict.fromkeys(self.groups))
         }
-        return self.ranks * _owned_bytes(shared, self.lengths, self.ranks)
+        return self.members * _owned_bytes(shared, self.lengths, self.ranks)
 
     @cached_property
     def owned_bytes(self) -> int:
@@ -138,8 +142,8 @@ class Holdings:
 
     @cached_property
     def share_of_a_rank(self) -> Fraction:
-        """The fraction of the network that one rank trains, and so one example: the mean over ranks."""
-        return Fraction(self.held_elements) / self.ranks / self.network_elements
+        """The fraction of the network that a rank trains that takes part, and so one example: the mean over ranks."""
+        return Fraction(self.held_elements) / self.members / self.network_elements
 
     @cached_property
     def trained_share(self) -> Fraction:

@@ -30,5 +30,5 @@ def pair_bytes(parameters: Mapping[str, Parameter], source: Layout, target: Layo
 def _marked(positions: Sequence[int], length: int) -> np.ndarray:
     """1 at the given positions of an axis and 0 elsewhere: ``[length]`` float64, whose products are fast and exact."""
     marks = np.zeros(length)
-    marks[positions] = 1
+    marks[np.asarray(positions, dtype=np.int64)] = 1
     return marks

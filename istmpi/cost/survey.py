@@ -31,7 +31,7 @@ class Scenario:
     """Synchronous methods divide train.batch among the ranks."""
 
     def cost(self, method: str, ranks: int) -> Cost:
-        return cost(self.run, self.architecture, ranks, method, self.shared_batch)
+        return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
 
     def seconds(self, method: str, ranks: int) -> float:
         """Of an epoch."""
@@ -103,7 +103,7 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "memory_bytes": largest.memory.total,
         **{
             f"memory_{name}_bytes": getattr(largest.memory, name)
-            for name in ("owned", "network", "gradients", "optimizer", "buffers", "activations")
+            for name in ("owned", "network", "gradients", "optimizer", "buffers", "activations", "copies")
         },
         "compute_seconds_per_round": time.compute,
         "transfer_seconds_per_round": time.transfer,

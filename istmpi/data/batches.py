@@ -27,6 +27,20 @@ class Batches:
         """Batch number ``step`` (from 0): x [batch, features] float32 and y, as ``Split.rows`` gives them."""
         return self._split.rows(self.indices(step))
 
+    @property
+    def examples(self) -> int:
+        """In a pass."""
+        return len(self._rows)
+
+    @property
+    def in_a_pass(self) -> int:
+        """Batches that take every example once, where the last one may be smaller."""
+        return -(-len(self._rows) // self.batch)
+
+    def of_pass(self, number: int, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """Batch ``place`` of a pass that is taken for itself: its last batch is what is left."""
+        return self._split.rows(self._order(number)[place * self.batch : (place + 1) * self.batch])
+
     def indices(self, step: int) -> np.ndarray:
         """The rows of the split that batch ``step`` is made of: [batch] int64."""
         length = len(self._rows)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -35,6 +37,8 @@ class Job:
     device: torch.device
     clock: Clock
     stop: StopSign
+    state_since: int = 0
+    """The round since which optimizer state has been kept, where it is kept from round to round."""
 
 
 @dataclass
@@ -46,7 +50,7 @@ class Partial:
     losses: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     """Of these steps, float32; none where another number of ranks goes on with the round."""
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Those that other ranks hold too, whole: the store has but the mean of them."""
+    """Those of which other ranks have their own values, whole: the store has but the mean of them."""
 
 
 class Method(ABC):
@@ -55,7 +59,9 @@ class Method(ABC):
     def __init__(self, job: Job):
         self.job = job
         self.recipe = optimizers.recipe(job.run.optimizer)
-        self._loss = TASKS[job.task].loss
+        self.loss = TASKS[job.task].loss
+        self.examples = 0
+        """That this rank has consumed."""
         self._built: tuple[dict[str, int], nn.Module] | None = None
         # torch imports its compiler for the first optimizer, which takes seconds: here rather than in the first round.
         self.recipe.make([nn.Parameter(torch.zeros(1))])
@@ -66,9 +72,22 @@ class Method(ABC):
         return ()
 
     @classmethod
-    def slots(cls, run: Run) -> tuple[str, ...]:
+    def check(cls, run: Run, task: str, batches: Batches) -> None:
+        """Refuse, with a ConfigError, a run that this method cannot train; by default it can train all.
+
+        ``batches``: this rank's; another may find a reason where this one finds none.
+        """
+        return
+
+    @classmethod
+    def optimizer_slots(cls, run: Run) -> tuple[str, ...]:
         """The optimizer state that the store keeps beside every parameter between rounds."""
         return optimizers.recipe(run.optimizer).slots if run.method.optimizer_state == "carry" else ()
+
+    @classmethod
+    def slots(cls, run: Run) -> tuple[str, ...]:
+        """All that the store keeps beside every parameter between rounds."""
+        return cls.optimizer_slots(run)
 
     @abstractmethod
     def run(self, round: int, begun: Partial) -> float | Partial:
@@ -82,7 +101,7 @@ class Method(ABC):
         still has the weights from before the round.
         """
 
-    def optimizer(
+    def new_optimizer(
         self, network: nn.Module, round: int, begun: Partial
     ) -> tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]:
         """An optimizer for the network, and the tensors of both by their names in the store.
@@ -90,7 +109,8 @@ class Method(ABC):
         Its state starts at zero, until the store has filled what it keeps.
         """
         optimizer = self.recipe.make(network.parameters())
-        before = round * self.job.run.method.local_steps if self.slots(self.job.run) else 0
+        kept = bool(self.optimizer_slots(self.job.run))
+        before = self.first_step(round) - self.first_step(self.job.state_since) if kept else 0
         tensors = {}
         for name, parameter in network.named_parameters():
             tensors[name] = parameter.detach()
@@ -113,6 +133,26 @@ class Method(ABC):
             self._built = dict(lengths), materialise(network, self.job.device).train()
         return self._built[1]
 
+    def own(self) -> Mapping[str, torch.Tensor]:
+        """Tensors of which every rank has its own values between rounds, whole, in host memory; none by default."""
+        return {}
+
+    def publish(self) -> None:
+        """Have in the store the network as it is worth evaluating, where `run` does not leave it there. Collective."""
+        return
+
+    def first_step(self, round: int) -> int:
+        """The number of this rank's first local step in a round: steps are numbered through from round to round."""
+        return round * self.job.run.method.local_steps
+
+    def steps(self, round: int) -> int:
+        """How many local steps this rank takes in a round."""
+        return self.job.run.method.local_steps
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The examples of a local step."""
+        return self.job.batches.at(step)
+
     def local_steps(
         self,
         network: nn.Module,
@@ -121,28 +161,30 @@ class Method(ABC):
         begun: Partial,
         before_update: Callable[[], None] = lambda: None,
     ) -> float | Partial:
-        """J optimizer steps on this rank's own batches; returns the mean loss of all ranks, or raises DivergedError.
+        """This rank's local steps on its own batches; returns the mean loss of all ranks, or raises DivergedError.
 
         Returns the losses so far as a Partial when any rank stopped before its last step.
         """
         run, rank = self.job.run, self.job.communicator.rank
-        steps = run.method.local_steps
-        dtype = next(network.parameters()).dtype
+        dtype = getattr(torch, run.model.dtype)
         losses = []
         with self.job.clock("compute"):
-            for local_step in range(begun.local_steps, steps):
+            for local_step in range(begun.local_steps, self.steps(round)):
                 if self.asked_to_stop(local_step):
                     break
-                step = round * steps + local_step
+                step = self.first_step(round) + local_step
                 if self.job.architecture.stochastic:
                     torch.manual_seed(rng.key(run.train.seed, "dropout", rank, step) >> 1)
-                x, y = (torch.from_numpy(part).to(self.job.device) for part in self.job.batches.at(step))
+                x, y = (torch.from_numpy(part).to(self.job.device) for part in self.batch(step))
                 optimizer.zero_grad(set_to_none=True)
-                loss = self._forward(network, x.to(dtype), y)
-                loss.backward()
+                objective, loss = self.objective(network, x.to(dtype), y)
+                objective.backward()
                 before_update()
+                for group in optimizer.param_groups:
+                    group["lr"] = run.optimizer.lr_at(step)
                 optimizer.step()
                 losses.append(loss.detach())
+                self.examples += len(x)
             done = begun.local_steps + len(losses)
             losses = torch.cat([begun.losses, torch.stack(losses).float().cpu()]) if losses else begun.losses
         return self._agree(network, Partial(done, losses), round)
@@ -151,24 +193,30 @@ class Method(ABC):
         """Whether this rank shall not begin that local step."""
         return self.job.stop.asked()
 
-    def _forward(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def objective(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a local step makes smaller, and the loss on the examples' labels: by default the same."""
+        loss = self.loss(self.forward(network, x), y)
+        return loss, loss
+
+    def forward(self, network: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """The network's outputs, its matrix products in bfloat16 if the run says so."""
         if self.job.run.train.autocast:
             with torch.autocast(self.job.device.type, torch.bfloat16):
-                outputs = network(x).float()
-        else:
-            outputs = network(x)
-        return self._loss(outputs, y)
+                return network(x).float()
+        return network(x)
 
     def _agree(self, network: nn.Module, mine: Partial, round: int) -> float | Partial:
         """The mean loss of a round that every rank got through, or what this rank has of one that they did not."""
         bad = (~torch.isfinite(mine.losses)).nonzero()
         step = mine.local_steps - len(mine.losses) + int(bad[0]) + 1 if len(bad) else None
-        if step is None and not all(torch.isfinite(parameter.detach().sum()) for parameter in network.parameters()):
+        trained = network.parameters() if self.steps(round) else ()
+        if step is None and not all(torch.isfinite(parameter.detach().sum()) for parameter in trained):
             step = mine.local_steps
         self.job.stop.asked()
-        report = float(mine.losses.mean()), step, mine.local_steps, self.job.stop.reason
+        complete = mine.local_steps >= self.steps(round)
+        loss = float(mine.losses.mean()) if len(mine.losses) else None
         with self.job.clock("wait"):
-            reports = self.job.communicator.gather(report)
+            reports = self.job.communicator.gather((loss, step, complete, self.job.stop.reason))
         losses, steps, done, reasons = zip(*reports, strict=True)
         # The earliest step tells where it began: averaged gradients have spread it to all ranks by the next.
         bad_steps = [(step, rank) for rank, step in enumerate(steps) if step is not None]
@@ -181,4 +229,7 @@ class Method(ABC):
             error.everywhere = True
             raise error
         self.job.stop.settle(reasons)
-        return mine if min(done) < self.job.run.method.local_steps else sum(losses) / len(losses)
+        if not all(done):
+            return mine
+        losses = [loss for loss in losses if loss is not None]
+        return sum(losses) / len(losses) if losses else math.nan

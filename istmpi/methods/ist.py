@@ -1,14 +1,19 @@
 """Independent Subnet Training (arXiv 1910.02120, Algorithm 1).
 
 Every round the units are dealt out anew; every rank trains the narrow network of its own units for J local steps, and
-a weight is trained by the rank that was dealt both its ends. With nothing dealt out the same round is local SGD.
+a weight is trained by the rank that was dealt both its ends. With nothing dealt out the same round is local SGD. An
+outer step may follow, of what was trained.
 """
 
-from istmpi.axes import narrowed
+import torch
+
+from istmpi.axes import Parameter, narrowed
 from istmpi.config import Run
 from istmpi.devices import copy_from_host, empty_on_host, on_host
 from istmpi.errors import IstmpiError
+from istmpi.layout import Whole
 from istmpi.methods.base import Method, Partial
+from istmpi.methods.outer import START, VELOCITY, Outer
 from istmpi.models.architecture import Architecture
 from istmpi.partition import Partition
 from istmpi.transfer import Transfer
@@ -21,34 +26,63 @@ class IST(Method):
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
         return run.method.dealt(architecture.groups)
 
+    @classmethod
+    def slots(cls, run: Run) -> tuple[str, ...]:
+        return (*cls.optimizer_slots(run), *Outer.of(run).slots)
+
     def run(self, round: int, begun: Partial) -> float | Partial:
         store, communicator, clock = self.job.store, self.job.communicator, self.job.clock
+        outer = Outer.of(self.job.run)
         with clock("deal"):
-            partition = self.deal(round)
-            pull = Transfer(store.parameters, store.owners, partition, store.rank)
-            push = Transfer(store.parameters, partition, store.owners, store.rank)
-            subnet = self.build(narrowed(partition.lengths, store.parameters, partition.held(store.rank)))
-            optimizer, tensors = self.optimizer(subnet, round, begun)
+            holders = self.holders(round)
+            moved = self._moved()
+            pull = Transfer(moved, store.owners, holders, store.rank)
+            push = Transfer(moved, holders, store.owners, store.rank, weights=self.weights())
+            subnet = self.build(narrowed(holders.lengths, moved, holders.held(store.rank)))
+            optimizer, tensors = self.new_optimizer(subnet, round, begun)
         with clock("pull"):
-            kept = {name: tensors[name] for name in store.parameters}
+            kept = {name: tensors[name] for name in moved}
             arriving = empty_on_host(kept)
             pull.run(store.tensors, arriving, communicator)
             copy_from_host(arriving | begun.tensors, kept)
         outcome = self.local_steps(subnet, optimizer, round, begun)
         subnet.zero_grad(set_to_none=True)
         stopped = isinstance(outcome, Partial)
+        start = {} if outer.idle else self._start()
         if stopped:
-            store.add_slots(self.recipe.slots)
-            push = Transfer(store.parameters, partition, store.owners, store.rank)
+            store.add_slots((*self.recipe.slots, *([START] if start else [])))
+            moved = self._moved()
+            push = Transfer(moved, holders, store.owners, store.rank, weights=self.weights())
+            store.tensors |= {f"{name}/{START}": values for name, values in start.items()}
         with clock("push"):
-            trained = on_host({name: tensors[name] for name in store.parameters})
+            trained = on_host({name: tensors[name] for name in moved})
             push.run(trained, store.tensors, communicator)
         if stopped:
-            shared = [name for name, of in store.parameters.items() if partition.copies(of.pattern.names) > 1]
+            shared = [name for name, of in moved.items() if holders.copies(of.pattern.names) > 1]
             outcome.tensors = {name: trained[name].clone() for name in shared}
         else:
+            outer.step(start, store.tensors, push.reached(start))
             store.drop_slots(except_for=self.slots(self.job.run))
         return outcome
+
+    def _moved(self) -> dict[str, Parameter]:
+        """What travels to the holders and back: not the outer step's slots, which owners alone need."""
+        stay = VELOCITY, START
+        return {name: of for name, of in self.job.store.parameters.items() if name.rpartition("/")[2] not in stay}
+
+    def _start(self) -> dict[str, torch.Tensor]:
+        """The owned weights from before the round, which may have been stopped in the middle."""
+        tensors = self.job.store.tensors
+        weights = [name for name in tensors if "/" not in name]
+        return {name: tensors.get(f"{name}/{START}", tensors[name]).clone() for name in weights}
+
+    def weights(self) -> list[int] | None:
+        """How much each rank counts in the mean over holders."""
+        return None
+
+    def holders(self, round: int) -> Partition | Whole:
+        """Who trains what in a round: this round's deal."""
+        return self.deal(round)
 
     def deal(self, round: int) -> Partition:
         """This round's deal, after all ranks have made sure that they drew the same."""

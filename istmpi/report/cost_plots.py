@@ -17,7 +17,6 @@ STYLES = {
     "local-sgd": ("tab:green", "s", "-"),
     "data-parallel": ("tab:red", "D", "-"),
     "data-parallel-broadcast": ("tab:orange", "^", "-"),
-    "data-parallel-ring": ("tab:brown", "v", "--"),
     "data-parallel-halving-doubling": ("tab:pink", "x", ":"),
 }
 """Colour, marker and line; other methods take what is left."""

@@ -5,13 +5,15 @@ import pytest
 import torch
 from small import assert_same_bits, small_run, trained, whole
 
+import istmpi.methods
 from istmpi.errors import DivergedError, IstmpiError
+from istmpi.methods import Partial
 from istmpi.partition import Partition
 from istmpi.store import ParameterStore
 from istmpi.train import Training
 from istmpi.transfer import Transfer
 
-METHODS = pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+METHODS = pytest.mark.parametrize("method", istmpi.methods.METHODS)
 
 
 @METHODS
@@ -19,6 +21,7 @@ def test_the_initial_network_is_that_of_one_rank(comm, method):
     training = Training(small_run(method__name=method, model__bias=True), comm)
     one = ParameterStore(training.architecture.parameters, training.architecture.lengths, ranks=1, rank=0)
     one.initialise(training.run.train.seed)
+    one.add_slots(training.method.slots(training.run))
     assert_same_bits(whole(training), {name: tensor.numpy() for name, tensor in one.tensors.items()})
     assert sum(comm.gather(training.store.digest())) % 2**64 == one.digest()
 
@@ -60,7 +63,7 @@ def test_every_rank_has_batches_of_its_own(comm, placement):
         assert sum(map(len, rows)) == len(set.union(*rows)), "shards are disjoint"
 
 
-@METHODS
+@pytest.mark.parametrize("method", [name for name in istmpi.methods.METHODS if name != "fedavg"])
 def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
     """35 examples a rank, batches of 8, 3 local steps: neither divides the other, and none is thrown away."""
     settings = {"data__placement": "sharded", "method__local_steps": 3, "train__rounds": 5}
@@ -75,6 +78,21 @@ def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
     ]
 
 
+def test_a_rank_of_fedavg_takes_its_examples_once_in_every_pass(comm):
+    settings = {"data__placement": "sharded", "train__batch": 30, "method__epochs": 2}
+    training = Training(small_run(method__name="fedavg", **settings), comm)
+    rows = training.dataset.train.rows
+    taken = []
+    training.dataset.train.rows = lambda indices: (taken.append(sorted(indices.tolist())), rows(indices))[1]
+    for round in range(3):
+        training.method.run(round, Partial())
+    mine = sorted(row for batch in taken for row in batch)
+    own = sorted(set(mine))
+    assert len(own) == training.batches.examples
+    assert mine == sorted(own * 2 * 3), "two passes in each of three rounds"
+    assert training.method.examples == len(mine)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -84,14 +102,13 @@ def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
         {"method__partition": []},
         {"method__shares": [3.0, 1.0, 2.0, 1.0, 1.0], "method__resample": 0.3},
         {"optimizer__name": "adamw", "method__optimizer_state": "carry"},
-        {"method__name": "local-sgd"},
-        {"method__name": "data-parallel", "optimizer__momentum": 0.9},
+        {"method__name": "fedavg", "train__batch": 400, "method__fraction": 0.7},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("staging_bytes", [2**28, 3000])
 def test_planned_bytes_are_counted_bytes(comm, settings, staging_bytes, monkeypatch):
-    monkeypatch.setattr(Transfer.__init__, "__defaults__", (staging_bytes,))
+    monkeypatch.setattr("istmpi.transfer.STAGING_BYTES", staging_bytes)
     planned = []
     run = Transfer.run
 
@@ -108,6 +125,26 @@ def test_planned_bytes_are_counted_bytes(comm, settings, staging_bytes, monkeypa
     assert (sum(everyones) > 0) == (comm.size > 1)
     assert comm.traffic.calls > 2 * len(planned) or staging_bytes > 3000 or comm.size == 1, "in several rounds"
     assert sum(comm.gather(comm.traffic.bytes)) > progress[-1].bytes or comm.size == 1, "evaluation is not among them"
+
+
+@pytest.mark.parametrize("carry", [False, True])
+@pytest.mark.parametrize(
+    "method, times", [("data-parallel", 3), ("local-sgd", 1), ("diloco", 1), ("codistillation", 1)]
+)
+def test_whole_networks_send_what_their_algorithm_says(comm, method, times, carry):
+    """Fetched once; then a ring of 2(P-1)/P of it, or all of it to each other rank, at 3 local steps a round."""
+    settings = {"optimizer__momentum": 0.9, "method__optimizer_state": "carry" if carry else "reset"}
+    training, progress = trained(comm, method__name=method, method__burn_in=2, **settings)
+    architecture, ranks = training.architecture, comm.size
+    network = sum(8 * parameter.size(architecture.lengths) for parameter in architecture.parameters.values())
+    slots = len(training.method.slots(training.run))
+    start = (ranks - 1) * network * (1 + slots)
+    averaged = network * (2 if carry and method in ("local-sgd", "diloco") else 1)
+    each = 2 * (ranks - 1) * averaged * times
+    expected = [start + done * each for done in range(1, 5)]
+    if method == "codistillation":
+        expected = [start + max(done - 2, 0) * ranks * (ranks - 1) * network for done in range(1, 5)]
+    assert [one.bytes for one in progress] == expected
 
 
 @pytest.mark.ranks(min=2)
@@ -137,16 +174,16 @@ def test_a_loss_that_turns_nan_stops_all_ranks_and_keeps_the_last_good_weights(c
 @METHODS
 def test_the_round_and_the_rank_are_those_that_went_wrong(comm, method):
     """One rank meets an example that is not finite in the third round; the second round's weights are kept."""
-    training = Training(small_run(method__name=method), comm)
-    at = training.batches.at
+    training = Training(small_run(method__name=method, train__batch=500), comm)
+    batch = training.method.batch
 
     def poisoned(step):
-        x, y = at(step)
+        x, y = batch(step)
         if comm.rank == comm.size - 1 and step == 7:
             x[0, 0] = np.nan
         return x, y
 
-    training.batches.at = poisoned
+    training.method.batch = poisoned
     rounds = training.rounds()
     next(rounds), next(rounds)
     good = whole(training)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from istmpi.data.batches import Batches
 from istmpi.data.sources import open_dataset
-from istmpi.methods import Partial
+from istmpi.methods import METHODS, Partial
 from istmpi.models import architecture
 from istmpi.store import ParameterStore
 from istmpi.train import Training
@@ -43,6 +43,17 @@ CASES = {
         "optimizer__momentum": 0.9,
         "optimizer__lr": 0.03,
     },
+    "outer momentum": {"method__outer_momentum": 0.6, "train__rounds": 6, "optimizer__lr": 0.03},
+    "outer step, a part redealt": {"method__outer_lr": 0.7, "method__outer_momentum": 0.9, "method__resample": 0.4},
+    "DiLoCo": {"method__name": "diloco", **ADAM, "train__rounds": 6},
+    "DiLoCo, adam carried": {"method__name": "diloco", **ADAM, "method__optimizer_state": "carry"},
+    "warm-up": {"optimizer__warm_up": 7},
+    "a finish of local SGD": {"method__finish": "local-sgd:40%", "train__rounds": 5, "method__outer_momentum": 0.5},
+    "a finish of local SGD, adam carried": {
+        **ADAM,
+        "method__finish": "local-sgd:50%",
+        "method__optimizer_state": "carry",
+    },
     "disjoint shards": {"data__placement": "sharded", "train__batch": 50, "method__local_steps": 7},
     "shards by label": {"data__placement": "by-label", "data__alpha": 1.0},
 }
@@ -55,7 +66,7 @@ def test_the_weights_are_those_of_the_naive_oracle(comm, case):
     if "method__shares" in settings:
         settings["method__shares"] = settings["method__shares"][: comm.size]
     training, progress = trained(comm, **settings)
-    groups = type(training.method).groups(training.run, training.architecture)
+    groups = METHODS[training.run.method.name].groups(training.run, training.architecture)
     weights, losses = oracle.train(training.run, training.architecture, comm.size, groups)
     mine = whole(training)
     for name, expected in weights.items():
@@ -95,15 +106,18 @@ def bare_loop(run, streams, steps, dtype):
 
 @pytest.mark.ranks(only=[1])
 @pytest.mark.parametrize("norm", ["batch", "layer", "none"])
-@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedavg"])
 def test_on_one_rank_every_method_is_plain_sgd_bit_for_bit(comm, method, norm):
     settings = {"method__name": method, "model__norm": norm, "model__dtype": "float32", "model__bias": True}
+    if method == "diloco":
+        settings |= {"method__outer_lr": 1.0, "method__outer_momentum": 0.0}
     training, _ = trained(comm, **settings)
-    assert_same_bits(whole(training), bare_loop(training.run, 1, 12, torch.float32))
+    mine = {name: values for name, values in whole(training).items() if "/" not in name}
+    assert_same_bits(mine, bare_loop(training.run, 1, 12, torch.float32))
 
 
 @pytest.mark.ranks(only=[1])
-@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel", "dynamic-averaging", "codistillation"])
 def test_on_one_rank_carried_momentum_is_plain_momentum_bit_for_bit(comm, method):
     settings = {"method__name": method, "method__optimizer_state": "carry", "optimizer__momentum": 0.9}
     training, _ = trained(comm, optimizer__lr=0.03, **settings)
@@ -111,10 +125,15 @@ def test_on_one_rank_carried_momentum_is_plain_momentum_bit_for_bit(comm, method
     assert_same_bits(mine, bare_loop(training.run, 1, 12, torch.float64))
 
 
-def test_ist_with_nothing_dealt_is_local_sgd_bit_for_bit(comm):
-    nothing, _ = trained(comm, method__partition=[], model__dtype="float32")
-    local, _ = trained(comm, method__name="local-sgd", model__dtype="float32")
-    assert_same_bits(whole(nothing), whole(local))
+@pytest.mark.parametrize("settings", [{}, {"outer_momentum": 0.5, "outer_lr": 0.7}], ids=["plain", "outer momentum"])
+def test_ist_with_nothing_dealt_is_local_sgd(comm, settings):
+    """But for rounding: one takes the mean at the owners, the other round a ring."""
+    settings = {f"method__{name}": value for name, value in settings.items()}
+    nothing, _ = trained(comm, method__partition=[], **settings)
+    local, _ = trained(comm, method__name="local-sgd", **settings)
+    expected = whole(local)
+    for name, values in whole(nothing).items():
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
@@ -147,7 +166,7 @@ def test_rounds_do_not_matter_to_data_parallel(comm):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel", "diloco", "fedavg"])
 def test_a_run_goes_on_from_its_store_alone(comm, method, optimizer):
     """What a method keeps between rounds beside the store can be lost: a checkpoint needs the store and the round."""
     settings = {"method__name": method, "method__optimizer_state": "carry", "method__resample": 0.5}
@@ -180,10 +199,11 @@ def test_every_rank_trains_its_own_narrow_network(comm, monkeypatch):
         assert np.sum(everyones, axis=0).tolist() == [13, 11, 10 * comm.size]
 
 
-@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_two_runs_of_one_seed_are_bit_identical(comm, method, dtype):
     settings = {"method__name": method, "model__dtype": dtype, "model__dropout": 0.2, "evaluate__every": 2}
+    settings |= {"method__burn_in": 1, "method__fraction": 0.7, "method__threshold": 0.01}
     first, its_progress = trained(comm, **settings)
     again, progress = trained(comm, **settings)
     assert_same_bits(whole(first), whole(again))

@@ -10,6 +10,7 @@ from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
 from istmpi.errors import ConfigError
 from istmpi.methods import METHODS
+from istmpi.methods.whole import WholeNetwork
 from istmpi.train import Training
 
 OPTIMIZERS = {
@@ -20,13 +21,18 @@ OPTIMIZERS = {
     "adam-carried": {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"},
 }
 COMMON = {"model__dropout": 0.3, "model__bias": True, "method__resample": 0.5, "method__local_steps": 4}
+SPECIAL = {
+    "fedavg": {"train__batch": 400, "method__fraction": 0.7},  # 4 steps in a pass
+    "dynamic-averaging": {"method__threshold": 0.002},  # some rounds above, some below
+    "codistillation": {"method__burn_in": 1},
+}
 
 every_method = pytest.mark.parametrize("method", METHODS)
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
 
 def settings(method, optimizer):
-    return {"method__name": method, **COMMON, **OPTIMIZERS[optimizer]}
+    return {"method__name": method, **COMMON, **OPTIMIZERS[optimizer], **SPECIAL.get(method, {})}
 
 
 def save(training, path):
@@ -40,16 +46,17 @@ def resumed(comm, path, **changed):
     return training, list(training.rounds())
 
 
-def stop_at(training, step):
-    """Ask this rank to stop when it is about to take that step: its number counts from the start of the run."""
-    take = training.batches.at
+def stop_at(training, round, step):
+    """Ask this rank to stop when it is about to take that step of that round."""
+    method = training.method
+    take, number = method.batch, method.first_step(round) + step
 
-    def at(number):
-        if number == step:
+    def batch(current):
+        if current == number:
             training.stop._signal = "a test"
-        return take(number)
+        return take(current)
 
-    training.batches.at = at
+    method.batch = batch
 
 
 def without_time(progress):
@@ -65,8 +72,8 @@ def test_two_halves_are_the_whole(comm, shared_tmp, method, optimizer):
     training, second = resumed(comm, path, **settings(method, optimizer))
     assert_same_bits(whole(training), whole(expected))
     assert [progress.loss for progress in first + second] == [progress.loss for progress in expected_progress]
-    # The resumed run of data parallel fetches its network once more.
-    if method != "data-parallel":
+    # A rank that keeps the whole network from round to round fetches it once more.
+    if not issubclass(METHODS[method], WholeNetwork):
         assert without_time(first + second) == without_time(expected_progress)
 
 
@@ -77,9 +84,9 @@ def test_a_round_that_was_stopped_in_the_middle_goes_on_bit_for_bit(comm, shared
     expected, losses = trained(comm, **settings(method, optimizer))
     training = Training(small_run(**settings(method, optimizer)), comm)
     if who == "every rank elsewhere":
-        stop_at(training, 4 + comm.rank % 4)
+        stop_at(training, 1, comm.rank % 4)
     elif comm.rank == comm.size - 1:
-        stop_at(training, 4 + 1)
+        stop_at(training, 1, 1)
     first = list(training.rounds())
     assert training.stop.reason == "a test"
     path = save(training, shared_tmp / "stopped.h5")
@@ -96,6 +103,25 @@ def test_a_round_that_was_stopped_in_the_middle_goes_on_bit_for_bit(comm, shared
     assert second[-1].examples == losses[-1].examples
 
 
+@pytest.mark.parametrize("finish", ["data-parallel", "diloco", "codistillation", "dynamic-averaging"])
+@pytest.mark.parametrize("optimizer", ["adam-reset", "adam-carried"])
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_a_run_with_a_finish_goes_on_from_both_sides_of_it(comm, shared_tmp, finish, optimizer, done):
+    """Two rounds of IST, two of another method; saved after so many, and once more inside the one that follows."""
+    run = {**settings("ist", optimizer), **SPECIAL.get(finish, {}), "method__finish": f"{finish}:50%"}
+    expected, _ = trained(comm, **run)
+    training = Training(small_run(**run), comm)
+    rounds = training.rounds()
+    for _ in range(done):
+        next(rounds)
+    path = save(training, shared_tmp / "between.h5")
+    assert_same_bits(whole(resumed(comm, path, **run)[0]), whole(expected))
+    stop_at(training, done, 2)
+    list(rounds)
+    path = save(training, shared_tmp / "inside.h5")
+    assert_same_bits(whole(resumed(comm, path, **run)[0]), whole(expected))
+
+
 @every_method
 def test_a_resumed_round_may_be_stopped_again(comm, shared_tmp, method):
     expected, _ = trained(comm, **settings(method, "adam-reset"))
@@ -104,7 +130,7 @@ def test_a_resumed_round_may_be_stopped_again(comm, shared_tmp, method):
         training = Training(small_run(**settings(method, "adam-reset")), comm)
         if path:
             training.resume(path)
-        stop_at(training, step)
+        stop_at(training, *divmod(step, 4))
         rest = list(training.rounds())
         path = save(training, shared_tmp / f"{step}.h5")
     assert training.rounds_done < 4
@@ -136,7 +162,7 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
     rounds = training.rounds()
     before = [next(rounds) for _ in range(8)]
     if inside:
-        stop_at(training, 8 * 8 + 4)
+        stop_at(training, 8, 4)
         assert list(rounds) == [] or training.local_step == 0
     path = save(training, shared_tmp / "saved.h5")
     saved = whole(training)
@@ -160,7 +186,7 @@ def test_other_ranks_need_not_repeat_a_round_that_the_fastest_rank_was_through_w
     training = Training(small_run(**run), comm)
     training.stop._rumour.spread = lambda _: None  # nobody hears of it before the round is over
     if comm.rank == 0:
-        stop_at(training, 4 + 1)
+        stop_at(training, 1, 1)
     list(training.rounds())
     assert (training.rounds_done, training.local_step) == (1, 4)
     path, saved = save(training, shared_tmp / "stopped.h5"), whole(training)
@@ -182,3 +208,16 @@ def test_the_state_of_another_run_is_refused_with_the_difference(comm, shared_tm
     assert refused.value.everywhere
     free = Training(small_run(optimizer__lr=0.05, train__rounds=9, evaluate__every=3, checkpoint__keep=7), comm)
     assert free.resume(path) == ["optimizer.lr = 0.1 there, 0.05 here", "train.rounds = 1 there, 9 here"]
+
+
+def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):
+    """Training takes longer than a billionth of a minute, and the round that was stopped in its middle has begun."""
+    begun = Training(small_run(), comm)
+    stop_at(begun, 4)
+    assert len(list(begun.rounds())) == 1 and begun.local_step
+    path = save(begun, shared_tmp / "begun.h5")
+    training, progress = resumed(comm, path, train__max_minutes=1e-9)
+    assert [one.round for one in progress] == [2] and progress[0].score and training.done
+    path = save(training, shared_tmp / "done.h5")
+    assert resumed(comm, path, train__max_minutes=1e-9)[1] == []
+    assert [one.round for one in resumed(comm, path, train__max_minutes=0.0)[1]] == [3, 4]

@@ -49,7 +49,7 @@ def test_figure_2_traffic_as_the_paper_counts(ranks):
     assert figure_2("data-parallel-broadcast", ranks).received_elements == 10 * ranks * W
     assert figure_2("local-sgd", ranks).received_elements == ranks * W
     assert figure_2("ist", ranks).received_elements == IO + MID // ranks
-    assert figure_2("data-parallel-ring", ranks).received_elements == 10 * 2 * (ranks - 1) * W
+    assert figure_2("data-parallel", ranks).received_elements == 10 * 2 * (ranks - 1) * W
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_both_ways_without_own_elements(ranks):
     elsewhere = 1 - Fraction(1, ranks)
     assert figure_2("ist", ranks).round_bytes == 4 * 2 * elsewhere * (IO + Fraction(MID, ranks))
     assert figure_2("local-sgd", ranks).round_bytes == 4 * 2 * (ranks - 1) * W
-    for name in ("data-parallel", "data-parallel-ring", "data-parallel-halving-doubling"):
+    for name in ("data-parallel", "data-parallel-halving-doubling"):
         assert figure_2(name, ranks).round_bytes == 10 * 4 * 2 * (ranks - 1) * W
 
 
@@ -250,7 +250,7 @@ def test_theory_is_monotone():
             assert figure_2(method, more).received_elements < figure_2(method, fewer).received_elements
             assert figure_2(method, more).flops("products") < figure_2(method, fewer).flops("products")
             assert figure_2(method, more).largest.memory.total < figure_2(method, fewer).largest.memory.total
-        for method in ("local-sgd", "data-parallel", "data-parallel-ring"):
+        for method in ("local-sgd", "data-parallel", "codistillation"):
             assert figure_2(method, more).round_bytes > figure_2(method, fewer).round_bytes
         if fewer > 1:
             assert figure_2("ist-hop", more).round_bytes < figure_2("ist", more).round_bytes
@@ -304,7 +304,7 @@ def test_memory_has_a_tensor_for_everything_that_is_kept(method, optimizer, mome
     memory = plan.largest.memory
     stored = len(METHODS[method].slots(wanted))
     rows = plan.held.owned_bytes
-    assert memory.owned == rows * (1 + stored + (method == "data-parallel"))
+    assert memory.owned == rows * (1 + stored)
     assert memory.network == memory.gradients == 4 * plan.largest.elements
     assert memory.optimizer == slots * memory.network
     assert plan.largest.flops.optimizer == optimizers.recipe(wanted.optimizer).flops * plan.largest.elements
@@ -334,10 +334,12 @@ def test_every_method_has_a_cost():
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_deals_and_keeps_what_its_cost_says(method):
     network = MLP(6, (12, 8), 4)
-    for state, partition in product(("reset", "carry"), (None, ("hidden2",))):
-        wanted = run(name=method, optimizer_state=state, partition=partition).override({"optimizer.name": "adam"})
+    for state, partition, outer in product(("reset", "carry"), (None, ("hidden2",)), (None, 0.0, 0.9)):
+        settings = {"optimizer_state": state, "partition": partition, "outer_momentum": outer}
+        settings = {key: value for key, value in settings.items() if value is not None}
+        wanted = run(name=method, **settings).override({"optimizer.name": "adam"})
         assert COSTS[method].groups(wanted, network) == METHODS[method].groups(wanted, network)
-        assert COSTS[method].keeps_slots(wanted) == bool(METHODS[method].slots(wanted))
+        assert COSTS[method].stored(wanted) == len(METHODS[method].slots(wanted))
 
 
 def test_more_ranks_than_units_are_refused_by_name():

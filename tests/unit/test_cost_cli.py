@@ -94,7 +94,7 @@ def test_it_takes_the_run_files_that_train_takes(tmp_path):
     file.write_text("[model]\nhidden = [64, 32]\n[method]\nname = 'local-sgd'\nlocal_steps = 3")
     text = costmodel(str(file), "--batch", "16", "--ranks", "1..8")
     assert "mine: 64-64-32-10, batch 16 a rank, J = 3" in text
-    assert "local-sgd overtakes data-parallel-ring" in text
+    assert "local-sgd overtakes data-parallel" in text
 
 
 def test_beyond_the_units_costs_go_on_for_the_others_and_a_line_says_where_it_ends():

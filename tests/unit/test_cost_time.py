@@ -28,7 +28,7 @@ def scenario(cluster=PLAIN, shared_batch=False, **settings):
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_all_reduces_take_what_the_formulas_say(ranks):
     """Ring 2(P-1)(α + βm/P); halving-doubling 2α log2 P + 2βm(P-1)/P; both behind two thirds of the step."""
-    plan = scenario().cost("data-parallel-ring", ranks)
+    plan = scenario().cost("data-parallel", ranks)
     step = step_seconds(plan.largest, PLAIN)
     assert step == pytest.approx((6 * 512 * 36_800_000 - 2 * 512 * 4_000_000) / SPEED)
     ring = 2 * (ranks - 1) * (ALPHA + BETA * BYTES / ranks)
@@ -49,8 +49,10 @@ def test_pull_and_push_take_what_the_formulas_say(ranks):
     step = (6 * 512 * mine / 4 - 2 * 512 * 4_000_000 / ranks) / SPEED
     assert found.compute == pytest.approx(10 * step)
     whole = (ranks - 1) * ALPHA + BETA * BYTES * (1 - 1 / ranks)
-    assert round_time(scenario().cost("local-sgd", ranks), PLAIN).transfer == pytest.approx(2 * whole)
-    assert round_time(scenario().cost("data-parallel", ranks), PLAIN).transfer == pytest.approx(20 * whole)
+    for method in ("dynamic-averaging", "fedavg"):
+        assert round_time(scenario().cost(method, ranks), PLAIN).transfer == pytest.approx(2 * whole)
+    ring = 2 * (ranks - 1) * (ALPHA + BETA * BYTES / ranks)
+    assert round_time(scenario().cost("local-sgd", ranks), PLAIN).transfer == pytest.approx(ring)
 
 
 def test_what_was_measured_beside_the_products_counts():
@@ -62,12 +64,12 @@ def test_what_was_measured_beside_the_products_counts():
     slower = replace(PLAIN, handle_seconds_per_byte=1e-10, transfer_seconds=1e-3, deal_seconds=1e-2)
     handled = float(sum(load.handled for load in plan.loads)) * 1e-10
     assert round_time(plan, slower).transfer == pytest.approx(base.transfer + handled + 2e-3 + 1e-2)
-    whole, slower = scenario().cost("data-parallel", 4), replace(slower, average_seconds_per_byte=1e-9)
+    whole, slower = scenario().cost("fedavg", 4), replace(slower, average_seconds_per_byte=1e-9)
     handled = float(sum(load.handled for load in whole.loads)) * 1e-10 + BYTES * 1e-9
-    expected = round_time(whole, PLAIN).transfer + 10 * (handled + 2e-3)
-    assert round_time(whole, slower).transfer == pytest.approx(expected), (
-        "it deals nothing, and averages P copies of a P-th"
-    )
+    expected = round_time(whole, PLAIN).transfer + handled + 2e-3 + 1e-2
+    assert round_time(whole, slower).transfer == pytest.approx(expected), "it averages P copies of a P-th"
+    ring = scenario().cost("data-parallel", 4)
+    assert round_time(ring, slower).transfer == pytest.approx(round_time(ring, PLAIN).transfer + 10 * 1e-3)
 
 
 @pytest.mark.parametrize("method", BOTH)
@@ -118,7 +120,7 @@ def test_where_a_method_overtakes_is_what_trying_all_finds():
     """On a network with slow starts for transfers and a fast all-reduce the order changes with P and with J."""
     narrow = replace(scenario(FAST), architecture=MLP(64, (300, 300), 10))
     narrow = replace(narrow, run=narrow.run.override({"train.batch": 4096}))
-    for method, rival in (("data-parallel-ring", "local-sgd"), ("ist", "data-parallel-ring")):
+    for method, rival in (("data-parallel", "local-sgd"), ("ist", "data-parallel")):
         wins = [ranks for ranks in range(2, 151) if narrow.seconds(method, ranks) < narrow.seconds(rival, ranks)]
         assert first_ranks(narrow, method, rival, 150) == (wins[0] if wins else None)
 
@@ -128,14 +130,14 @@ def test_where_a_method_overtakes_is_what_trying_all_finds():
     wins = [
         steps
         for steps in range(1, 200)
-        if with_steps(steps).seconds("ist", 8) < with_steps(steps).seconds("data-parallel-ring", 8)
+        if with_steps(steps).seconds("ist", 8) < with_steps(steps).seconds("data-parallel", 8)
     ]
     assert wins and wins[0] > 1, "the example must be one in which J matters"
-    assert first_local_steps(narrow, "ist", "data-parallel-ring", 8) == wins[0]
+    assert first_local_steps(narrow, "ist", "data-parallel", 8) == wins[0]
     assert first_local_steps(narrow, "ist", "ist", 8) is None
 
 
-@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel-ring"])
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
 def test_the_largest_network_fits_and_a_wider_one_does_not(method):
     case, ranks, memory = scenario(), 8, 1e9
     lengths = widest(case, method, ranks, memory)

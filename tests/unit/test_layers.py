@@ -12,11 +12,11 @@ PACKAGE = ROOT / "istmpi"
 
 LAYERS = [
     ["istmpi", "axes", "partition", "config", "errors", "rng", "optional"],
-    ["layout", "models", "data", "comm", "record", "stopping", "optimizers"],
+    ["layout", "models", "data", "comm", "record", "stopping", "optimizers", "ring"],
     ["transfer", "cost"],
-    ["store", "devices"],
+    ["store", "devices", "allreduce"],
     ["methods", "evaluate", "checkpoint"],
-    ["train", "deploy", "probe", "jobs"],
+    ["train", "compare", "deploy", "probe", "jobs"],
     ["cli", "report", "doctor", "__main__"],
 ]
 """A module may import from its own layer and those before it."""
@@ -24,7 +24,7 @@ LAYERS = [
 PLACES = {
     "mpi4py": ["comm.py"],
     "h5py": ["data/hdf5.py", "checkpoint/"],
-    "matplotlib": ["report/plots.py", "report/cost_plots.py"],
+    "matplotlib": ["report/plots.py", "report/cost_plots.py", "report/comparison_plots.py"],
     "click": ["cli/"],
     "rich": ["cli/", "report/tables.py", "report/checkpoints.py"],
     "torch.distributed": [],
@@ -108,6 +108,7 @@ def test_planning_needs_neither_torch_nor_mpi():
         "comm",
         "cost",
         "optimizers",
+        "ring",
     ]
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"

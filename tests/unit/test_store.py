@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from istmpi import rng, store
-from istmpi.axes import Parameter, Pattern
+from istmpi.axes import Parameter, Pattern, with_slots
 from istmpi.models.mlp import MLP
-from istmpi.store import ParameterStore, with_slots
+from istmpi.store import ParameterStore
 
 NETWORK = MLP(7, [13, 5], 3, bias=True)
 

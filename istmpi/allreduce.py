@@ -1,0 +1,199 @@
+"""The mean of tensors over all ranks, in place, moved in the background while the caller still computes.
+
+They travel round a ring (`istmpi.ring`). Chunk c is added up in the order of ranks c+1, c+2, ..., c, whatever the
+timing: two runs agree bit for bit, and so do all ranks.
+
+MPI libraries wait by spinning; ranks that share cores would take them from those that compute. Here the wait naps.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from istmpi import ring
+from istmpi.comm import Communicator, threads_may_call
+
+LONGEST_NAP = 1e-3
+"""Seconds; a line of 1 Gbit/s carries 125 kB meanwhile, which its socket buffers hold."""
+
+Array = np.ndarray | torch.Tensor
+
+_EAGER_LOOKS = 20
+"""So many times in vain before the first nap."""
+_TAGS = 2**15
+
+
+class MeanOverRanks:
+    """The mean of named tensors over all ranks; every rank hands over the same names in any order.
+
+    ``nbytes``: bytes of each tensor; they travel in the reverse of this order. No other point-to-point messages may be
+    under way on the communicator.
+    """
+
+    def __init__(self, nbytes: Mapping[str, int], communicator: Communicator):
+        self._communicator = communicator
+        self._buckets = ring.buckets(nbytes)
+        self._place = {name: number for number, names in enumerate(self._buckets) for name in names}
+        self._background = threads_may_call()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._missing = [len(names) for names in self._buckets]
+        self._flat: list[torch.Tensor] = []
+        self._runner = _Runner(self._communicator)
+        self._thread: threading.Thread | None = None
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Hand over a contiguous tensor, not to be touched until `finish`; begins with what is complete by now."""
+        if self._communicator.size == 1:
+            return
+        self._tensors[name] = tensor
+        self._missing[self._place[name]] -= 1
+        while len(self._flat) < len(self._buckets) and not self._missing[len(self._flat)]:
+            self._flat.append(self._packed(self._buckets[len(self._flat)]))
+            self._runner.put(self._flat[-1])
+        if self._flat and len(self._flat) < len(self._buckets) and self._background and not self._thread:
+            self._thread = threading.Thread(target=self._runner.run_meanwhile, daemon=True)
+            self._thread.start()
+
+    def finish(self) -> None:
+        """Until all tensors hold their means."""
+        if self._communicator.size == 1:
+            return
+        assert len(self._flat) == len(self._buckets), f"missing: {set(self._place) - set(self._tensors)}"
+        if self._thread:
+            self._runner.come_back()
+            self._thread.join()
+        self._runner.run()
+        for names, flat in zip(self._buckets, self._flat, strict=True):
+            self._unpack(names, flat)
+        self._communicator.traffic.add(self._runner.bytes_sent)
+        self._reset()
+
+    def _packed(self, names: Sequence[str]) -> torch.Tensor:
+        """A bucket as one flat tensor in host memory: the very tensor where it is one already."""
+        flat = [self._tensors[name].view(-1) for name in names]
+        return (flat[0] if len(flat) == 1 else torch.cat(flat)).cpu()
+
+    def _unpack(self, names: Sequence[str], flat: torch.Tensor) -> None:
+        tensors = [self._tensors[name] for name in names]
+        for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            if tensor.data_ptr() != values.data_ptr():
+                tensor.view(-1).copy_(values)
+
+
+class _Runner:
+    """Moves segments round the ring, a few at a time, in the order in which they were put."""
+
+    def __init__(self, communicator: Communicator):
+        self._communicator = communicator
+        self._waiting: list[_Segment] = []
+        self._under_way: list[_Segment] = []
+        self._count = 0
+        self._called_back = threading.Event()
+        self._failure: BaseException | None = None
+        self.bytes_sent = 0
+
+    def put(self, flat: torch.Tensor) -> None:
+        for segment in ring.segments(flat.numel(), flat.element_size(), self._communicator.size):
+            self._waiting.append(_Segment(flat[segment], self._count % _TAGS, self._communicator))
+            self._count += 1
+
+    def run(self) -> None:
+        """Until everything that was put is done."""
+        if self._failure:
+            raise self._failure
+        nap = _Nap()
+        while self._waiting or self._under_way:
+            nap.after(self._advance())
+
+    def run_meanwhile(self) -> None:
+        """In a thread, until it is called back."""
+        nap = _Nap()
+        try:
+            while not self._called_back.is_set():
+                nap.after(self._advance())
+        except BaseException as failure:  # raised where the result is waited for
+            self._failure = failure
+
+    def come_back(self) -> None:
+        self._called_back.set()
+
+    def _advance(self) -> bool:
+        """Do what can be done now; whether that was anything."""
+        while self._waiting and len(self._under_way) < ring.SEGMENTS_AT_ONCE:
+            self._under_way.append(self._waiting.pop(0))
+        moved = [segment.advance() for segment in self._under_way]
+        self.bytes_sent += sum(segment.bytes_sent for segment in self._under_way if segment.done)
+        self._under_way = [segment for segment in self._under_way if not segment.done]
+        return any(moved)
+
+
+class _Segment:
+    """A flat tensor on its way round the ring: P-1 steps in which chunks are added up, P-1 in which they are spread."""
+
+    def __init__(self, values: torch.Tensor, tag: int, communicator: Communicator):
+        self._communicator, self._tag = communicator, tag
+        flat = _array(values.detach())
+        self._chunks = [flat[chunk] for chunk in ring.chunks(len(flat), communicator.size)]
+        self._steps = self._exchanges()
+        self._requests: list = []
+        self.done = False
+        self.bytes_sent = 0
+
+    def advance(self) -> bool:
+        """Take the next step if this one's messages have arrived."""
+        if not all(request.Test() for request in self._requests):
+            return False
+        self._requests = next(self._steps, [])
+        self.done = not self._requests
+        return True
+
+    def _exchanges(self) -> Iterator[list]:
+        """Every step's requests; between two of them their messages have arrived."""
+        rank, ranks = self._communicator.rank, self._communicator.size
+        arriving = max(self._chunks, key=len)
+        arriving = arriving.clone() if isinstance(arriving, torch.Tensor) else np.empty_like(arriving)
+        for step in range(1, ranks):
+            mine = self._chunks[(rank - step - 1) % ranks]
+            yield self._pass_on(self._chunks[(rank - step) % ranks], arriving[: len(mine)])
+            mine += arriving[: len(mine)]
+        self._chunks[rank] /= ranks
+        for step in range(ranks - 1):
+            yield self._pass_on(self._chunks[(rank - step) % ranks], self._chunks[(rank - step - 1) % ranks])
+
+    def _pass_on(self, sent: Array, received: Array) -> list:
+        communicator = self._communicator
+        rank, ranks = communicator.rank, communicator.size
+        self.bytes_sent += sent.nbytes
+        return [
+            communicator.start_receive(_bytes(received), (rank - 1) % ranks, self._tag),
+            communicator.start_send(_bytes(sent), (rank + 1) % ranks, self._tag),
+        ]
+
+
+class _Nap:
+    """Sleeps longer and longer while nothing happens."""
+
+    def __init__(self) -> None:
+        self._idle = 0
+
+    def after(self, moved: bool) -> None:
+        self._idle = 0 if moved else self._idle + 1
+        if self._idle > _EAGER_LOOKS:
+            doublings = min(self._idle - _EAGER_LOOKS, 20)
+            time.sleep(min(2**doublings * 25e-6, LONGEST_NAP))
+
+
+def _array(values: torch.Tensor) -> Array:
+    """The same memory for additions by one thread, which NumPy does; it has no bfloat16."""
+    return values if values.dtype == torch.bfloat16 else values.numpy()
+
+
+def _bytes(values: Array) -> np.ndarray:
+    """The same memory as bytes."""
+    return values.view(np.uint8) if isinstance(values, np.ndarray) else values.view(torch.uint8).numpy()

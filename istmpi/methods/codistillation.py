@@ -1,0 +1,110 @@
+"""Codistillation (Anil et al. 2018, arXiv 1804.03235): every rank trains its own network and learns from the others'.
+
+After a burn-in the loss is the labels' cross-entropy plus the cross-entropy against the mean of what the other ranks'
+networks predict, as they were at the beginning of the round. The network of rank 0 is kept.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from istmpi.config import Run
+from istmpi.data.batches import Batches
+from istmpi.devices import copy_from_host, on_host
+from istmpi.errors import ConfigError, DivergedError
+from istmpi.layout import Whole
+from istmpi.methods.base import Job, Partial
+from istmpi.methods.whole import WholeNetwork
+from istmpi.optimizers import recipe
+from istmpi.transfer import Transfer
+
+STALE = "stale"
+"""The slot of this rank's weights from the beginning of a round that was stopped in the middle."""
+
+_AT_ONCE = 2**27
+"""Bytes that all ranks together exchange in one go."""
+
+
+class Codistillation(WholeNetwork):
+    """The others' networks are fetched once a round; the optimizer's state is never reset."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self._others: list[dict[str, torch.Tensor]] = []
+        self._published = True
+
+    @classmethod
+    def check(cls, run: Run, task: str, batches: Batches) -> None:
+        if task != "classification":
+            raise ConfigError(
+                f"method.name = 'codistillation' needs predictions of classes, but this is {task}. Use another method."
+            )
+
+    @classmethod
+    def optimizer_slots(cls, run: Run) -> tuple[str, ...]:
+        return recipe(run.optimizer).slots
+
+    def run(self, round: int, begun: Partial) -> float | Partial:
+        self.begin(round, begun)
+        self._published = False
+        before = {name: values.clone() for name, values in self.own().items()}
+        stale = {name: begun.tensors.get(f"{name}/{STALE}", values) for name, values in before.items()}
+        stale = {name: values for name, values in stale.items() if "/" not in name}
+        if round >= self.job.run.method.burn_in:
+            self._fetch_others(stale)
+        try:
+            outcome = self.local_steps(self.network, self.optimizer, round, begun)
+        except DivergedError:
+            copy_from_host(before, {name: self.tensors[name] for name in before})
+            raise
+        self.network.zero_grad(set_to_none=True)
+        self._others = []
+        if isinstance(outcome, Partial):
+            outcome.tensors = self.own() | {f"{name}/{STALE}": values for name, values in stale.items()}
+        return outcome
+
+    def own(self) -> Mapping[str, torch.Tensor]:
+        return on_host({name: self.tensors[name] for name in self.job.store.parameters}) if self.tensors else {}
+
+    def publish(self) -> None:
+        if not self._published:
+            store = self.job.store
+            first = Whole(store.owners.lengths, store.owners.ranks, (0,))
+            push = Transfer(store.parameters, first, store.owners, store.rank)
+            push.run(self.own(), store.tensors, self.job.communicator)
+            self._published = True
+
+    def objective(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = self.forward(network, x)
+        loss = self.loss(outputs, y)
+        if not self._others:
+            return loss, loss
+        network.eval()  # without dropout; normalisation has no running statistics to use
+        with torch.no_grad():
+            predictions = [self.forward(partial(functional_call, network, other), x) for other in self._others]
+            mean = sum(functional.softmax(each, dim=1) for each in predictions) / len(predictions)
+        network.train()
+        return loss + functional.cross_entropy(outputs, mean), loss
+
+    def _fetch_others(self, mine: Mapping[str, torch.Tensor]) -> None:
+        """Every other rank's weights."""
+        communicator = self.job.communicator
+        ranks = communicator.size
+        peers = [rank for rank in range(ranks) if rank != communicator.rank]
+        self._others = [{} for _ in peers]
+        with self.job.clock("pull"):
+            for name, values in mine.items():
+                flat = values.view(-1).numpy()
+                everyones = np.empty((ranks, flat.size), flat.dtype)
+                step = max(_AT_ONCE // ranks // flat.itemsize, 1)
+                for start in range(0, flat.size, step):
+                    part = flat[start : start + step]
+                    gathered = communicator.allgather(part, [part.size] * ranks)
+                    everyones[:, start : start + step] = gathered.reshape(ranks, -1)
+                for other, peer in zip(self._others, peers, strict=True):
+                    other[name] = torch.from_numpy(everyones[peer]).view(values.shape).to(self.job.device)

@@ -1,0 +1,133 @@
+"""Dynamic averaging (Kamp et al. 2018, arXiv 1807.03210): ranks average when one has gone far enough to be worth it.
+
+After every round each rank looks how far its weights are from the reference, the last mean that all ranks took. While
+no squared distance is above ``threshold`` times the reference's squared norm, nothing is sent. Else those ranks take
+their mean, with as many others at random, again and again, until the mean is near enough; from half of the ranks on
+all take it, and it is the next reference.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from istmpi import rng
+from istmpi.devices import copy_from_host, on_host
+from istmpi.errors import DivergedError
+from istmpi.layout import Owners, Whole, part_shape
+from istmpi.methods.base import Job, Partial
+from istmpi.methods.whole import WholeNetwork
+from istmpi.transfer import Transfer
+
+REFERENCE = "reference"
+"""The slot of the last mean that all ranks took, in checkpoints."""
+
+
+class DynamicAveraging(WholeNetwork):
+    """Every rank has a network of its own; the store has their mean when it is asked for."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self._reference: dict[str, torch.Tensor] = {}
+        self._published = True
+
+    def run(self, round: int, begun: Partial) -> float | Partial:
+        store = self.job.store
+        first = not self.tensors
+        self.begin(round, begun)
+        if first:
+            self._reference = {
+                name: self.tensors.pop(f"{name}/{REFERENCE}", self.tensors[name].clone()) for name in self._weights()
+            }
+        self._published = False
+        before = {name: values.clone() for name, values in self.own().items()}
+        try:
+            outcome = self.local_steps(self.network, self.optimizer, round, begun)
+        except DivergedError:
+            copy_from_host(before, {name: self.tensors[name] for name in before})
+            raise
+        self.network.zero_grad(set_to_none=True)
+        if isinstance(outcome, Partial):
+            store.add_slots(self.recipe.slots)
+            outcome.tensors = self.own()
+        else:
+            store.drop_slots(except_for=self.slots(self.job.run))
+            self._synchronise(round)
+        return outcome
+
+    def own(self) -> Mapping[str, torch.Tensor]:
+        names = [name for name in self.job.store.parameters if not name.endswith(f"/{REFERENCE}")]
+        return on_host({name: self.tensors[name] for name in names}) if self.tensors else {}
+
+    def publish(self) -> None:
+        if self._published:
+            return
+        store = self.job.store
+        own = self.own()
+        here = Whole(store.owners.lengths, store.owners.ranks)
+        moved = {name: store.parameters[name] for name in own}
+        Transfer(moved, here, store.owners, store.rank).run(own, store.tensors, self.job.communicator)
+        store.add_slots((REFERENCE,))
+        for name, values in on_host(self._reference).items():
+            rows = store.owners.rows(len(values), store.rank)
+            store.tensors[f"{name}/{REFERENCE}"].copy_(values[rows.start : rows.stop])
+        self._published = True
+
+    def _weights(self) -> list[str]:
+        return [name for name in self.job.store.parameters if "/" not in name]
+
+    def _synchronise(self, round: int) -> None:
+        communicator, clock = self.job.communicator, self.job.clock
+        limit = self.job.run.method.threshold * _squared(self._reference)
+        with clock("wait"):
+            drifts = communicator.gather(_squared(self._reference, self.tensors))
+        members = [rank for rank, drift in enumerate(drifts) if drift > limit]
+        order = rng.permutation(communicator.size, rng.key(self.job.run.train.seed, "averaging", round)).tolist()
+        near = not members
+        while not near:
+            if 2 * len(members) >= communicator.size:
+                members = list(range(communicator.size))
+            with clock("push"):
+                near = self._average(members, limit)
+            others = [rank for rank in order if rank not in members]
+            members += others[: len(members)]
+
+    def _average(self, members: Sequence[int], limit: float) -> bool:
+        """Give members their mean, if it is near enough to the reference or they are all ranks. Collective."""
+        communicator, own = self.job.communicator, dict(self.own())
+        moved = {name: self.job.store.parameters[name] for name in own}
+        everybody = len(members) == communicator.size
+        with communicator.among(members) as some:
+            mean: dict[str, torch.Tensor] = {}
+            distance = 0.0
+            if some:
+                lengths = self.job.architecture.lengths
+                owners, whole = Owners(lengths, some.size), Whole(lengths, some.size)
+                for name, of in moved.items():
+                    mean[name] = torch.empty(part_shape(owners, of, some.rank), dtype=own[name].dtype)
+                Transfer(moved, whole, owners, some.rank).run(own, mean, some)
+                if not everybody:
+                    distance = self._distance(mean, owners, some.rank)
+            near = everybody or sum(communicator.gather(distance)) <= limit
+            if near and some:
+                Transfer(moved, owners, whole, some.rank).run(mean, own, some)
+                copy_from_host(own, {name: self.tensors[name] for name in own})
+        if everybody:
+            self._reference = {name: self.tensors[name].clone() for name in self._reference}
+        return near
+
+    def _distance(self, mean: Mapping[str, torch.Tensor], owners: Owners, rank: int) -> float:
+        """The squared distance of the reference from the rows of the mean that this rank has."""
+        reference = {}
+        for name, values in on_host(self._reference).items():
+            rows = owners.rows(len(values), rank)
+            reference[name] = values[rows.start : rows.stop]
+        return _squared(reference, mean)
+
+
+def _squared(tensors: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor] | None = None) -> float:
+    """The squared norm of some tensors, or of their difference from others, added up in double precision."""
+    total = 0.0
+    for name, values in tensors.items():
+        difference = values if others is None else others[name] - values
+        total += float(torch.linalg.vector_norm(difference, dtype=torch.float64) ** 2)
+    return total

@@ -1,0 +1,64 @@
+"""Federated averaging (McMahan et al. 2017, arXiv 1602.05629): some of the ranks train, each on all it has.
+
+Every round a share of the ranks is drawn at random. Each of them takes as many passes over its own examples as
+``epochs`` says, in batches of which the last may be smaller, and the weights become the mean over them, a rank counting
+as often as it has examples.
+"""
+
+import numpy as np
+
+from istmpi.config import Run
+from istmpi.data.batches import Batches
+from istmpi.errors import ConfigError
+from istmpi.layout import Whole
+from istmpi.methods.base import Job
+from istmpi.methods.ist import IST
+from istmpi.models.architecture import Architecture
+from istmpi.partition import draw_ranks
+
+
+class FedAvg(IST):
+    """A round of IST in which the ranks that were drawn hold the whole network, and the others nothing."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self._examples = job.communicator.gather(job.batches.examples)
+        self._own_steps = job.run.method.epochs * job.batches.in_a_pass
+
+    @classmethod
+    def check(cls, run: Run, task: str, batches: Batches) -> None:
+        if run.method.finish:
+            raise ConfigError(
+                f"method.finish = {run.method.finish!r} does not go with fedavg, whose rounds are passes over the data "
+                f"instead of local steps. Leave it out, or use local-sgd."
+            )
+        left = batches.examples - (batches.in_a_pass - 1) * batches.batch
+        if run.model.norm == "batch" and left == 1:
+            raise ConfigError(
+                f"train.batch = {batches.batch} leaves fedavg a last batch of one of a rank's {batches.examples} "
+                f"examples, too few for model.norm = 'batch'. Use another train.batch, or norm layer."
+            )
+
+    @classmethod
+    def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
+        return ()
+
+    def drawn(self, round: int) -> tuple[int, ...]:
+        """The ranks that train in a round, ascending: the same on every rank."""
+        run = self.job.run
+        return draw_ranks(self.job.communicator.size, run.method.fraction, run.train.seed, round)
+
+    def holders(self, round: int) -> Whole:
+        return Whole(self.job.architecture.lengths, self.job.communicator.size, self.drawn(round))
+
+    def weights(self) -> list[int]:
+        return self._examples
+
+    def first_step(self, round: int) -> int:
+        return round * self._own_steps
+
+    def steps(self, round: int) -> int:
+        return self._own_steps if self.job.communicator.rank in self.drawn(round) else 0
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.job.batches.of_pass(*divmod(step, self.job.batches.in_a_pass))

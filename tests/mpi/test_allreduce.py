@@ -1,0 +1,117 @@
+"""The ring all-reduce against the mean that NumPy takes, in all sizes, and against its schedule."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from istmpi import allreduce, ring
+from istmpi.allreduce import MeanOverRanks
+
+SIZES = {"one": [1], "fewer than ranks": [2], "even": [240], "odd": [1001], "several": [7, 300, 1, 90, 2000, 5]}
+
+
+def values(comm, sizes, dtype=torch.float64, scale=1.0):
+    """Each rank's tensors, known to all."""
+    everyones = [np.random.default_rng(rank).normal(size=sum(sizes)) * scale for rank in range(comm.size)]
+    parts = [torch.from_numpy(one).to(dtype).split(sizes) for one in everyones]
+    return [{str(number): part.clone() for number, part in enumerate(one)} for one in parts]
+
+
+def mean_over_ranks(comm, tensors):
+    """In place, handed over from the last to the first, as a backward pass does."""
+    mean = MeanOverRanks({name: tensor.nbytes for name, tensor in tensors.items()}, comm)
+    for _ in range(2):  # it can be used again
+        for name, tensor in reversed(tensors.items()):
+            mean.add(name, tensor)
+        mean.finish()
+
+
+@pytest.mark.ranks(also=5)
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_it_is_the_mean_and_the_same_bits_on_every_rank(comm, sizes, background, monkeypatch):
+    """Messages of 160 bytes and buckets of 320, so that all is cut."""
+    monkeypatch.setattr(ring, "CHUNK_BYTES", 160)
+    monkeypatch.setattr(ring, "BUCKET_BYTES", 320)
+    monkeypatch.setattr(allreduce, "threads_may_call", lambda: background)
+    everyones = values(comm, sizes)
+    mine = everyones[comm.rank]
+    before, sent = {name: tensor.clone() for name, tensor in mine.items()}, comm.traffic.bytes
+    mean_over_ranks(comm, mine)
+    for name, tensor in mine.items():
+        expected = np.mean([one[name].numpy() for one in values(comm, sizes)], axis=0)
+        np.testing.assert_allclose(tensor.numpy(), expected, rtol=0, atol=1e-14)
+        assert comm.from_first(tensor.numpy().tobytes()) == tensor.numpy().tobytes()
+    assert (
+        comm.traffic.bytes - sent
+        == 2 * ring.sent_bytes({n: len(t) for n, t in before.items()}, 8, comm.size)[comm.rank]
+    )
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-15), (torch.bfloat16, 0.05)])
+def test_every_dtype(comm, dtype, tolerance):
+    everyones = values(comm, [1000, 3], dtype)
+    expected = {name: sum(one[name].double() for one in everyones) / comm.size for name in everyones[0]}
+    mine = everyones[comm.rank]
+    mean_over_ranks(comm, mine)
+    for name, tensor in mine.items():
+        assert tensor.dtype == dtype
+        torch.testing.assert_close(tensor.double(), expected[name], rtol=0, atol=tolerance)
+
+
+def test_the_order_of_handing_over_does_not_matter(comm):
+    """Not even when it differs between ranks: buckets travel in one order."""
+    expected = values(comm, SIZES["several"])[comm.rank]
+    mean_over_ranks(comm, expected)
+    mine = values(comm, SIZES["several"])[comm.rank]
+    mean = MeanOverRanks({name: tensor.nbytes for name, tensor in mine.items()}, comm)
+    names = list(mine)
+    for name in names[comm.rank :] + names[: comm.rank]:
+        mean.add(name, mine[name])
+    mean.finish()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, expected[name])
+
+
+@pytest.mark.ranks(min=2)
+def test_it_travels_while_the_caller_does_something_else(comm, monkeypatch):
+    """The first bucket has its mean before the last tensor is handed over."""
+    monkeypatch.setattr(ring, "BUCKET_BYTES", 64)
+    mine = values(comm, [100, 100])[comm.rank]
+    expected = sum(one["1"] for one in values(comm, [100, 100])) / comm.size
+    mean = MeanOverRanks({name: tensor.nbytes for name, tensor in mine.items()}, comm)
+    mean.add("1", mine["1"])
+    for _ in range(1000):
+        if all(comm.gather(torch.allclose(mine["1"], expected, rtol=0, atol=1e-14))):
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("it waits for the end")
+    mean.add("0", mine["0"])
+    mean.finish()
+    torch.testing.assert_close(mine["1"], expected)
+
+
+@pytest.mark.ranks(min=2)
+def test_a_rank_may_wait_long_for_the_others(comm, monkeypatch):
+    """So often in vain that its naps would last for years if they doubled each time."""
+    monkeypatch.setattr(allreduce, "LONGEST_NAP", 1e-6)
+    mine = values(comm, [100])[comm.rank]
+    if comm.rank == 0:
+        time.sleep(0.5)
+    mean_over_ranks(comm, mine)
+    assert torch.isfinite(mine["0"]).all()
+
+
+@pytest.mark.ranks(min=2)
+def test_what_fails_in_the_background_is_raised_where_it_is_waited_for(comm, monkeypatch):
+    monkeypatch.setattr(ring, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(comm, "start_send", lambda *_: 1 / 0)
+    mine = values(comm, [100, 100])[comm.rank]
+    mean = MeanOverRanks({name: tensor.nbytes for name, tensor in mine.items()}, comm)
+    for name, tensor in reversed(mine.items()):
+        mean.add(name, tensor)
+    with pytest.raises(ZeroDivisionError):
+        mean.finish()

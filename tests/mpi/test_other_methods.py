@@ -1,0 +1,339 @@
+"""Federated and dynamic averaging, DiLoCo, codistillation and a finish: against naive loops over all networks."""
+
+import numpy as np
+import pytest
+import torch
+from small import assert_same_bits, small_run, trained, whole
+from torch.nn import functional
+
+from istmpi import rng
+from istmpi.data.batches import Batches
+from istmpi.data.placement import place
+from istmpi.data.sources import open_dataset
+from istmpi.errors import ConfigError
+from istmpi.methods import Partial
+from istmpi.models import architecture
+from istmpi.partition import draw_ranks
+from istmpi.store import ParameterStore
+from istmpi.train import Training
+
+NO_NORM = {"model__norm": "none", "model__bias": True}
+
+
+class Replica:
+    """One rank's whole network, trained by plain SGD with momentum, in this process."""
+
+    def __init__(self, run, rank, ranks):
+        data = open_dataset(run.data.source)
+        rows = place(run.data.placement, data.train.labels(), rank, ranks, run.train.seed, run.data.alpha)
+        self.batches = Batches(data.train, rows, run.train.batch, run.train.seed, rank)
+        network = architecture(data.features, data.outputs, data.task, run.model)
+        self.module = network.build(network.lengths)
+        store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)
+        store.initialise(run.train.seed)
+        self.module.load_state_dict(store.tensors)
+        self.run = run
+        self.reset()
+
+    def reset(self):
+        settings = self.run.optimizer
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=settings.lr, momentum=settings.momentum)
+
+    def step(self, batch, teachers=()):
+        x, y = (torch.from_numpy(part) for part in batch)
+        outputs = self.module(x.double())
+        loss = functional.cross_entropy(outputs, y)
+        if teachers:
+            predicted = sum(torch.softmax(teacher(x.double()), 1) for teacher in teachers).detach() / len(teachers)
+            loss = loss - (predicted * torch.log_softmax(outputs, 1)).sum(1).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    @property
+    def weights(self):
+        return torch.nn.utils.parameters_to_vector(self.module.parameters()).detach()
+
+    @weights.setter
+    def weights(self, values):
+        torch.nn.utils.vector_to_parameters(values.clone(), self.module.parameters())
+
+    def named(self):
+        return {name: parameter.detach().numpy() for name, parameter in self.module.named_parameters()}
+
+
+def replicas(run, ranks):
+    return [Replica(run, rank, ranks) for rank in range(ranks)]
+
+
+def assert_near(training, expected, tolerance=1e-10):
+    mine = whole(training)
+    for name, values in expected.items():
+        np.testing.assert_allclose(mine[name], values, rtol=0, atol=tolerance, err_msg=name)
+
+
+# ---- federated averaging
+
+
+@pytest.mark.parametrize("placement", ["sharded", "by-label"])
+def test_fedavg_of_everybody_on_full_batches_is_gradient_descent(comm, placement):
+    """C = 1, E = 1, B = all: the mean by numbers of examples is a step down the gradient of all examples."""
+    settings = {"data__placement": placement, "train__batch": 2000, "optimizer__lr": 0.5, **NO_NORM}
+    training, progress = trained(comm, method__name="fedavg", **settings)
+    alone = Replica(small_run(train__batch=1437, optimizer__lr=0.5, **NO_NORM), 0, 1)
+    for _ in range(4):
+        alone.step(alone.batches.of_pass(0, 0))
+    assert_near(training, alone.named())
+    assert [one.examples for one in progress] == [1437, 2 * 1437, 3 * 1437, 4 * 1437]
+
+
+@pytest.mark.parametrize("fraction", [0.0001, 0.7, 1.0])
+def test_fedavg_is_what_its_authors_wrote(comm, fraction):
+    settings = {"data__placement": "by-label", "train__batch": 100, "optimizer__momentum": 0.5, **NO_NORM}
+    settings |= (
+        {"method__epochs": 2, "method__fraction": fraction} if fraction < 0.5 else {"method__fraction": fraction}
+    )
+    training, progress = trained(comm, method__name="fedavg", **settings)
+    everyone = replicas(training.run, comm.size)
+    current, taken = everyone[0].weights, set()
+    for round in range(4):
+        drawn = draw_ranks(comm.size, fraction, training.run.train.seed, round)
+        assert len(drawn) == max(int(fraction * comm.size), 1)
+        taken |= {*drawn}
+        total, examples = 0, 0
+        for one in (everyone[rank] for rank in drawn):
+            one.weights = current
+            one.reset()
+            count = one.batches.examples
+            for epoch in range(training.run.method.epochs):
+                for number in range(-(-count // 100)):
+                    one.step(one.batches.of_pass(training.run.method.epochs * round + epoch, number))
+            total, examples = total + count * one.weights, examples + count
+        current = total / examples
+    everyone[0].weights = current
+    assert_near(training, everyone[0].named())
+    assert len(taken) > 1 or comm.size == 1, "others are drawn in other rounds"
+
+
+def test_ranks_that_were_not_drawn_neither_train_nor_send_for_themselves(comm):
+    training = Training(small_run(method__name="fedavg", method__fraction=0.01, train__batch=400), comm)
+    (drawn,) = training.method.drawn(0)
+    training.method.run(0, Partial())
+    assert bool(training.method.examples) == (comm.rank == drawn)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"method__finish": "local-sgd:10%"}, "method.finish = 'local-sgd:10%' does not go with fedavg"),
+        ({"method__name": "ist", "method__finish": "fedavg:10%"}, "'fedavg:10%' does not go with fedavg"),
+        ({"train__batch": 1436}, "train.batch = 1436 leaves fedavg a last batch of one of a rank's 1437 examples"),
+    ],
+)
+def test_what_fedavg_cannot_do_is_refused(comm, settings, message):
+    with pytest.raises(ConfigError) as refused:
+        Training(small_run(**{"method__name": "fedavg", **settings}), comm)
+    assert message in str(refused.value) and refused.value.everywhere
+
+
+# ---- dynamic averaging
+
+
+@pytest.mark.parametrize("state", ["reset", "carry"])
+def test_dynamic_averaging_at_the_least_drift_is_local_sgd(comm, state):
+    settings = {"optimizer__momentum": 0.9, "optimizer__lr": 0.03, "method__optimizer_state": state}
+    dynamic, _ = trained(comm, method__name="dynamic-averaging", method__threshold=0.0, **settings)
+    local, _ = trained(comm, method__name="local-sgd", **settings)
+    assert_near(dynamic, whole(local), 1e-12)
+
+
+def test_without_a_violator_nothing_is_ever_sent(comm):
+    """Each rank trains by itself; what is evaluated is the mean of all."""
+    settings = {"method__name": "dynamic-averaging", "method__threshold": 1e300}
+    training, progress = trained(comm, **settings)
+    network = sum(8 * one.size(training.architecture.lengths) for one in training.architecture.parameters.values())
+    assert [one.bytes for one in progress] == [(comm.size - 1) * network] * 4, "the start alone"
+    everyone = replicas(training.run, comm.size)
+    for one in everyone:
+        for step in range(12):
+            one.step(one.batches.at(step))
+    for name, values in everyone[comm.rank].named().items():
+        np.testing.assert_allclose(training.method.tensors[name].numpy(), values, rtol=0, atol=1e-12)
+    everyone[0].weights = sum(one.weights for one in everyone) / comm.size
+    assert_near(training, everyone[0].named())
+
+
+@pytest.mark.ranks(min=2, also=5)
+@pytest.mark.parametrize("threshold", [0.012, 0.03])
+def test_dynamic_averaging_is_what_its_authors_wrote(comm, threshold):
+    """Violators take their mean with as many others, until it is near the reference or they are half of all."""
+    settings = {"method__threshold": threshold, "train__rounds": 8, "data__placement": "by-label", "data__alpha": 0.3}
+    training = Training(small_run(method__name="dynamic-averaging", **settings), comm)
+    everyone = replicas(training.run, comm.size)
+    reference, seen = everyone[0].weights, []
+    for round in range(8):
+        for one in everyone:
+            one.reset()
+            for local_step in range(3):
+                one.step(one.batches.at(3 * round + local_step))
+        limit = threshold * (reference**2).sum()
+        members = [rank for rank, one in enumerate(everyone) if ((one.weights - reference) ** 2).sum() > limit]
+        order = rng.permutation(comm.size, rng.key(training.run.train.seed, "averaging", round)).tolist()
+        while members:
+            if len(members) >= comm.size / 2:
+                members = [*range(comm.size)]
+            mean = sum(everyone[rank].weights for rank in members) / len(members)
+            if len(members) == comm.size or ((mean - reference) ** 2).sum() <= limit:
+                break
+            others = [rank for rank in order if rank not in members]
+            members += others[: len(members)]
+        for rank in members:
+            everyone[rank].weights = mean
+        reference = mean if len(members) == comm.size else reference
+        seen.append(len(members))
+        training.method.run(round, Partial())
+        for name, values in everyone[comm.rank].named().items():
+            np.testing.assert_allclose(training.method.tensors[name].numpy(), values, rtol=0, atol=1e-10)
+    assert {0, comm.size} <= set(seen), "rounds below the threshold, and above"
+    assert comm.size < 5 or 2 in seen, "rounds in which some took their mean"
+
+
+# ---- DiLoCo
+
+
+def test_diloco_without_an_outer_step_is_local_sgd_bit_for_bit(comm):
+    diloco, its = trained(comm, method__name="diloco", method__outer_lr=1.0, method__outer_momentum=0.0)
+    local, progress = trained(comm, method__name="local-sgd")
+    assert_same_bits(whole(diloco), whole(local))
+    assert [one.bytes for one in its] == [one.bytes for one in progress]
+
+
+def test_the_outer_step_of_diloco_is_that_of_pytorch(comm):
+    training, _ = trained(comm, method__name="diloco", **NO_NORM)
+    everyone = replicas(training.run, comm.size)
+    current = everyone[0].weights.clone().requires_grad_()
+    outer = torch.optim.SGD([current], lr=0.7, momentum=0.9, nesterov=True)
+    for round in range(4):
+        for one in everyone:
+            one.weights = current.detach()
+            for local_step in range(3):
+                one.step(one.batches.at(3 * round + local_step))
+        current.grad = sum(current.detach() - one.weights for one in everyone) / comm.size
+        outer.step()
+    everyone[0].weights = current.detach()
+    assert_near(training, everyone[0].named())
+
+
+# ---- codistillation
+
+
+def test_codistillation_before_its_burn_in_is_training_alone(comm):
+    settings = {"optimizer__momentum": 0.9, "optimizer__lr": 0.03, "method__burn_in": 4}
+    training, progress = trained(comm, method__name="codistillation", **settings)
+    mine = Replica(training.run, comm.rank, comm.size)
+    for step in range(12):
+        mine.step(mine.batches.at(step))
+    for name, values in mine.named().items():
+        np.testing.assert_allclose(training.method.tensors[name].numpy(), values, rtol=0, atol=1e-12)
+    assert progress[-1].bytes == progress[0].bytes
+    first = comm.from_first(mine.named())
+    assert_near(training, first, 1e-12)
+
+
+@pytest.mark.parametrize("norm", ["batch", "none"])
+def test_codistillation_is_what_its_authors_wrote(comm, norm):
+    settings = {"optimizer__momentum": 0.5, "optimizer__lr": 0.03, "method__burn_in": 1, "model__norm": norm}
+    training, _ = trained(comm, method__name="codistillation", data__placement="sharded", **settings)
+    everyone = replicas(training.run, comm.size)
+    stale = replicas(training.run, comm.size)
+    for round in range(4):
+        for one, copy in zip(everyone, stale):
+            copy.weights = one.weights
+        for rank, one in enumerate(everyone):
+            teachers = [copy.module for other, copy in enumerate(stale) if other != rank and round >= 1]
+            for local_step in range(3):
+                one.step(one.batches.at(3 * round + local_step), teachers)
+    assert_near(training, everyone[0].named())
+
+
+def test_codistillation_of_regression_is_refused(comm, shared_tmp):
+    path = shared_tmp / "line.npz"
+    if comm.rank == 0:
+        x = np.linspace(0, 1, 40, dtype=np.float32).reshape(-1, 1)
+        np.savez(path, x_train=x, y_train=x, x_test=x, y_test=x)
+    comm.barrier()
+    with pytest.raises(ConfigError, match="method.name = 'codistillation' needs predictions of classes"):
+        Training(small_run(method__name="codistillation", data__source=str(path)), comm)
+
+
+# ---- a finish by another method
+
+
+def go_on(training, source, rounds):
+    """Give a fresh training the weights of another one, and have it run these rounds."""
+    for name, tensor in training.store.tensors.items():
+        if name in source.store.tensors:
+            tensor.copy_(source.store.tensors[name])
+    for round in rounds:
+        training.method.run(round, Partial())
+    training.method.publish()
+
+
+FINISHES = [("ist", last) for last in ("data-parallel", "local-sgd", "diloco", "codistillation", "dynamic-averaging")]
+FINISHES += [(first, "ist") for first in ("codistillation", "dynamic-averaging", "data-parallel")]
+
+
+@pytest.mark.parametrize("first, last", [*FINISHES, ("codistillation", "data-parallel")])
+def test_a_finish_starts_from_what_came_before(comm, first, last):
+    settings = {"optimizer__name": "adam", "optimizer__lr": 0.02, "method__burn_in": 1, "method__threshold": 0.001}
+    both, progress = trained(comm, method__name=first, method__finish=f"{last}:50%", **settings)
+    before, _ = trained(comm, method__name=first, train__rounds=2, **settings)
+    before.method.publish()
+    after = Training(small_run(method__name=last, **settings), comm)
+    keeps = before.method.optimizer_slots(before.run)
+    after.method.job.state_since = 0 if keeps else 2
+    go_on(after, before, (2, 3))
+    both.method.publish()
+    mine, expected = whole(both), whole(after)
+    for name in (name for name in expected if "/" not in name):
+        np.testing.assert_array_equal(mine[name], expected[name], err_msg=name)
+    assert [one.round for one in progress] == [1, 2, 3, 4]
+    assert progress[-1].local_steps == 12
+
+
+def test_kept_momentum_counts_its_steps_from_where_it_began(comm):
+    """Adam's bias correction: two rounds of IST that reset it, then data parallel, whose state starts at zero."""
+    settings = {"optimizer__name": "adam", "optimizer__lr": 0.01, **NO_NORM}
+    training, _ = trained(comm, method__finish="data-parallel:50%", **settings)
+    before, _ = trained(comm, train__rounds=2, **settings)
+    everyone = replicas(training.run, comm.size)
+    current = torch.cat([torch.from_numpy(values).flatten() for values in whole(before).values()])
+    everyone[0].weights = current
+    module = everyone[0].module
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    for step in range(6, 12):
+        optimizer.zero_grad()
+        for one in everyone:
+            x, y = (torch.from_numpy(part) for part in one.batches.at(step))
+            (functional.cross_entropy(module(x.double()), y) / comm.size).backward()
+        optimizer.step()
+    assert_near(training, everyone[0].named(), 1e-8)
+
+
+@pytest.mark.parametrize(
+    "finish, message",
+    [
+        (
+            "local-sgd",
+            "method.finish = 'local-sgd' must be a method and its share of the rounds, as in 'local-sgd:10%'.",
+        ),
+        ("local-sgd:0%", "must be a method and its share"),
+        ("local-sgd:101%", "must be a method and its share"),
+        ("local-sgd:nan%", "must be a method and its share"),
+        ("local-sdg:10%", "method.finish = 'local-sdg' is not known; did you mean local-sgd?"),
+    ],
+)
+def test_a_finish_that_cannot_be_is_refused(comm, finish, message):
+    with pytest.raises(ConfigError) as refused:
+        Training(small_run(method__finish=finish), comm)
+    assert message in str(refused.value)
