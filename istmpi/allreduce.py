@@ -16,8 +16,8 @@ import torch
 from istmpi import ring
 from istmpi.comm import Communicator, threads_may_call
 
-LONGEST_NAP = 1e-3
-"""Seconds; a line of 1 Gbit/s carries 125 kB meanwhile, which its socket buffers hold."""
+LONGEST_NAP = 5e-4
+"""Seconds; a line of 1 Gbit/s carries 62 kB meanwhile, which its socket buffers hold."""
 
 Array = np.ndarray | torch.Tensor
 

@@ -103,13 +103,6 @@ class Communicator:
         )
         self.traffic.add(mine.nbytes)
 
-    def all_reduce(self, values: np.ndarray) -> None:
-        """Overwrite flat ``values`` by their sum over ranks, in the library's order. Counts the bytes of a ring."""
-        from mpi4py import MPI
-
-        self._mpi.Allreduce(MPI.IN_PLACE, values)
-        self.traffic.add(2 * values.nbytes * (self.size - 1) // self.size)
-
     def sum(self, values: np.ndarray) -> np.ndarray:
         """The sum over ranks, added in rank order so that two runs agree bit for bit."""
         gathered = self.allgather(values.ravel(), [values.size] * self.size)

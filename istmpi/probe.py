@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from istmpi.allreduce import MeanOverRanks
 from istmpi.comm import Communicator, library
 from istmpi.config import Run
 from istmpi.cost import cost
@@ -172,9 +173,14 @@ def _allreduce(communicator: Communicator) -> list[Point]:
     ranks = communicator.size
     points = []
     for size in MESSAGE_BYTES:
-        values = np.zeros(size // 4, dtype=np.float32)
-        seconds = timed(communicator, lambda values=values: communicator.all_reduce(values))
-        points.append((2 * (ranks - 1).bit_length(), 2 * (ranks - 1) / ranks * size, seconds))
+        values = torch.zeros(size // 4)
+        mean = MeanOverRanks({"values": values.nbytes}, communicator)
+
+        def work(mean=mean, values=values):
+            mean.add("values", values)
+            mean.finish()
+
+        points.append((2 * (ranks - 1), 2 * (ranks - 1) / ranks * size, timed(communicator, work)))
     return points
 
 
