@@ -46,6 +46,7 @@ def cluster():
     yield lambda *words: [BENCHMARKS / "cluster", "--name", NAME, *words]
     left = namespaces()
     run(BENCHMARKS / "cluster", "down", "--name", NAME)
+    Path(f"/run/istmpi-{NAME}.lock").unlink(missing_ok=True)
     assert not left
 
 
