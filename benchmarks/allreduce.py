@@ -117,8 +117,8 @@ def benchmark() -> None:
             options.name,
             f"The mean over {communicator.size} ranks, {network()}",
             rows,
-            "Seconds are medians until the last rank is done, ratios medians over turns; Mbit/s is what a rank sends in "
-            "that time, without headers.",
+            "Seconds are medians until the last rank is done, ratios medians over turns; Mbit/s is what a rank sends "
+            "in that time, without headers.",
             f"benchmarks/cluster --hosts {communicator.size} --"
             if network().startswith("emulated")
             else f"mpirun -n {communicator.size}",
