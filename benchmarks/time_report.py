@@ -28,13 +28,6 @@ from istmpi.cost.time import round_time
 from istmpi.models.mlp import MLP
 
 PAIRS = {"local SGD": ("local-sgd", "pytorch-local-sgd"), "data parallel": ("data-parallel", "pytorch-ddp")}
-MODELLED = {
-    "ist": "ist",
-    "local-sgd": "local-sgd",
-    "data-parallel": "data-parallel",
-    "pytorch-ddp": "data-parallel-ring",
-}
-"""Contestants that the cost model knows."""
 BELOW = (0.0, 0.02, 0.05)
 """Accuracies that times are given for: so far below the highest that all reach."""
 MODEL_RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
@@ -242,8 +235,8 @@ def scaling(scale: Scale, record: Records) -> list[dict]:
         for name in NAMES:
             measured = BATCH * ranks / found[name].seconds if name in found else None
             predicted = None
-            if name in MODELLED and (name != "ist" or ranks <= min(hidden)):
-                plan = cost(run, network, ranks, MODELLED[name])
+            if name in METHODS and (name != "ist" or ranks <= min(hidden)):
+                plan = cost(run, network, ranks, name)
                 predicted = ranks * BATCH * local_steps / round_time(plan, cluster).total
             if measured or predicted and ranks > most:
                 rows.append(
@@ -356,6 +349,7 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
             f"{scale.tasks[0].title}, J = {scale.local_steps[0]}, {BATCH} examples a rank and step. Ranks share this "
             "host's cores, so with fewer ranks each is faster, and its network too: `equal ranks` are figures as if "
             "every rank were as fast as with the most ranks measured. Beyond those is the cost model alone, with that "
-            "cluster as `istmpi calibrate` finds it.\n\n![Samples a second](scaling.png)"
+            "cluster as `istmpi calibrate` finds it; PyTorch's methods send what ours do.\n\n"
+            "![Samples a second](scaling.png)"
         )
         reporting.report("scaling", "Samples a second by the number of ranks", rows, notes, folder=folder)
