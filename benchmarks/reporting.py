@@ -15,10 +15,19 @@ HERE = Path(__file__).parent
 Row = Mapping[str, str | int | float]
 
 
-def report(name: str, title: str, rows: Sequence[Row], notes: str, launcher: str = "") -> None:
+def report(
+    name: str,
+    title: str,
+    rows: Sequence[Row],
+    notes: str,
+    launcher: str = "",
+    folder: Path = HERE / "results",
+    facts: Mapping[str, object] | None = None,
+) -> None:
     """Print the rows as a table and write them with what is needed to repeat them; for one rank only.
 
     All rows have the same keys, which are the headings. ``launcher``: what stood before ``python`` on the command line.
+    ``facts``: what else belongs into the file for programs.
     """
     command = " ".join(
         [*launcher.split(), "python", f"benchmarks/{Path(sys.argv[0]).name}", *map(shlex.quote, sys.argv[1:])]
@@ -31,14 +40,14 @@ def report(name: str, title: str, rows: Sequence[Row], notes: str, launcher: str
         "host": host(),
         "network": network(),
     }
-    table = _table(rows)
-    print(f"\n{title}\n\n{table}\n\n{notes}", flush=True)
-    facts = "\n".join(f"* {key}: {value}" for key, value in record.items() if key not in ("title", "command"))
-    text = f"# {title}\n\n```\n{command}\n```\n\n{table}\n\n{notes}\n\n{facts}\n"
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / f"{name}.md").write_text(text, encoding="utf-8")
-    tree = json.dumps({**record, "notes": notes, "rows": list(rows)}, indent=1) + "\n"
-    (HERE / "results" / f"{name}.json").write_text(tree, encoding="utf-8")
+    text = f"{table(rows)}\n\n{notes}"
+    print(f"\n{title}\n\n{text}", flush=True)
+    about = "\n".join(f"* {key}: {value}" for key, value in record.items() if key not in ("title", "command"))
+    folder.mkdir(exist_ok=True)
+    text = f"# {title}\n\n```\n{command}\n```\n\n{text}\n\n{about}\n"
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    tree = json.dumps({**record, "notes": notes, "rows": list(rows), **(facts or {})}, indent=1) + "\n"
+    (folder / f"{name}.json").write_text(tree, encoding="utf-8")
 
 
 def commit() -> str:
@@ -72,7 +81,7 @@ def network() -> str:
     return os.environ.get("ISTMPI_NETWORK", "shared memory of one host")
 
 
-def _table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown, aligned to be read as they stand."""
     headings = list(rows[0])
     cells = [headings, *[[_text(row[heading]) for heading in headings] for row in rows]]

@@ -7,6 +7,7 @@ hands to MPI for other ranks; what it keeps for itself does not count.
 import os
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -240,11 +241,8 @@ class Rumour:
         self._sent, self._heard_from = [], set()
 
 
-def world() -> Communicator:
-    """All ranks of this job, on a communicator of our own.
-
-    LaunchError when there is no MPI library, or when it does not belong to the launcher that started this process.
-    """
+def start() -> Any:
+    """mpi4py's MPI module, the library started; LaunchError when there is none."""
     try:
         with warnings.catch_warnings():
             # mpi4py warns of a foreign launcher in three lines; we refuse it in one.
@@ -254,7 +252,15 @@ def world() -> Communicator:
         raise LaunchError(
             f"no MPI library can be loaded ({error}). Install one (pip install 'istmpi[mpich]') or load its module."
         ) from None
-    communicator = Communicator(MPI.COMM_WORLD.Dup())
+    return MPI
+
+
+def world() -> Communicator:
+    """All ranks of this job, on a communicator of our own.
+
+    LaunchError when there is no MPI library, or when it does not belong to the launcher that started this process.
+    """
+    communicator = Communicator(start().COMM_WORLD.Dup())
     announced = launched()[1]
     if communicator.size == 1 and announced > 1:
         raise LaunchError(
@@ -264,11 +270,14 @@ def world() -> Communicator:
     return communicator
 
 
-def threads_may_call() -> bool:
-    """Several threads of a process may call the MPI library at the same time."""
+def library_before_start() -> str:
+    """The MPI library's own words about itself, MPI not started; for a process that does nothing else."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
     from mpi4py import MPI
 
-    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    return MPI.Get_library_version()
 
 
 def library() -> str:
@@ -277,6 +286,73 @@ def library() -> str:
 
     name, version = MPI.get_vendor()
     return f"{name} {'.'.join(map(str, version))}"
+
+
+THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
+"""What an MPI library lets a process's threads do, from nothing to everything."""
+
+
+def thread_level() -> str:
+    """Which of `THREAD_LEVELS` the library grants."""
+    from mpi4py import MPI
+
+    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+    return THREAD_LEVELS[levels.index(MPI.Query_thread())]
+
+
+def threads_may_call() -> bool:
+    """Several threads of a process may call the MPI library at the same time."""
+    return thread_level() == THREAD_LEVELS[-1]
+
+
+def send_to_self(sent: Any, received: Any) -> None:
+    """Through MPI from one buffer to another of this process; they may lie in device memory if the library takes it."""
+    from mpi4py import MPI
+
+    MPI.COMM_SELF.Sendrecv(sent, 0, 0, received, 0, 0)
+
+
+def handshake(seconds: float) -> list[tuple[int, int]]:
+    """Every rank greets every other; on rank 0 the pairs (listener, speaker) that did not hear each other in time.
+
+    Uses no collective call, which one deaf pair would hang, and so comes before `world`. Other ranks return if all is
+    well; else they wait for rank 0 to end the job.
+    """
+    MPI = start()
+    everyone = MPI.COMM_WORLD
+    rank, peers = everyone.Get_rank(), [rank for rank in range(everyone.Get_size()) if rank != everyone.Get_rank()]
+    greeting, report, verdict = range(3)
+    kept = [everyone.isend(None, peer, greeting) for peer in peers]
+    silent = [(rank, peer) for peer in _unheard(everyone, peers, greeting, seconds)[1]]
+    if rank == 0:
+        reports, missing = _unheard(everyone, peers, report, seconds)
+        silent += [pair for pairs in reports.values() for pair in pairs]
+        silent += [(0, peer) for peer in missing if (0, peer) not in silent]
+        kept += [everyone.isend(bool(silent), peer, verdict) for peer in peers]
+    else:
+        kept.append(everyone.isend(silent, 0, report))
+        answer, _ = _unheard(everyone, [0], verdict, 3 * seconds)
+        if answer.get(0, True):
+            time.sleep(seconds)
+            everyone.Abort(1)
+    if not silent:
+        MPI.Request.waitall(kept)
+    return sorted(silent)
+
+
+def _unheard(everyone: Any, peers: list[int], tag: int, seconds: float) -> tuple[dict[int, Any], list[int]]:
+    """What the peers sent, and the peers from whom nothing came in time."""
+    waiting = {peer: everyone.irecv(source=peer, tag=tag) for peer in peers}
+    heard = {}
+    deadline = time.monotonic() + seconds
+    while waiting and time.monotonic() < deadline:
+        for peer, request in list(waiting.items()):
+            done, value = request.test()
+            if done:
+                heard[peer] = value
+                del waiting[peer]
+        time.sleep(0.001)  # leave the core to ranks that share it
+    return heard, list(waiting)
 
 
 def launched() -> tuple[int, int]:
@@ -299,7 +375,7 @@ def meet_with(error: IstmpiError) -> IstmpiError:
     Returns what this rank shall report; ``everywhere`` is set if all ranks now know.
     """
     mpi = _mpi_if_up()
-    if mpi is None and launched()[1] > 1:
+    if mpi is None and launched()[1] > 1 and not _in_batch_script():
         try:
             with world().agreed():
                 raise error
@@ -308,6 +384,11 @@ def meet_with(error: IstmpiError) -> IstmpiError:
             mpi = _mpi_if_up()
     error.everywhere = error.everywhere or mpi is None or mpi.COMM_WORLD.Get_size() == 1
     return error
+
+
+def _in_batch_script() -> bool:
+    """This process runs in a SLURM job's script, beside no other rank, though the variables of ranks are set."""
+    return "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and "PMI_RANK" not in os.environ
 
 
 def leave_together() -> None:

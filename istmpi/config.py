@@ -126,6 +126,8 @@ class Train:
     """How long, how large, on what."""
 
     rounds: int = 30
+    max_minutes: float = 0.0
+    """Minutes of training, evaluations left out, after which the round under way is the last; 0 sets no limit."""
     batch: int = 128
     """Examples in a local step of one rank."""
     seed: int = 0
@@ -268,13 +270,17 @@ class Run:
 
         return plain(self)
 
+    def flat(self) -> dict[str, Any]:
+        """The settings by their dotted names: ``{"method.local_steps": 20}``; those that are None are left out."""
+        return _flat(self.tree())
+
     def toml(self) -> str:
         """The run as a TOML file that `Run.load` reads back to the same run."""
         return tomli_w.dumps(self.tree())
 
     def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
         """The settings in which two runs differ: ``{"model.hidden": ([512], [256])}``; one that is not set is None."""
-        mine, theirs = (_flat(run.tree()) for run in (self, other))
+        mine, theirs = self.flat(), other.flat()
         return {
             key: (mine.get(key), theirs.get(key))
             for key in sorted({*mine, *theirs})
@@ -343,6 +349,7 @@ _AT_LEAST = {
     "method.threshold": 0,
     "method.burn_in": 0,
     "train.rounds": 1,
+    "train.max_minutes": 0,
     "train.batch": 1,
     "train.seed": 0,
     "train.threads": 0,

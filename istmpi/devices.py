@@ -24,15 +24,24 @@ def choose_device(wanted: str, local: Communicator) -> torch.device:
     return torch.device("cuda", local.rank % torch.cuda.device_count())
 
 
-def choose_threads(wanted: int, local: Communicator) -> int:
-    """Set and return this rank's threads: as wanted, or its fair share of the cores it may use. Collective.
+def usable_cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
-    A core that several ranks of this host (``local``) may use is divided among them, bound or not.
+
+def fair_threads(local: Communicator) -> int:
+    """This rank's fair share of the cores it may use: those that ranks of its host (``local``) share are divided.
+
+    Collective.
     """
-    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    mine = usable_cores()
     everyones = local.gather(mine)
-    fair = sum(Fraction(1, sum(core in cores for cores in everyones)) for core in mine)
-    threads = wanted or max(int(fair), 1)
+    return max(int(sum(Fraction(1, sum(core in cores for cores in everyones)) for core in mine)), 1)
+
+
+def choose_threads(wanted: int, local: Communicator) -> int:
+    """Set and return this rank's threads: as wanted, or its fair share of the cores. Collective."""
+    threads = wanted or fair_threads(local)
     torch.set_num_threads(threads)
     return threads
 

@@ -12,6 +12,12 @@ from typing import Any
 from istmpi.errors import ConfigError, DataError, OutputError
 
 METRICS = "metrics.jsonl"
+SETTINGS = "run.toml"
+SUMMARY = "summary.json"
+FAILURE = "failure.json"
+"""Why a run of a comparison failed."""
+JOB = "job"
+"""In a run's folder: what the script that started the run says of the machine. May be there before the run."""
 
 
 class Clock:
@@ -49,34 +55,38 @@ class RunFolder:
 
     @staticmethod
     def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
-        """A new folder: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
+        """A new folder, yet to be made: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
 
         With ``resume`` it may be a run's already: the wanted one, runs/NAME for ``auto``, or the one that the file or
-        folder to go on from lies in. Raises ConfigError for a folder with anything else in it, and for one that cannot
-        be made: nothing of others is ever overwritten.
+        folder to go on from lies in. Raises ConfigError for a folder with anything else in it: nothing of others is
+        ever overwritten.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume}: there is no such file or folder.")
-        if wanted:
-            path = Path(wanted)
-        elif resume == "auto":
-            path = Path("runs") / name
+        if wanted or resume == "auto":
+            path = home(wanted, name)
         elif resume:
             path = Path(resume)
             path = path if path.is_dir() else path.parent
             path = path.parent if path.name == "checkpoints" else path
         else:
-            path = _free(Path("runs") / name)
+            path = _free(home(wanted, name))
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()) and not (resume and (path / METRICS).is_file()):
+            used = path.exists() and any(entry.name != JOB for entry in path.iterdir())
+            if used and not (resume and (path / METRICS).is_file()):
                 what = "is not empty and not a run's" if resume else "is not empty"
                 raise ConfigError(f"--out {path}: the folder {what}. Name another or remove it.")
-            if not (path / METRICS).exists():
-                (path / METRICS).touch()
         except OSError as error:
-            raise ConfigError(f"--out {path}: cannot be written ({error.strerror}). Name another folder.") from None
+            raise _unusable(path, error) from None
         return RunFolder(path)
+
+    def make(self) -> None:
+        """Have the folder and its metrics, empty if there are none yet; ConfigError when that cannot be."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / METRICS).touch()
+        except OSError as error:
+            raise _unusable(self.path, error) from None
 
     def keep_metrics(self, rounds: int) -> None:
         """Forget the metrics of later rounds: they will be run again."""
@@ -116,6 +126,15 @@ class RunFolder:
                 file.write(text)
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be written ({error.strerror}).") from None
+
+
+def home(wanted: str, name: str) -> Path:
+    """The folder of a run that goes on in it: the wanted one, or runs/NAME."""
+    return Path(wanted) if wanted else Path("runs") / name
+
+
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--out {path}: cannot be written ({error.strerror}). Name another folder.")
 
 
 def _free(path: Path) -> Path:

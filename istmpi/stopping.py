@@ -14,6 +14,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 FILE = "STOP"
 """A file of this name in the run's folder asks the run to stop."""
 
+_FILE_REASON = "the file "
+
 _SAME_REQUEST = 0.5
 """Seconds in which a second signal counts as the same request: a terminal and a launcher may both pass on a Ctrl-C."""
 
@@ -40,6 +42,11 @@ class StopSign:
             self.reason = reason
             self._rumour.spread(reason)
         return bool(self.reason)
+
+    @property
+    def cure(self) -> str:
+        """What to do, if anything, before the run can go on."""
+        return f"Remove {self._file}; then the same" if self.reason.startswith(_FILE_REASON) else "The same"
 
     def settle(self, reasons: list[str]) -> None:
         """Adopt the first of all ranks' reasons, gathered from them, and end what `asked` began. Collective."""
@@ -79,7 +86,7 @@ class StopSign:
         self._looked = now
         if self._deadline is not None and now >= self._deadline:
             return "the end of the job's time"
-        return f"the file {self._file}" if self._file and self._file.exists() else ""
+        return f"{_FILE_REASON}{self._file}" if self._file and self._file.exists() else ""
 
 
 def end_of_job() -> float:

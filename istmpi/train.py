@@ -29,12 +29,12 @@ from istmpi.methods import Job, Method, Partial, method
 from istmpi.models import architecture
 from istmpi.models.losses import TASKS
 from istmpi.partition import check
-from istmpi.record import Clock, RunFolder
+from istmpi.record import SETTINGS, SUMMARY, Clock, RunFolder
 from istmpi.stopping import FILE as STOP_FILE
 from istmpi.stopping import StopSign
 from istmpi.store import ParameterStore
 
-MAY_CHANGE = ("data.source", "optimizer.lr", "optimizer.weight_decay", "train.rounds")
+MAY_CHANGE = ("data.source", "optimizer.lr", "optimizer.weight_decay", "train.rounds", "train.max_minutes")
 """Settings that a resumed run may have otherwise; the data may have moved, but not changed."""
 WITHOUT_EFFECT = ("name", "train.threads", "train.device", "evaluate.", "checkpoint.", "output.")
 """Settings, or sections of them, that do not change what is learnt."""
@@ -100,13 +100,14 @@ def carry_out(
     resume: str = "",
     deadline: float | None = None,
     signals: bool = False,
+    stop: StopSign | None = None,
 ) -> Summary | None:
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
     ``watch`` counts on rank 0 alone. ``resume``: a checkpoint or the folder of a run to go on from, ``auto`` for
     this run's own folder if there is something in it; without it the folder must be new. The run stops early at the
-    ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process. Returns
-    None when there was nothing left to do.
+    ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
+    ``stop`` in place of all these. Returns None when there was nothing left to do.
 
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.
@@ -118,19 +119,22 @@ def carry_out(
         folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
     folder = communicator.from_first(folder)
     start = _start(folder, resume, communicator, note)
-    stop = StopSign(communicator, folder.path / STOP_FILE, deadline)
+    stop = stop or StopSign(communicator, folder.path / STOP_FILE, deadline)
     if signals:
         stop.listen()
     training = Training(run, communicator, stop)
     if start:
         for change in training.resume(start):
             note(f"changed since {start}: {change}")
-        if start == folder.path / NETWORK and training.rounds_done >= run.train.rounds:
-            note(f"nothing left to train: {start} has all {run.train.rounds} rounds.")
+        if start == folder.path / NETWORK and training.done:
+            note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
             return None
+    with communicator.agreed():
+        if first:
+            folder.make()
     saver = Saver(folder.path, run.checkpoint, communicator, note)
     if first:
-        folder.write("run.toml", run.override({"output.folder": str(folder.path)}).toml())
+        folder.write(SETTINGS, run.override({"output.folder": str(folder.path)}).toml())
         folder.keep_metrics(training.rounds_done)
         watch.started(training, folder, saver)
         if start:
@@ -149,11 +153,11 @@ def carry_out(
                 with training.clock("save"):
                     saver.save(*training.state())
         with training.clock("save"):
-            if training.rounds_done < run.train.rounds:
+            if not training.done:
                 path = saver.save_now(*training.state())
                 error = StoppedError(
                     f"stopped by {stop.reason}, {training.position}; saved in {path}. "
-                    f"The same command with --resume auto goes on."
+                    f"{stop.cure} command with --resume auto goes on."
                 )
                 error.everywhere = True
                 raise error
@@ -167,7 +171,7 @@ def carry_out(
     last = progress or training.progress(training.evaluate())
     summary = Summary(folder.path, communicator.size, training.score_name, last, phases)
     if first:
-        folder.write("summary.json", json.dumps(asdict(summary), default=str, indent=2) + "\n")
+        folder.write(SUMMARY, json.dumps(asdict(summary), default=str, indent=2) + "\n")
         watch.finished(summary)
     return summary
 
@@ -215,6 +219,7 @@ class Training:
             self.device = choose_device(run.train.device, local)
         self.threads = choose_threads(run.train.threads, local)
         self.run = run
+        self.time_is_up = False
         self._data_summary = self._summarise_data()
         self.stop = stop or StopSign(communicator)
         self.rounds_done = self.local_step = self._most_steps = self._examples = self._bytes = 0
@@ -263,16 +268,28 @@ class Training:
     def rounds(self) -> Iterator[Progress]:
         """Run the rounds that are left, one by one; DivergedError on every rank when the loss stops being finite.
 
+        When ``train.max_minutes`` are up the round under way is the last.
+
         Ends early when ``stop`` was asked, perhaps in the middle of a round: `state` then has what is done of it.
         """
         run = self.run
         every = run.evaluate.every or max(run.train.rounds // 10, 1)
-        while self.rounds_done < run.train.rounds and not self.stop.reason:
+        while not self.done and not self.stop.reason:
             if not self._run_round():
                 return
-            last = self.rounds_done == run.train.rounds
+            self._look_at_the_clock()
             due = self.rounds_done % every == 0 and not self.stop.reason
-            yield self.progress(self.evaluate() if last or due else None)
+            yield self.progress(self.evaluate() if self.done or due else None)
+
+    @property
+    def done(self) -> bool:
+        """No round is left, or no time for one."""
+        return self.time_is_up or self.rounds_done >= self.run.train.rounds
+
+    def _look_at_the_clock(self) -> None:
+        """See whether the run's time is up, by rank 0's clock; a round that has begun still has its time."""
+        limit = 60 * self.run.train.max_minutes
+        self.time_is_up = bool(limit) and not self.local_step and self.communicator.from_first(self._seconds >= limit)
 
     def _run_round(self) -> bool:
         """Run one round, or what is left of it; False when it was stopped in the middle."""
@@ -320,7 +337,7 @@ class Training:
     def checkpoint_due(self) -> bool:
         """After this round; what is saved at the end of the run, or when it is stopped, is not counted."""
         every, done = self.run.checkpoint.every, self.rounds_done
-        return bool(every) and done % every == 0 and done < self.run.train.rounds and not self.stop.reason
+        return bool(every) and done % every == 0 and not self.done and not self.stop.reason
 
     def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
         """Everything that training goes on from, this rank's part of it, perhaps ``calibrated``. Collective."""
@@ -360,6 +377,7 @@ class Training:
             self.method = self._next_method(self.method)
             self._begun = restore(checkpoint, self.store)
         self._examples, self._seconds, self._bytes = header.examples, header.seconds, header.bytes
+        self._look_at_the_clock()
         self._loss = header.loss
         steps = self.communicator.maximum(self.method.steps(self.rounds_done))
         if header.ranks != self.communicator.size and self.local_step >= steps:

@@ -4,10 +4,10 @@ import json
 import time
 
 
-def wait_for_rounds(folder, rounds, job, timeout=60):
-    """Until so many rounds are in the metrics."""
+def wait_for_rounds(folder, rounds, job, timeout=60, unlike=None):
+    """Until so many rounds are in the metrics; ``unlike`` those that were there before the job began, if given."""
     end = time.monotonic() + timeout
-    while len(lines(folder)) < rounds:
+    while len(found := lines(folder)) < rounds or found == unlike:
         assert job.process.poll() is None, job.end()
         assert time.monotonic() < end, f"not {rounds} rounds within {timeout} s"
         time.sleep(0.02)

@@ -58,7 +58,7 @@ prepare() {
     make_venv
     local now
     now=$(fingerprint)
-    # What bin/test installs, test,export,plots,data, ends with what bin/quickstart needs and serves it too.
+    # What bin/test installs, test,export,ec2,plots,data, ends with what bin/quickstart needs and serves it too.
     if ! grep -qsxF "$now" "$VENV"/.istmpi-*"$1"; then
         say "installing torch $TORCH, mpi4py, h5py and istmpi[$1] into $VENV (some 300 MB the first time)"
         install_torch
@@ -150,4 +150,20 @@ find_parallel_hdf5() {
     fi
     HDF5_LACKS="$HDF5_MPIRUN and $HDF5_PYTHON do not work together"
     HDF5_MPIRUN=$(command -v "$HDF5_MPIRUN") && PYTHON=$HDF5_PYTHON works "$HDF5_MPIRUN"
+}
+
+# find_slurm: whether a SLURM can be started here; where not, returns 1 and sets SLURM_LACKS to the reason. Debian's is
+# installed where that is allowed. Its own services are kept from starting: the tests start theirs.
+# shellcheck disable=SC2034 # SLURM_LACKS is for the caller
+find_slurm() {
+    PATH=$PATH:/usr/sbin
+    SLURM_LACKS="only root can start a SLURM with several nodes on one host"
+    [ "$(id -u)" = 0 ] || return 1
+    command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v sbatch >/dev/null && return
+    SLURM_LACKS="needs Debian's package slurm-wlm, which cannot be installed here"
+    command -v apt-get >/dev/null || return 1
+    say "installing slurm-wlm"
+    apt-get update >/dev/null 2>&1 || true
+    DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y --no-install-recommends slurm-wlm >/dev/null 2>&1 || return 1
+    command -v slurmctld >/dev/null && command -v slurmd >/dev/null
 }

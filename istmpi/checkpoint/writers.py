@@ -25,15 +25,21 @@ _AT_ONCE = 2**30
 Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
 
+def available(communicator: Communicator) -> list[str]:
+    """The writers that all ranks can use, the preferred one first. Collective."""
+    parallel = all(communicator.gather(h5py.get_config().mpi))
+    return ["mpio", "direct"] if parallel else ["direct"]
+
+
 def choose(wanted: str, communicator: Communicator) -> str:
-    """The writer's name that all ranks can use: ``auto`` takes mpio where every rank's h5py has MPI. Collective."""
-    able = all(communicator.gather(h5py.get_config().mpi))
-    if wanted == "mpio" and not able:
+    """The writer to use: the wanted one, or with ``auto`` the first that all ranks can use. Collective."""
+    able = available(communicator)
+    if wanted == "mpio" and wanted not in able:
         raise ConfigError(
             "checkpoint.writer = 'mpio' needs an h5py that was built with MPI, which this one was not; README.md says "
             "how to build it. Or use direct, which writes the same file."
         )
-    return wanted if wanted != "auto" else "mpio" if able else "direct"
+    return able[0] if wanted == "auto" else wanted
 
 
 def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:

@@ -1,8 +1,6 @@
 """``istmpi evaluate``: how well a trained network does on data, on any number of ranks."""
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from istmpi.data.dataset import SPLITS
 
@@ -28,11 +26,11 @@ def command(path: str, data: str | None, split: str, calibrate: bool) -> None:
     result = evaluate(path, communicator, data, split, calibrate)
     if communicator.rank > 0:
         return
-    console, score = Console(highlight=False, soft_wrap=True), result.score
+    score = result.score
     if result.calibrated:
-        why = "" if calibrate else f": {escape(path)} was saved without calibration"
-        console.print(f"calibrated on the training split of {escape(result.source)}{why}")
-    console.print(
-        f"[bold]{result.score_name}[/] {score.score:.4f}, [bold]loss[/] {score.loss:.4f} "
-        f"on {score.examples:,} {split} examples of {escape(result.source)}"
+        why = "" if calibrate else f": {path} was saved without calibration"
+        click.echo(f"calibrated on the training split of {result.source}{why}")
+    click.echo(
+        f"{result.score_name} {score.score:.4f}, loss {score.loss:.4f} "
+        f"on {score.examples:,} {split} examples of {result.source}"
     )

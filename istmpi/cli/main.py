@@ -14,13 +14,15 @@ from istmpi.errors import IstmpiError, UserError
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
 3 the loss is no longer finite, 74 a result cannot be written,
-75 stopped early and saved (train --resume auto goes on), 130 interrupted."""
+75 stopped early and saved (train --resume auto goes on; so does the same compare), 130 interrupted."""
 
 
 @click.group(
     cls=LazyGroup,
     commands={
         "train": "Train a network on all ranks of an MPI job.",
+        "compare": "Train one run with several methods and say what each needs to reach a score.",
+        "report": "Compare finished runs: table, pictures, HTML; no MPI.",
         "runs": "List the runs that ship with istmpi.",
         "costmodel": "Say what a run will cost in bytes, FLOPs, memory and time; no MPI, no training.",
         "calibrate": "Measure this cluster's network and ranks for costmodel.",
@@ -29,6 +31,8 @@ Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
         "evaluate": "Score a trained network on data.",
         "predict": "Run a trained network on files.",
         "export": "Write a trained network for PyTorch, ONNX or NumPy.",
+        "job": "Print scripts that run istmpi on SLURM and EC2.",
+        "doctor": "Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints.",
     },
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},

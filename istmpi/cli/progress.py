@@ -12,7 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from istmpi import comm, train
 from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.saver import Saver
+from istmpi.compare import ComparisonWatch, Turn
 from istmpi.cost import cost
+from istmpi.errors import IstmpiError
 from istmpi.record import RunFolder
 from istmpi.report.units import duration, number, size
 
@@ -21,6 +23,9 @@ SECONDS_BETWEEN_LINES = 10
 
 class TrainingDisplay(train.Watch):
     """Follows one run on the console."""
+
+    every_evaluation = True
+    """Has a line, not just one every few seconds."""
 
     def __init__(self) -> None:
         # Open MPI gives rank 0 a terminal for its output even where that ends in a file; for its errors it does not.
@@ -31,6 +36,10 @@ class TrainingDisplay(train.Watch):
 
     def started(self, training: train.Training, folder: RunFolder, saver: Saver) -> None:
         self._facts(_banner(training, folder, saver))
+        self._follow(training)
+
+    def _follow(self, training: train.Training) -> None:
+        """Begin to show the progress of a run."""
         self._score_name = training.score_name
         self._rounds = training.run.train.rounds
         if self._console.is_terminal:
@@ -50,7 +59,8 @@ class TrainingDisplay(train.Watch):
         if self._bar:
             self._bar.update(self._task, completed=progress.round, note=f"loss {progress.loss:.4f}")
         now = time.monotonic()
-        if progress.score or (not self._bar and now - self._line_at >= SECONDS_BETWEEN_LINES):
+        late = not self._bar and now - self._line_at >= SECONDS_BETWEEN_LINES
+        if late or (progress.score and self.every_evaluation):
             self._line_at = now
             width = len(str(self._rounds))
             line = (
@@ -64,9 +74,13 @@ class TrainingDisplay(train.Watch):
         self._console.print(message, markup=False)
 
     def finished(self, summary: train.Summary) -> None:
+        self._stop_bar()
+        self._facts(_outcome(summary))
+
+    def _stop_bar(self) -> None:
         if self._bar:
             self._bar.stop()
-        self._facts(_outcome(summary))
+            self._bar = None
 
     def plots(self, folder: Path) -> None:
         """Draw the run's plots and name them."""
@@ -81,6 +95,42 @@ class TrainingDisplay(train.Watch):
     def _facts(self, facts: Mapping[str, str]) -> None:
         for name, fact in facts.items():
             self._console.print(f"[bold]{name:<10}[/] {escape(fact)}")
+
+
+class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
+    """Follows the runs of a comparison: a banner for the first, a few lines for each."""
+
+    every_evaluation = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._introduced = False
+
+    def begun(self, turn: Turn, number: int, count: int) -> None:
+        self._heading = f"{number}/{count} {turn.method}, seed {turn.run.train.seed}"
+
+    def started(self, training: train.Training, folder: RunFolder, saver: Saver) -> None:
+        if not self._introduced:
+            banner = _banner(training, folder, saver)
+            self._facts({name: banner[name] for name in ("MPI", "ranks", "compute", "data", "network")})
+            self._introduced = True
+        self._line_at = time.monotonic()
+        self._follow(training)
+
+    def finished(self, summary: train.Summary) -> None:
+        self._stop_bar()
+        last = summary.last
+        self._console.print(
+            f"[bold]{escape(self._heading)}:[/] {summary.score_name} {last.score.score:.4f} "
+            f"after {duration(last.seconds)}, {size(last.bytes)} sent"
+        )
+
+    def skipped(self, turn: Turn) -> None:
+        self._console.print(f"{turn.folder.name} is finished already", markup=False)
+
+    def failed(self, turn: Turn, error: IstmpiError) -> None:
+        self._stop_bar()
+        self._console.print(f"{turn.folder.name} failed: {error}", markup=False)
 
 
 def _banner(training: train.Training, folder: RunFolder, saver: Saver) -> dict[str, str]:

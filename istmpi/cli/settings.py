@@ -30,6 +30,7 @@ OPTIONS = {
     "--resample": ("method.resample", "FRACTION", "Fraction of the units redealt every round."),
     "--shares": ("method.shares", "S,S,...", "Relative sizes of the ranks' subnets."),
     "--rounds": ("train.rounds", "N", "Rounds to train."),
+    "--max-minutes": ("train.max_minutes", "M", "Minutes of training after which the round under way is the last."),
     "--batch": ("train.batch", "N", "Examples in a local step of one rank."),
     "--lr": ("optimizer.lr", "LR", "Learning rate."),
     "--warm-up": ("optimizer.warm_up", "N", "Local steps in which the learning rate rises to its full height."),
@@ -68,9 +69,8 @@ def options(command: Callable, without: Collection[str] = ()) -> Callable:
 
 def planning(command: Callable) -> Callable:
     """Decorate a click command that trains nothing with the options that change a run's cost, and with --layers."""
-    command = options(
-        command, without=("--out", "--evaluate-every", "--rounds", "--seed", "--lr", "--warm-up", "--finish")
-    )
+    without = ("--out", "--evaluate-every", "--rounds", "--max-minutes", "--seed", "--lr", "--warm-up", "--finish")
+    command = options(command, without)
     help = "Features, hidden widths and labels, instead of reading data."
     return click.option("--layers", metavar="N-N-...", help=help)(command)
 

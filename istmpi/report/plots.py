@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from istmpi.record import RunFolder
+from istmpi.record import SUMMARY, RunFolder
 
 COLOURS = {"loss": "tab:orange", "score": "tab:blue"}
 
@@ -17,7 +17,7 @@ def draw(folder: Path) -> list[Path]:
 
     matplotlib.use("agg")
     record = RunFolder(folder)
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     return [_progress(record, summary), _time(record, summary)]
 
 

@@ -1,9 +1,10 @@
-"""Tables of a plan and of costs, for the console."""
+"""Tables of plans, costs and comparisons, for the console."""
 
 from collections.abc import Callable, Sequence
 
 from rich.columns import Columns
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from istmpi.config import Run
@@ -11,6 +12,8 @@ from istmpi.cost import Cost
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.survey import Row
 from istmpi.models.architecture import Architecture
+from istmpi.report.comparison import Comparison
+from istmpi.report.sheets import notes, sheets
 from istmpi.report.units import duration, number, size
 
 
@@ -136,3 +139,18 @@ def cluster(console: Console, found: Cluster) -> None:
     table.add_row("deal", f"{found.deal_seconds * 1e6:.1f} µs", "", "")
     console.print(f"[bold]{found.name}[/], {found.source}")
     console.print(table)
+
+
+def comparison(console: Console, found: Comparison) -> None:
+    """All tables of a comparison one below the other, and how to read them."""
+    for sheet in sheets(found):
+        table = Table(title=sheet.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table.add_column(sheet.corner, vertical="top")
+        for name in sheet.columns:
+            table.add_column(escape(name.replace(", ", "\n")), justify="right")
+        for name, cells in sheet.rows:
+            table.add_row(name, *map(escape, cells))
+        console.print(table)
+        console.print()
+    for line in notes(found):
+        console.print(escape(line), soft_wrap=True)

@@ -11,6 +11,11 @@ def number(value: float) -> str:
     return _scaled(value).rstrip()
 
 
+def energy(joules: float) -> str:
+    """Joules with a decimal prefix: ``3.6 MJ``."""
+    return f"{_scaled(joules)}J"
+
+
 def duration(seconds: float) -> str:
     """Seconds as ``4.2 s``, ``3 min 20 s`` or ``2 h 05 min``."""
     if seconds < 60:

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ class Job:
         # By its full path: Open MPI's mpirun puts its own folder first in the ranks' PATH.
         program = shutil.which(command[0], path=ENVIRONMENT["PATH"])
         assert program, f"no program {command[0]}"
-        self._command = " ".join(map(str, command))
+        self._command, self._ranks = " ".join(map(str, command)), ranks
         # The environment is spelt out: MPI_Init in this process would add a singleton's variables behind Python's back.
         self.process = subprocess.Popen(
             [launcher, "-n", str(ranks), program, *map(str, command[1:])],
@@ -52,7 +53,15 @@ class Job:
 
     @property
     def ranks(self):
-        """The processes below the launcher that are ranks, in the order of their numbers."""
+        """The processes below the launcher that are ranks, in the order of their numbers, as soon as all have begun."""
+        end = time.monotonic() + 20
+        while len(found := self._find_ranks()) < self._ranks:
+            assert self.process.poll() is None, self.end()
+            assert time.monotonic() < end, f"{self._ranks} ranks were started, and {len(found)} found"
+            time.sleep(0.01)
+        return found
+
+    def _find_ranks(self):
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:

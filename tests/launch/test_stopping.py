@@ -75,6 +75,7 @@ def test_a_file_stops_the_run_and_the_same_command_goes_on(start, mpirun, tmp_pa
     (folder / "STOP").touch()
     result = job.end(20)
     assert result.returncode == 75 and f"stopped by the file {folder}/STOP" in result.stderr
+    assert f"Remove {folder}/STOP; then the same command" in result.stderr
     done = reached(folder)
     # The file is still there: nothing may be lost by trying again.
     again = mpirun(3, *command)

@@ -208,3 +208,16 @@ def test_the_state_of_another_run_is_refused_with_the_difference(comm, shared_tm
     assert refused.value.everywhere
     free = Training(small_run(optimizer__lr=0.05, train__rounds=9, evaluate__every=3, checkpoint__keep=7), comm)
     assert free.resume(path) == ["optimizer.lr = 0.1 there, 0.05 here", "train.rounds = 1 there, 9 here"]
+
+
+def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):
+    """Training takes longer than a billionth of a minute, and the round that was stopped in its middle has begun."""
+    begun = Training(small_run(), comm)
+    stop_at(begun, 4)
+    assert len(list(begun.rounds())) == 1 and begun.local_step
+    path = save(begun, shared_tmp / "begun.h5")
+    training, progress = resumed(comm, path, train__max_minutes=1e-9)
+    assert [one.round for one in progress] == [2] and progress[0].score and training.done
+    path = save(training, shared_tmp / "done.h5")
+    assert resumed(comm, path, train__max_minutes=1e-9)[1] == []
+    assert [one.round for one in resumed(comm, path, train__max_minutes=0.0)[1]] == [3, 4]

@@ -37,6 +37,8 @@ def cli(*arguments):
         ["evaluate", "--help"],
         ["predict", "--help"],
         ["export", "--help"],
+        ["compare", "--help"],
+        ["report", "--help"],
     ],
 )
 def test_looking_around_imports_neither_torch_nor_mpi(arguments):
@@ -97,6 +99,9 @@ def test_shipped_runs_can_be_read(name):
         (["train", "--data", "nowhere.h5", "--dry-run"], "nowhere.h5 does not exist"),
         (["train", "--dry-run", "--ranks", "513"], "hidden1 has 512 units but the run has 513 ranks"),
         (["train", "--ranks", "4"], "--ranks goes with --dry-run"),
+        (["compare", "--repeats", "0"], "'--repeats'"),
+        (["compare", "--watts", "-5"], "'--watts'"),
+        (["compare", "--method", "ist"], "No such option '--method'"),
         (["train", "--dry-run", "--data", "d{rank}.npz", "--set", "data.placement=sharded"], "Leave placement out"),
     ],
 )

@@ -16,15 +16,15 @@ LAYERS = [
     ["transfer", "cost"],
     ["store", "devices", "allreduce"],
     ["methods", "evaluate", "checkpoint"],
-    ["train", "deploy", "probe"],
-    ["cli", "report", "__main__"],
+    ["train", "compare", "deploy", "probe", "jobs"],
+    ["cli", "report", "doctor", "__main__"],
 ]
 """A module may import from its own layer and those before it."""
 
 PLACES = {
     "mpi4py": ["comm.py"],
     "h5py": ["data/hdf5.py", "checkpoint/"],
-    "matplotlib": ["report/plots.py", "report/cost_plots.py"],
+    "matplotlib": ["report/plots.py", "report/cost_plots.py", "report/comparison_plots.py"],
     "click": ["cli/"],
     "rich": ["cli/", "report/tables.py", "report/checkpoints.py"],
     "torch.distributed": [],

@@ -18,15 +18,15 @@ def lists_of_setup_py():
 
 
 def name_and_versions(requirement):
-    return re.match(r"([\w-]+)([^;]*)", requirement.replace(" ", "")).groups()
+    return re.match(r"([\w-]+(?:\[[\w,]+\])?)([^;]*)", requirement.replace(" ", "")).groups()
 
 
 def test_environment_yml_says_the_same_as_setup_py():
     requires, extras = lists_of_setup_py()
-    pip = dict(
-        map(name_and_versions, [*requires, *extras["plots"], *extras["data"], *extras["export"], *extras["test"]])
-    )
-    conda = dict(map(name_and_versions, re.findall(r"^  - (\S+)$", (ROOT / "environment.yml").read_text(), re.M)))
+    wanted = [*requires, *(one for name in ("plots", "data", "export", "ec2", "test") for one in extras[name])]
+    pip = dict(map(name_and_versions, wanted))
+    text = (ROOT / "environment.yml").read_text()
+    conda = dict(map(name_and_versions, re.findall(r"^(?:  - (?=\S+$)|      - (?=\w))(\S+)", text, re.M)))
 
     mpi = {name for name in ("mpich", "openmpi") if name in conda}
     assert len(mpi) == 1, "exactly one MPI"

@@ -51,15 +51,28 @@ def test_a_phase_that_fails_is_counted_and_ended(now):
 
 def test_a_folder_of_ones_own_is_the_first_that_is_free(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    paths = [str(RunFolder.of("", "digits").path) for _ in range(3)]
+    paths = []
+    for _ in range(3):
+        folder = RunFolder.of("", "digits")
+        folder.make()
+        paths.append(str(folder.path))
     assert paths == ["runs/digits", "runs/digits-2", "runs/digits-3"]
 
 
 def test_a_wanted_folder_is_made_with_its_parents(tmp_path):
     folder = RunFolder.of(str(tmp_path / "a" / "b"), "digits")
+    assert not (tmp_path / "a").exists(), "nothing is made before the run has been checked"
+    folder.make()
     assert folder.path.is_dir() and folder.path.name == "b"
     (tmp_path / "empty").mkdir()
     RunFolder.of(str(tmp_path / "empty"), "digits")
+
+
+def test_a_job_may_leave_its_record_before_the_run(tmp_path):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "7.json").touch()
+    assert RunFolder.of(str(tmp_path), "digits", "auto").path == tmp_path
+    assert (tmp_path / "job" / "7.json").exists()
 
 
 def test_nothing_is_ever_overwritten(tmp_path):
@@ -73,11 +86,12 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for wanted in (tmp_path / "file", tmp_path / "file" / "inside"):
         with pytest.raises(ConfigError, match=f"--out {wanted}: cannot be written .* Name another folder"):
-            RunFolder.of(str(wanted), "digits")
+            RunFolder.of(str(wanted), "digits").make()
 
 
 def test_metrics_read_back_as_they_were_written(tmp_path):
     folder = RunFolder.of(str(tmp_path / "run"), "digits")
+    folder.make()
     assert folder.metrics() == []
     lines = [{"round": 1, "loss": 0.1 + 0.2}, {"round": 2, "loss": 1e-300, "score": {"loss": 1.0}}]
     for line in lines:
@@ -102,6 +116,7 @@ def test_a_killed_run_leaves_half_a_line_that_does_not_count(tmp_path):
 
 def test_a_resumed_run_forgets_the_rounds_that_it_runs_again(tmp_path):
     folder = RunFolder.of(str(tmp_path / "run"), "digits", "auto")
+    folder.make()
     for number in range(1, 6):
         folder.append({"round": number})
     again = RunFolder.of(str(tmp_path / "run"), "digits", "auto")

@@ -1,0 +1,184 @@
+"""Accuracy after every so many steps, of P ranks in one process: what no network and no clock can change.
+
+    python benchmarks/curves.py ist --data speech.h5 --hidden 4096 --ranks 8 --local-steps 20 --steps 200
+
+A synchronous method learns the same on any network. So its ranks take their steps one after the other, here, on all
+cores, with istmpi's own initial values, deals, batches and evaluation; and time to an accuracy is composed of the steps
+that it takes and the seconds that a step takes where the network is slow. tests/launch/test_slow_network.py compares
+this with real ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from istmpi.comm import world
+from istmpi.config import Run
+from istmpi.data.batches import Batches
+from istmpi.data.dataset import Dataset
+from istmpi.data.sources import open_dataset
+from istmpi.devices import materialise
+from istmpi.evaluate import Evaluator
+from istmpi.models import architecture
+from istmpi.partition import Partition
+from istmpi.store import ParameterStore
+
+METHODS = ("ist", "local-sgd", "data-parallel")
+
+
+class Ranks:
+    """All ranks of a run in one process; ``weights`` are the full network's."""
+
+    def __init__(self, run: Run, ranks: int):
+        self.run, self.ranks, self.steps = run, ranks, 0
+        data: Dataset = open_dataset(run.data.source)
+        self.network = architecture(data.features, data.outputs, data.task, run.model)
+        self._store = ParameterStore(self.network.parameters, self.network.lengths, 1, 0)
+        self._store.initialise(run.train.seed)
+        self.weights = self._store.tensors
+        self._whole: nn.Sequential | None = None
+        self._evaluator = Evaluator(run, self.network, data, self._store, world())
+        everything = np.arange(len(data.train))
+        self._streams = [
+            Batches(data.train, everything, run.train.batch, run.train.seed, rank) for rank in range(ranks)
+        ]
+
+    def round(self, steps: int) -> None:
+        """So many steps of data parallel, or one round of so many local steps."""
+        if self.run.method.name == "data-parallel":
+            self._together(steps)
+        else:
+            self._apart(steps)
+        self.steps += steps
+
+    def score(self) -> tuple[float, float]:
+        """The full network's accuracy and loss on the test split."""
+        score = self._evaluator.score()
+        return score.score, score.loss
+
+    def _together(self, steps: int) -> None:
+        """The mean of all ranks' gradients in every step: one pass over all batches, each normalised by itself."""
+        if self._whole is None:
+            self._whole = self._build(self.network.lengths)
+            for stage in self._whole:
+                if hasattr(stage, "norm"):
+                    stage.norm = EachBatch(stage.norm, self.run.train.batch)
+            for parameter, values in zip(self._whole.parameters(), self.weights.values(), strict=True):
+                parameter.data = values
+        optimizer = torch.optim.SGD(self._whole.parameters(), lr=self.run.optimizer.lr)
+        for step in range(self.steps, self.steps + steps):
+            x, y = (np.concatenate(parts) for parts in zip(*(stream.at(step) for stream in self._streams)))
+            self._step(self._whole, optimizer, x, y)
+
+    def _apart(self, steps: int) -> None:
+        """Every rank's subnet, or copy of the network, one after the other; then the mean over the holders."""
+        lengths, parameters = self.network.lengths, self.network.parameters
+        groups = self.run.method.dealt(self.network.groups) if self.run.method.name == "ist" else ()
+        number = self.steps // self.run.method.local_steps
+        deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number)
+        everyones = [name for name, of in parameters.items() if deal.copies(of.pattern.names) > 1]
+        totals = {name: torch.zeros_like(self.weights[name]) for name in everyones}
+        for rank, stream in enumerate(self._streams):
+            network = self._build({**lengths, **{name: len(units) for name, units in deal.held(rank).items()}})
+            places = {}
+            for name, parameter in network.named_parameters():
+                held = [deal.positions(axis, i, rank) for i, axis in enumerate(parameters[name].pattern.axes)]
+                places[name] = tuple(map(torch.from_numpy, np.ix_(*map(np.asarray, held))))
+                parameter.data.copy_(self.weights[name][places[name]])
+            optimizer = torch.optim.SGD(network.parameters(), lr=self.run.optimizer.lr)
+            for step in range(self.steps, self.steps + steps):
+                self._step(network, optimizer, *stream.at(step))
+            for name, parameter in network.named_parameters():
+                if name in totals:
+                    totals[name] += parameter.data
+                else:  # nobody else reads it in this round
+                    self.weights[name][places[name]] = parameter.data
+        for name, total in totals.items():
+            self.weights[name].copy_(total / self.ranks)
+
+    def _build(self, lengths: Mapping[str, int]) -> nn.Sequential:
+        """A network whose values are still undefined."""
+        with torch.device("meta"):
+            network = self.network.build(lengths)
+        return materialise(network, "cpu").train()
+
+    def _step(self, network: nn.Module, optimizer: torch.optim.Optimizer, x: np.ndarray, y: np.ndarray) -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        optimizer.step()
+
+
+class EachBatch(nn.Module):
+    """A batch normalisation that takes the moments of each rank's batch by itself."""
+
+    def __init__(self, norm: nn.Module, batch: int):
+        super().__init__()
+        self.norm, self.batch = norm, batch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.norm(part) for part in x.split(self.batch)])
+
+
+def evaluated(steps: int, between: int) -> list[int]:
+    """The steps at which a curve is evaluated: multiples of ``between``, every one at first, then ever fewer."""
+    found, step = [0], between
+    while step <= steps:
+        found.append(step)
+        step += max(step // 10 // between, 1) * between
+    return found
+
+
+def curve(run: Run, ranks: int, steps: int, between: int, seconds: float) -> Iterator[dict]:
+    """Points of accuracy and loss by step; ends after so many steps, or with the round at which so long has passed."""
+    start = time.perf_counter()
+    all_ranks = Ranks(run, ranks)
+    for step in evaluated(steps, between):
+        while all_ranks.steps < step:
+            all_ranks.round(between)
+            if time.perf_counter() - start > seconds:
+                break
+        accuracy, loss = all_ranks.score()
+        samples = all_ranks.steps * ranks * run.train.batch
+        yield {"step": all_ranks.steps, "samples": samples, "accuracy": accuracy, "loss": loss}
+        if time.perf_counter() - start > seconds:
+            return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("method", choices=METHODS)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--hidden", required=True, help="widths, with commas")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--local-steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="ends it early")
+    parser.add_argument("--batch", type=int, default=128, help="of each rank (128)")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    run = Run().override(
+        {
+            "data.source": options.data,
+            "model.hidden": [int(width) for width in options.hidden.split(",")],
+            "method.name": options.method,
+            "method.local_steps": options.local_steps,
+            "train.batch": options.batch,
+            "train.seed": options.seed,
+            "optimizer.lr": options.lr,
+        }
+    )
+    for point in curve(run, options.ranks, options.steps, options.local_steps, options.seconds):
+        print(json.dumps(point), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""What one would train with otherwise: PyTorch's DistributedDataParallel and its local SGD, both over gloo.
+
+    benchmarks/cluster --hosts 4 -- python benchmarks/peers.py ddp --data speech.h5 --hidden 4096 --out ddp.json
+    mpirun -n 4 python benchmarks/peers.py local-sgd --data speech.h5 --hidden 4096 --local-steps 20 --out local.json
+
+Plain torch.distributed programs, written as PyTorch's documentation recommends. Network, initial values, every rank's
+batches, batch and rate are those of ``istmpi train`` with the same settings, so that seconds and bytes are all that
+differ. Batch normalisation has no running statistics: so DistributedDataParallel has no buffers to broadcast, and the
+network is scored as istmpi scores it, with the moments of the same 1,024 training examples. Rank 0 scores it alone,
+with the clocks stopped. Bytes are what the hosts' interfaces sent, or on one host what a ring all-reduce sends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from istmpi.comm import launched
+from istmpi.config import Run
+from istmpi.data.batches import Batches
+from istmpi.data.dataset import Dataset
+from istmpi.data.sources import open_dataset
+from istmpi.evaluate import calibration_rows
+from istmpi.models.mlp import MLP
+from istmpi.store import ParameterStore
+
+
+def network_of(run: Run, data: Dataset) -> nn.Sequential:
+    """The network of a run as one writes it in PyTorch, with istmpi's initial values."""
+    widths = [data.features, *run.model.hidden]
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(widths, widths[1:]):
+        layers += [nn.Linear(inputs, outputs, bias=False)]
+        layers += [nn.BatchNorm1d(outputs, track_running_stats=False), nn.ReLU()]
+    layers += [nn.Linear(widths[-1], data.outputs, bias=False)]
+    layers += [nn.BatchNorm1d(data.outputs, affine=False, track_running_stats=False)]
+    network = nn.Sequential(*layers)
+    ours = MLP(data.features, run.model.hidden, data.outputs, output_norm=True)
+    store = ParameterStore(ours.parameters, ours.lengths, 1, 0)
+    store.initialise(run.train.seed)
+    with torch.no_grad():
+        for parameter, values in zip(network.parameters(), store.tensors.values(), strict=True):
+            parameter.copy_(values)
+    return network
+
+
+@torch.no_grad()
+def score(network: nn.Sequential, run: Run, data: Dataset) -> tuple[float, float]:
+    """Accuracy and loss on the test split, every normalisation with its moments on the calibration examples."""
+    known = torch.from_numpy(data.train.rows(calibration_rows(run, len(data.train)))[0])
+    x, y = (torch.from_numpy(part) for part in data.test.rows(range(len(data.test))))
+    for layer in network:
+        if isinstance(layer, nn.BatchNorm1d):
+            variance, mean = torch.var_mean(known, dim=0, correction=0)
+            x = functional.batch_norm(x, mean, variance, layer.weight, layer.bias, eps=layer.eps)
+        else:
+            x = layer(x)
+        known = layer(known)
+    return float((x.argmax(dim=1) == y).double().mean()), float(functional.cross_entropy(x, y))
+
+
+class Peer:
+    """A rank's network and how it takes local steps; ``seconds`` by phase."""
+
+    def __init__(self, run: Run, data: Dataset):
+        rank = dist.get_rank()
+        self.run, self.data = run, data
+        self.network = network_of(run, data)
+        self.batches = Batches(data.train, range(len(data.train)), run.train.batch, run.train.seed, rank)
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=run.optimizer.lr)
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.steps = 0
+
+    def train(self, steps: int) -> None:
+        """So many local steps more."""
+        for _ in range(steps):
+            x, y = (torch.from_numpy(part) for part in self.batches.at(self.steps))
+            self.step(x, y)
+            self.steps += 1
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def phase(self, name: str, since: float) -> float:
+        """Add the time since then to a phase; returns the time now."""
+        now = time.perf_counter()
+        self.seconds[name] += now - since
+        return now
+
+
+class DDP(Peer):
+    """Gradients all-reduced in buckets of the default size while backward still runs."""
+
+    def __init__(self, run: Run, data: Dataset):
+        super().__init__(run, data)
+        # All ranks have drawn the same values: sending rank 0's once more would only take time that is not counted.
+        self.model = DistributedDataParallel(self.network, init_sync=False)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        loss = functional.cross_entropy(self.model(x), y)
+        start = self.phase("forward", start)
+        loss.backward()
+        start = self.phase("backward and all-reduce", start)
+        self.optimizer.step()
+        self.phase("update", start)
+
+    @staticmethod
+    def averages(steps: int, run: Run) -> int:
+        """All-reduces of the whole network in so many steps."""
+        return steps
+
+
+class LocalSGD(Peer):
+    """Every J steps the mean of all ranks' weights."""
+
+    def __init__(self, run: Run, data: Dataset):
+        super().__init__(run, data)
+        # Without a warm-up the averager's first mean comes after one step; ours, as ours does, after J.
+        period = run.method.local_steps
+        self.averager = PeriodicModelAverager(period=period, warmup_steps=period - 1)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        loss = functional.cross_entropy(self.network(x), y)
+        loss.backward()
+        self.optimizer.step()
+        start = self.phase("compute", start)
+        self.averager.average_parameters(self.network.parameters())
+        self.phase("all-reduce", start)
+
+    @staticmethod
+    def averages(steps: int, run: Run) -> int:
+        return steps // run.method.local_steps
+
+
+PEERS = {"ddp": DDP, "local-sgd": LocalSGD}
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The bytes that this host's interface sent and received, headers included; none where ranks share a host."""
+
+    sent: int
+    received: int
+
+    @staticmethod
+    def now() -> Wire | None:
+        for line in Path("/proc/self/net/dev").read_text().splitlines():
+            name, _, numbers = line.partition(":")
+            if name.strip() == "eth0" and "ISTMPI_NETWORK" in os.environ:
+                counters = [int(number) for number in numbers.split()]
+                return Wire(counters[8], counters[0])
+        return None
+
+
+def connect(ranks: int, rank: int) -> None:
+    """Join the other ranks: at host 0 of benchmarks/cluster, else on this host."""
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29511")
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+
+
+def ring_bytes(network: nn.Module, ranks: int) -> int:
+    """Bytes that all ranks send in an all-reduce of a network around a ring."""
+    return 2 * (ranks - 1) * sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+
+
+def train(peer: Peer, steps: int, every: int) -> list[dict]:
+    """Train so many steps and evaluate after every so many: a point each, accuracy and loss on rank 0."""
+    points = []
+    seconds, sent, averages = 0.0, 0, 0
+    while peer.steps < steps:
+        dist.barrier()
+        before, start = Wire.now(), time.perf_counter()
+        done = peer.steps
+        peer.train(min(every, steps - done))
+        mine = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+        seconds += float(mine)
+        after = Wire.now()
+        if after:
+            wire = torch.tensor(after.sent - before.sent)
+            dist.all_reduce(wire)
+            sent += int(wire)
+        else:
+            averages = type(peer).averages(peer.steps, peer.run)
+            sent = averages * ring_bytes(peer.network, dist.get_world_size())
+        samples = peer.steps * peer.run.train.batch * dist.get_world_size()
+        point = {"step": peer.steps, "seconds": seconds, "bytes": sent, "samples": samples}
+        if dist.get_rank() == 0:
+            point["accuracy"], point["loss"] = score(peer.network, peer.run, peer.data)
+        points.append(point)
+    return points
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("method", choices=PEERS)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--hidden", required=True, help="widths, with commas")
+    parser.add_argument("--local-steps", type=int, default=20, help="between two means (20)")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--evaluate-every", type=int, default=20, help="steps")
+    parser.add_argument("--batch", type=int, default=128, help="of each rank (128)")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", help="a JSON file")
+    options = parser.parse_args()
+    run = Run().override(
+        {
+            "data.source": options.data,
+            "model.hidden": [int(width) for width in options.hidden.split(",")],
+            "method.local_steps": options.local_steps,
+            "train.batch": options.batch,
+            "train.seed": options.seed,
+            "optimizer.lr": options.lr,
+        }
+    )
+    rank, ranks = launched()
+    torch.set_num_threads(1)
+    connect(ranks, rank)
+    peer = PEERS[options.method](run, open_dataset(options.data))
+    points = train(peer, options.steps, options.evaluate_every)
+    if rank == 0:
+        record = {
+            **vars(options),
+            "ranks": ranks,
+            "torch": torch.__version__,
+            "network": os.environ.get("ISTMPI_NETWORK", "loopback of one host"),
+            "split": dict(peer.seconds),
+            "points": points,
+        }
+        for point in points:
+            print(json.dumps(point), flush=True)
+        if options.out:
+            Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

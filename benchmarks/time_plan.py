@@ -1,0 +1,165 @@
+"""What `benchmarks/time_to_accuracy.py` measures, cell by cell and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+CONTESTANTS = {
+    "local": ("local-sgd", "pytorch-local-sgd", "ist"),
+    "synchronous": ("data-parallel", "pytorch-ddp", "ist"),
+}
+"""What runs in turns in one job."""
+METHODS = ("ist", "local-sgd", "data-parallel")
+PEERS = {"pytorch-local-sgd": "local-sgd", "pytorch-ddp": "ddp"}
+EVERY_STEP = ("data-parallel", "pytorch-ddp")
+"""What sends the whole network in every step."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network on a data set."""
+
+    name: str
+    widths: tuple[int, ...]
+    """From the features to the labels."""
+    lr: float
+    steps: int
+    """Of a curve."""
+    seconds: float
+    """A curve ends with the round at which so long has passed."""
+    data: str
+    prepare: tuple[str, str] | None = None
+    """Kind and raw file of ``istmpi prepare``; none for data that come with istmpi."""
+    kind: str = "digits"
+
+    @property
+    def hidden(self) -> str:
+        """As the command line takes them."""
+        return ",".join(map(str, self.widths[1:-1]))
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {'-'.join(map(str, self.widths))}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured."""
+
+    tasks: tuple[Task, ...]
+    """The most important first."""
+    ranks: tuple[int, ...]
+    local_steps: tuple[int, ...]
+    seeds: tuple[int, ...]
+    turns: int
+    turn_seconds: float
+    speed_seconds: float
+    direct_seconds: float
+    flops_seconds: float
+    flops_width: int
+    model_ranks: tuple[int, ...]
+
+
+SPEECH = {"kind": "spoken digits", "lr": 0.01, "data": "speech.h5", "prepare": ("speech", "spoken-digits.tar.gz")}
+CIFAR = {"kind": "CIFAR-10", "lr": 0.1, "data": "cifar10.h5", "prepare": ("images", "cifar10.tar")}
+FULL = Scale(
+    tasks=(
+        Task("speech2", (4096, 4096, 10), steps=120, seconds=80, **SPEECH),
+        Task("speech3", (4096, 8192, 8192, 10), steps=80, seconds=240, **SPEECH),
+        Task("cifar", (3072, 4096, 4096, 10), steps=300, seconds=120, **CIFAR),
+    ),
+    ranks=(8, 4, 2),
+    local_steps=(20, 60),
+    seeds=(0, 1, 2),
+    turns=3,
+    turn_seconds=8,
+    speed_seconds=90,
+    direct_seconds=60,
+    flops_seconds=4,
+    flops_width=4096,
+    model_ranks=(1, 2, 4, 8),
+)
+QUICK = Scale(
+    tasks=(Task("digits", (64, 512, 512, 10), lr=0.05, steps=40, seconds=20, data="digits"),),
+    ranks=(2,),
+    local_steps=(5, 10),
+    seeds=(0,),
+    turns=3,
+    turn_seconds=0.5,
+    speed_seconds=20,
+    direct_seconds=10,
+    flops_seconds=1,
+    flops_width=1024,
+    model_ranks=(1, 2),
+)
+BATCH = 128
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing to measure; its name is its file's."""
+
+    kind: str
+    ranks: int
+    task: Task | None = None
+    bandwidth: str = ""
+    group: str = ""
+    method: str = ""
+    local_steps: int = 0
+    """Zero for a curve of data parallel, which knows no rounds."""
+    seed: int | None = None
+
+    @property
+    def name(self) -> str:
+        parts = [self.kind, self.task.name if self.task else "", f"P{self.ranks}", self.bandwidth, self.group]
+        parts += [self.method, f"J{self.local_steps}" * bool(self.local_steps)]
+        parts += ["" if self.seed is None else f"s{self.seed}"]
+        return "-".join(filter(None, parts))
+
+
+def cells(scale: Scale) -> Iterator[Cell]:
+    """All cells, the most valuable first, each after those that it needs."""
+    first, *others = scale.tasks
+    usual, *longer = scale.local_steps
+    for ranks in scale.ranks:
+        yield Cell("machine", ranks)
+        yield from _speeds(ranks, first, "1x")
+        yield from _curves(ranks, first, usual, scale.seeds if ranks == scale.ranks[0] else scale.seeds[:1])
+        for method in (*METHODS, *PEERS):
+            yield Cell("direct", ranks, first, "1x", method=method, local_steps=usual, seed=0)
+    for task in others:
+        for ranks in scale.ranks:
+            yield from _speeds(ranks, task, "1x")
+            yield from _curves(ranks, task, usual, scale.seeds[:1])
+    for local_steps in longer:
+        for ranks in scale.ranks:
+            yield from _curves(ranks, first, local_steps, scale.seeds[:1], METHODS[:2])
+    for ranks in scale.ranks:
+        yield from _speeds(ranks, first, "10x")
+    for ranks in scale.model_ranks:
+        if ranks not in scale.ranks:
+            yield Cell("machine", ranks)
+            yield from _speeds(ranks, first, "1x")
+        yield Cell("model", ranks, first, "1x")
+    for ranks in reversed(scale.ranks):
+        for task in scale.tasks:
+            if (task, ranks) != (first, scale.ranks[0]):
+                yield from _curves(ranks, task, usual, scale.seeds[1:])
+    for task in others:
+        for ranks in reversed(scale.ranks):
+            yield from _speeds(ranks, task, "10x")
+            for local_steps in longer:
+                yield from _curves(ranks, task, local_steps, scale.seeds[:1], METHODS[:2])
+
+
+def _speeds(ranks: int, task: Task, bandwidth: str) -> Iterator[Cell]:
+    for group in CONTESTANTS:
+        yield Cell("speed", ranks, task, bandwidth, group)
+
+
+def _curves(ranks: int, task: Task, local_steps: int, seeds: tuple[int, ...], methods=METHODS) -> Iterator[Cell]:
+    for seed in seeds:
+        for method in methods:
+            spread = 0 if method in EVERY_STEP else local_steps
+            yield Cell("curve", ranks, task, method=method, local_steps=spread, seed=seed)

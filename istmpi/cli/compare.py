@@ -1,0 +1,87 @@
+"""``istmpi compare``: several methods on one run, in turns, in this job."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import click
+
+from istmpi.cli.reporting import as_targets, draw, print_comparison, reporting, write_page
+from istmpi.cli.settings import changes, options
+from istmpi.config import Run
+from istmpi.errors import ConfigError
+
+METHODS = "ist,local-sgd,data-parallel"
+
+
+def _settings(command: Callable) -> Callable:
+    return options(command, without=("--method",))
+
+
+@click.command("compare")
+@click.argument("run", default="digits")
+@click.option("--methods", metavar="NAME,...", default=METHODS, show_default=True, help="What to compare.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Seeds to compare them on.")
+@reporting
+@click.option(
+    "--stop-before-walltime",
+    type=click.FloatRange(min=0),
+    metavar="MINUTES",
+    help="Save and stop that long before the SLURM job's time is up.",
+)
+@_settings
+def command(
+    run: str,
+    methods: str,
+    repeats: int,
+    targets: str | None,
+    watts: float | None,
+    stop_before_walltime: float | None,
+    assignments: tuple[str, ...],
+    **given: str | None,
+) -> int:
+    """Train RUN with several methods and say what each needs to reach the same score.
+
+    \b
+    mpirun -n 4 istmpi compare
+    mpirun -n 8 istmpi compare speech --methods ist,local-sgd --targets 0.63,0.69,0.75 --repeats 3 --max-minutes 30
+
+    In one job and in turns, from the same initial network, on the same batches, the clock stopped while evaluating.
+    The same command goes on with a comparison that was stopped, and adds methods and repeats to one that is finished;
+    istmpi report shows it again. A method that fails does not stop the others: the exit code is then its own.
+    """
+    from istmpi import comm
+    from istmpi.stopping import end_of_job
+
+    communicator = comm.world()
+    deadline = None
+    with communicator.agreed():
+        changed = changes(assignments, given)
+        if "method.name" in changed:
+            raise ConfigError("--set method.name: istmpi compare sets it itself; use --methods.")
+        resolved = Run.load(run).override(changed)
+        wanted = as_targets(targets)
+        if stop_before_walltime is not None:
+            deadline = end_of_job() - 60 * stop_before_walltime
+
+    from istmpi.cli.progress import ComparisonDisplay
+    from istmpi.compare import Comparison
+    from istmpi.data.sources import open_dataset
+    from istmpi.models.losses import TASKS
+    from istmpi.report.comparison import check_targets, compare
+    from istmpi.report.curves import read
+
+    with communicator.agreed():
+        task = open_dataset(resolved.with_implied().data.source, communicator.rank).task
+        check_targets(wanted, TASKS[task].score)
+    comparison = Comparison(resolved, methods.split(","), repeats, communicator, deadline, signals=True)
+    comparison.rehearse()
+    failures = comparison.carry_out(ComparisonDisplay() if communicator.rank == 0 else None)
+    with communicator.agreed():
+        if communicator.rank == 0:
+            found = compare(read(turn.folder for turn in comparison.turns), wanted, watts)
+            title = f"{resolved.name}: {' '.join(methods.split(','))} on {communicator.size} ranks"
+            print_comparison(found)
+            write_page(found, title, comparison.folder / "report.html")
+            with suppress(ImportError):
+                draw(found, title, comparison.folder / "report.png")
+    return next((error.exit_code for error in failures.values()), 0)

@@ -1,0 +1,178 @@
+"""``istmpi job``: scripts for schedulers and clouds, and what those scripts ask istmpi."""
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from istmpi.cli.settings import resolve
+from istmpi.config import Run
+from istmpi.errors import ConfigError, OutputError
+
+
+@click.group("job")
+def command() -> None:
+    """Scripts that run istmpi on SLURM and EC2, printed ready to be submitted."""
+
+
+@command.command("slurm")
+@click.argument("run")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes, one rank on each.")
+@click.option("--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.")
+@click.option("--partition", metavar="NAME", help="As of sbatch.")
+@click.option("--account", metavar="NAME", help="As of sbatch.")
+@click.option("--qos", metavar="NAME", help="As of sbatch.")
+@click.option("--array", metavar="N,N,...", help="A scaling run: one task for each of these numbers of nodes.")
+@click.option("--compare", is_flag=True, help="Several methods in turn: istmpi compare.")
+@click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs, and ranks, on each node.")
+@click.option("--modules", metavar="NAME,NAME,...", help="Environment modules to load.")
+@click.option(
+    "--launcher", type=click.Choice(["pmix", "pmi2", "mpirun"]), help="Start ranks so; by default the first that works."
+)
+@click.option("--interface", metavar="NAME", help="Network interface between the nodes.")
+@click.option("--stage", multiple=True, metavar="FILE", help="Copy it to each node's local disk first.")
+@click.option("--stage-venv", is_flag=True, help="Copy the virtual environment there, too.")
+@click.option("--restarts", type=click.IntRange(min=0), default=20, metavar="N", help="Times to be queued again (20).")
+def slurm(
+    run: str,
+    options: tuple[str, ...],
+    nodes: int | None,
+    array: str | None,
+    compare: bool,
+    gpus: int | None,
+    modules: str | None,
+    launcher: str | None,
+    interface: str | None,
+    stage: tuple[str, ...],
+    stage_venv: bool,
+    restarts: int,
+    **settings: str | None,
+) -> None:
+    """Print a job script that trains RUN. Options of istmpi train, or of istmpi compare with --compare, go behind --.
+
+    \b
+    istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.sbatch
+    istmpi job slurm speech --array 1,2,4,8 | sbatch
+    """
+    from istmpi.jobs import Slurm, job_name
+
+    if compare and array:
+        raise click.UsageError("--compare and --array are two scripts; name one.")
+    for file in stage:
+        if not Path(file).is_file():
+            raise ConfigError(f"--stage {file}: there is no such file.")
+    given = {"job-name": job_name(run)} | {name: value for name, value in settings.items() if value is not None}
+    if array:
+        given["array"] = array
+    if gpus:
+        given |= {"gpus-per-node": str(gpus), "ntasks-per-node": str(gpus)}
+    start = {"--restarts": restarts, "--launcher": launcher, "--interface": interface, "--ranks-per-host": gpus}
+    words = [word for option, value in start.items() if value is not None for word in (option, str(value))]
+    words += [word for file in stage for word in ("--stage", file)] + ["--stage-venv"] * stage_venv
+    script = "compare" if compare else "scaling" if array else "train"
+    arguments = (run, *options)
+    job = Slurm(script, nodes, given, (modules or "").split(",") if modules else (), words, arguments)
+    text = job.text()
+    ranks = max(map(int, array.split(","))) if array else (nodes or 1) * (gpus or 1)
+    check(arguments, ranks, "compare" if compare else "train")
+    click.echo(text, nl=False)
+
+
+@command.command("ec2")
+@click.argument("run")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--instances", type=click.IntRange(min=1), required=True, metavar="N", help="Instances, one rank on each."
+)
+@click.option("--type", "kind", default="m5.2xlarge", metavar="TYPE", help="Their type (m5.2xlarge).")
+@click.option("--spot", is_flag=True, help="Cheaper ones, which may be taken back; the run then goes on with others.")
+@click.option("--region", metavar="NAME", help="Else as the AWS command line has it.")
+@click.option("--key", metavar="NAME", help="The key pair to log in with; else $KEY when the script runs.")
+@click.option("--ssh-from", metavar="CIDR", help="Who may log in, as 203.0.113.7/32; else $SSH_FROM.")
+@click.option("--package", metavar="REQUIREMENT", help="What pip installs there: a version, or an address of git.")
+def ec2(
+    run: str,
+    options: tuple[str, ...],
+    instances: int,
+    kind: str,
+    spot: bool,
+    region: str | None,
+    key: str | None,
+    ssh_from: str | None,
+    package: str | None,
+) -> None:
+    """Print a script that makes a cluster on EC2, trains RUN there, brings the results here and removes the cluster.
+
+    \b
+    istmpi job ec2 speech --instances 8 --ssh-from 203.0.113.7/32 -- --lr 0.01 > speech.sh
+    bash speech.sh        # says what it costs, and asks
+
+    Options of istmpi train go behind --. A run file and a data file of this machine are sent along.
+    """
+    from istmpi.jobs import Ec2, job_name
+    from istmpi.record import home
+
+    resolved = check((run, *options), instances)
+    arguments = (run, *options)
+    files = [run] if Path(run).is_file() else []
+    data = resolved.data.source
+    if Path(data).is_file():
+        files.append(data)
+        arguments += ("--data", data)
+    up = ["--instances", str(instances), "--type", kind, *["--spot"] * spot]
+    up += ["--package", package] if package else []
+    given = {name: value for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items() if value}
+    name = f"istmpi-{job_name(run)}"[:40].strip("-")
+    out = str(home(resolved.output.folder, resolved.name))
+    click.echo(Ec2(name, region, up, given, files, out, arguments).text(), nl=False)
+
+
+@command.command("folder")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--ranks", type=click.IntRange(min=1), default=1, metavar="P", help="Ranks that shall train.")
+def folder(arguments: tuple[str, ...], ranks: int) -> None:
+    """Check a run as istmpi train would on P ranks, and print its folder: istmpi job folder -- RUN [options].
+
+    Job scripts ask this before they start anything.
+    """
+    from istmpi.record import home
+
+    run = check(arguments, ranks)
+    click.echo(home(run.output.folder, run.name))
+
+
+@command.command("table")
+@click.argument("folder", type=click.Path(path_type=Path))
+def show_table(folder: Path) -> None:
+    """Print a table of the finished runs in FOLDER's folders, and write it to FOLDER/table.md."""
+    from istmpi.report.scaling import TABLE, finished, table
+
+    rows = finished(folder)
+    if not rows:
+        raise ConfigError(f"{folder}: no folder in it has the summary of a finished run.")
+    text = table(rows)
+    try:
+        beside = folder / f".{TABLE}.{os.getpid()}"
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(folder / TABLE)
+    except OSError as error:
+        raise OutputError(f"{folder / TABLE}: cannot be written ({error.strerror}).") from None
+    click.echo(text, nl=False)
+
+
+def check(arguments: tuple[str, ...], ranks: int, verb: str = "train") -> Run:
+    """The run of a command line of istmpi train or compare; refused if it could not be trained on so many ranks."""
+    from istmpi.cli.main import istmpi
+    from istmpi.cli.networks import described
+    from istmpi.cost import cost
+
+    with click.Context(istmpi) as context:
+        command = istmpi.get_command(context, verb)
+    if command is None:
+        raise ConfigError(f"this istmpi has no command {verb}.")
+    given = command.make_context(f"istmpi {verb} {shlex.join(arguments)}", list(arguments)).params
+    found = described(resolve(given.pop("run"), given.pop("assignments"), given), None)
+    cost(found.run, found.architecture, ranks)
+    return found.run

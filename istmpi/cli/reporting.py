@@ -1,0 +1,64 @@
+"""What `istmpi compare` and `istmpi report` share: their options, and where a comparison is shown."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from istmpi.errors import ConfigError
+from istmpi.report import tables
+from istmpi.report.comparison import Comparison
+
+WIDTH_OF_A_LOG = 200
+"""Columns for tables where nobody's terminal sets a limit."""
+
+
+def reporting(command: Callable) -> Callable:
+    """Decorate a click command with --targets and --watts."""
+    command = click.option(
+        "--watts", type=click.FloatRange(min=0, min_open=True), metavar="W", help="Of a node, for the energy."
+    )(command)
+    return click.option(
+        "--targets",
+        metavar="SCORE,...",
+        help="Scores to reach.  [default: the best that all runs reach, and with 25% and 50% more error]",
+    )(command)
+
+
+def as_targets(text: str | None) -> list[float]:
+    """The numbers of ``0.63,0.69``; none where the option was not given."""
+    try:
+        return [float(one) for one in text.split(",")] if text is not None else []
+    except ValueError:
+        raise ConfigError(f"--targets {text}: must be numbers with commas between them, as 0.63,0.69.") from None
+
+
+def print_comparison(found: Comparison) -> None:
+    """Its tables, on stdout."""
+    width = None if sys.stdout.isatty() else max(WIDTH_OF_A_LOG, shutil.get_terminal_size().columns)
+    tables.comparison(Console(highlight=False, width=width), found)
+
+
+def write_page(found: Comparison, title: str, path: Path) -> None:
+    """Write the HTML page, without pictures where matplotlib is not installed."""
+    from istmpi.report.html import page, write
+
+    try:
+        from istmpi.report.comparison_plots import svg
+
+        picture = svg(found, title)
+    except ImportError:
+        picture = None
+    write(page(found, title, picture), path)
+    click.echo(f"written: {path}", err=True)
+
+
+def draw(found: Comparison, title: str, path: Path) -> None:
+    """Draw the picture; ImportError where matplotlib is not installed."""
+    from istmpi.report import comparison_plots
+
+    comparison_plots.draw(found, title, path)
+    click.echo(f"drawn: {path}", err=True)

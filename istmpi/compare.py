@@ -1,0 +1,230 @@
+"""Several methods on one run in one job, in turns: the same initial network, batches and evaluations for all of them.
+
+The first repeat takes the run's own seed, the next ones the seeds after it; a seed decides the initial network, the
+placement of the data and every rank's batches, and all methods of a repeat have the same. They run one after the other,
+A B C A B C, so that what disturbs the machine for a while meets all of them. Before, every method trains one round of
+one local step that is thrown away: none pays for first connections and first pages, and a method that cannot train this
+run is found before anything is measured.
+"""
+
+import gc
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from istmpi.comm import Communicator
+from istmpi.config import Run
+from istmpi.errors import ConfigError, DivergedError, IstmpiError, StoppedError, UserError, did_you_mean
+from istmpi.methods import METHODS
+from istmpi.record import FAILURE, SETTINGS, SUMMARY, RunFolder
+from istmpi.stopping import FILE as STOP_FILE
+from istmpi.stopping import StopSign
+from istmpi.train import Training, Watch, carry_out
+
+RECORD = "comparison.json"
+"""In a comparison's folder: what its runs have in common beside their settings."""
+EVALUATIONS = 20
+"""In a run that does not say how often: more than `istmpi train` takes, for a finer time to a target."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One method with one seed."""
+
+    run: Run
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.run.output.folder)
+
+    @property
+    def method(self) -> str:
+        return self.run.method.name
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has been run to its end, now or by an earlier job."""
+        return (self.folder / SUMMARY).is_file()
+
+
+class ComparisonWatch(Watch):
+    """Looks on from rank 0; what it inherits is told of the run whose turn it is."""
+
+    def begun(self, turn: Turn, number: int, count: int) -> None:
+        """A run begins, as number so many (from 1)."""
+
+    def skipped(self, turn: Turn) -> None:
+        """An earlier job has finished this run."""
+
+    def failed(self, turn: Turn, error: IstmpiError) -> None:
+        """A run ended with an error; the others go on."""
+
+
+class Comparison:
+    """The runs of one comparison; making it checks what can be checked at once. Every method is collective.
+
+    They go to ``run.output.folder``, each in a folder of its own, or to the first of runs/compare-NAME,
+    runs/compare-NAME-2, ... that is free or has this very comparison: then what is finished is not run again.
+    ``deadline`` and ``signals`` are those of `istmpi.train.carry_out`, for all runs together.
+
+    Raises ConfigError on every rank.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        methods: Sequence[str],
+        repeats: int,
+        communicator: Communicator,
+        deadline: float | None = None,
+        signals: bool = False,
+    ):
+        assert repeats > 0, repeats
+        self._communicator = communicator
+        with communicator.agreed():
+            for name in methods:
+                if name not in METHODS:
+                    raise ConfigError(f"--methods: {name!r} is not known{did_you_mean(name, METHODS)}")
+        with communicator.agreed():
+            folder = _folder(run, methods, repeats, communicator.size) if communicator.rank == 0 else None
+        self.folder: Path = communicator.from_first(folder)
+        self.turns = turns(run, methods, repeats, self.folder)
+        self._stop = StopSign(communicator, self.folder / STOP_FILE, deadline)
+        if signals:
+            self._stop.listen()
+
+    def rehearse(self) -> None:
+        """One local step of every method that has a run left; ConfigError or DataError where one cannot train it."""
+        left = self._communicator.from_first([turn for turn in self.turns if not turn.finished])
+        for turn in {turn.method: turn for turn in reversed(left)}.values():
+            short = turn.run.override({"method.local_steps": 1, "train.rounds": 1})
+            try:
+                for _ in Training(short, self._communicator, self._stop).rounds():
+                    pass
+            except DivergedError:
+                pass  # its run will tell
+            except UserError as error:
+                error.args = (f"{turn.method}: {error}",)
+                raise
+
+    def carry_out(self, watch: ComparisonWatch | None = None) -> dict[str, IstmpiError]:
+        """Run what is not finished yet; returns the errors of runs that failed, by the names of their folders.
+
+        Raises StoppedError on every rank, with all that was reached saved; a comparison made anew goes on from there.
+        """
+        first = self._communicator.rank == 0
+        watch = watch if watch and first else ComparisonWatch()
+        with self._communicator.agreed():
+            if first:
+                self._make_folder()
+        failures = {}
+        for number, turn in enumerate(self.turns, 1):
+            self._leave_if_asked(turn)
+            if self._communicator.from_first(turn.finished):
+                watch.skipped(turn)
+                continue
+            watch.begun(turn, number, len(self.turns))
+            gc.collect()
+            try:
+                carry_out(turn.run, self._communicator, watch, resume="auto", stop=self._stop)
+            except StoppedError:
+                self._leave_if_asked(turn)
+                raise
+            except IstmpiError as error:
+                if not error.everywhere:
+                    raise
+                failures[turn.folder.name] = error
+                self._note_failure(turn, error)
+                watch.failed(turn, error)
+            else:
+                if first:
+                    (turn.folder / FAILURE).unlink(missing_ok=True)
+        self._communicator.barrier()  # rank 0 has written everything
+        return failures
+
+    def _leave_if_asked(self, turn: Turn) -> None:
+        """Raise StoppedError on every rank when any of them was asked to stop."""
+        self._stop.asked()
+        self._stop.settle(self._communicator.gather(self._stop.reason))
+        if self._stop.reason:
+            error = StoppedError(
+                f"stopped by {self._stop.reason} at {turn.folder.name}; what is done is saved in {self.folder}. "
+                f"The same command goes on."
+            )
+            error.everywhere = True
+            raise error
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            record = {"ranks": self._communicator.size}
+            (self.folder / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--out {self.folder}: cannot be written ({error.strerror}). Name another.") from None
+
+    def _note_failure(self, turn: Turn, error: IstmpiError) -> None:
+        """Leave the reason in the run's folder, for reports."""
+        tree = {"error": str(error), "exit_code": error.exit_code, "ranks": self._communicator.size}
+        with self._communicator.agreed():
+            if self._communicator.rank == 0:
+                folder = RunFolder(turn.folder)
+                folder.make()
+                folder.write(SETTINGS, turn.run.toml())
+                folder.write(FAILURE, json.dumps(tree, indent=2) + "\n")
+
+
+def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[Turn]:
+    """The runs of a comparison in the order in which they take place."""
+    every = run.evaluate.every or max(run.train.rounds // EVALUATIONS, 1)
+    made = []
+    for seed in range(run.train.seed, run.train.seed + repeats):
+        for name in dict.fromkeys(methods):
+            settings = {"method.name": name, "train.seed": seed, "evaluate.every": every}
+            made.append(Turn(run.override({**settings, "output.folder": str(folder / f"{name}-{seed}")})))
+    return made
+
+
+def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
+    """The comparison's folder, which may yet have to be made."""
+    wanted, number = run.output.folder, 1
+    path = Path(wanted or f"runs/compare-{run.name}")
+    try:
+        while refusal := _refusal(path, run, methods, repeats, ranks):
+            if wanted:
+                raise ConfigError(f"--out {path}: {refusal}. Give the same settings, or another --out.")
+            number += 1
+            path = Path(f"runs/compare-{run.name}-{number}")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: cannot be read ({error.strerror}). Name another folder.") from None
+    return path
+
+
+def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: int) -> str:
+    """Why a comparison cannot go to a folder; empty where it can."""
+    if not path.exists():
+        return ""
+    if not path.is_dir():
+        return "it is a file"
+    record = path / RECORD
+    if not record.is_file():
+        return "the folder is not empty and not a comparison's" if any(path.iterdir()) else ""
+    if (theirs := _ranks(record)) != ranks:
+        return f"it has runs of {theirs} ranks, this job has {ranks}"
+    for turn in turns(run, methods, repeats, path):
+        if not (turn.folder / SETTINGS).is_file():
+            continue
+        differences = Run.load(str(turn.folder / SETTINGS)).differences(turn.run)
+        differences.pop("output.folder", None)  # the same one may have another name
+        shown = "; ".join(f"{name} = {saved} there, {wanted} here" for name, (saved, wanted) in differences.items())
+        if shown:
+            return f"its {turn.folder.name} is another run ({shown})"
+    return ""
+
+
+def _ranks(record: Path) -> Any:
+    try:
+        return json.loads(record.read_text(encoding="utf-8")).get("ranks")
+    except (OSError, ValueError, AttributeError):
+        return "an unknown number of"

@@ -1,0 +1,137 @@
+"""The MPI library, where its ranks may compute, and whether values arrive as they left."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from istmpi import comm
+from istmpi.axes import Parameter, Pattern
+from istmpi.comm import Communicator
+from istmpi.devices import fair_threads, usable_cores
+from istmpi.doctor.finding import Finding, green, red, yellow
+from istmpi.layout import Owners, part_shape
+from istmpi.partition import Partition
+from istmpi.transfer import STAGING_BYTES, Transfer
+
+_TINY_STAGING = 4096
+"""A limit so low that a small transfer takes the path of a huge one."""
+
+
+def foreign_launcher() -> Finding | None:
+    """Red where Open MPI's launcher has started this rank of MPICH, which would end it, in words of its own.
+
+    To be asked before MPI is started. Other pairs leave each rank alone, which `istmpi.comm.world` notices.
+    """
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        return None
+    program = "from istmpi import comm; print(comm.library_before_start())"
+    child = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if not child.stdout.startswith("MPICH"):
+        return None
+    cure = "Start it with MPICH's mpirun, or install an mpi4py that finds Open MPI."
+    return red("launcher", "mpi4py has MPICH, but Open MPI's launcher started this rank", cure)
+
+
+def library(communicator: Communicator) -> list[Finding]:
+    """Which MPI this is, whether all ranks have the same, and what it lets threads do. Collective."""
+    everyones = communicator.gather((comm.library(), comm.thread_level()))
+    names = sorted({name for name, _ in everyones})
+    level = min((level for _, level in everyones), key=comm.THREAD_LEVELS.index)
+    if len(names) > 1:
+        found = red("MPI", f"the ranks have different libraries: {', '.join(names)}", "Give all hosts the same one.")
+    elif communicator.size == 1:
+        found = green("MPI", f"{names[0]}; one rank, started alone (mpirun -n P istmpi doctor looks at P)")
+    else:
+        found = green("MPI", f"{names[0]}, which the launcher belongs to: {communicator.size} ranks see each other")
+    if level == "multiple":
+        threads = green("threads", "any thread may call MPI: checkpoints are written in the background")
+    else:
+        threads = yellow(
+            "threads",
+            f"the library offers thread level {level}: checkpoints cannot be written in the background",
+            "Use a library with MPI_THREAD_MULTIPLE, and set no MPI4PY_RC_THREAD_LEVEL.",
+        )
+    return [found, threads]
+
+
+def cores(communicator: Communicator) -> list[Finding]:
+    """Which cores the ranks of each host may use, and whether some are shared or idle. Collective."""
+    local = communicator.on_this_host()
+    mine = socket.gethostname(), usable_cores(), os.cpu_count() or 1, fair_threads(local)
+    return list(spread(communicator.gather(mine)))
+
+
+def spread(everyones: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]:
+    """From every rank's host, cores that it may use, cores of its host and threads."""
+    ranks_on = Counter(host for host, *_ in everyones)
+    shown = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in list(ranks_on.items())[:4])
+    shown += ", ..." * (len(ranks_on) > 4)
+    fact = f"{len(everyones)} on {len(ranks_on)} host{'s' * (len(ranks_on) > 1)}: {shown}"
+    if len(set(ranks_on.values())) > 1:
+        yield yellow(
+            "ranks", f"{fact}; unevenly spread", "Start as many ranks on each host: the slowest sets the pace."
+        )
+    else:
+        yield green("ranks", fact)
+
+    crowded, idle = [], []
+    for host, count in ranks_on.items():
+        bound = [cores for its_host, cores, _, _ in everyones if its_host == host]
+        total = next(total for its_host, _, total, _ in everyones if its_host == host)
+        used = set().union(*bound)
+        if count > len(used):
+            crowded.append(f"{count} ranks share {len(used)} core{'s' * (len(used) > 1)} of {host}")
+        elif 2 * len(used) <= total:
+            idle.append(f"{host} has {total} cores, of which its ranks may use {len(used)}")
+    threads = sorted({threads for *_, threads in everyones})
+    fact = f"{' or '.join(map(str, threads))} thread{'s' * (threads != [1])} a rank"
+    if crowded:
+        yield yellow("cores", f"{fact}; {'; '.join(crowded[:4])}", "Start at most one rank for each core.")
+    elif idle:
+        yield yellow(
+            "cores",
+            f"{fact}; {'; '.join(idle[:4])}",
+            "bin/istmpi-run binds ranks to all of a host's cores; by hand: mpirun --bind-to none, or "
+            "srun --cpus-per-task=CORES.",
+        )
+    else:
+        yield green("cores", fact)
+
+
+def values(communicator: Communicator) -> list[Finding]:
+    """Every bit pattern of bfloat16, pulled to the ranks and pushed back, in one call and in very many. Collective."""
+    if communicator.size == 1:
+        return []  # nothing would pass through MPI
+    found = []
+    for name, staging, fact in (
+        ("bf16", STAGING_BYTES, "all 65,536 bit patterns of bfloat16 arrive as they left"),
+        ("large", _TINY_STAGING, "a transfer that is cut into many calls, as those above 128 MiB are, arrives whole"),
+    ):
+        wrong = sum(communicator.gather(_changed_on_the_way(communicator, staging)))
+        if wrong:
+            found.append(red(name, f"{wrong} values arrive changed", "Use another MPI library: this one loses values."))
+        else:
+            found.append(green(name, fact))
+    return found
+
+
+def _changed_on_the_way(communicator: Communicator, staging_bytes: int) -> int:
+    """How many of this rank's values a pull and a push changed."""
+    ranks, rank = communicator.size, communicator.rank
+    copies = -(-ranks // 256)  # so that there is a row for every rank
+    lengths = {"hidden": 256 * copies, "features": 256}
+    parameters = {"values": Parameter(Pattern.parse("hidden features"), "bfloat16")}
+    owners, deal = Owners(lengths, ranks), Partition.draw(lengths, ("hidden",), ranks, 0, 0)
+    patterns = torch.arange(2**16).view(256, 256).to(torch.int16).repeat(copies, 1).view(torch.bfloat16)
+    rows = owners.rows(lengths["hidden"], rank)
+    mine = patterns[rows.start : rows.stop].clone()
+    held = torch.zeros(part_shape(deal, parameters["values"], rank), dtype=torch.bfloat16)
+    back = torch.zeros_like(mine)
+    Transfer(parameters, owners, deal, rank, staging_bytes).run({"values": mine}, {"values": held}, communicator)
+    Transfer(parameters, deal, owners, rank, staging_bytes).run({"values": held}, {"values": back}, communicator)
+    return int((back.view(torch.int16) != mine.view(torch.int16)).sum())

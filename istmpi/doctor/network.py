@@ -1,0 +1,98 @@
+"""The network between the hosts: its interfaces, and whether every rank hears every other."""
+
+import fcntl
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from istmpi.comm import Communicator
+from istmpi.doctor.finding import Finding, green, red, yellow
+
+_NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
+_SIOCGIFADDR = 0x8915
+CHOICES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude", "FI_TCP_IFACE", "UCX_NET_DEVICES")
+"""Variables by which MPI libraries are told the interface."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface that is up."""
+
+    name: str
+    address: str
+    megabits: int
+    """Its line rate in Mbit/s; 0 where it does not say."""
+
+    def __str__(self) -> str:
+        rate = f", {self.megabits / 1000:g} Gbit/s" if self.megabits else ""
+        return f"{self.name} ({self.address}{rate})"
+
+
+def local_interfaces() -> list[Interface]:
+    """The interfaces of this host with an IPv4 address, the loopback left out."""
+    found = []
+    for _, name in socket.if_nameindex():
+        address = _address(name)
+        if address and not address.startswith("127."):
+            found.append(Interface(name, address, _megabits(name)))
+    return found
+
+
+def interfaces(communicator: Communicator) -> list[Finding]:
+    """Which interfaces there are, and whether MPI might take one that leads nowhere. Collective."""
+    fast = sorted(path.name for path in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
+    chosen = {name: os.environ[name] for name in CHOICES if name in os.environ}
+    everyones = communicator.gather((socket.gethostname(), local_interfaces(), fast))
+    by_host = {host: (found, fast) for host, found, fast in everyones}
+    return [judged(by_host, chosen)]
+
+
+def judged(by_host: dict[str, tuple[list[Interface], list[str]]], chosen: dict[str, str]) -> Finding:
+    """What the hosts' interfaces, their fast devices and the variables that choose among them amount to."""
+    found, fast = next(iter(by_host.values()))
+    fact = ", ".join(map(str, found)) or "loopback only"
+    if fast:
+        fact += f"; InfiniBand or alike: {', '.join(fast)}"
+    if chosen:
+        return green("network", f"{fact}; chosen by {', '.join(f'{name}={value}' for name, value in chosen.items())}")
+    if len(by_host) == 1:
+        return green("network", f"{fact}; all ranks are on one host")
+    addresses = [one.address for ours, _ in by_host.values() for one in ours]
+    twice = [one for one in found if addresses.count(one.address) > 1]
+    cure = "bin/istmpi-run --interface NAME sets " + ", ".join(CHOICES[::2]) + "; NAME is the one between the hosts."
+    if twice:
+        return yellow("network", f"{fact}; several hosts have the address of {twice[0]}: a bridge of their own", cure)
+    if len(found) > 1 and not fast:
+        return yellow("network", f"{fact}; MPI may take a slow one, or one that leads nowhere", cure)
+    return green("network", fact)
+
+
+def ring(silent: list[tuple[int, int]]) -> Finding:
+    """What the handshake of all ranks with all others found: the pairs (listener, silent)."""
+    if not silent:
+        return green("ring", "every rank hears every other")
+    pairs = [f"rank {listener} hears nothing from rank {speaker}" for listener, speaker in silent[:8]]
+    more = f" and {len(silent) - 8} more pairs" * (len(silent) > 8)
+    cure = (
+        "Let these hosts talk on all TCP ports, or name the right interface: bin/istmpi-run --interface NAME. "
+        "Nothing that needs all ranks was looked at."
+    )
+    return red("ring", f"{'; '.join(pairs)}{more}", cure)
+
+
+def _address(name: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _megabits(name: str) -> int:
+    try:
+        return max(int((_NET / name / "speed").read_text()), 0)
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,89 @@
+"""A time limit for calls into MPI, in a process of its own: MPI_Init hangs with Python's lock held.
+
+`Watchdog` starts this very file as a program; it must not import anything of istmpi's.
+"""
+
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_SYN_SENT = "02"
+_LAST_WORDS = 1.0
+"""Seconds that the watchdogs of all ranks have to say theirs, before the launcher ends the job."""
+
+
+class Watchdog:
+    """Ends this process, and with it the job, when something takes too long; says where and for whom it waits."""
+
+    def __init__(self, rank: int):
+        who = f"rank {rank} on {socket.gethostname()}"
+        command = [sys.executable, "-S", __file__, str(os.getpid()), who]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
+    @contextmanager
+    def limit(self, doing: str, seconds: float) -> Iterator[None]:
+        self._tell(f"{seconds:g} {doing}")
+        try:
+            yield
+        finally:
+            self._tell("")
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+
+
+def unanswered(process: int) -> list[str]:
+    """The addresses to which a process tries to connect without an answer."""
+    sockets = set()
+    with suppress(OSError):
+        for entry in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                sockets.add(os.readlink(entry))
+    table = []
+    with suppress(OSError):
+        table = Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]
+    found = set()
+    for line in table:
+        _, _, remote, state, *rest = line.split()
+        if state == _SYN_SENT and f"socket:[{rest[5]}]" in sockets:
+            found.add(socket.inet_ntoa(struct.pack("=I", int(remote.split(":")[0], 16))))
+    return sorted(found)
+
+
+def _watch(process: int, who: str) -> None:
+    deadline, doing = None, ""
+    text = b""
+    while True:
+        wait = None if deadline is None else max(deadline - time.monotonic(), 0)
+        if select.select([0], [], [], wait)[0]:
+            more = os.read(0, 4096)
+            if not more:
+                return
+            *lines, text = (text + more).split(b"\n")
+            for line in lines:
+                seconds, _, doing = line.decode().partition(" ")
+                deadline = time.monotonic() + float(seconds) if doing else None
+            continue
+        waits = unanswered(process)
+        told = f"; no answer from {', '.join(waits)}" if waits else ""
+        print(f"istmpi doctor: {who} hangs while {doing}{told}", file=sys.stderr, flush=True)
+        time.sleep(_LAST_WORDS)
+        os.kill(process, signal.SIGKILL)
+        return
+
+
+if __name__ == "__main__":
+    _watch(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,258 @@
+"""Runs side by side: what each method needed to reach a score, over repeats, and where it ended.
+
+A score counts as reached at the first evaluation where the median of it and its two neighbours has reached it; the
+first and the last evaluation count as they are. What is reported was measured at that evaluation: nothing is
+interpolated, so a figure is late by at most the distance between two evaluations.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from istmpi.errors import ConfigError, DataError
+from istmpi.report.curves import LOWER_IS_BETTER, Curve, Point
+
+NOT_REACHED = math.inf
+
+WITHOUT_MEANING = ("name", "method.name", "train.seed", "evaluate.", "checkpoint.", "output.")
+"""Settings, or sections of them, in which runs of one comparison may differ."""
+
+MORE_ERROR = (0.5, 0.25, 0.0)
+"""How much more error than the best that all runs reach the targets allow, where none are given."""
+
+OFF_THE_CLOCK = ("evaluate", "save")
+"""Phases that are not part of the training time."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over repeats; infinite in those that did not get there."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.values) if self.values else NOT_REACHED
+
+    @property
+    def reached(self) -> int:
+        """In how many repeats there is a figure."""
+        return sum(map(math.isfinite, self.values))
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The lowest and the highest, of those that there are."""
+        there = [value for value in self.values if math.isfinite(value)]
+        return (min(there), max(there)) if there else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The repeats of one method with the same settings."""
+
+    name: str
+    curves: tuple[Curve, ...]
+
+
+Figure = Callable[[Curve, Point], float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs against each other."""
+
+    groups: tuple[Group, ...]
+    targets: tuple[float, ...]
+    """Easiest first."""
+    score_name: str
+    watts: float | None = None
+    """Of a node; a node is a rank."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.score_name not in LOWER_IS_BETTER
+
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        """What is told of the way to a target, by name."""
+        figures: dict[str, Figure] = {
+            "seconds": lambda _, point: point.seconds,
+            "bytes": lambda _, point: point.bytes,
+            "examples": lambda _, point: point.examples,
+        }
+        if self.watts is not None:
+            figures["joules"] = lambda curve, point: self.watts * (curve.ranks or math.nan) * point.seconds
+        return figures
+
+    def to_target(self, group: Group, figure: str, target: float) -> Spread:
+        """A figure at the evaluation that reached the target."""
+        measure, found = self.figures[figure], []
+        for curve in group.curves:
+            point = reached(curve.points, target, self.higher_is_better)
+            found.append(measure(curve, point) if point else NOT_REACHED)
+        return Spread(tuple(found))
+
+    def to_end(self, group: Group, figure: str) -> Spread:
+        """A figure at the last evaluation."""
+        measure = self.figures[figure]
+        return Spread(tuple(measure(curve, curve.points[-1]) for curve in group.curves if curve.points))
+
+    def final(self, group: Group) -> Spread:
+        """The last evaluation's score, as it is."""
+        return Spread(tuple(curve.points[-1].score for curve in group.curves if curve.points))
+
+    def ratio(self, group: Group, figure: str, target: float) -> float | None:
+        """How many times the best group's figure: the median over seeds that both have; None where not reached.
+
+        Where they share no seed, the ratio of the medians.
+        """
+        spreads = {one.name: self.to_target(one, figure, target) for one in self.groups}
+        best = min(self.groups, key=lambda one: spreads[one.name].median)
+        if math.isinf(spreads[group.name].median):
+            return None
+        ours, theirs = (
+            {curve.seed: value for curve, value in zip(one.curves, spreads[one.name].values)} for one in (group, best)
+        )
+        ratios = [_ratio(ours[seed], theirs[seed]) for seed in ours if math.isfinite(theirs.get(seed, NOT_REACHED))]
+        found = median(ratios) if ratios else _ratio(spreads[group.name].median, spreads[best.name].median)
+        return found if math.isfinite(found) else None
+
+    def phases(self, group: Group) -> dict[str, float]:
+        """Seconds by phase, the mean over repeats and ranks."""
+        there = [curve.phases for curve in group.curves if curve.phases]
+        names = dict.fromkeys(name for phases in there for name in phases)
+        return {name: sum(phases.get(name, 0.0) for phases in there) / len(there) for name in names}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All figures, one row for each method and target, for programs; None where a target was not reached."""
+        rows = []
+        for group in self.groups:
+            final = self.final(group)
+            for target in self.targets:
+                row: dict[str, Any] = {"method": group.name, "ranks": _one({curve.ranks for curve in group.curves})}
+                row |= {"target": target, "repeats": len(group.curves)}
+                row["reached"] = self.to_target(group, "seconds", target).reached
+                for figure in self.figures:
+                    spread = self.to_target(group, figure, target)
+                    row |= _columns(figure, spread) | {f"{figure}_ratio": self.ratio(group, figure, target)}
+                rows.append(row | _columns("final", final))
+        return rows
+
+
+def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float | None = None) -> Comparison:
+    """Group runs by what they are, in the order in which they come; without targets take `default_targets`.
+
+    DataError when they cannot be compared, ConfigError for a target that the score cannot have.
+    """
+    names = {curve.score_name for curve in curves if curve.score_name}
+    if len(names) > 1:
+        raise DataError(f"runs with different scores cannot be compared: {', '.join(sorted(names))}.")
+    score_name = _one(names) or "accuracy"
+    check_targets(targets, score_name)
+    higher = score_name not in LOWER_IS_BETTER
+    groups: dict[str, list[Curve]] = {}
+    for curve, name in zip(curves, _names(curves)):
+        groups.setdefault(name, []).append(curve)
+    chosen = sorted(set(targets or default_targets(curves, higher)), reverse=not higher)
+    return Comparison(
+        tuple(Group(name, tuple(sorted(members, key=lambda one: one.seed))) for name, members in groups.items()),
+        tuple(chosen),
+        score_name,
+        watts,
+    )
+
+
+def check_targets(targets: Sequence[float], score_name: str) -> None:
+    """Refuse targets that the score can never have."""
+    for target in targets:
+        if not 0 < target < math.inf or (score_name == "accuracy" and target > 1):
+            most = " and at most 1" * (score_name == "accuracy")
+            raise ConfigError(f"--targets {target:g}: a target of the {score_name} must be above 0{most}, as in 0.75.")
+
+
+def smoothed(scores: Sequence[float]) -> list[float]:
+    """Each score replaced by the median of it and its two neighbours; the first and the last as they are."""
+    inner = [median(scores[place - 1 : place + 2]) for place in range(1, len(scores) - 1)]
+    return [*scores[:1], *inner, *scores[-1:]] if len(scores) > 1 else list(scores)
+
+
+def reached(points: Sequence[Point], target: float, higher_is_better: bool = True) -> Point | None:
+    """The first evaluation where the smoothed score has reached the target."""
+    for point, score in zip(points, smoothed([point.score for point in points])):
+        if score >= target if higher_is_better else score <= target:
+            return point
+    return None
+
+
+def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
+    """The best score that all runs reach, those with a quarter and with half more error; three digits.
+
+    For 0.75 these are 0.687 and 0.625, much as in the paper's Table 1.
+
+    Runs that failed or are not finished count only where there are no others.
+    """
+    there = [curve for curve in curves if curve.points]
+    there = [curve for curve in there if not curve.problem] or there
+    best = [smoothed([point.score for point in curve.points]) for curve in there]
+    if not best:
+        return []
+    if higher_is_better:
+        top = min(map(max, best))
+        error = max(1 - top, 0.0)
+        found = [math.floor(1000 * (top - more * error) + 1e-9) / 1000 for more in MORE_ERROR]
+    else:
+        top = max(map(min, best))
+        found = [_rounded_up(top + more * top) for more in MORE_ERROR]
+    return [target for target in dict.fromkeys(found) if target > 0]
+
+
+def _rounded_up(value: float) -> float:
+    """To three digits."""
+    if not value:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(f"{math.ceil(value / unit - 1e-9) * unit:.12g}")
+
+
+def _names(curves: Sequence[Curve]) -> list[str]:
+    """Every run's method, with the settings in which not all runs agree."""
+    facts = [
+        {key: value for key, value in curve.settings.items() if not key.startswith(WITHOUT_MEANING)}
+        | ({"ranks": curve.ranks} if curve.ranks else {})
+        for curve in curves
+    ]
+    values: dict[str, set[str]] = {}
+    for one in facts:
+        for key, value in one.items():
+            values.setdefault(key, set()).add(repr(value))
+    differing = [key for key, seen in values.items() if len(seen) > 1]
+    return [
+        ", ".join([curve.method, *(f"{_short(key)} {_text(one[key])}" for key in differing if key in one)])
+        for curve, one in zip(curves, facts)
+    ]
+
+
+def _short(setting: str) -> str:
+    return setting.rpartition(".")[2].replace("_", " ")
+
+
+def _text(value: Any) -> str:
+    return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _ratio(mine: float, theirs: float) -> float:
+    return mine / theirs if theirs else 1.0 if not mine else math.inf
+
+
+def _one(values: set[Any]) -> Any:
+    """The one value of a set, or None."""
+    return next(iter(values)) if len(values) == 1 else None
+
+
+def _columns(name: str, spread: Spread) -> Mapping[str, float | None]:
+    low, high = spread.range or (None, None)
+    there = math.isfinite(spread.median)
+    return {f"{name}_median": spread.median if there else None, f"{name}_lowest": low, f"{name}_highest": high}

@@ -1,0 +1,132 @@
+"""A spot instance is taken back: the notice comes from a local metadata service, the run is a real one."""
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WATCH = ROOT / "bin/istmpi-spot-watch"
+NOTICE = '{"action": "terminate", "time": "2030-01-01T00:00:00Z"}'
+
+
+class Metadata(http.server.ThreadingHTTPServer):
+    """As EC2's: a token first, then an answer to those that have it; no notice until there is one."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.notice = ""
+        self.asked = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_PUT(self):
+        lifetime = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")
+        self._answer("secret" if self.path == "/latest/api/token" and lifetime else "", 400)
+
+    def do_GET(self):
+        if self.headers.get("X-aws-ec2-metadata-token") != "secret":
+            self._answer("", 401)
+            return
+        self._answer(self.server.notice if self.path == "/latest/meta-data/spot/instance-action" else "", 404)
+        self.server.asked.set()
+
+    def _answer(self, text, otherwise):
+        self.send_response(200 if text else otherwise)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def metadata():
+    with Metadata() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def environment(metadata):
+    found = {**os.environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.url, "NO_COLOR": "1"}
+    found["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{found['PATH']}"
+    found["PYTHONPATH"] = str(ROOT)
+    return found
+
+
+def test_without_a_notice_a_command_is_left_alone(metadata):
+    command = [WATCH, "bash", "-c", "echo said; sleep 1; exit 3"]
+    done = subprocess.run(command, env=environment(metadata), capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said\n", "")
+    assert metadata.asked.is_set()
+
+
+def test_a_notice_ends_a_command_with_sigterm_once(metadata):
+    metadata.notice = NOTICE
+    program = "trap 'echo asked to stop; exit 75' TERM; while :; do sleep 0.1; done"
+    done = subprocess.run(
+        [WATCH, "bash", "-c", program], env=environment(metadata), capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stdout) == (75, "asked to stop\n")
+
+
+def test_no_command_is_said():
+    done = subprocess.run([WATCH], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "istmpi-spot-watch: no command to run.\n")
+
+
+def test_a_run_is_saved_and_goes_on(metadata, tmp_path):
+    """Through istmpi-run, on two ranks of MPI."""
+    launcher = os.environ.get("MPIRUN") or shutil.which("mpirun", path=environment(metadata)["PATH"])
+    settings = environment(metadata) | {"PATH": f"{Path(launcher).parent}{os.pathsep}{environment(metadata)['PATH']}"}
+    out = tmp_path / "run"
+
+    def start(count):
+        launch = ["--ranks-per-host", "2", "--launcher", "mpirun", "--spot"]
+        train = ["istmpi", "train", "digits", "--hidden", "64", "--rounds", count, "--threads", "1"]
+        train += ["--evaluate-every", count, "--resume", "auto", "--out", out]
+        return subprocess.Popen(
+            list(map(str, [ROOT / "bin/istmpi-run", *launch, *train])),
+            env=settings,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def end(run):
+        try:
+            return run.communicate(timeout=60)[0]
+        finally:
+            run.kill()
+
+    def rounds():
+        path = out / "metrics.jsonl"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    run = start(100_000)
+    deadline = time.monotonic() + 60
+    while rounds() < 2 and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.05)
+    metadata.notice = NOTICE
+    said = end(run)
+    assert run.returncode == 75, said
+    assert "istmpi-spot-watch: EC2 takes" in said and "stopped by SIGTERM" in said
+    done = rounds()
+    assert done >= 2
+
+    metadata.notice = ""
+    again = start(done + 3)
+    said = end(again)
+    assert again.returncode == 0, said
+    assert json.loads((out / "summary.json").read_text())["last"]["round"] == rounds() == done + 3

@@ -1,0 +1,108 @@
+"""`istmpi compare` as its users start it: tables and files at the end, going on after a stop, exit codes."""
+
+import csv
+import io
+import json
+import os
+import signal
+
+import pytest
+from following import lines, wait_for_rounds
+
+SMALL = ("--hidden", "32", "--local-steps", "3", "--batch", "16")
+
+
+def test_a_comparison_leaves_runs_tables_and_pictures(mpirun, tmp_path):
+    out = tmp_path / "comparison"
+    command = ["istmpi", "compare", "digits", *SMALL, "--rounds", "6", "--repeats", "2", "--out", out]
+    result = mpirun(2, *command, "--targets", "0.2,0.999", "--watts", "100")
+    assert result.returncode == 0, result.stderr
+    for text in (
+        "Training time to a score",
+        "not reached",
+        "Energy",
+        "final accuracy",
+        "Where the time went",
+        "1/6 ist",
+    ):
+        assert text in result.stdout
+    names = [f"{name}-{seed}" for name in ("data-parallel", "ist", "local-sgd") for seed in (0, 1)]
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == names
+    assert {"report.html", "report.png"} <= {path.name for path in out.iterdir()}
+    for name in names:
+        assert (out / name / "network.h5").exists()
+        assert [line["round"] for line in lines(out / name) if "score" in line] == [1, 2, 3, 4, 5, 6]
+    told = mpirun(1, "istmpi", "report", out, "--targets", "0.2,0.999", "--csv")
+    rows = list(csv.DictReader(io.StringIO(told.stdout)))
+    assert [(row["method"], row["target"], row["reached"]) for row in rows] == [
+        (name, target, reached)
+        for name in ("data-parallel", "ist", "local-sgd")
+        for target, reached in (("0.2", "2"), ("0.999", "0"))
+    ]
+    # The same samples in every round, and IST sends the least.
+    assert len({row["examples_median"] for row in rows if row["target"] == "0.999"}) == 1
+    sent = {name: lines(out / f"{name}-0")[-1]["bytes"] for name in ("data-parallel", "ist", "local-sgd")}
+    assert sent["ist"] < sent["local-sgd"] < sent["data-parallel"]
+    examples = {tuple(line["examples"] for line in lines(out / name)) for name in names}
+    assert examples == {tuple(2 * 3 * 16 * round for round in range(1, 7))}
+    again = mpirun(2, *command, "--targets", "0.2")
+    assert again.returncode == 0 and again.stdout.count("is finished already") == 6
+
+
+def test_a_comparison_that_was_stopped_goes_on_with_the_same_command(start, mpirun, tmp_path):
+    out = tmp_path / "comparison"
+    command = ["istmpi", "compare", *SMALL, "--rounds", "300", "--methods", "ist,local-sgd", "--out", out]
+    job = start(2, *command)
+    wait_for_rounds(out / "local-sgd-0", 3, job)
+    os.kill(job.ranks[1], signal.SIGUSR1)
+    result = job.end(30)
+    assert result.returncode == 75
+    assert f"stopped by SIGUSR1 at local-sgd-0; what is done is saved in {out}. The same command" in result.stderr
+    assert not (out / "local-sgd-0" / "summary.json").exists()
+    finished = (out / "ist-0" / "metrics.jsonl").read_bytes()
+    done = len(lines(out / "local-sgd-0"))
+    again = mpirun(2, *command)
+    assert again.returncode == 0, again.stderr
+    assert "ist-0 is finished already" in again.stdout and "going on from" in again.stdout
+    assert (out / "ist-0" / "metrics.jsonl").read_bytes() == finished
+    assert [line["round"] for line in lines(out / "local-sgd-0")] == list(range(1, 301)) and done < 300
+
+
+def test_a_method_that_fails_is_reported_and_its_exit_code_is_the_jobs(mpirun, tmp_path):
+    program = (
+        "import sys; from istmpi.cli.main import main\n"
+        "from istmpi.errors import DivergedError; from istmpi.methods.local_sgd import LocalSGD\n"
+        "def run(self, round, begun):\n"
+        "    error = DivergedError('the loss is no longer finite in round 1')\n"
+        "    error.everywhere = True\n"
+        "    raise error\n"
+        "LocalSGD.run = run\n"
+        "main()"
+    )
+    out = tmp_path / "comparison"
+    result = mpirun(2, "python", "-c", program, "compare", *SMALL, "--rounds", "4", "--out", out)
+    assert result.returncode == 3, result.stderr
+    assert "local-sgd, seed 0: failed: the loss is no longer finite in round 1" in result.stdout
+    assert "failed: the loss is no longer finite" in (out / "report.html").read_text()
+    assert "Traceback" not in result.stderr
+    for name in ("ist-0", "data-parallel-0"):
+        assert json.loads((out / name / "summary.json").read_text())["last"]["round"] == 4
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--methods", "ist,local-sdg"], "--methods: 'local-sdg' is not known; did you mean local-sgd?"),
+        (["--targets", "63"], "--targets 63: a target of the accuracy must be above 0 and at most 1"),
+        (["--max-minutes", "-1"], "train.max_minutes = -1.0 must be at least 0"),
+        (["--hidden", "1"], "ist: hidden1 has 1 units but the run has 2 ranks"),
+        (["--data", "nowhere.h5"], "nowhere.h5 does not exist"),
+        (["--set", "method.name=ist"], "use --methods"),
+    ],
+)
+def test_bad_input_is_told_once_before_anything_is_trained(mpirun, tmp_path, options, message):
+    result = mpirun(2, "istmpi", "compare", *options, "--out", tmp_path / "comparison")
+    assert result.returncode == 2
+    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    assert len(said) == 1 and message in said[0], result.stderr
+    assert not (tmp_path / "comparison").exists()

@@ -1,0 +1,145 @@
+"""The emulated cluster, PyTorch's methods as peers, and small pieces of benchmarks/time_to_accuracy.py."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+NAME = f"test{os.getpid()}"
+TINY = ["--data", "digits", "--hidden", "24,24", "--local-steps", "5", "--lr", "0.05", "--batch", "32"]
+ROUNDS = 2
+
+
+def environment():
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run(*command, timeout=100):
+    command = list(map(str, command))
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=timeout)
+
+
+def namespaces():
+    return [line for line in run("ip", "netns", "list").stdout.splitlines() if f"istmpi-{NAME}" in line]
+
+
+@pytest.fixture
+def cluster():
+    """``cluster(*words)`` is the start of a benchmarks/cluster command; skipped where there can be none."""
+    if not (sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")):
+        pytest.skip("network namespaces need Linux, root, ip and tc")
+    if "hydra" not in run("mpirun", "--version").stdout.lower():
+        pytest.skip("the mpirun on the PATH is not MPICH's")
+    tried = run("sh", "-c", f"ip netns add istmpi-{NAME}-probe && ip netns delete istmpi-{NAME}-probe")
+    if tried.returncode:
+        pytest.skip(f"network namespaces are not allowed here: {tried.stderr.strip()}")
+    yield lambda *words: [BENCHMARKS / "cluster", "--name", NAME, *words]
+    left = namespaces()
+    run(BENCHMARKS / "cluster", "down", "--name", NAME)
+    Path(f"/run/istmpi-{NAME}.lock").unlink(missing_ok=True)
+    assert not left
+
+
+def test_without_root_one_line_says_so():
+    command = [sys.executable, str(BENCHMARKS / "cluster"), "--hosts", "2", "--", "true"]
+    if os.geteuid() == 0:
+        if not shutil.which("unshare") or run("unshare", "--user", "true").returncode:
+            pytest.skip("root cannot become nobody here")
+        command = ["unshare", "--user", *command]
+    result = run(*command)
+    assert result.returncode != 0
+    assert "needs Linux and root" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_ranks_are_hosts_that_talk_over_their_interfaces_and_failures_leave_nothing(cluster):
+    code = "from istmpi.comm import world; c = world(); print(sorted(c.hosts())); import sys; sys.exit(3)"
+    result = run(*cluster("--hosts", "2", "--rate", "100mbit", "--"), sys.executable, "-c", code)
+    assert f"['istmpi-{NAME}-0', 'istmpi-{NAME}-1']" in result.stdout, result.stderr
+    assert result.returncode != 0
+    assert "by the interfaces' counters" in result.stderr
+
+
+def test_a_terminated_cluster_leaves_nothing(cluster):
+    command = [*map(str, cluster("--hosts", "2", "--")), "sh", "-c", "echo up; sleep 60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout.readline() == "up\n"
+        assert len(namespaces()) == 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) != 0
+    for _ in range(50):
+        if not namespaces():
+            break
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("method, peer", [("ist", None), ("local-sgd", "local-sgd"), ("data-parallel", "ddp")])
+def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, peer):
+    """The law on which composed figures rest: equal loss on the test split after every round."""
+    train = mpirun(
+        2,
+        "istmpi",
+        "train",
+        *("--method", method, *TINY, "--rounds", ROUNDS, "--evaluate-every", 1, "--out", tmp_path / "ours"),
+    )
+    assert train.returncode == 0, train.stderr
+    lines = map(json.loads, (tmp_path / "ours/metrics.jsonl").read_text().splitlines())
+    expected = {line["local_steps"]: (line["score"]["score"], line["score"]["loss"]) for line in lines}
+    assert sorted(expected) == [5, 10]
+
+    steps = ["--steps", 5 * ROUNDS]
+    printed = run(sys.executable, BENCHMARKS / "curves.py", method, *TINY, *steps, "--ranks", 2)
+    points = list(map(json.loads, printed.stdout.splitlines()))
+    if peer:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        out = tmp_path / "peer.json"
+        words = [*TINY, *steps, "--evaluate-every", 5, "--out", out]
+        script = BENCHMARKS / "peers.py"
+        result = mpirun(2, "python", script, peer, *words, env={"MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)})
+        assert result.returncode == 0, result.stderr
+        theirs = json.loads(out.read_text())["points"]
+        assert [point["samples"] for point in theirs] == [5 * 2 * 32, 10 * 2 * 32]
+        assert all(point["bytes"] > 0 for point in theirs)
+        points += theirs
+    trained = [point for point in points if point["step"]]
+    assert len(trained) == (4 if peer else 2)
+    for point in trained:
+        accuracy, loss = expected[point["step"]]
+        assert point["loss"] == pytest.approx(loss, rel=1e-4)
+        assert point["accuracy"] == pytest.approx(accuracy, abs=0.006)  # two of 360 examples may lie on the edge
+
+
+@pytest.mark.timeout(300)
+def test_quick_cells_are_measured_reported_and_not_measured_again(cluster, tmp_path):
+    program = [sys.executable, BENCHMARKS / "time_to_accuracy.py", "--quick", "--cells", tmp_path, "--name", NAME]
+    wanted = ["machine-P2", "speed-digits-P2-1x-local", "curve-digits-P2-ist-J5", "curve-digits-P2-local-sgd-J5"]
+    for name in wanted:
+        program += ["--only", name]
+    first = run(*program, timeout=240)
+    assert first.returncode == 0, first.stdout + first.stderr
+    cells = {path.stem: path.stat().st_mtime_ns for path in tmp_path.glob("*-P2*.json")}
+    assert len(cells) == len(wanted)
+    speed = json.loads((tmp_path / "speed-digits-P2-1x-local.json").read_text())
+    assert set(speed["contestants"]) == {"ist", "local-sgd", "pytorch-local-sgd"}
+    for turns in speed["contestants"].values():
+        assert len(turns) == 3
+        for one in (one for rounds in turns for one in rounds):
+            assert one["bytes"] <= one["wire"] < 1.2 * one["bytes"]
+    report = json.loads((tmp_path / "time-to-accuracy.json").read_text())
+    (row,) = report["rows"]
+    assert row["PyTorch DDP, s"] == "-" and row["IST, s"].endswith("*") and float(row["against local SGD"]) > 0
+    assert (tmp_path / "time-to-accuracy.png").stat().st_size > 10_000
+    second = run(*program)
+    assert second.returncode == 0, second.stderr
+    assert {path.stem: path.stat().st_mtime_ns for path in tmp_path.glob("*-P2*.json")} == cells

@@ -1,0 +1,218 @@
+"""A comparison is fair: same initial network, same batches, evaluations off the clock; and one failure ends nothing."""
+
+import json
+import zlib
+from types import SimpleNamespace
+
+import pytest
+from small import small_run
+
+from istmpi import train
+from istmpi.compare import Comparison, ComparisonWatch
+from istmpi.data.batches import Batches
+from istmpi.errors import ConfigError, DivergedError
+from istmpi.evaluate import Evaluator
+from istmpi.methods import METHODS
+from istmpi.methods.local_sgd import LocalSGD
+from istmpi.report.curves import read
+from istmpi.store import ParameterStore
+
+NAMES = ("ist", "local-sgd", "data-parallel")
+
+
+@pytest.fixture
+def compared(comm, shared_tmp):
+    """``compared(methods, repeats, **settings)`` makes a comparison of small runs in one and the same folder."""
+
+    def make(methods=NAMES, repeats=1, **settings):
+        settings = {"output__folder": str(shared_tmp / "comparison"), "train__rounds": 2} | settings
+        return Comparison(small_run(**settings), methods, repeats, comm)
+
+    yield make
+    comm.barrier()
+
+
+@pytest.fixture
+def rounds_take(monkeypatch):
+    """``rounds_take(seconds)``: on the clock of training a round takes so long, an evaluation a thousand times that."""
+
+    def take(seconds):
+        now = [0.0]
+        monkeypatch.setattr(train, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        for kind in set(METHODS.values()):
+            if "run" in vars(kind):
+                _slower(monkeypatch, kind, "run", now, seconds)
+        _slower(monkeypatch, Evaluator, "score", now, 1000 * seconds)
+
+    return take
+
+
+def _slower(monkeypatch, kind, name, now, seconds):
+    real = getattr(kind, name)
+
+    def slower(self, *arguments):
+        outcome = real(self, *arguments)
+        now[0] += seconds
+        return outcome
+
+    monkeypatch.setattr(kind, name, slower)
+
+
+def test_all_methods_start_from_the_same_weights_and_see_the_same_batches(compared, monkeypatch):
+    initial, batches = {}, {}
+    comparison = compared(repeats=2)
+    running = []
+    initialise, at = ParameterStore.initialise, Batches.at
+
+    def noted_initialise(store, seed):
+        initialise(store, seed)
+        initial[running[-1]] = {name: zlib.crc32(tensor.numpy()) for name, tensor in store.tensors.items()}
+
+    def noted_at(stream, step):
+        batches.setdefault(running[-1], []).append((step, stream.indices(step).tolist()))
+        return at(stream, step)
+
+    monkeypatch.setattr(ParameterStore, "initialise", noted_initialise)
+    monkeypatch.setattr(Batches, "at", noted_at)
+    carry_out = train.carry_out
+
+    def noted_carry_out(run, *arguments, **settings):
+        running.append((run.method.name, run.train.seed))
+        return carry_out(run, *arguments, **settings)
+
+    monkeypatch.setattr("istmpi.compare.carry_out", noted_carry_out)
+    assert comparison.carry_out() == {}
+    assert running == [(name, seed) for seed in (5, 6) for name in NAMES], "in turns"
+    for seed in (5, 6):
+        for name in NAMES[1:]:
+            assert initial["ist", seed].keys() <= initial[name, seed].keys()
+            assert all(initial[name, seed][key] == value for key, value in initial["ist", seed].items())
+            assert batches[name, seed] == batches["ist", seed]
+    assert len(batches["ist", 5]) == 2 * 3, "2 rounds of 3 local steps"
+    assert initial["ist", 5] != initial["ist", 6] and batches["ist", 5] != batches["ist", 6]
+
+
+def test_the_rehearsal_leaves_no_trace(compared, shared_tmp, comm):
+    compared().carry_out()
+    rehearsed = compared(output__folder=str(shared_tmp / "rehearsed"))
+    rehearsed.rehearse()
+    assert not rehearsed.folder.exists()
+    comm.barrier()
+    rehearsed.carry_out()
+    for turn in rehearsed.turns:
+        lines = [_lines(shared_tmp / folder / turn.folder.name) for folder in ("comparison", "rehearsed")]
+        for one in (one for both in lines for one in both):
+            del one["seconds"]
+        assert lines[0] == lines[1]
+
+
+def _lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_evaluations_are_not_on_the_clock_and_not_in_the_bytes(compared, rounds_take, shared_tmp):
+    rounds_take(2.0)
+    compared(evaluate__every=1).carry_out()
+    compared(evaluate__every=2, output__folder=str(shared_tmp / "rarely")).carry_out()
+    often, rarely = read([shared_tmp / "comparison"]), read([shared_tmp / "rarely"])
+    assert [curve.method for curve in often] == sorted(NAMES)
+    for one, other in zip(often, rarely):
+        assert [point.seconds for point in one.points] == [2.0, 4.0]
+        assert one.points[1:] == other.points
+
+
+def test_a_run_says_how_often_it_evaluates_or_is_evaluated_twenty_times(compared):
+    assert {turn.run.evaluate.every for turn in compared(evaluate__every=0, train__rounds=60).turns} == {3}
+    assert {turn.run.evaluate.every for turn in compared(evaluate__every=7).turns} == {7}
+
+
+def test_minutes_end_a_run_that_reaches_nothing(compared, rounds_take, comm):
+    rounds_take(30.0 + comm.rank)  # rank 0's clock counts for all
+    limited = {"train__rounds": 1000, "train__max_minutes": 1.9}
+    comparison = compared(["ist"], **limited)
+    assert comparison.carry_out() == {}
+    (curve,) = read([comparison.folder])
+    assert (curve.points[-1].round, curve.points[-1].seconds, curve.problem) == (4, 120.0, "")
+    assert comparison.turns[0].finished
+    more = train.Training(comparison.turns[0].run, comm)
+    more.resume(comparison.turns[0].folder / "network.h5")
+    assert more.done and list(more.rounds()) == []
+
+
+def test_one_method_that_fails_does_not_end_the_others(compared, monkeypatch, comm):
+    def diverges(self, round, begun):
+        error = DivergedError("rank 0: the loss is no longer finite")
+        error.everywhere = True
+        raise error
+
+    told = []
+
+    class Told(ComparisonWatch):
+        def failed(self, turn, error):
+            told.append((turn.folder.name, str(error)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalSGD, "run", diverges)
+        comparison = compared(repeats=2)
+        comparison.rehearse()
+        failures = comparison.carry_out(Told())
+    assert list(failures) == ["local-sgd-5", "local-sgd-6"]
+    assert {error.exit_code for error in failures.values()} == {3}
+    assert [name for name, _ in told] == list(failures) * (comm.rank == 0)
+    problems = {(curve.method, curve.seed): curve.problem for curve in read([comparison.folder])}
+    assert problems["local-sgd", 5].startswith("failed: rank 0: the loss is no longer finite")
+    assert [name for (name, _), problem in problems.items() if not problem] == ["data-parallel"] * 2 + ["ist"] * 2
+    assert compared(repeats=2).carry_out() == {}, "what failed is tried again"
+    assert not [curve.problem for curve in read([comparison.folder]) if curve.problem]
+
+
+@pytest.mark.ranks(min=2)
+def test_a_method_that_cannot_train_the_run_is_refused_before_any_does(compared, comm):
+    comparison = compared(["local-sgd", "ist"], model__hidden=[comm.size - 1])
+    with pytest.raises(ConfigError, match=f"^ist: hidden1 has {comm.size - 1} units? but the run has {comm.size}"):
+        comparison.rehearse()
+    assert not comparison.folder.exists()
+
+
+def test_a_finished_comparison_takes_on_methods_and_repeats(compared, monkeypatch):
+    compared(["ist"]).carry_out()
+    trained = []
+    carry_out = train.carry_out
+
+    def noted(run, *arguments, **settings):
+        trained.append(run.output.folder.rpartition("/")[2])
+        return carry_out(run, *arguments, **settings)
+
+    monkeypatch.setattr("istmpi.compare.carry_out", noted)
+    compared(["ist", "local-sgd"], repeats=2).carry_out()
+    assert trained == ["local-sgd-5", "ist-6", "local-sgd-6"]
+
+
+def test_a_folder_of_something_else_is_left_alone(compared, shared_tmp, comm):
+    compared(["ist"]).carry_out()
+    with pytest.raises(ConfigError, match=r"its ist-5 is another run \(optimizer.lr = 0.1 there, 0.2 here\)"):
+        compared(["ist"], optimizer__lr=0.2)
+    record = shared_tmp / "comparison" / "comparison.json"
+    comm.barrier()
+    if comm.rank == 0:
+        record.write_text(json.dumps({"ranks": 77}))
+    with pytest.raises(ConfigError, match=f"it has runs of 77 ranks, this job has {comm.size}"):
+        compared(["ist"])
+    if comm.rank == 0:
+        record.unlink()
+    with pytest.raises(ConfigError, match="not empty and not a comparison's"):
+        compared(["ist"])
+
+
+def test_without_out_the_first_folder_that_fits(compared, shared_tmp, monkeypatch):
+    monkeypatch.chdir(shared_tmp)
+    first = compared(["ist"], output__folder="")
+    assert str(first.folder) == "runs/compare-digits"
+    first.carry_out()
+    assert str(compared(["ist", "local-sgd"], output__folder="").folder) == "runs/compare-digits"
+    assert str(compared(["ist"], output__folder="", optimizer__lr=0.2).folder) == "runs/compare-digits-2"
+
+
+def test_an_unknown_method_is_refused(compared):
+    with pytest.raises(ConfigError, match="--methods: 'lst' is not known; did you mean ist?"):
+        compared(["ist", "lst"])

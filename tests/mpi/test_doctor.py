@@ -1,0 +1,74 @@
+"""The doctor's checks that need several ranks."""
+
+import numpy as np
+import pytest
+import torch
+
+from istmpi.comm import THREAD_LEVELS, handshake, thread_level
+from istmpi.doctor import mpi, software, storage
+
+
+def states(findings):
+    return {finding.name: finding.state for finding in findings}
+
+
+def test_a_healthy_job(comm, shared_tmp):
+    findings = [*mpi.library(comm), *mpi.values(comm), *software.versions(comm), *storage.write_test(comm, shared_tmp)]
+    values = {"bf16": "green", "large": "green"} if comm.size > 1 else {}
+    assert states(findings) == {
+        "MPI": "green",
+        "threads": "green" if thread_level() == THREAD_LEVELS[-1] else "yellow",
+        **values,
+        "software": "green",
+        "folder": "green",
+        "locking": "green",
+    }
+    comm.barrier()
+    assert not list(shared_tmp.iterdir())
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("what", ["one bit", "a value rounded"])
+def test_values_that_arrive_changed_are_counted(comm, monkeypatch, what):
+    """A library that knows no bfloat16 changes values without a word."""
+    honest = comm.alltoallv
+
+    def changing(send, receive):
+        honest(send, receive)
+        if comm.rank == 1:
+            counts, starts = receive[1], receive[2]
+            message = receive[0][starts[0] : starts[0] + counts[0]].view(np.int16)
+            if what == "one bit":
+                message[:1] ^= 1
+            else:
+                message[...] = (
+                    torch.from_numpy(message).view(torch.bfloat16).to(torch.float32).to(torch.float16).view(torch.int16)
+                )
+
+    monkeypatch.setattr(comm, "alltoallv", changing)
+    assert states(mpi.values(comm)) == {"bf16": "red", "large": "red"}
+
+
+@pytest.mark.ranks(min=2)
+def test_a_folder_of_each_host_is_told_from_a_shared_one(comm, shared_tmp, monkeypatch):
+    """The last rank's folder is another one, as /tmp is on another host."""
+    folder = shared_tmp
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(storage.Path, "exists", lambda path: False)
+    (found,) = storage.write_test(comm, folder)
+    assert found.state == "red"
+    assert f"is not shared: rank {comm.size - 1} on " in found.fact
+
+
+def test_a_folder_without_room_is_red(comm, shared_tmp, monkeypatch):
+    def full(path, offset, values):
+        raise OSError(28, "No space left on device")
+
+    if comm.rank == 0:
+        monkeypatch.setattr(storage, "_write", full)
+    (found,) = storage.write_test(comm, shared_tmp)
+    assert found.state == "red" and "rank 0 cannot write (No space left on device)" in found.fact
+
+
+def test_all_ranks_hear_each_other(comm):
+    assert handshake(30) == []

@@ -1,0 +1,145 @@
+"""The job scripts on a real SLURM: to the end, through every way of being disturbed, and where they must fail."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from slurm_cluster import RUN, rounds, weights
+
+ROOT = Path(__file__).parents[2]
+
+TEMPLATES = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
+pytestmark = pytest.mark.timeout(600)
+
+
+def filled_in(*arguments):
+    program = "from istmpi.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "job", "slurm", *arguments]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def disturbed(submit, out, *options):
+    """A run on four nodes that saves often; the time limit is ten minutes."""
+    script = filled_in(
+        "digits", "--nodes", "4", "--launcher", "pmi2", "--time", "10",
+        "--", *RUN[1:], "--checkpoint-every", "2", "--out", out, *options,
+    )  # fmt: skip
+    return submit(script)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_sbatch_accepts_every_line(cluster, template):
+    done = subprocess.run(
+        ["sbatch", "--test-only", template, "digits"], env=cluster.environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "to start at" in done.stderr, done.stderr
+    lines = template.read_text()
+    for wanted in ("--requeue", "--signal=USR1@120", "--open-mode=append", "--ntasks-per-node=1"):
+        assert f"#SBATCH {wanted}\n" in lines
+
+
+def test_a_job_on_four_nodes_ends_as_mpirun_does(submit, tmp_path, undisturbed):
+    out = tmp_path / "run"
+    job = submit(ROOT / "jobs/slurm/train.sbatch", *RUN, "--out", out, options=["--nodes=4"])
+    assert job.end() == "COMPLETED", job.output
+    assert weights(out) == undisturbed
+    assert "srun --mpi=pmix --nodes=4 --ntasks=4 --ntasks-per-node=1 --cpus-per-task=" in job.output
+    assert "all ranks meet" in job.output
+    (record,) = (out / "job").iterdir()
+    report = json.loads(record.read_text())
+    assert report["ranks"] == 4 and report["machine"]["settings"]["SLURM_JOB_ID"] == job.number
+    assert report["machine"]["packages"]["numpy"]
+
+
+def test_a_job_whose_time_runs_out_goes_on(submit, cluster, tmp_path, undisturbed):
+    """It stops in its very first round, so long before the end is asked for; then it is given more time."""
+    out = tmp_path / "run"
+    job = disturbed(submit, out, "--stop-before-walltime", "9.99")
+    job.wait_until(lambda: job.restarts == 1, "the first restart")
+    assert "stopped by the end of the job's time, after 0 of 40 rounds and" in job.output
+    assert "the run was stopped and saved; queued again, restart 1 of 20" in job.output
+    cluster.command("scontrol", "update", f"JobId={job.number}", "TimeLimit=60")
+    assert job.end() == "COMPLETED", job.output
+    assert weights(out) == undisturbed
+
+
+def test_a_job_that_is_signalled_requeued_and_killed_goes_on(submit, cluster, tmp_path, undisturbed):
+    out = tmp_path / "run"
+    job = disturbed(submit, out)
+
+    def after(more, restart, *command):
+        seen = rounds(out)
+        job.wait_until(
+            lambda: job.facts["JobState"] == "RUNNING" and rounds(out) >= seen + more, f"{more} rounds more than {seen}"
+        )
+        cluster.command(*command)
+        job.wait_until(lambda: job.restarts == restart, f"restart {restart}")
+
+    after(3, 1, "scancel", "--signal=USR1", job.number)  # as --signal=USR1@120 does
+    assert "stopped by SIGUSR1" in job.output
+    after(3, 2, "scontrol", "requeue", job.number)
+    after(3, 3, "scancel", "--signal=KILL", f"{job.number}.2")
+    assert "the run was killed (exit code 137); queued again, restart 3 of 20" in job.output
+    assert job.end() == "COMPLETED", job.output
+    assert job.output.count("going on from") == 3
+    assert weights(out) == undisturbed
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("nowhere.toml",), "istmpi: run nowhere.toml: neither a file nor a run of istmpi's"),
+        (("digits", "--hidden", "2"), "istmpi: hidden1 has 2 units but the run has 4 ranks"),
+    ],
+)
+def test_a_job_that_cannot_work_fails_once_before_anything_is_started(submit, arguments, message):
+    job = submit(ROOT / "jobs/slurm/train.sbatch", *arguments, options=["--nodes=4"])
+    assert job.end() == "FAILED"
+    assert job.facts["ExitCode"] == "2:0" and job.restarts == 0
+    assert job.output.count(message) == 1 and len(job.output.splitlines()) == 1, job.output
+
+
+def test_a_job_that_fails_in_training_fails_once(submit, tmp_path):
+    job = disturbed(submit, tmp_path / "run", "--lr", "1e30")
+    assert job.end() == "FAILED"
+    assert job.facts["ExitCode"] == "3:0" and job.restarts == 0
+    assert job.output.count("the loss is no longer finite") == 1, job.output
+
+
+def test_names_are_never_executed_and_staged_files_are_read_from_the_local_disk(submit, tmp_path):
+    """A run file, a data file and a folder whose names would do harm in a shell."""
+    folder = tmp_path / "a 'b' $(touch harm) `touch harm`; touch harm #"
+    folder.mkdir()
+    run, data, out = folder / 'my "run" & more.toml', folder / "data $(touch harm).npz", folder / "out $(touch harm)"
+    run.write_text("[model]\nhidden = [16]\n[train]\nrounds = 1\nthreads = 1\n")
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 3, 90)
+    x = generator.normal(size=(90, 4)).astype(np.float32)
+    np.savez(data, x_train=x, y_train=y, x_test=x, y_test=y)
+    options = ("--nodes", "2", "--launcher", "pmi2", "--stage", data)
+    job = submit(filled_in(run, *options, "--", "--data", data, "--out", out), env={"ISTMPI_LOCAL": tmp_path / "local"})
+    assert job.end() == "COMPLETED", job.output
+    assert job.facts["JobName"] == "my-run-more"
+    assert (out / "network.h5").exists()
+    (copy,) = (tmp_path / "local").rglob("data*.npz")
+    assert copy.read_bytes() == data.read_bytes()
+    assert f"data       {copy}, 90 + 90 examples" in job.output
+    assert not list(tmp_path.rglob("harm")) and not (ROOT / "harm").exists()
+
+
+def test_an_array_fills_a_scaling_table(submit, tmp_path):
+    results = tmp_path / "scaling"
+    quick = ("digits", "--hidden", "64", "--rounds", "3", "--threads", "1")
+    job = submit(ROOT / "jobs/slurm/scaling.sbatch", *quick, options=["--array=1,2"], env={"RESULTS": str(results)})
+    job.wait_until(
+        lambda: (results / "table.md").exists() and (results / "table.md").read_text().count("\n") == 4, "both"
+    )
+    header, _, one, two = (results / "table.md").read_text().splitlines()
+    assert header.startswith("| method | ranks |")
+    assert one.startswith("| ist | 1 | 3 |") and two.startswith("| ist | 2 | 3 |")
+    assert "handed back" in job.output

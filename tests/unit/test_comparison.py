@@ -1,0 +1,294 @@
+"""What a comparison says of runs: when a score is reached, medians and spread over repeats, ratios, and the table."""
+
+import json
+import math
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+import pytest
+from curves import curve
+
+from istmpi.config import Run
+from istmpi.errors import ConfigError, DataError
+from istmpi.models.losses import TASKS
+from istmpi.record import FAILURE, RunFolder
+from istmpi.report.comparison import NOT_REACHED, Spread, compare, default_targets, reached, smoothed
+from istmpi.report.curves import LOWER_IS_BETTER, read
+from istmpi.report.sheets import notes, sheets
+
+FAST = [0.5, 0.7, 0.8, 0.9]
+SLOW = [0.2, 0.4, 0.6, 0.8]
+
+
+# ---- when a score is reached
+
+
+def test_a_score_is_smoothed_with_its_two_neighbours():
+    assert smoothed([0.1, 0.9, 0.2, 0.3, 0.4]) == [0.1, 0.2, 0.3, 0.3, 0.4]
+    assert smoothed([]) == [] and smoothed([0.5]) == [0.5] and smoothed([0.5, 0.4]) == [0.5, 0.4]
+    scores = np.random.default_rng(0).random(50).tolist()
+    naive = [median(scores[max(i - 1, 0) : i + 2]) if 0 < i < 49 else scores[i] for i in range(50)]
+    assert smoothed(scores) == naive
+
+
+def test_one_lucky_evaluation_reaches_nothing():
+    lucky = curve("ist", [0.1, 0.9, 0.2, 0.3, 0.6, 0.7])
+    assert reached(lucky.points, 0.5).round == 5
+    assert reached(lucky.points, 0.8) is None
+    assert reached(lucky.points, 0.7).round == 6, "the last evaluation counts as it is"
+
+
+def test_the_figures_are_those_of_that_evaluation():
+    comparison = compare([curve("ist", FAST, step=2.5, sent=300)], [0.75], watts=100)
+    (ist,) = comparison.groups
+    found = {figure: comparison.to_target(ist, figure, 0.75).median for figure in comparison.figures}
+    assert found == {"seconds": 7.5, "bytes": 900, "examples": 768, "joules": 100 * 4 * 7.5}
+
+
+def test_an_error_is_reached_from_above():
+    points = curve("ist", [0.9, 0.5, 0.4, 0.3]).points
+    assert reached(points, 0.5, higher_is_better=False).round == 2
+    assert reached(points, 0.1, higher_is_better=False) is None
+    found = compare([curve("ist", [0.9, 0.5, 0.4], score_name="mean absolute error")], [0.4, 0.9])
+    assert found.targets == (0.9, 0.4), "the easiest first"
+
+
+def test_scores_that_are_errors_are_known():
+    assert {task.score for task in TASKS.values() if task.score != "accuracy"} == {*LOWER_IS_BETTER}
+
+
+# ---- targets
+
+
+def test_without_targets_the_best_that_all_reach_and_a_little_less():
+    assert default_targets([curve("ist", FAST), curve("local-sgd", SLOW)]) == [0.7, 0.75, 0.8]
+    lucky = curve("local-sgd", [0.2, 0.8, 0.4, 0.4567])
+    assert default_targets([curve("ist", FAST), lucky])[-1] == 0.456, "smoothed, and rounded down"
+    for made in (curve("ist", FAST), lucky):
+        assert reached(made.points, 0.456)
+
+
+def test_a_run_that_failed_sets_no_target():
+    failed = curve("fedavg", [0.1], problem="failed: the loss is no longer finite")
+    assert default_targets([curve("ist", FAST), failed])[-1] == 0.9
+    assert default_targets([failed])[-1] == 0.1
+    assert default_targets([replace(failed, points=())]) == []
+    assert default_targets([curve("ist", [0.0, 0.0])]) == []
+    assert default_targets([curve("ist", [0.2, 0.25])]) == [0.062, 0.25]
+
+
+def test_targets_of_errors_are_rounded_to_the_worse():
+    errors = [curve("ist", [3.0, 0.98765, 0.98765]), curve("local-sgd", [0.5, 0.4])]
+    assert default_targets(errors, higher_is_better=False) == [1.49, 1.24, 0.988]
+
+
+@pytest.mark.parametrize("target", [0, -0.5, 1.01, 63, math.inf, math.nan])
+def test_a_target_that_no_accuracy_can_have_is_refused(target):
+    with pytest.raises(ConfigError, match="must be above 0 and at most 1"):
+        compare([curve("ist", FAST)], [0.5, target])
+
+
+# ---- repeats
+
+
+def test_median_and_range_over_repeats():
+    assert Spread((3.0, 1.0, 2.0)).median == 2 and Spread((3.0, 1.0, 2.0)).range == (1, 3)
+    late = Spread((3.0, 1.0, NOT_REACHED))
+    assert (late.median, late.range, late.reached) == (3, (1, 3), 2)
+    never = Spread((1.0, NOT_REACHED, NOT_REACHED))
+    assert (never.median, never.range, never.reached) == (NOT_REACHED, (1, 1), 1)
+    assert Spread(()).range is None and Spread(()).median == NOT_REACHED
+
+
+def test_a_ratio_is_the_median_over_seeds_not_the_ratio_of_medians():
+    ours = [curve("ist", FAST, seed, step) for seed, step in enumerate((1, 10, 100))]
+    theirs = [curve("local-sgd", FAST, seed, step) for seed, step in enumerate((3, 20, 900))]
+    found = compare([*ours, *theirs], [0.9])
+    ist, local = found.groups
+    assert found.ratio(ist, "seconds", 0.9) == 1
+    assert found.ratio(local, "seconds", 0.9) == 3 == median([3, 2, 9])
+    other_seeds = [replace(one, seed=one.seed + 10) for one in theirs]
+    found = compare([*ours, *other_seeds], [0.9])
+    assert found.ratio(found.groups[1], "seconds", 0.9) == 2 == 20 / 10
+
+
+def test_ratios_where_some_never_arrive_or_nothing_is_sent():
+    found = compare([curve("ist", FAST, sent=0), curve("local-sgd", SLOW, sent=0), curve("fedavg", [0.1])], [0.8])
+    ist, local, fedavg = found.groups
+    assert found.ratio(fedavg, "seconds", 0.8) is None
+    assert found.ratio(local, "bytes", 0.8) == 1
+    assert compare([curve("ist", [0.1])], [0.9]).ratio(ist, "seconds", 0.9) is None
+
+
+def test_runs_of_one_method_with_other_settings_are_not_repeats():
+    def run(method, seed=0, **settings):
+        return curve(method, FAST, seed, settings={"train.seed": seed, "method.local_steps": 20, **settings})
+
+    runs = [run("ist"), run("ist", 1), run("ist", **{"method.local_steps": 60}), run("local-sgd")]
+    names = [group.name for group in compare(runs).groups]
+    assert names == ["ist, local steps 20", "ist, local steps 60", "local-sgd, local steps 20"]
+    assert [len(group.curves) for group in compare(runs).groups] == [2, 1, 1]
+    two = [curve("ist", FAST), curve("ist", FAST, ranks=2), curve("torch-ddp", FAST, ranks=2)]
+    assert [group.name for group in compare(two).groups] == ["ist, ranks 4", "ist, ranks 2", "torch-ddp, ranks 2"]
+
+
+def test_runs_with_different_scores_are_not_compared():
+    with pytest.raises(DataError, match="different scores"):
+        compare([curve("ist", FAST), curve("ist", FAST, score_name="mean absolute error")])
+
+
+# ---- the table
+
+
+def golden():
+    split = {"compute": 3.0, "pull": 1.0, "evaluate": 2.0}
+    return compare(
+        [
+            curve("ist", FAST, 0, 1.0, 1000, phases=split),
+            curve("ist", FAST, 1, 1.2, 1000, phases=split),
+            curve("local-sgd", SLOW, 0, 2.0, 2000),
+            curve("local-sgd", [0.2, 0.4], 1, 2.0, 2000, problem="failed: the loss is no longer finite"),
+            curve("torch-ddp", SLOW, 0, 300.0, 10**6, composed="seconds per step times steps"),
+            curve("torch-ddp", SLOW, 1, 310.0, 10**6),
+        ],
+        [0.5, 0.75],
+        watts=10,
+    )
+
+
+def test_the_table_in_full():
+    made = {sheet.title: sheet for sheet in sheets(golden())}
+    assert list(made) == [
+        "Training time to a score",
+        "Bytes sent by all ranks to a score",
+        "Examples consumed by all ranks to a score",
+        "Energy to a score",
+        "At the end",
+        "Where the time went",
+    ]
+    time = made["Training time to a score"]
+    assert (time.corner, time.columns) == ("accuracy reached", ("ist", "local-sgd", "torch-ddp"))
+    assert time.rows == (
+        ("0.5", ("1.1 s  1.00x\n1 s to 1.2 s", "not reached\n1 of 2 did", "915 s*  838x\n900 s to 930 s")),
+        ("0.75", ("3.3 s  1.00x\n3 s to 3.6 s", "not reached\n1 of 2 did", "1,220 s*  372x\n1,200 s to 1,240 s")),
+    )
+    assert made["Bytes sent by all ranks to a score"].rows[0] == (
+        "0.5",
+        ("1 kB  1.00x", "not reached\n1 of 2 did", "3 MB  3,000x"),
+    )
+    assert made["Energy to a score"].rows[0][1][0] == "44 J  1.00x\n40 J to 48 J"
+    ends = dict(made["At the end"].rows)
+    assert ends["final accuracy"] == ("0.9000", "0.6000\n0.4000 to 0.8000", "0.8000")
+    assert ends["rounds"] == ("4", "4 or 2", "4")
+    assert ends["examples a second"][0] == "235\n213 to 256"
+    assert ends["sent by a rank"] == ("1 kB", "1.5 kB\n1 kB to 2 kB", "1 MB")
+    assert made["Where the time went"].rows == (
+        ("compute", ("3 s  75%", "", "")),
+        ("pull", ("1 s  25%", "", "")),
+        ("evaluate (not on the clock)", ("2 s", "", "")),
+    )
+    assert "Reached by the first evaluation, perhaps long before: 0.5 by ist. Evaluate more often." in notes(golden())
+    assert notes(golden())[-2:] == [
+        "local-sgd, seed 1: failed: the loss is no longer finite",
+        "* torch-ddp: seconds per step times steps",
+    ]
+
+
+def test_rows_for_programs_hold_the_same_figures():
+    rows = golden().rows()
+    assert len(rows) == 6 and json.loads(json.dumps(rows)) == rows
+    ist, _, local = rows[:3]
+    assert (ist["method"], ist["target"], ist["repeats"], ist["reached"], ist["ranks"]) == ("ist", 0.5, 2, 2, 4)
+    assert [ist[f"seconds_{name}"] for name in ("median", "lowest", "highest", "ratio")] == [1.1, 1.0, 1.2, 1.0]
+    assert [local[f"seconds_{name}"] for name in ("median", "lowest", "highest", "ratio")] == [None, 6.0, 6.0, None]
+    assert (local["final_median"], local["reached"]) == (pytest.approx(0.6), 1)
+
+
+# ---- where runs come from
+
+
+def leave_run(folder, method="ist", scores=FAST, rounds=4, finished=True):
+    """A run's folder as training leaves it, evaluated in every second round."""
+    made = RunFolder.of(str(folder), "x")
+    made.make()
+    settings = {"method.name": method, "train.rounds": rounds, "output.folder": str(folder), "train.seed": 7}
+    made.write("run.toml", Run().override(settings).toml())
+    for round, score in enumerate(scores, 1):
+        line = {"round": round, "seconds": 2.0 * round, "bytes": 10 * round, "examples": 256 * round, "loss": 1.0}
+        made.append(line | ({"score": {"loss": 1.0, "score": score, "examples": 9}} if round % 2 == 0 else {}))
+    if finished:
+        summary = {"ranks": 2, "score_name": "accuracy", "seconds": {"compute": 4.0}}
+        made.write("summary.json", json.dumps(summary))
+    return folder
+
+
+def test_a_runs_folder_is_read(tmp_path):
+    (found,) = read([leave_run(tmp_path / "run")])
+    assert (found.method, found.seed, found.ranks, found.score_name) == ("ist", 7, 2, "accuracy")
+    assert [(point.round, point.seconds, point.bytes, point.score) for point in found.points] == [
+        (2, 4.0, 20, 0.7),
+        (4, 8.0, 40, 0.9),
+    ]
+    assert found.phases == {"compute": 4.0} and found.problem == "" and found.settings["train.rounds"] == 4
+
+
+def test_a_folder_of_runs_is_read_and_what_is_not_finished_says_so(tmp_path):
+    leave_run(tmp_path / "a")
+    leave_run(tmp_path / "b", "local-sgd", rounds=9, finished=False)
+    RunFolder(leave_run(tmp_path / "c", "fedavg", [], finished=False)).write(
+        FAILURE, json.dumps({"error": "no longer finite", "ranks": 2})
+    )
+    (tmp_path / "notes").mkdir()
+    assert [(one.method, one.problem) for one in read([tmp_path])] == [
+        ("ist", ""),
+        ("local-sgd", "not finished: 4 of 9 rounds"),
+        ("fedavg", "failed: no longer finite"),
+    ]
+    lines = notes(compare(read([tmp_path]), [0.7]))
+    assert "fedavg, rounds 4, seed 7: failed: no longer finite" in lines
+
+
+def test_a_curve_of_another_program_is_read_back_as_it_was_written(tmp_path):
+    made = curve("torch-ddp", FAST, 3, phases={"compute": 1.0}, composed="steps times seconds", source="elsewhere")
+    made.save(tmp_path / "curve.json")
+    assert read([tmp_path]) == read([tmp_path / "curve.json"]) == [made]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"format": "other"}, "is not istmpi curve of version 1"),
+        ({"version": 2}, "is not istmpi curve of version 1"),
+        ({"pionts": []}, "pionts is missing, unknown or of the wrong kind"),
+        ({"points": 3}, "of the wrong kind"),
+        ({"points": [{"round": 1}]}, "of the wrong kind"),
+        ({"points": [{"round": 1, "seconds": math.nan, "bytes": 0, "examples": 1, "score": 0.5}]}, "finite numbers"),
+        ({"points": [{"round": 1, "seconds": "2", "bytes": 0, "examples": 1, "score": 0.5}]}, "of the wrong kind"),
+        ({"method": ""}, "needs a method"),
+    ],
+)
+def test_a_damaged_curve_is_refused_by_name(tmp_path, change, message):
+    path = tmp_path / "curve.json"
+    curve("torch-ddp", FAST).save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(DataError, match=message) as refused:
+        read([path])
+    assert str(path) in str(refused.value)
+
+
+def test_time_that_runs_backwards_is_refused(tmp_path):
+    path = tmp_path / "curve.json"
+    made = curve("torch-ddp", FAST)
+    replace(made, points=made.points[::-1]).save(path)
+    with pytest.raises(DataError, match="that do not fall"):
+        read([path])
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    for path, message in ((tmp_path / "nowhere", "no such file"), (tmp_path, "is no run's folder and has none in it")):
+        with pytest.raises(DataError, match=message):
+            read([path])
+    (tmp_path / "curve.json").write_text("[1")
+    with pytest.raises(DataError, match="cannot be read"):
+        read([tmp_path])

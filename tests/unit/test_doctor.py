@@ -1,0 +1,156 @@
+"""What the doctor concludes from what it finds, and its command on one rank."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from istmpi.doctor import gpu, mpi, network, software
+from istmpi.doctor.finding import worst
+from istmpi.doctor.network import Interface
+from istmpi.doctor.watchdog import unanswered
+
+
+def doctor(*arguments, **settings):
+    return subprocess.run(
+        [sys.executable, "-c", "from istmpi.cli.main import main; main()", "doctor", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **settings,
+    )
+
+
+def test_the_worst_finding_is_the_verdict():
+    assert worst([]) == "green"
+    assert worst(["green", "yellow", "green"]) == "yellow"
+    assert worst(["red", "yellow"]) == "red"
+
+
+def test_a_healthy_folder_leaves_nothing_behind(tmp_path):
+    result = doctor("--json", "--folder", tmp_path)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    names = [finding["name"] for finding in report["findings"]]
+    assert {"MPI", "threads", "ranks", "cores", "network", "GPU", "software", "folder", "locking"} <= set(names)
+    assert report["ranks"] == 1 and report["hosts"] == [socket.gethostname()]
+    assert report["machine"]["packages"]["numpy"] and report["machine"]["python"].startswith("3.")
+    assert not list(tmp_path.iterdir())
+
+
+def test_modules_and_settings_are_recorded_without_secrets(monkeypatch):
+    monkeypatch.setenv("LOADEDMODULES", "gcc/12:openmpi/4.1")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JWT", "secret")
+    machine = software.machine()
+    assert machine["modules"] == ["gcc/12", "openmpi/4.1"]
+    assert machine["settings"]["SLURM_JOB_ID"] == "7"
+    assert "secret" not in json.dumps(machine)
+
+
+def test_a_folder_that_is_not_there_is_red(tmp_path):
+    result = doctor("--folder", tmp_path / "nowhere")
+    assert result.returncode == 1
+    assert "nowhere cannot be written (No such file or directory)" in result.stdout
+
+
+def test_a_launcher_of_another_mpi_is_named(tmp_path):
+    """MPICH itself ends such a rank in MPI_Init, without a hint."""
+    program = "from istmpi import comm; print(comm.library_before_start())"
+    library = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    if not library.startswith("MPICH"):
+        pytest.skip(f"needs MPICH, this is {library.splitlines()[0]}")
+    launched = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+    result = doctor("--folder", tmp_path, env={**os.environ, **launched})
+    assert result.returncode == 1
+    assert "red     launcher  mpi4py has MPICH, but Open MPI's launcher started this rank" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "everyones, name, state, fact",
+    [
+        ([("a", [0, 1], 2, 2)], "cores", "green", "2 threads a rank"),
+        ([("a", [0], 16, 1)], "cores", "yellow", "a has 16 cores, of which its ranks may use 1"),
+        ([("a", [0, 1], 2, 1)] * 4, "cores", "yellow", "4 ranks share 2 cores of a"),
+        ([("a", [0], 2, 1), ("a", [1], 2, 1)], "cores", "green", "1 thread a rank"),
+        ([("a", [0], 1, 1), ("b", [0], 1, 1)], "ranks", "green", "2 on 2 hosts: a, b"),
+        ([("a", [0, 1], 2, 1)] * 2 + [("b", [0, 1], 2, 2)], "ranks", "yellow", "unevenly spread"),
+    ],
+)
+def test_cores(everyones, name, state, fact):
+    (found,) = (finding for finding in mpi.spread(everyones) if finding.name == name)
+    assert found.state == state and fact in found.fact
+    assert bool(found.cure) == (state != "green")
+
+
+ETH = Interface("eth0", "10.0.0.1", 25000)
+OTHER = Interface("eth0", "10.0.0.2", 25000)
+BRIDGE = Interface("docker0", "172.17.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    "by_host, chosen, state, fact",
+    [
+        ({"a": ([ETH], [])}, {}, "green", "eth0 (10.0.0.1, 25 Gbit/s); all ranks are on one host"),
+        ({"a": ([ETH], []), "b": ([OTHER], [])}, {}, "green", "eth0 (10.0.0.1, 25 Gbit/s)"),
+        ({"a": ([ETH, BRIDGE], []), "b": ([OTHER, BRIDGE], [])}, {}, "yellow", "hosts have the address of docker0"),
+        ({"a": ([ETH, BRIDGE], []), "b": ([OTHER], [])}, {}, "yellow", "MPI may take a slow one"),
+        ({"a": ([ETH, BRIDGE], []), "b": ([OTHER], [])}, {"FI_TCP_IFACE": "eth0"}, "green", "by FI_TCP_IFACE=eth0"),
+        ({"a": ([ETH, Interface("ib0", "10.1.0.1", 0)], ["mlx5_0"]), "b": ([OTHER], [])}, {}, "green", "mlx5_0"),
+    ],
+)  # fmt: skip
+def test_interfaces(by_host, chosen, state, fact):
+    found = network.judged(by_host, chosen)
+    assert found.state == state and fact in found.fact
+
+
+def test_a_silent_pair_is_named():
+    found = network.ring([(2, 5)])
+    assert found.state == "red" and "rank 2 hears nothing from rank 5" in found.fact
+    many = network.ring([(0, rank) for rank in range(1, 20)])
+    assert "and 11 more pairs" in many.fact
+
+
+def test_ranks_with_other_software_are_named():
+    mine = {"istmpi": "1", "torch": "2"}
+    assert software.compared([mine, mine]).state == "green"
+    odd = software.compared([mine, mine, mine | {"torch": "3"}])
+    assert (odd.state, odd.fact) == ("yellow", "torch is 2 on rank 0 and 3 on rank 2")
+    assert software.compared([mine, mine | {"istmpi": "2"}]).state == "red"
+
+
+def test_an_echo_in_a_child_process():
+    assert gpu.child_echoes("cpu")
+    assert not gpu.child_echoes("no such device")
+
+
+def test_a_connection_without_an_answer_is_seen():
+    """A backlog that is full leaves a further connection unanswered."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        assert unanswered(os.getpid()) == ["127.0.0.1"]
+    assert unanswered(os.getpid()) == []
+
+
+def test_a_hang_with_the_lock_held_is_ended_with_its_place():
+    """As MPI_Init hangs: in C, with Python's lock held, where no thread of Python's can do anything."""
+    program = (
+        "import ctypes\n"
+        "from istmpi.doctor.watchdog import Watchdog\n"
+        "with Watchdog(3).limit('starting MPI', 0.2):\n"
+        "    ctypes.PyDLL(None).sleep(60)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert result.returncode == -signal.SIGKILL
+    assert result.stderr == f"istmpi doctor: rank 3 on {socket.gethostname()} hangs while starting MPI\n"

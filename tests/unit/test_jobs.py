@@ -1,0 +1,144 @@
+"""`istmpi job`: what is printed is what was asked for, quoted; what cannot work is refused before that."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from istmpi.cli.main import istmpi
+from istmpi.jobs import job_name
+
+ROOT = Path(__file__).parents[2]
+
+
+def job(*arguments):
+    """What istmpi job prints; the error that ends it is raised."""
+    result = CliRunner().invoke(istmpi, ["job", *map(str, arguments)], standalone_mode=False, catch_exceptions=False)
+    if result.exception:
+        raise result.exception
+    return result.stdout
+
+
+def settings(script):
+    lines = script.splitlines()
+    return [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")]
+
+
+def run_with_stubs(script, folder, **environment):
+    """Run a script with istmpi-run and CLUSTER replaced: the words that they were started with, a list a start."""
+    programs, log = folder / "programs", folder / "log"
+    programs.mkdir()
+    stub = programs / "istmpi-run"
+    stub.write_text(
+        f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]), file=open({str(log)!r}, 'a'))\n"
+    )
+    stub.chmod(0o755)
+    lines = []
+    for line in script.splitlines():
+        line = f"PATH={programs}:$PATH" if line.startswith("PATH=") else line
+        lines.append(f"CLUSTER={stub}" if line.startswith("CLUSTER=") else line)
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)], env={**os.environ, **environment}, cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+@pytest.fixture
+def harmful(tmp_path):
+    """A run file whose name would do harm in a shell."""
+    file = tmp_path / "a 'b' $(touch harm) `touch harm`; touch harm #.toml"
+    file.write_text("[model]\nhidden = [64]\n")
+    return file
+
+
+def test_slurm_fills_in_what_was_asked_for():
+    script = job(
+        "slurm", "digits", "--nodes", 8, "--time", "4:00:00", "--partition", "long", "--account", "me", "--gpus", 2,
+        "--modules", "gcc/12,openmpi/4.1", "--launcher", "pmix", "--restarts", 3, "--", "--lr", "0.1",
+    )  # fmt: skip
+    found = settings(script)
+    for wanted in ("job-name=digits", "nodes=8", "time=4:00:00", "partition=long", "account=me", "gpus-per-node=2"):
+        assert wanted in found
+    assert "ntasks-per-node=2" in found and "requeue" in found
+    assert len({line.split("=")[0] for line in found}) == len(found), "a setting twice"
+    assert "\nmodule load gcc/12 openmpi/4.1\n" in script
+    assert "\nOPTIONS=(--restarts 3 --launcher pmix --ranks-per-host 2)\n" in script
+
+
+def test_slurm_quotes_and_never_executes(harmful, tmp_path):
+    script = job("slurm", harmful, "--nodes", 2, "--", "--out", "$(touch harm)")
+    (words,) = run_with_stubs(script, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path))
+    assert words[:4] == ["--restarts", "20", "istmpi", "train"]
+    assert words[-3:] == [str(harmful), "--out", "$(touch harm)"]
+    assert not list(tmp_path.rglob("harm"))
+
+
+def test_an_array_asks_for_its_largest_task():
+    found = settings(job("slurm", "digits", "--array", "1,2,8"))
+    assert "array=1,2,8" in found and "nodes=8" in found
+
+
+def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
+    script = job(
+        "ec2", harmful, "--instances", 8, "--spot", "--region", "eu-central-1", "--key", "my key",
+        "--ssh-from", "203.0.113.7/32", "--", "--out", "$(touch harm)",
+    )  # fmt: skip
+    up, run, fetch, down = run_with_stubs(script, tmp_path)
+    region, name = ["--region", "eu-central-1"], "istmpi-a-b-touch-harm-touch-harm-touch-h"
+    assert up == [
+        *region, "up", name, "--instances", "8", "--type", "m5.2xlarge", "--spot", "--ssh-from", "203.0.113.7/32",
+        "--key", "my key",
+    ]  # fmt: skip
+    train = ["--", "istmpi", "train", str(harmful), "--out", "$(touch harm)"]
+    assert run == [*region, "run", name, "--send", str(harmful), *train]
+    assert (fetch, down) == ([*region, "fetch", name, "$(touch harm)"], [*region, "down", name])
+    assert not list(tmp_path.rglob("harm"))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("slurm", "nowhere.toml"), "run nowhere.toml: neither a file nor a run of istmpi's"),
+        (("ec2", "nowhere.toml", "--instances", 2), "run nowhere.toml: neither a file nor a run of istmpi's"),
+        (("slurm", "digits", "--nodes", 0), "'--nodes': 0 is not in the range"),
+        (("ec2", "digits", "--instances", 0), "'--instances': 0 is not in the range"),
+        (("slurm", "digits", "--time", "soon"), "--time soon: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS"),
+        (("slurm", "digits", "--array", "1,0"), "--array 1,0: must be numbers of nodes"),
+        (("slurm", "digits", "--array", "1,4", "--nodes", 2), "--nodes 2: --array 1,4 needs 4. Leave --nodes out."),
+        (("slurm", "digits", "--partition", "a\n#SBATCH"), "must be letters, digits and"),
+        (("slurm", "digits", "--account", "$(me)"), "--account $(me): must be letters, digits and"),
+        (("slurm", "digits", "--array", "1", "--compare"), "--compare and --array are two scripts"),
+        (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere: there is no such file."),
+        (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units but the run has 4 ranks"),
+        (("slurm", "digits", "--", "--lrr", "2"), "No such option"),
+    ],
+)  # fmt: skip
+def test_refused_before_anything_is_printed(arguments, message):
+    with pytest.raises(Exception) as raised:  # noqa: PT011 the message says which
+        job(*arguments)
+    error = raised.value
+    assert message.lower() in (error.format_message() if hasattr(error, "format_message") else str(error)).lower()
+
+
+def test_names_for_schedulers():
+    assert job_name("runs/my speech (2).toml") == "my-speech-2"
+    assert job_name("$(;)") == "istmpi"
+
+
+def test_programs_that_start_ranks_refuse_in_one_line(tmp_path):
+    def refused(*words):
+        done = subprocess.run([ROOT / "bin/istmpi-run", *words], capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        return done.stderr.removeprefix("istmpi-run: ").strip()
+
+    assert refused() == "no command to start; see istmpi-run --help."
+    assert refused("--nodes", "0", "true") == "--nodes 0: must be a whole number of at least 1."
+    assert refused("--nodes") == "--nodes needs a value; see istmpi-run --help."
+    assert refused("--node", "2") == "no option --node; see istmpi-run --help."
+    assert refused("--launcher", "rsh", "true") == "--launcher rsh: must be pmix, pmi2 or mpirun."
+    assert refused("--hosts", tmp_path / "none", "true") == f"--hosts {tmp_path}/none: there is no such file."

@@ -1,0 +1,158 @@
+"""`istmpi report` and the files it writes: the console, JSON, CSV, a picture, and HTML that needs nothing else."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from curves import curve
+
+from istmpi.report.comparison import compare
+from istmpi.report.comparison_plots import svg
+from istmpi.report.html import page
+
+FAST = [0.5, 0.7, 0.8, 0.9]
+SLOW = [0.2, 0.4, 0.6, 0.8]
+EVIL = "<script>alert('x')</script> & \"$\\frac{1}{0}$\" --> [bold]"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A folder of four runs of two methods."""
+    for method, scores, step in (("ist", FAST, 1.0), ("torch-ddp", SLOW, 3.0)):
+        for seed in range(2):
+            folder = tmp_path / "runs" / f"{method}-{seed}"
+            folder.mkdir(parents=True)
+            curve(method, scores, seed, step, phases={"compute": 2.0}).save(folder / "curve.json")
+    return tmp_path / "runs"
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes, and its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_it_prints_the_tables(istmpi_command, runs):
+    code, out, err = istmpi_command("report", runs, "--targets", "0.8,0.5", "--watts", "50")
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["accuracy", "reached", "ist", "torch-ddp"] in lines
+    assert ["0.5", "1", "s", "1.00x", "9", "s", "9.00x"] in lines
+    assert ["0.8", "3", "s", "1.00x", "12", "s", "4.00x"] in lines
+    assert ["0.8", "600", "J", "1.00x", "2.4", "kJ", "4.00x"] in lines
+    assert "median of it and its two neighbours" in out
+
+
+def test_json_and_csv_hold_the_same_figures(istmpi_command, runs):
+    tree = json.loads(istmpi_command("report", runs, "--json")[1])
+    assert (tree["score"], tree["targets"]) == ("accuracy", [0.7, 0.75, 0.8])
+    assert [row["method"] for row in tree["rows"]] == ["ist"] * 3 + ["torch-ddp"] * 3
+    assert tree["rows"][-1]["seconds_ratio"] == 4
+    table = list(csv.DictReader(io.StringIO(istmpi_command("report", runs, "--csv")[1])))
+    expected = [{key: "" if value is None else str(value) for key, value in row.items()} for row in tree["rows"]]
+    assert table == expected
+
+
+def test_what_nobody_reached_is_said(istmpi_command, runs):
+    _, out, _ = istmpi_command("report", runs / "torch-ddp-0", "--targets", "0.95")
+    assert "not reached" in out
+    row = json.loads(istmpi_command("report", runs / "torch-ddp-0", "--targets", "0.95", "--json")[1])["rows"][0]
+    assert (row["reached"], row["seconds_median"], row["seconds_ratio"]) == (0, None, None)
+
+
+def test_the_page_needs_nothing_else_and_holds_tables_and_pictures(istmpi_command, runs, tmp_path):
+    html, picture = tmp_path / "r.html", tmp_path / "r.png"
+    code, _, err = istmpi_command("report", runs, "--html", html, "--plot", picture)
+    assert code == 0 and err.splitlines() == [f"written: {html}", f"drawn: {picture}"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    found = Tags(html.read_text(encoding="utf-8"))
+    assert sum(tag == "svg" for tag, _ in found.tags) == 1 and sum(tag == "table" for tag, _ in found.tags) == 7
+    for tag, attributes in found.tags:
+        assert tag not in ("script", "link", "img", "iframe", "object", "image"), tag
+        assert not {"src", "srcset", "onload"} & set(attributes)
+        for name in ("href", "xlink:href"):
+            assert attributes.get(name, "#").startswith("#"), attributes
+    assert "@import" not in html.read_text() and "url(http" not in html.read_text()
+    for text in ("4.00x", "How to read this", "ist-1"):
+        assert text in found.text
+
+
+def test_everything_on_the_page_is_escaped():
+    runs = [
+        curve(EVIL, FAST, settings={"model.name": EVIL, EVIL: EVIL}, problem=EVIL, source=EVIL, phases={EVIL: 1.0}),
+        curve("ist", SLOW, composed=EVIL, settings={"model.name": EVIL, EVIL: EVIL}),
+    ]
+    found = compare(runs, [0.5])
+    made = page(found, EVIL, svg(found, EVIL))
+    seen = Tags(made)
+    assert not [tag for tag, _ in seen.tags if tag in ("script", "bold")]
+    assert seen.text.count(EVIL) >= 8
+    assert "<script" not in made
+
+
+def test_the_same_figures_make_the_same_page():
+    found = compare([curve("ist", FAST), curve("local-sgd", SLOW)])
+    assert page(found, "x", svg(found, "x")) == page(found, "x", svg(found, "x"))
+
+
+def test_without_matplotlib_the_page_says_so(istmpi_command, runs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert istmpi_command("report", runs, "--html", tmp_path / "r.html")[0] == 0
+    assert "matplotlib is not installed" in (tmp_path / "r.html").read_text()
+    code, _, err = istmpi_command("report", runs, "--plot", tmp_path / "r.png")
+    assert code == 74 and "--plot needs matplotlib" in err
+
+
+def test_markup_in_names_is_text_on_the_console(istmpi_command, tmp_path):
+    curve(EVIL, FAST, problem=EVIL).save(tmp_path / "curve.json")
+    code, out, _ = istmpi_command("report", tmp_path)
+    assert code == 0 and out.count("[bold]") >= 2
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["nowhere"], "nowhere: there is no such file or folder"),
+        (["--targets", "0.5;0.7"], "--targets 0.5;0.7: must be numbers with commas"),
+        (["--targets", "63"], "--targets 63: a target of the accuracy must be above 0 and at most 1"),
+        (["--watts", "0"], "--watts"),
+        (["--json", "--csv"], "exclude each other"),
+        (["--plot", "x.jpeg"], "--plot x.jpeg: must end in .png, .svg, .pdf"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(istmpi_command, runs, arguments, message):
+    code, _, err = istmpi_command("report", *([runs] if arguments[0].startswith("--") else []), *arguments)
+    assert code == 2 and message in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--html", "--plot"])
+def test_a_file_that_cannot_be_written_is_exit_code_74(istmpi_command, runs, tmp_path, option):
+    code, _, err = istmpi_command("report", runs, option, tmp_path / "gone" / "r.png")
+    assert code == 74 and "gone/r.png: cannot be written" in err
+
+
+def test_it_imports_neither_torch_nor_mpi_nor_matplotlib(runs):
+    program = (
+        "import sys, json; from istmpi.cli.main import istmpi\n"
+        f"istmpi(['report', {str(runs)!r}], standalone_mode=False)\n"
+        "wanted = ('torch', 'mpi4py', 'h5py', 'matplotlib')\n"
+        "print(json.dumps([name for name in wanted if name in sys.modules]))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]) == []

@@ -1,0 +1,138 @@
+"""The arithmetic of benchmarks/time_to_accuracy.py, and the order and names of its cells."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def modules():
+    sys.path.insert(0, str(BENCHMARKS))
+    import time_analysis
+    import time_plan
+
+    yield time_analysis, time_plan
+    sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture
+def analysis(modules):
+    return modules[0]
+
+
+@pytest.fixture
+def plan(modules):
+    return modules[1]
+
+
+def measured(steps, each, once, sent=0, wire=None):
+    """A round of steps that take so long each, with what is sent once."""
+    phases = {"compute": steps * each, "push": 0.75 * once}
+    return {"seconds": steps * each + once, "steps": steps, "phases": phases, "bytes": sent, "wire": wire}
+
+
+@pytest.mark.parametrize("local_steps", [2, 20, 60])
+def test_a_step_of_longer_rounds_follows_from_shorter_ones(analysis, local_steps):
+    """What is sent once a round is spread over its steps; computing is not."""
+    whole = measured(local_steps, 0.1, 3.0)
+    expected = whole["seconds"] / local_steps
+    for steps in (2, 5, 20):
+        rounds = [measured(steps, 0.1, 2.0), measured(steps, 0.1, 4.0)]
+        assert analysis.step_seconds(rounds, local_steps, every_step=False) == pytest.approx(expected)
+
+
+def test_what_is_sent_in_every_step_is_not_spread(analysis):
+    rounds = [measured(4, 0.1, 2.0)]
+    assert analysis.step_seconds(rounds, 60, every_step=True) == pytest.approx(2.4 / 4)
+
+
+def test_bytes_are_those_of_the_interfaces_where_there_are_any(analysis):
+    assert analysis.step_bytes([measured(5, 0.1, 1.0, 1000, 1040)], 20, every_step=False) == pytest.approx(52)
+    assert analysis.step_bytes([measured(5, 0.1, 1.0, 1000)], 20, every_step=False) == pytest.approx(50)
+    assert analysis.step_bytes([measured(5, 0.1, 1.0, 1000)], 20, every_step=True) == pytest.approx(200)
+
+
+@pytest.mark.parametrize("every_step", [False, True])
+def test_the_split_adds_up_to_the_step(analysis, every_step):
+    rounds = [measured(5, 0.1, 1.0), measured(5, 0.2, 3.0)]
+    spent = analysis.split(rounds, 10, every_step)
+    assert sum(spent.values()) == pytest.approx(analysis.step_seconds(rounds, 10, every_step))
+    assert spent["compute"] == pytest.approx(0.15)
+    assert spent["push"] == pytest.approx(0.75 * 2.0 / (5 if every_step else 10))
+
+
+def test_ratios_are_those_of_the_turns(analysis):
+    """A machine that slows down by ten during the run changes no ratio; the ratio of medians would be 5."""
+    assert analysis.ratios([2.0, 20.0, 200.0], [1.0, 4.0, 100.0]) == (2.0, 2.0, 5.0)
+
+
+def test_the_crossing_is_on_the_line_between_two_points(analysis):
+    curve = [(0, 0.1), (20, 0.5), (40, 0.9), (60, 0.8), (80, 0.95)]
+    assert analysis.steps_to(curve, 0.7) == pytest.approx(30)
+    assert analysis.steps_to(curve, 0.9) == pytest.approx(40)
+    assert analysis.steps_to(curve, 0.92) == pytest.approx(60 + 20 * 0.12 / 0.15)
+    assert analysis.steps_to(curve, 0.05) == 0
+    assert analysis.steps_to(curve, 0.96) is None
+
+
+def test_smoothing_keeps_lines_and_ends_and_flattens_peaks(analysis):
+    line = [(step, 0.1 + step / 100) for step in (0, 10, 20, 30)]
+    assert analysis.smoothed(line) == [(step, pytest.approx(value)) for step, value in line]
+    assert analysis.smoothed([(0, 0.1), (10, 0.9), (20, 0.1)]) == [(0, 0.1), (10, pytest.approx(0.5)), (20, 0.1)]
+    assert analysis.smoothed([(0, 0.3)]) == [(0, 0.3)]
+
+
+def test_the_mean_is_over_steps_that_all_seeds_have(analysis):
+    one = [{"step": step, "accuracy": 0.1 * step} for step in (0, 1, 2)]
+    other = [{"step": step, "accuracy": 0.3 * step} for step in (0, 2, 3)]
+    assert analysis.mean_curve([one, other]) == [(0, 0.0), (2, pytest.approx(0.4))]
+
+
+def test_all_reach_the_highest_common_accuracy_and_no_grain_more(analysis):
+    curves = [[(0, 0.1), (5, 0.923)], [(0, 0.1), (5, 0.9049), (9, 0.90)], [(0, 0.2), (5, 0.99)]]
+    common = analysis.highest_common(curves)
+    assert common == 0.9
+    assert all(analysis.steps_to(curve, common) is not None for curve in curves)
+    assert any(analysis.steps_to(curve, common + 0.005) is None for curve in curves)
+    assert analysis.highest_common([[(0, 0.905)]]) == 0.905
+
+
+def test_the_final_accuracy_is_over_the_last_three_evaluations_and_all_seeds(analysis):
+    def curve(*accuracies):
+        return [{"step": 10 * number, "accuracy": accuracy} for number, accuracy in enumerate(accuracies)]
+
+    end = analysis.final([curve(0.1, 0.5, 0.7, 0.8, 0.9), curve(0.1, 0.6)])
+    assert (end.least, end.most, end.mean) == pytest.approx((0.6, 0.8, 0.7))
+    assert (end.seeds, end.steps) == (2, 10)
+
+
+def test_a_run_is_read_between_its_evaluations_but_not_beyond_them(analysis):
+    points = [{"step": 40, "seconds": 8.0}, {"step": 80, "seconds": 20.0}]
+    assert analysis.interpolated(points, "seconds", 20) == pytest.approx(4.0)
+    assert analysis.interpolated(points, "seconds", 50) == pytest.approx(11.0)
+    assert analysis.interpolated(points, "seconds", 81) is None
+
+
+@pytest.mark.parametrize("scale", ["FULL", "QUICK"])
+def test_cells_come_once_after_what_they_need_and_the_most_valuable_first(plan, scale):
+    scale = getattr(plan, scale)
+    cells = list(plan.cells(scale))
+    names = [cell.name for cell in cells]
+    assert len(set(names)) == len(names)
+    assert names[:3] == [f"machine-P{scale.ranks[0]}", *(cell.name for cell in cells[1:3])]
+    assert {cell.kind for cell in cells[1:3]} == {"speed"}
+    for place, cell in enumerate(cells):
+        if cell.kind in ("speed", "direct", "model"):
+            assert f"machine-P{cell.ranks}" in names[:place], cell.name
+        if cell.kind == "direct":
+            assert f"speed-{cell.task.name}-P{cell.ranks}-1x-synchronous" in names[:place]
+
+
+def test_every_contestant_learns_like_a_method_that_has_a_curve(modules):
+    analysis, plan = modules
+    contestants = {name for names in plan.CONTESTANTS.values() for name in names}
+    assert contestants == set(analysis.ALGORITHMS)
+    assert set(analysis.ALGORITHMS.values()) == set(plan.METHODS)
