@@ -252,11 +252,11 @@ class Run:
             percent = float(share.removesuffix("%"))
         except ValueError:
             percent = 0
-        if not (share.endswith("%") and 0 < percent <= 100):
+        if not (share.endswith("%") and 0 < percent < 100):
             raise ConfigError(
                 f"method.finish = {finish!r} must be a method and its share of the rounds, as in 'local-sgd:10%'."
             )
-        last = math.ceil(rounds * percent / 100)
+        last = min(math.ceil(rounds * percent / 100), rounds - 1)
         return [phase for phase in ((first, rounds - last), (name, last)) if phase[1]]
 
     def tree(self) -> dict[str, Any]:

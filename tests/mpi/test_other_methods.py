@@ -328,7 +328,7 @@ def test_kept_momentum_counts_its_steps_from_where_it_began(comm):
             "method.finish = 'local-sgd' must be a method and its share of the rounds, as in 'local-sgd:10%'.",
         ),
         ("local-sgd:0%", "must be a method and its share"),
-        ("local-sgd:101%", "must be a method and its share"),
+        ("local-sgd:100%", "must be a method and its share"),
         ("local-sgd:nan%", "must be a method and its share"),
         ("local-sdg:10%", "method.finish = 'local-sdg' is not known; did you mean local-sgd?"),
     ],

@@ -190,3 +190,27 @@ def test_every_section_is_frozen():
         if dataclasses.is_dataclass(value):
             with pytest.raises(dataclasses.FrozenInstanceError):
                 setattr(value, dataclasses.fields(value)[0].name, None)
+
+
+# ---- one method after the other
+
+
+@pytest.mark.parametrize(
+    "finish, rounds, phases",
+    [
+        ("", 30, [("ist", 30)]),
+        ("local-sgd:10%", 30, [("ist", 27), ("local-sgd", 3)]),
+        ("local-sgd:10%", 11, [("ist", 9), ("local-sgd", 2)]),
+        ("data-parallel:0.5%", 10, [("ist", 9), ("data-parallel", 1)]),
+        ("local-sgd:99%", 10, [("ist", 1), ("local-sgd", 9)]),
+        ("local-sgd:10%", 1, [("ist", 1)]),
+    ],
+)
+def test_a_finish_takes_its_share_of_the_rounds_but_never_all(finish, rounds, phases):
+    assert Run().override({"method.finish": finish, "train.rounds": rounds}).phases() == phases
+
+
+def test_a_warm_up_rises_in_equal_steps_to_the_full_rate():
+    rates = [Optimizer(lr=0.8, warm_up=4).lr_at(step) for step in range(6)]
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
+    assert Optimizer(lr=0.8).lr_at(0) == 0.8
