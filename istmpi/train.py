@@ -379,8 +379,8 @@ class Training:
         self._examples, self._seconds, self._bytes = header.examples, header.seconds, header.bytes
         self._look_at_the_clock()
         self._loss = header.loss
-        steps = self.communicator.maximum(self.method.steps(self.rounds_done))
-        if header.ranks != self.communicator.size and self.local_step >= steps:
+        self._most_steps = self.communicator.maximum(self.method.steps(self.rounds_done))
+        if header.ranks != self.communicator.size and self.local_step >= self._most_steps:
             # The fastest of those ranks was through: nothing is left of the round for these.
             self.rounds_done, self.local_step, self._begun = self.rounds_done + 1, 0, Partial()
             self.store.drop_slots(except_for=self.method.slots(self.method.job.run))

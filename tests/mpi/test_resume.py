@@ -130,9 +130,10 @@ def test_a_resumed_round_may_be_stopped_again(comm, shared_tmp, method):
         training = Training(small_run(**settings(method, "adam-reset")), comm)
         if path:
             training.resume(path)
+            assert training.position == position
         stop_at(training, *divmod(step, 4))
         rest = list(training.rounds())
-        path = save(training, shared_tmp / f"{step}.h5")
+        path, position = save(training, shared_tmp / f"{step}.h5"), training.position
     assert training.rounds_done < 4
     training, rest = resumed(comm, path, **settings(method, "adam-reset"))
     assert rest[-1].round == 4
