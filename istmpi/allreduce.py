@@ -127,7 +127,8 @@ class _Runner:
         """Do what can be done now; whether that was anything."""
         while self._waiting and len(self._under_way) < ring.SEGMENTS_AT_ONCE:
             self._under_way.append(self._waiting.pop(0))
-        moved = [segment.advance() for segment in self._under_way]
+        over = iter(self._communicator.over([one for segment in self._under_way for one in segment.requests]))
+        moved = [segment.advance([next(over) for _ in segment.requests]) for segment in self._under_way]
         self.bytes_sent += sum(segment.bytes_sent for segment in self._under_way if segment.done)
         self._under_way = [segment for segment in self._under_way if not segment.done]
         return any(moved)
@@ -141,16 +142,16 @@ class _Segment:
         flat = _array(values.detach())
         self._chunks = [flat[chunk] for chunk in ring.chunks(len(flat), communicator.size)]
         self._steps = self._exchanges()
-        self._requests: list = []
+        self.requests: list = []
         self.done = False
         self.bytes_sent = 0
 
-    def advance(self) -> bool:
-        """Take the next step if this one's messages have arrived."""
-        if not all(request.Test() for request in self._requests):
+    def advance(self, over: Sequence[bool]) -> bool:
+        """Take the next step if this one's requests are over."""
+        if not all(over):
             return False
-        self._requests = next(self._steps, [])
-        self.done = not self._requests
+        self.requests = next(self._steps, [])
+        self.done = not self.requests
         return True
 
     def _exchanges(self) -> Iterator[list]:

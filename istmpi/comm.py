@@ -180,16 +180,24 @@ class Communicator:
         return largest
 
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to send bytes, not to be touched until the request's ``Test()`` is true; not counted."""
+        """Begin to send bytes, not to be touched until the request is `over`; not counted."""
         from mpi4py import MPI
 
         return self._mpi.Isend([values, MPI.BYTE], peer, tag)
 
     def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to receive bytes, which have arrived once the request's ``Test()`` is true."""
+        """Begin to receive bytes, which have arrived once the request is `over`."""
         from mpi4py import MPI
 
         return self._mpi.Irecv([values, MPI.BYTE], peer, tag)
+
+    @staticmethod
+    def over(requests: Sequence[Any]) -> list[bool]:
+        """Which requests, sent or received, are over by now: a single look at the network for all of them."""
+        from mpi4py import MPI
+
+        MPI.Request.Testsome(requests)
+        return [request == MPI.REQUEST_NULL for request in requests]
 
     def on_this_host(self) -> "Communicator":
         """The ranks on this host."""
