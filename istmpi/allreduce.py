@@ -2,27 +2,19 @@
 
 They travel round a ring (`istmpi.ring`). Chunk c is added up in the order of ranks c+1, c+2, ..., c, whatever the
 timing: two runs agree bit for bit, and so do all ranks.
-
-MPI libraries wait by spinning; ranks that share cores would take them from those that compute. Here the wait naps.
 """
 
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from istmpi import ring
-from istmpi.comm import Communicator, threads_may_call
-
-LONGEST_NAP = 5e-4
-"""Seconds; a line of 1 Gbit/s carries 62 kB meanwhile, which its socket buffers hold."""
+from istmpi.comm import Communicator, Nap, threads_may_call
 
 Array = np.ndarray | torch.Tensor
 
-_EAGER_LOOKS = 20
-"""So many times in vain before the first nap."""
 _TAGS = 2**15
 
 
@@ -107,13 +99,13 @@ class _Runner:
         """Until everything that was put is done."""
         if self._failure:
             raise self._failure
-        nap = _Nap()
+        nap = Nap()
         while self._waiting or self._under_way:
             nap.after(self._advance())
 
     def run_meanwhile(self) -> None:
         """In a thread, until it is called back."""
-        nap = _Nap()
+        nap = Nap()
         try:
             while not self._called_back.is_set():
                 nap.after(self._advance())
@@ -175,19 +167,6 @@ class _Segment:
             communicator.start_receive(_bytes(received), (rank - 1) % ranks, self._tag),
             communicator.start_send(_bytes(sent), (rank + 1) % ranks, self._tag),
         ]
-
-
-class _Nap:
-    """Sleeps longer and longer while nothing happens."""
-
-    def __init__(self) -> None:
-        self._idle = 0
-
-    def after(self, moved: bool) -> None:
-        self._idle = 0 if moved else self._idle + 1
-        if self._idle > _EAGER_LOOKS:
-            doublings = min(self._idle - _EAGER_LOOKS, 20)
-            time.sleep(min(2**doublings * 25e-6, LONGEST_NAP))
 
 
 def _array(values: torch.Tensor) -> Array:

@@ -216,6 +216,7 @@ class Method(ABC):
         complete = mine.local_steps >= self.steps(round)
         loss = float(mine.losses.mean()) if len(mine.losses) else None
         with self.job.clock("wait"):
+            self.job.communicator.meet()
             reports = self.job.communicator.gather((loss, step, complete, self.job.stop.reason))
         losses, steps, done, reasons = zip(*reports, strict=True)
         # The earliest step tells where it began: averaged gradients have spread it to all ranks by the next.
