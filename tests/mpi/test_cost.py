@@ -71,3 +71,9 @@ def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, m
     assert len(found.measured["alltoallv"].get("points", [])) == (2 if comm.size > 1 else 0)
     shapes = {(row["batch"], row["inputs"], row["outputs"]) for row in found.measured["products"]["points"]}
     assert (8, 64, 32) in shapes and (8, -(-32 // comm.size), 10) in shapes
+
+
+def test_products_that_seem_to_take_no_longer_when_they_are_larger_still_have_a_rate(comm, monkeypatch):
+    monkeypatch.setattr(probe, "timed", lambda communicator, work: 1e-5)
+    found = probe.probe(small_run(model__hidden=[32, 32]), MLP(64, (32, 32), 10), 64, comm)
+    assert all(0 < rate < float("inf") for rate in found.flops) and found.product_seconds == 0
