@@ -143,3 +143,12 @@ def test_an_array_fills_a_scaling_table(submit, tmp_path):
     assert header.startswith("| method | ranks |")
     assert one.startswith("| ist | 1 | 3 |") and two.startswith("| ist | 2 | 3 |")
     assert "handed back" in job.output
+
+
+def test_methods_are_compared(submit, tmp_path):
+    out = tmp_path / "compared"
+    quick = ("digits", "--hidden", "64", "--rounds", "3", "--threads", "1", "--methods", "ist,local-sgd")
+    job = submit(ROOT / "jobs/slurm/compare.sbatch", *quick, "--out", out, options=["--nodes=2"])
+    assert job.end() == "COMPLETED", job.output
+    page = (out / "report.html").read_text()
+    assert "ist" in page and "local-sgd" in page and len(list(out.glob("*/network.h5"))) == 2
