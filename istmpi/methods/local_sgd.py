@@ -27,7 +27,6 @@ class LocalSGD(WholeNetwork):
         self.begin(round, begun)
         start = {} if outer.idle else self._start()
         outcome = self.local_steps(self.network, self.optimizer, round, begun)
-        self.network.zero_grad(set_to_none=True)
         stopped = isinstance(outcome, Partial)
         if stopped:
             store.add_slots((*self.recipe.slots, *([START] if start else [])))
