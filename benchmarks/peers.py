@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def score(network: nn.Sequential, run: Run, data: Dataset) -> tuple[float, float
     return float((x.argmax(dim=1) == y).double().mean()), float(functional.cross_entropy(x, y))
 
 
-class Peer:
+class Peer(ABC):
     """A rank's network and how it takes local steps; ``seconds`` by phase."""
 
     def __init__(self, run: Run, data: Dataset):
@@ -90,8 +91,9 @@ class Peer:
             self.step(x, y)
             self.steps += 1
 
+    @abstractmethod
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        raise NotImplementedError
+        """One local step on a batch."""
 
     def phase(self, name: str, since: float) -> float:
         """Add the time since then to a phase; returns the time now."""

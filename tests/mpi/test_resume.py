@@ -28,7 +28,15 @@ SPECIAL = {
 }
 
 every_method = pytest.mark.parametrize("method", METHODS)
-every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+SLOW_AT_MANY = pytest.mark.ranks(only=[1, 2, 3])
+"""Ranks share cores: of the optimizers, two stand for the others on more of them."""
+every_optimizer = pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(name, marks=() if name in ("momentum-carried", "adam-reset") else SLOW_AT_MANY)
+        for name in OPTIMIZERS
+    ],
+)
 
 
 def settings(method, optimizer):
