@@ -149,30 +149,23 @@ class Job:
     def output(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
-    @property
-    def state(self) -> str:
-        """What it is doing; over is what stays so: a job that is queued again is failed for a moment."""
-        state = self.facts["JobState"]
-        if state in OVER:
-            time.sleep(2)
-            state = self.facts["JobState"]
-        return state
-
     def wait_until(self, condition, what: str, seconds: float = 180) -> None:
         """Until a condition holds; a job that waits to begin again does so at once instead of after two minutes."""
         deadline = time.monotonic() + seconds
         while not condition():
             facts = self.facts
             if facts["JobState"] == "PENDING" and facts.get("Reason") == "BeginTime":
+                # The nodes refuse credentials as old as the end of the last attempt, counted in whole seconds.
+                time.sleep(3)
                 self.cluster.command("scontrol", "update", f"JobId={self.number}", "StartTime=now", check=False)
-            over = facts["JobState"] in OVER and self.state in OVER
+            over = facts["JobState"] in OVER
             if time.monotonic() > deadline or (over and not condition()):
                 raise AssertionError(f"not seen: {what}; the job is {facts['JobState']}\n{self.output}")
             time.sleep(0.2)
 
     def end(self, seconds: float = 180) -> str:
         """The state in which it ended."""
-        self.wait_until(lambda: self.state in OVER, "the end of the job", seconds)
+        self.wait_until(lambda: self.facts["JobState"] in OVER, "the end of the job", seconds)
         return self.facts["JobState"]
 
     @property
