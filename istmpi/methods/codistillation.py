@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from istmpi.config import Run
 from istmpi.data.batches import Batches
-from istmpi.devices import copy_from_host, on_host
-from istmpi.errors import ConfigError, DivergedError
+from istmpi.devices import on_host
+from istmpi.errors import ConfigError
 from istmpi.layout import Whole
 from istmpi.methods.base import Job, Partial
 from istmpi.methods.whole import WholeNetwork
@@ -57,12 +57,7 @@ class Codistillation(WholeNetwork):
         stale = {name: values for name, values in stale.items() if "/" not in name}
         if round >= self.job.run.method.burn_in:
             self._fetch_others(stale)
-        try:
-            outcome = self.local_steps(self.network, self.optimizer, round, begun)
-        except DivergedError:
-            copy_from_host(before, {name: self.tensors[name] for name in before})
-            raise
-        self.network.zero_grad(set_to_none=True)
+        outcome = self.own_steps(round, begun, before)
         self._others = []
         if isinstance(outcome, Partial):
             outcome.tensors = self.own() | {f"{name}/{STALE}": values for name, values in stale.items()}

@@ -12,7 +12,6 @@ import torch
 
 from istmpi import rng
 from istmpi.devices import copy_from_host, on_host
-from istmpi.errors import DivergedError
 from istmpi.layout import Owners, Whole, part_shape
 from istmpi.methods.base import Job, Partial
 from istmpi.methods.whole import WholeNetwork
@@ -40,12 +39,7 @@ class DynamicAveraging(WholeNetwork):
             }
         self._published = False
         before = {name: values.clone() for name, values in self.own().items()}
-        try:
-            outcome = self.local_steps(self.network, self.optimizer, round, begun)
-        except DivergedError:
-            copy_from_host(before, {name: self.tensors[name] for name in before})
-            raise
-        self.network.zero_grad(set_to_none=True)
+        outcome = self.own_steps(round, begun, before)
         if isinstance(outcome, Partial):
             store.add_slots(self.recipe.slots)
             outcome.tensors = self.own()

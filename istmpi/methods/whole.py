@@ -1,9 +1,12 @@
 """What those methods share by which every rank has the whole network and keeps it from round to round."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
 from istmpi.devices import copy_from_host, empty_on_host, on_host
+from istmpi.errors import DivergedError
 from istmpi.layout import Whole
 from istmpi.methods.base import Job, Method, Partial
 from istmpi.transfer import Transfer
@@ -31,6 +34,16 @@ class WholeNetwork(Method):
             self._fetch(begun)
         elif not self.optimizer_slots(self.job.run):
             self._renew(round, begun)
+
+    def own_steps(self, round: int, begun: Partial, before: Mapping[str, torch.Tensor]) -> float | Partial:
+        """Local steps of a rank whose values are its own; where they diverge, those from ``before`` are back."""
+        try:
+            outcome = self.local_steps(self.network, self.optimizer, round, begun)
+        except DivergedError:
+            copy_from_host(before, {name: self.tensors[name] for name in before})
+            raise
+        self.network.zero_grad(set_to_none=True)
+        return outcome
 
     def store_rows(self) -> None:
         """Leave in the store this rank's rows of what every rank has."""
