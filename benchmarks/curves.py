@@ -13,13 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from settings import add_settings, run_of
 from torch import nn
 from torch.nn import functional
 
+from istmpi.axes import Positions
 from istmpi.comm import world
 from istmpi.config import Run
 from istmpi.data.batches import Batches
@@ -44,7 +46,7 @@ class Ranks:
         self._store = ParameterStore(self.network.parameters, self.network.lengths, 1, 0)
         self._store.initialise(run.train.seed)
         self.weights = self._store.tensors
-        self._whole: nn.Sequential | None = None
+        self._subnets: dict[tuple[int, ...], tuple[nn.Sequential, torch.optim.Optimizer]] = {}
         self._evaluator = Evaluator(run, self.network, data, self._store, world())
         everything = np.arange(len(data.train))
         self._streams = [
@@ -66,17 +68,16 @@ class Ranks:
 
     def _together(self, steps: int) -> None:
         """The mean of all ranks' gradients in every step: one pass over all batches, each normalised by itself."""
-        if self._whole is None:
-            self._whole = self._build(self.network.lengths)
-            for stage in self._whole:
+        network, optimizer = self._subnet(self.network.lengths)
+        if not self.steps:
+            for stage in network:
                 if hasattr(stage, "norm"):
                     stage.norm = EachBatch(stage.norm, self.run.train.batch)
-            for parameter, values in zip(self._whole.parameters(), self.weights.values(), strict=True):
+            for parameter, values in zip(network.parameters(), self.weights.values(), strict=True):
                 parameter.data = values
-        optimizer = torch.optim.SGD(self._whole.parameters(), lr=self.run.optimizer.lr)
         for step in range(self.steps, self.steps + steps):
             x, y = (np.concatenate(parts) for parts in zip(*(stream.at(step) for stream in self._streams)))
-            self._step(self._whole, optimizer, x, y)
+            self._step(network, optimizer, x, y)
 
     def _apart(self, steps: int) -> None:
         """Every rank's subnet, or copy of the network, one after the other; then the mean over the holders."""
@@ -87,13 +88,13 @@ class Ranks:
         everyones = [name for name, of in parameters.items() if deal.copies(of.pattern.names) > 1]
         totals = {name: torch.zeros_like(self.weights[name]) for name in everyones}
         for rank, stream in enumerate(self._streams):
-            network = self._build({**lengths, **{name: len(units) for name, units in deal.held(rank).items()}})
+            widths = {name: len(units) for name, units in deal.held(rank).items()}
+            network, optimizer = self._subnet({**lengths, **widths})
             places = {}
             for name, parameter in network.named_parameters():
                 held = [deal.positions(axis, i, rank) for i, axis in enumerate(parameters[name].pattern.axes)]
-                places[name] = tuple(map(torch.from_numpy, np.ix_(*map(np.asarray, held))))
+                places[name] = index(held)
                 parameter.data.copy_(self.weights[name][places[name]])
-            optimizer = torch.optim.SGD(network.parameters(), lr=self.run.optimizer.lr)
             for step in range(self.steps, self.steps + steps):
                 self._step(network, optimizer, *stream.at(step))
             for name, parameter in network.named_parameters():
@@ -104,16 +105,33 @@ class Ranks:
         for name, total in totals.items():
             self.weights[name].copy_(total / self.ranks)
 
-    def _build(self, lengths: Mapping[str, int]) -> nn.Sequential:
-        """A network whose values are still undefined."""
-        with torch.device("meta"):
-            network = self.network.build(lengths)
-        return materialise(network, "cpu").train()
+    def _subnet(self, lengths: Mapping[str, int]) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+        """A network of this shape, with any values, and its optimizer: one for all ranks, as they come in turn."""
+        shape = tuple(lengths.values())
+        if shape not in self._subnets:
+            with torch.device("meta"):
+                network = self.network.build(lengths)
+            network = materialise(network, "cpu").train()
+            self._subnets[shape] = network, torch.optim.SGD(network.parameters(), lr=self.run.optimizer.lr)
+        return self._subnets[shape]
 
     def _step(self, network: nn.Module, optimizer: torch.optim.Optimizer, x: np.ndarray, y: np.ndarray) -> None:
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)  # memory that is given back costs more than writing zeros
         functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y)).backward()
         optimizer.step()
+
+
+def index(held: Sequence[Positions]) -> tuple[slice | torch.Tensor, ...]:
+    """What a tensor is subscripted with for these positions of each of its axes: a view where all are ranges."""
+    found: list[slice | torch.Tensor] = []
+    later = 0
+    for positions in reversed(held):
+        if isinstance(positions, range):
+            found.append(slice(positions.start, positions.stop))
+        else:
+            found.append(torch.from_numpy(positions).view(-1, *[1] * later))
+            later += 1
+    return tuple(reversed(found))
 
 
 class EachBatch(nn.Module):
@@ -155,27 +173,12 @@ def curve(run: Run, ranks: int, steps: int, between: int, seconds: float) -> Ite
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=METHODS)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--hidden", required=True, help="widths, with commas")
+    add_settings(parser)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--local-steps", type=int, default=20)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=3600.0, help="ends it early")
-    parser.add_argument("--batch", type=int, default=128, help="of each rank (128)")
-    parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    run = Run().override(
-        {
-            "data.source": options.data,
-            "model.hidden": [int(width) for width in options.hidden.split(",")],
-            "method.name": options.method,
-            "method.local_steps": options.local_steps,
-            "train.batch": options.batch,
-            "train.seed": options.seed,
-            "optimizer.lr": options.lr,
-        }
-    )
+    run = run_of(options, {"method.name": options.method})
     for point in curve(run, options.ranks, options.steps, options.local_steps, options.seconds):
         print(json.dumps(point), flush=True)
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from settings import add_settings, run_of
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn import functional
@@ -213,26 +214,12 @@ def train(peer: Peer, steps: int, every: int) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=PEERS)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--hidden", required=True, help="widths, with commas")
-    parser.add_argument("--local-steps", type=int, default=20, help="between two means (20)")
+    add_settings(parser)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--evaluate-every", type=int, default=20, help="steps")
-    parser.add_argument("--batch", type=int, default=128, help="of each rank (128)")
-    parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="a JSON file")
     options = parser.parse_args()
-    run = Run().override(
-        {
-            "data.source": options.data,
-            "model.hidden": [int(width) for width in options.hidden.split(",")],
-            "method.local_steps": options.local_steps,
-            "train.batch": options.batch,
-            "train.seed": options.seed,
-            "optimizer.lr": options.lr,
-        }
-    )
+    run = run_of(options)
     rank, ranks = launched()
     torch.set_num_threads(1)
     connect(ranks, rank)

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from peers import DDP, LocalSGD, Peer, Wire, connect, ring_bytes
+from settings import add_settings, run_of
 from time_analysis import step_seconds
 from time_plan import EVERY_STEP
 
@@ -215,11 +216,8 @@ def benchmark() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=WORK)
     parser.add_argument("--out", required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--hidden", required=True, help="widths, with commas")
+    add_settings(parser)
     parser.add_argument("--contestants", type=lambda names: names.split(","), default=[*OURS, *PEERS])
-    parser.add_argument("--local-steps", type=int, default=20, help="between two transfers (20)")
-    parser.add_argument("--batch", type=int, default=128, help="of each rank (128)")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--turn-seconds", type=float, default=15.0, help="of one contestant (15)")
     parser.add_argument("--seconds", type=float, default=300.0, help="no turn begins after that (300)")
@@ -227,16 +225,7 @@ def benchmark() -> None:
     parser.add_argument("--rate", type=float, default=1e9, help="bits a second, to plan rounds with")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    run = Run().override(
-        {
-            "data.source": options.data,
-            "model.hidden": [int(width) for width in options.hidden.split(",")],
-            "method.local_steps": options.local_steps,
-            "train.batch": options.batch,
-            "train.threads": 1,
-            "evaluate.every": 10**6,
-        }
-    )
+    run = run_of(options, {"train.threads": 1, "evaluate.every": 10**6})
     communicator = world()
     if any(name in PEERS for name in options.contestants):
         connect(communicator.size, communicator.rank)

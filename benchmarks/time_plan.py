@@ -65,9 +65,9 @@ SPEECH = {"kind": "spoken digits", "lr": 0.01, "data": "speech.h5", "prepare": (
 CIFAR = {"kind": "CIFAR-10", "lr": 0.1, "data": "cifar10.h5", "prepare": ("images", "cifar10.tar")}
 FULL = Scale(
     tasks=(
-        Task("speech2", (4096, 4096, 10), steps=120, seconds=80, **SPEECH),
-        Task("speech3", (4096, 8192, 8192, 10), steps=80, seconds=240, **SPEECH),
-        Task("cifar", (3072, 4096, 4096, 10), steps=300, seconds=120, **CIFAR),
+        Task("speech2", (4096, 4096, 10), steps=400, seconds=100, **SPEECH),
+        Task("speech3", (4096, 8192, 8192, 10), steps=240, seconds=200, **SPEECH),
+        Task("cifar", (3072, 4096, 4096, 10), steps=400, seconds=100, **CIFAR),
     ),
     ranks=(8, 4, 2),
     local_steps=(20, 60),
@@ -75,7 +75,7 @@ FULL = Scale(
     turns=3,
     turn_seconds=8,
     speed_seconds=90,
-    direct_seconds=60,
+    direct_seconds=100,
     flops_seconds=4,
     flops_width=4096,
     model_ranks=(1, 2, 4, 8),

@@ -19,9 +19,10 @@ from istmpi.config import Run
 from istmpi.errors import ConfigError, DivergedError, IstmpiError, StoppedError, UserError, did_you_mean
 from istmpi.methods import METHODS
 from istmpi.record import FAILURE, SETTINGS, SUMMARY, RunFolder
+from istmpi.run import Watch, carry_out
 from istmpi.stopping import FILE as STOP_FILE
 from istmpi.stopping import StopSign
-from istmpi.train import Training, Watch, carry_out
+from istmpi.train import Training
 
 RECORD = "comparison.json"
 """In a comparison's folder: what its runs have in common beside their settings."""
@@ -67,7 +68,7 @@ class Comparison:
 
     They go to ``run.output.folder``, each in a folder of its own, or to the first of runs/compare-NAME,
     runs/compare-NAME-2, ... that is free or has this very comparison: then what is finished is not run again.
-    ``deadline`` and ``signals`` are those of `istmpi.train.carry_out`, for all runs together.
+    ``deadline`` and ``signals`` are those of `istmpi.run.carry_out`, for all runs together.
 
     Raises ConfigError on every rank.
     """

@@ -1,20 +1,17 @@
-"""A whole training run: check everything, train round by round, evaluate, and say what happened."""
+"""Training on every rank: check everything, train round by round, evaluate; its state can be saved and taken over."""
 
 from __future__ import annotations
 
-import json
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from istmpi.checkpoint.folder import NETWORK, newest_valid, require_valid
 from istmpi.checkpoint.format import DataSummary, Header, Piece
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.state import deployment_pieces, model_pieces, partial_pieces, restore, versions
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -23,14 +20,13 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
 from istmpi.devices import choose_device, choose_threads
-from istmpi.errors import ConfigError, DataError, DivergedError, OutputError, StoppedError
+from istmpi.errors import ConfigError, DataError
 from istmpi.evaluate import Evaluator, Score
 from istmpi.methods import Job, Method, Partial, method
 from istmpi.models import architecture
 from istmpi.models.losses import TASKS
 from istmpi.partition import check
-from istmpi.record import SETTINGS, SUMMARY, Clock, RunFolder
-from istmpi.stopping import FILE as STOP_FILE
+from istmpi.record import Clock
 from istmpi.stopping import StopSign
 from istmpi.store import ParameterStore
 
@@ -57,136 +53,6 @@ class Progress:
     """Mean training loss of the round over ranks and local steps."""
     score: Score | None = None
     """The full network's on the test split, where it was evaluated."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """How a run ended."""
-
-    folder: Path
-    ranks: int
-    score_name: str
-    last: Progress
-    """After the last round, with its score."""
-    seconds: dict[str, float]
-    """Where the time went: by phase, the mean over ranks."""
-
-    @property
-    def examples_per_second(self) -> float:
-        """Consumed by all ranks, evaluations left out."""
-        return self.last.examples / self.last.seconds
-
-
-class Watch:
-    """Looks on from rank 0 while a run is carried out; override what is of interest."""
-
-    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
-        """Everything is checked and set up."""
-
-    def progressed(self, progress: Progress) -> None:
-        """A round is done."""
-
-    def noticed(self, message: str) -> None:
-        """Something that the user should know and that does not end the run."""
-
-    def finished(self, summary: Summary) -> None:
-        """The run is done."""
-
-
-def carry_out(
-    run: Run,
-    communicator: Communicator,
-    watch: Watch | None = None,
-    resume: str = "",
-    deadline: float | None = None,
-    signals: bool = False,
-    stop: StopSign | None = None,
-) -> Summary | None:
-    """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
-
-    ``watch`` counts on rank 0 alone. ``resume``: a checkpoint or the folder of a run to go on from, ``auto`` for
-    this run's own folder if there is something in it; without it the folder must be new. The run stops early at the
-    ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
-    ``stop`` in place of all these. Returns None when there was nothing left to do.
-
-    Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
-    that was reached saved; OutputError when a result cannot be written.
-    """
-    first = communicator.rank == 0
-    watch = watch or Watch()
-    note = watch.noticed if first else lambda _: None
-    with communicator.agreed():
-        folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
-    folder = communicator.from_first(folder)
-    start = _start(folder, resume, communicator, note)
-    stop = stop or StopSign(communicator, folder.path / STOP_FILE, deadline)
-    if signals:
-        stop.listen()
-    training = Training(run, communicator, stop)
-    if start:
-        for change in training.resume(start):
-            note(f"changed since {start}: {change}")
-        if start == folder.path / NETWORK and training.done:
-            note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
-            return None
-    with communicator.agreed():
-        if first:
-            folder.make()
-    saver = Saver(folder.path, run.checkpoint, communicator, note)
-    if first:
-        folder.write(SETTINGS, run.override({"output.folder": str(folder.path)}).toml())
-        folder.keep_metrics(training.rounds_done)
-        watch.started(training, folder, saver)
-        if start:
-            note(f"going on from {start}, {training.position}.")
-    network, progress = folder.path / NETWORK, None
-    try:
-        for progress in training.rounds():
-            if first:
-                try:
-                    folder.append({key: value for key, value in asdict(progress).items() if value is not None})
-                except OutputError as error:
-                    if len(folder.pending) == 1:
-                        note(f"{error} The run goes on; its metrics are kept until they can be.")
-                watch.progressed(progress)
-            if training.checkpoint_due:
-                with training.clock("save"):
-                    saver.save(*training.state())
-        with training.clock("save"):
-            if not training.done:
-                path = saver.save_now(*training.state())
-                error = StoppedError(
-                    f"stopped by {stop.reason}, {training.position}; saved in {path}. "
-                    f"{stop.cure} command with --resume auto goes on."
-                )
-                error.everywhere = True
-                raise error
-            saver.save_now(*training.state(calibrated=True), network)
-    except DivergedError as error:
-        saver.save_now(*training.state(calibrated=True), network)
-        error.args = (f"{error} They are in {network}.",)
-        raise
-    everyones = communicator.gather(dict(training.clock.seconds))
-    phases = {phase: sum(seconds[phase] for seconds in everyones) / len(everyones) for phase in everyones[0]}
-    last = progress or training.progress(training.evaluate())
-    summary = Summary(folder.path, communicator.size, training.score_name, last, phases)
-    if first:
-        folder.write(SUMMARY, json.dumps(asdict(summary), default=str, indent=2) + "\n")
-        watch.finished(summary)
-    return summary
-
-
-def _start(folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
-    """The checkpoint to go on from, every byte of it checked."""
-    if not resume:
-        return None
-    if resume != "auto" and not Path(resume).is_dir():
-        require_valid(Path(resume), communicator)
-        return Path(resume)
-    start = newest_valid(folder.path if resume == "auto" else Path(resume), communicator, note)
-    if start is None and resume != "auto":
-        raise DataError(f"--resume {resume}: there is no checkpoint in this folder.")
-    return start
 
 
 class Training:

@@ -5,11 +5,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from istmpi import comm, train
+from istmpi import comm
 from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.saver import Saver
 from istmpi.compare import ComparisonWatch, Turn
@@ -17,11 +17,13 @@ from istmpi.cost import cost
 from istmpi.errors import IstmpiError
 from istmpi.record import RunFolder
 from istmpi.report.units import duration, number, size
+from istmpi.run import Summary, Watch
+from istmpi.train import Progress, Training
 
 SECONDS_BETWEEN_LINES = 10
 
 
-class TrainingDisplay(train.Watch):
+class TrainingDisplay(Watch):
     """Follows one run on the console."""
 
     every_evaluation = True
@@ -31,31 +33,31 @@ class TrainingDisplay(train.Watch):
         # Open MPI gives rank 0 a terminal for its output even where that ends in a file; for its errors it does not.
         live = sys.stdout.isatty() and sys.stderr.isatty()
         self._console = Console(highlight=False, soft_wrap=True, force_terminal=live)
-        self._bar: Progress | None = None
+        self._bar: bars.Progress | None = None
         self._line_at = 0.0
 
-    def started(self, training: train.Training, folder: RunFolder, saver: Saver) -> None:
+    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         self._facts(_banner(training, folder, saver))
         self._follow(training)
 
-    def _follow(self, training: train.Training) -> None:
+    def _follow(self, training: Training) -> None:
         """Begin to show the progress of a run."""
         self._score_name = training.score_name
         self._rounds = training.run.train.rounds
         if self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("round"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
+                bars.TextColumn("round"),
+                bars.MofNCompleteColumn(),
+                bars.BarColumn(),
+                bars.TimeRemainingColumn(),
+                bars.TextColumn("{task.fields[note]}"),
                 console=self._console,
                 transient=True,
             )
             self._task = self._bar.add_task("", total=self._rounds, note="")
             self._bar.start()
 
-    def progressed(self, progress: train.Progress) -> None:
+    def progressed(self, progress: Progress) -> None:
         if self._bar:
             self._bar.update(self._task, completed=progress.round, note=f"loss {progress.loss:.4f}")
         now = time.monotonic()
@@ -73,7 +75,7 @@ class TrainingDisplay(train.Watch):
     def noticed(self, message: str) -> None:
         self._console.print(message, markup=False)
 
-    def finished(self, summary: train.Summary) -> None:
+    def finished(self, summary: Summary) -> None:
         self._stop_bar()
         self._facts(_outcome(summary))
 
@@ -109,7 +111,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
     def begun(self, turn: Turn, number: int, count: int) -> None:
         self._heading = f"{number}/{count} {turn.method}, seed {turn.run.train.seed}"
 
-    def started(self, training: train.Training, folder: RunFolder, saver: Saver) -> None:
+    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         if not self._introduced:
             banner = _banner(training, folder, saver)
             self._facts({name: banner[name] for name in ("MPI", "ranks", "compute", "data", "network")})
@@ -117,7 +119,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
         self._line_at = time.monotonic()
         self._follow(training)
 
-    def finished(self, summary: train.Summary) -> None:
+    def finished(self, summary: Summary) -> None:
         self._stop_bar()
         last = summary.last
         self._console.print(
@@ -133,7 +135,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
         self._console.print(f"{turn.folder.name} failed: {error}", markup=False)
 
 
-def _banner(training: train.Training, folder: RunFolder, saver: Saver) -> dict[str, str]:
+def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str]:
     run, ranks, network, data = training.run, training.communicator.size, training.architecture, training.dataset
     hosts = list(dict.fromkeys(training.hosts))
     shown = ", ".join(hosts[:4]) + ", ..." * (len(hosts) > 4)
@@ -159,7 +161,7 @@ def _banner(training: train.Training, folder: RunFolder, saver: Saver) -> dict[s
     }
 
 
-def _outcome(summary: train.Summary) -> dict[str, str]:
+def _outcome(summary: Summary) -> dict[str, str]:
     last, score = summary.last, summary.last.score
     total = sum(summary.seconds.values())
     return {

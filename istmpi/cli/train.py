@@ -63,7 +63,7 @@ def command(
             deadline = end_of_job() - 60 * stop_before_walltime
 
     from istmpi.cli.progress import TrainingDisplay
-    from istmpi.train import carry_out
+    from istmpi.run import carry_out
 
     display = TrainingDisplay() if communicator.rank == 0 else None
     summary = carry_out(resolved, communicator, display, resume, deadline, signals=True)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from istmpi import allreduce, ring
-from istmpi import comm as comm_module
 from istmpi.allreduce import MeanOverRanks
+from istmpi.comm import communicator as communicator_module
 
 SIZES = {"one": [1], "fewer than ranks": [2], "even": [240], "odd": [1001], "several": [7, 300, 1, 90, 2000, 5]}
 
@@ -98,7 +98,7 @@ def test_it_travels_while_the_caller_does_something_else(comm, monkeypatch):
 @pytest.mark.ranks(min=2)
 def test_a_rank_may_wait_long_for_the_others(comm, monkeypatch):
     """So often in vain that its naps would last for years if they doubled each time."""
-    monkeypatch.setattr(comm_module, "LONGEST_NAP", 1e-6)
+    monkeypatch.setattr(communicator_module, "LONGEST_NAP", 1e-6)
     mine = values(comm, [100])[comm.rank]
     if comm.rank == 0:
         time.sleep(0.5)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from small import small_run
 
+from istmpi import run as whole_run
 from istmpi import train
 from istmpi.compare import Comparison, ComparisonWatch
 from istmpi.data.batches import Batches
@@ -74,7 +75,7 @@ def test_all_methods_start_from_the_same_weights_and_see_the_same_batches(compar
 
     monkeypatch.setattr(ParameterStore, "initialise", noted_initialise)
     monkeypatch.setattr(Batches, "at", noted_at)
-    carry_out = train.carry_out
+    carry_out = whole_run.carry_out
 
     def noted_carry_out(run, *arguments, **settings):
         running.append((run.method.name, run.train.seed))
@@ -177,7 +178,7 @@ def test_a_method_that_cannot_train_the_run_is_refused_before_any_does(compared,
 def test_a_finished_comparison_takes_on_methods_and_repeats(compared, monkeypatch):
     compared(["ist"]).carry_out()
     trained = []
-    carry_out = train.carry_out
+    carry_out = whole_run.carry_out
 
     def noted(run, *arguments, **settings):
         trained.append(run.output.folder.rpartition("/")[2])

@@ -1,0 +1,44 @@
+"""The ranks of a job and all that goes on between them. The only package that imports mpi4py."""
+
+from istmpi.comm.communicator import STAGING_BYTES, Communicator, Nap, Traffic
+from istmpi.comm.launch import (
+    abort_at_exit,
+    current_rank,
+    handshake,
+    launched,
+    leave_together,
+    meet_with,
+    world,
+)
+from istmpi.comm.mpi import (
+    THREAD_LEVELS,
+    library,
+    library_before_start,
+    send_to_self,
+    start,
+    thread_level,
+    threads_may_call,
+)
+from istmpi.comm.rumour import Rumour
+
+__all__ = [
+    "STAGING_BYTES",
+    "THREAD_LEVELS",
+    "Communicator",
+    "Nap",
+    "Rumour",
+    "Traffic",
+    "abort_at_exit",
+    "current_rank",
+    "handshake",
+    "launched",
+    "leave_together",
+    "library",
+    "library_before_start",
+    "meet_with",
+    "send_to_self",
+    "start",
+    "thread_level",
+    "threads_may_call",
+    "world",
+]

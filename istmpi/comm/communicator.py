@@ -1,0 +1,228 @@
+"""A group of ranks: MPI's calls as the engine uses them, counted.
+
+Values travel as bytes, so that every dtype arrives as it left. Each call adds to `Traffic` the bytes that this rank
+hands to MPI for other ranks; what it keeps for itself does not count.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from istmpi.errors import IstmpiError
+
+T = TypeVar("T")
+
+STAGING_BYTES = 2**27
+"""Most bytes that a rank packs for one Alltoallv. It bounds the memory beside the weights, and keeps counts and
+displacements far below the 2**31 that MPI libraries before MPI-4 can take."""
+
+EAGER_LOOKS = 20
+"""So many times in vain before the first nap."""
+LONGEST_NAP = 5e-4
+"""Seconds; a line of 1 Gbit/s carries 62 kB meanwhile, which its socket buffers hold."""
+
+Staged = tuple[np.ndarray, list[int], list[int]]
+"""A byte buffer with the count and the start of each rank's message in it."""
+
+
+@dataclass
+class Traffic:
+    """What this rank handed to MPI."""
+
+    bytes: int = 0
+    calls: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self.calls += 1
+
+
+class Nap:
+    """Waits for the network with naps that grow while nothing happens.
+
+    MPI libraries wait by spinning: a rank that waits would take the core from one that shares it and still computes.
+    """
+
+    def __init__(self) -> None:
+        self._idle = 0
+
+    def after(self, moved: bool) -> None:
+        """After a look at the network that found something to do, or nothing."""
+        self._idle = 0 if moved else self._idle + 1
+        if self._idle > EAGER_LOOKS:
+            doublings = min(self._idle - EAGER_LOOKS, 20)
+            time.sleep(min(2**doublings * 25e-6, LONGEST_NAP))
+
+
+class Communicator:
+    """A group of ranks. Every method but `scratch` is collective."""
+
+    def __init__(self, mpi_communicator: Any):
+        self._mpi = mpi_communicator
+        self.rank: int = mpi_communicator.Get_rank()
+        self.size: int = mpi_communicator.Get_size()
+        self.traffic = Traffic()
+        self._scratch: dict[str, np.ndarray] = {}
+
+    def scratch(self, name: str, nbytes: int) -> np.ndarray:
+        """A reused byte buffer: fresh memory for every transfer would cost a page fault for every 4 KiB."""
+        buffer = self._scratch.get(name)
+        if buffer is None or buffer.nbytes < nbytes:
+            self._scratch.pop(name, None)
+            buffer = self._scratch[name] = np.empty(nbytes, dtype=np.uint8)
+        return buffer
+
+    def alltoallv(self, send: Staged, receive: Staged) -> None:
+        """Every rank's message to every other, as bytes."""
+        from mpi4py import MPI
+
+        self._mpi.Alltoallv([*send, MPI.BYTE], [*receive, MPI.BYTE])
+        self.traffic.add(sum(send[1]) - send[1][self.rank])
+
+    def allgather(self, mine: np.ndarray, counts: list[int]) -> np.ndarray:
+        """All ranks' flat arrays one after the other: rank r's has ``counts[r]`` elements; any dtype."""
+        from mpi4py import MPI
+
+        itemsize = mine.dtype.itemsize
+        result = np.empty(sum(counts), dtype=mine.dtype)
+        parts = [count * itemsize for count in counts]
+        starts = [sum(parts[:rank]) for rank in range(self.size)]
+        self._mpi.Allgatherv(
+            [np.ascontiguousarray(mine).view(np.uint8), MPI.BYTE], [result.view(np.uint8), parts, starts, MPI.BYTE]
+        )
+        self.traffic.add(mine.nbytes * (self.size - 1))
+        return result
+
+    def broadcast(self, values: np.ndarray, root: int) -> None:
+        """Overwrite ``values`` (contiguous) by the root's, in place."""
+        from mpi4py import MPI
+
+        self._mpi.Bcast([values.reshape(-1).view(np.uint8), MPI.BYTE], root=root)
+        if self.rank == root:
+            self.traffic.add(values.nbytes * (self.size - 1))
+
+    def exchange(self, peer: int, mine: np.ndarray, theirs: np.ndarray) -> None:
+        """Send ``mine`` to a rank, receive as much from it; both contiguous. Each rank of a pair names the other."""
+        from mpi4py import MPI
+
+        self._mpi.Sendrecv(
+            [mine.view(np.uint8), MPI.BYTE], peer, recvbuf=[theirs.view(np.uint8), MPI.BYTE], source=peer
+        )
+        self.traffic.add(mine.nbytes)
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """The sum over ranks, added in rank order so that two runs agree bit for bit."""
+        gathered = self.allgather(values.ravel(), [values.size] * self.size)
+        return gathered.reshape(self.size, *values.shape).sum(axis=0)
+
+    def maximum(self, value: int) -> int:
+        return max(self.gather(value))
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, on every rank: for small Python objects."""
+        return self._mpi.allgather(value)
+
+    def from_first(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
+        return self._mpi.bcast(value, root=0)
+
+    def barrier(self) -> None:
+        self._mpi.Barrier()
+
+    def meet(self) -> None:
+        """A barrier for ranks that may come long after each other."""
+        everybody, nap = self._mpi.Ibarrier(), Nap()
+        while not everybody.Test():
+            nap.after(False)
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Local work that every rank must get through: if one fails, all raise the lowest failing rank's error.
+
+        The message names that rank if other ranks got through. Only errors meant for the user are agreed on; any other
+        ends the job at once.
+        """
+        error: IstmpiError | None = None
+        try:
+            yield
+        except IstmpiError as raised:
+            error = raised
+        by_rank = self.gather(error)
+        failed = [rank for rank, error in enumerate(by_rank) if error is not None]
+        if failed:
+            first = by_rank[failed[0]]
+            if len(failed) < self.size:
+                first.args = (f"rank {failed[0]}: {first}",)
+            first.everywhere = True
+            raise first
+
+    @property
+    def mpi(self) -> Any:
+        """The mpi4py communicator, for a library that takes one."""
+        return self._mpi
+
+    def duplicate(self) -> "Communicator":
+        """The same ranks on a communicator of their own: what goes on there mixes with nothing here."""
+        return Communicator(self._mpi.Dup())
+
+    @contextmanager
+    def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
+        """A communicator of these ranks alone, in this order, None on the others; its traffic counts here, too."""
+        if self.rank not in ranks:
+            yield None
+            return
+        group = self._mpi.Get_group().Incl(ranks)
+        some = Communicator(self._mpi.Create_group(group))
+        yield some
+        self.traffic.bytes += some.traffic.bytes
+        self.traffic.calls += some.traffic.calls
+        some.mpi.Free()
+        group.Free()
+
+    def start_maximum(self, value: int) -> Callable[[], int]:
+        """Begin to agree on the largest of all ranks' values; what it returns waits for it and tells."""
+        from mpi4py import MPI
+
+        result = np.array([value], dtype=np.int64)
+        request = self._mpi.Iallreduce(MPI.IN_PLACE, result, op=MPI.MAX)
+
+        def largest() -> int:
+            request.Wait()
+            return int(result[0])
+
+        return largest
+
+    def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
+        """Begin to send bytes, not to be touched until the request is `over`; not counted."""
+        from mpi4py import MPI
+
+        return self._mpi.Isend([values, MPI.BYTE], peer, tag)
+
+    def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
+        """Begin to receive bytes, which have arrived once the request is `over`."""
+        from mpi4py import MPI
+
+        return self._mpi.Irecv([values, MPI.BYTE], peer, tag)
+
+    @staticmethod
+    def over(requests: Sequence[Any]) -> list[bool]:
+        """Which requests, sent or received, are over by now: a single look at the network for all of them."""
+        from mpi4py import MPI
+
+        MPI.Request.Testsome(requests)
+        return [request == MPI.REQUEST_NULL for request in requests]
+
+    def on_this_host(self) -> "Communicator":
+        """The ranks on this host."""
+        from mpi4py import MPI
+
+        return Communicator(self._mpi.Split_type(MPI.COMM_TYPE_SHARED))
+
+    def hosts(self) -> list[str]:
+        """Every rank's host name."""
+        return self.gather(socket.gethostname())

@@ -1,0 +1,69 @@
+"""The MPI library itself: how it is loaded, what it says of itself, and what it lets us do."""
+
+import sys
+import warnings
+from typing import Any
+
+from istmpi.errors import LaunchError
+
+
+def start() -> Any:
+    """mpi4py's MPI module, the library started; LaunchError when there is none."""
+    try:
+        with warnings.catch_warnings():
+            # mpi4py warns of a foreign launcher in three lines; we refuse it in one.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"no MPI library can be loaded ({error}). Install one (pip install 'istmpi[mpich]') or load its module."
+        ) from None
+    return MPI
+
+
+def if_up() -> Any:
+    """mpi4py's MPI module while the library is up, else None; starts nothing."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
+
+
+def library_before_start() -> str:
+    """The MPI library's own words about itself, MPI not started; for a process that does nothing else."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    return MPI.Get_library_version()
+
+
+def library() -> str:
+    """The MPI library's name and version, in a few words."""
+    from mpi4py import MPI
+
+    name, version = MPI.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"
+
+
+THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
+"""What an MPI library lets a process's threads do, from nothing to everything."""
+
+
+def thread_level() -> str:
+    """Which of `THREAD_LEVELS` the library grants."""
+    from mpi4py import MPI
+
+    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+    return THREAD_LEVELS[levels.index(MPI.Query_thread())]
+
+
+def threads_may_call() -> bool:
+    """Several threads of a process may call the MPI library at the same time."""
+    return thread_level() == THREAD_LEVELS[-1]
+
+
+def send_to_self(sent: Any, received: Any) -> None:
+    """Through MPI from one buffer to another of this process; they may lie in device memory if the library takes it."""
+    from mpi4py import MPI
+
+    MPI.COMM_SELF.Sendrecv(sent, 0, 0, received, 0, 0)
