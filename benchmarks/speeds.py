@@ -40,6 +40,8 @@ OURS = ("ist", "local-sgd", "data-parallel")
 PEERS: dict[str, type[Peer]] = {"pytorch-ddp": DDP, "pytorch-local-sgd": LocalSGD}
 MOST_ROUNDS = 5
 """Of one contestant in a turn."""
+FEWEST_STEPS = 4
+"""Of a round, for its first step finds memory and caches as another contestant left them."""
 LINE = 0.8
 """Of the line rate, in the estimate of how long a round will take."""
 WORKING_SET = 7
@@ -110,23 +112,25 @@ def turns(options: argparse.Namespace, run: Run, communicator: Communicator) -> 
         if name in EVERY_STEP:
             steps = _between(1, options.turn_seconds / (compute + average), steps)
         elif name != "ist":
-            steps = _between(2, (options.turn_seconds - average) / compute, steps)
+            steps = _between(FEWEST_STEPS, (options.turn_seconds - average) / compute, steps)
         wanted = run.override({"method.local_steps": steps})
         if name in PEERS:
             return Theirs(PEERS[name], wanted)
         return Ours(wanted.override({"method.name": name}), world())
 
+    def warm(name: str) -> Ours | Theirs:
+        """With memory, connections and DDP's buckets."""
+        contestant = make(name)
+        one_round(contestant, communicator)
+        return contestant
+
     keep = communicator.from_first(WORKING_SET * 4 * weights * ranks < _available_memory())
-    kept: dict[str, Ours | Theirs] = {}
+    kept = {name: warm(name) for name in options.contestants} if keep else {}
     found: dict[str, list] = {name: [] for name in options.contestants}
     start, done = time.perf_counter(), 0
     while done < options.turns and not communicator.from_first(done and time.perf_counter() - start > options.seconds):
         for name in options.contestants:
-            contestant = kept.get(name) or make(name)
-            if keep:
-                kept[name] = contestant
-            if not done or not keep:
-                one_round(contestant, communicator)  # memory, connections and DDP's buckets
+            contestant = kept.get(name) or warm(name)
             rounds = []
             while len(rounds) < MOST_ROUNDS and sum(one["seconds"] for one in rounds) < options.turn_seconds / 2:
                 rounds.append(one_round(contestant, communicator))
