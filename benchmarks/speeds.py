@@ -3,8 +3,8 @@
     benchmarks/cluster --hosts 4 --rate 500mbit -- python benchmarks/speeds.py turns --out speeds.json \
         --data speech.h5 --hidden 4096 --contestants local-sgd,pytorch-local-sgd,ist
 
-A turn is a few rounds of every contestant, one contestant after the other, each round from one barrier to the moment
-at which the slowest rank is done. Where a whole round would outlast ``--turn-seconds``, rounds have fewer local steps;
+A turn is a few rounds of every contestant, one after the other and in every turn another one first, each round from one
+barrier to the moment at which the slowest rank is done. Where a whole round would outlast ``--turn-seconds``, rounds have fewer local steps;
 what is sent at a round's end is recorded apart from its local steps, so that J steps follow from both. ``flops`` and
 ``model`` measure instead what `benchmarks/time_to_accuracy.py` needs to know of the machine: FLOP/s of a rank while
 all ranks compute, and the cost model's cluster. Where ranks have interfaces of their own, it is an error if fewer
@@ -129,7 +129,7 @@ def turns(options: argparse.Namespace, run: Run, communicator: Communicator) -> 
     found: dict[str, list] = {name: [] for name in options.contestants}
     start, done = time.perf_counter(), 0
     while done < options.turns and not communicator.from_first(done and time.perf_counter() - start > options.seconds):
-        for name in options.contestants:
+        for name in options.contestants[done % len(found) :] + options.contestants[: done % len(found)]:
             contestant = kept.get(name) or warm(name)
             rounds = []
             while len(rounds) < MOST_ROUNDS and sum(one["seconds"] for one in rounds) < options.turn_seconds / 2:
