@@ -4,11 +4,11 @@
         --data speech.h5 --hidden 4096 --contestants local-sgd,pytorch-local-sgd,ist
 
 A turn is a few rounds of every contestant, one after the other and in every turn another one first, each round from one
-barrier to the moment at which the slowest rank is done. Where a whole round would outlast ``--turn-seconds``, rounds have fewer local steps;
-what is sent at a round's end is recorded apart from its local steps, so that J steps follow from both. ``flops`` and
-``model`` measure instead what `benchmarks/time_to_accuracy.py` needs to know of the machine: FLOP/s of a rank while
-all ranks compute, and the cost model's cluster. Where ranks have interfaces of their own, it is an error if fewer
-bytes went over them than the program counted.
+barrier to the moment at which the slowest rank is done. Where a whole round would outlast ``--turn-seconds``, rounds
+have fewer local steps; what is sent at a round's end is recorded apart from its local steps, so that J steps follow
+from both. ``flops`` and ``model`` measure instead what `benchmarks/time_to_accuracy.py` needs to know of the machine:
+FLOP/s of a rank while all ranks compute, and the cost model's cluster. Where ranks have interfaces of their own, it is
+an error if fewer bytes went over them than the program counted.
 """
 
 from __future__ import annotations
