@@ -28,27 +28,33 @@ class MeanOverRanks:
     def __init__(self, nbytes: Mapping[str, int], communicator: Communicator):
         self._communicator = communicator
         self._buckets = ring.buckets(nbytes)
-        self._place = {name: number for number, names in enumerate(self._buckets) for name in names}
         self._background = threads_may_call()
         self._reset()
 
     def _reset(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
-        self._missing = [len(names) for names in self._buckets]
+        self._made: dict[str, int] = {}
         self._flat: list[torch.Tensor] = []
+        self._journey = self._travellers()
         self._runner = _Runner(self._communicator)
         self._thread: threading.Thread | None = None
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Hand over a contiguous tensor, not to be touched until `finish`; begins with what is complete by now."""
+    def add(self, name: str, tensor: torch.Tensor, made: int | None = None) -> None:
+        """Hand over a contiguous tensor, not to be touched until `finish`; begins with what there is by now.
+
+        ``made``: so many of its elements, in their order, have their values; to be called again with more, and with all
+        at last (the default).
+        """
         if self._communicator.size == 1:
             return
-        self._tensors[name] = tensor
-        self._missing[self._place[name]] -= 1
-        while len(self._flat) < len(self._buckets) and not self._missing[len(self._flat)]:
-            self._flat.append(self._packed(self._buckets[len(self._flat)]))
-            self._runner.put(self._flat[-1])
-        if self._flat and len(self._flat) < len(self._buckets) and self._background and not self._thread:
+        self._tensors[name], self._made[name] = tensor, tensor.numel() if made is None else made
+        for segment in self._journey:
+            if segment is None:
+                break
+            self._runner.put(segment)
+        else:
+            return  # everything is there: `finish` comes next
+        if self._runner.busy and self._background and not self._thread:
             self._thread = threading.Thread(target=self._runner.run_meanwhile, daemon=True)
             self._thread.start()
 
@@ -56,7 +62,8 @@ class MeanOverRanks:
         """Until all tensors hold their means."""
         if self._communicator.size == 1:
             return
-        assert len(self._flat) == len(self._buckets), f"missing: {set(self._place) - set(self._tensors)}"
+        missing = [name for names in self._buckets for name in names if not self._complete(name)]
+        assert not missing, f"missing: {missing}"
         if self._thread:
             self._runner.come_back()
             self._thread.join()
@@ -65,6 +72,25 @@ class MeanOverRanks:
             self._unpack(names, flat)
         self._communicator.traffic.add(self._runner.bytes_sent)
         self._reset()
+
+    def _travellers(self) -> Iterator[torch.Tensor | None]:
+        """All segments in the order in which they travel; None as long as the next one is not there."""
+        for names in self._buckets:
+            while not all(map(self._complete, names)) and not self._begun(*names):
+                yield None
+            flat = self._packed(names)
+            self._flat.append(flat)
+            for segment in ring.segments(flat.numel(), flat.element_size(), self._communicator.size):
+                while len(names) == 1 and self._made[names[0]] < segment.stop:
+                    yield None
+                yield flat[segment]
+
+    def _complete(self, name: str) -> bool:
+        return name in self._tensors and self._made[name] == self._tensors[name].numel()
+
+    def _begun(self, name: str, *others: str) -> bool:
+        """It travels by itself from where it is, and so may leave in parts."""
+        return not others and name in self._tensors and self._tensors[name].device.type == "cpu"
 
     def _packed(self, names: Sequence[str]) -> torch.Tensor:
         """A bucket as one flat tensor in host memory: the very tensor where it is one already."""
@@ -91,16 +117,20 @@ class _Runner:
         self.bytes_sent = 0
 
     def put(self, flat: torch.Tensor) -> None:
-        for segment in ring.segments(flat.numel(), flat.element_size(), self._communicator.size):
-            self._waiting.append(_Segment(flat[segment], self._count % _TAGS, self._communicator))
-            self._count += 1
+        """A segment, not to be touched until it is done."""
+        self._waiting.append(_Segment(flat, self._count % _TAGS, self._communicator))
+        self._count += 1
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._under_way)
 
     def run(self) -> None:
         """Until everything that was put is done."""
         if self._failure:
             raise self._failure
         nap = Nap()
-        while self._waiting or self._under_way:
+        while self.busy:
             nap.after(self._advance())
 
     def run_meanwhile(self) -> None:

@@ -6,6 +6,7 @@ from istmpi.allreduce import MeanOverRanks
 from istmpi.config import Run
 from istmpi.methods.base import Job, Partial
 from istmpi.methods.whole import WholeNetwork
+from istmpi.models.linear import linear_layers
 from istmpi.optimizers import recipe
 
 
@@ -40,11 +41,13 @@ class DataParallel(WholeNetwork):
         return stop
 
     def _hand_over_gradients(self) -> MeanOverRanks:
-        """Have every gradient handed over as soon as it is made."""
+        """Have every gradient handed over as soon as it is made, large ones in parts."""
         parameters = dict(self.network.named_parameters())
         mean = MeanOverRanks({name: values.nbytes for name, values in parameters.items()}, self.job.communicator)
         for name, parameter in parameters.items():
             parameter.register_post_accumulate_grad_hook(lambda values, name=name: mean.add(name, values.grad))
+        for name, layer in linear_layers(self.network):
+            layer.made = lambda made, name=f"{name}.weight", weight=layer.weight: mean.add(name, weight.grad, made)
         return mean
 
     def _finish(self) -> None:

@@ -15,6 +15,7 @@ from istmpi.layout import Whole
 from istmpi.methods.base import Method, Partial
 from istmpi.methods.outer import START, VELOCITY, Outer
 from istmpi.models.architecture import Architecture
+from istmpi.models.linear import release_gradients
 from istmpi.partition import Partition
 from istmpi.transfer import Transfer
 
@@ -46,7 +47,7 @@ class IST(Method):
             pull.run(store.tensors, arriving, communicator)
             copy_from_host(arriving | begun.tensors, kept)
         outcome = self.local_steps(subnet, optimizer, round, begun)
-        subnet.zero_grad(set_to_none=True)
+        release_gradients(subnet)
         stopped = isinstance(outcome, Partial)
         start = {} if outer.idle else self._start()
         if stopped:

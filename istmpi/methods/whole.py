@@ -9,6 +9,7 @@ from istmpi.devices import copy_from_host, empty_on_host, on_host
 from istmpi.errors import DivergedError
 from istmpi.layout import Whole
 from istmpi.methods.base import Job, Method, Partial
+from istmpi.models.linear import release_gradients
 from istmpi.transfer import Transfer
 
 
@@ -42,7 +43,7 @@ class WholeNetwork(Method):
         except DivergedError:
             copy_from_host(before, {name: self.tensors[name] for name in before})
             raise
-        self.network.zero_grad(set_to_none=True)
+        release_gradients(self.network)
         return outcome
 
     def store_rows(self) -> None:

@@ -80,12 +80,13 @@ class MLP(Architecture):
         import torch
         from torch import nn
 
+        from istmpi.models.linear import Linear
         from istmpi.models.norms import BatchNorm
 
         dtype = getattr(torch, self.parameters[f"{name}.linear.weight"].dtype)
         inputs, outputs = lengths[self._inputs[name]], lengths[name]
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        layers["linear"] = nn.Linear(inputs, outputs, bias=self._bias, dtype=dtype)
+        layers["linear"] = Linear(inputs, outputs, bias=self._bias, dtype=dtype)
         if name in self.groups:
             if self._norm == "batch":
                 layers["norm"] = BatchNorm(outputs, affine=True, dtype=dtype)

@@ -96,6 +96,37 @@ def test_it_travels_while_the_caller_does_something_else(comm, monkeypatch):
 
 
 @pytest.mark.ranks(min=2)
+def test_a_tensor_may_be_handed_over_in_parts(comm, monkeypatch):
+    """What there is of it has its mean before the rest is made; parts that come early wait for their turn."""
+    monkeypatch.setattr(ring, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(ring, "CHUNK_BYTES", 8 * 10)
+    made = 35 * comm.size
+    sizes = [made + 5, made + 5, 3]
+    mine = values(comm, sizes)[comm.rank]
+    means = {name: sum(one[name] for one in values(comm, sizes)) / comm.size for name in mine}
+    later = mine["1"][made:].clone()
+    mine["1"][made:] = torch.nan
+    mean = MeanOverRanks({name: tensor.nbytes for name, tensor in mine.items()}, comm)
+    mean.add("0", mine["0"], made)
+    mean.add("2", mine["2"])
+    mean.add("1", mine["1"], made - 1)
+    mean.add("1", mine["1"], made)
+    there = 30 * comm.size  # whole segments
+    for _ in range(1000):
+        if all(comm.gather(torch.allclose(mine["1"][:there], means["1"][:there], rtol=0, atol=1e-14))):
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("it waits for the end")
+    mine["1"][made:] = later
+    mean.add("1", mine["1"])
+    mean.add("0", mine["0"])
+    mean.finish()
+    for name, tensor in mine.items():
+        torch.testing.assert_close(tensor, means[name])
+
+
+@pytest.mark.ranks(min=2)
 def test_a_rank_may_wait_long_for_the_others(comm, monkeypatch):
     """So often in vain that its naps would last for years if they doubled each time."""
     monkeypatch.setattr(communicator_module, "LONGEST_NAP", 1e-6)

@@ -1,0 +1,91 @@
+"""A linear layer whose gradient stays where it is, and can be sent away in parts while the rest is still being made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+BLOCK_BYTES = 8 * 2**20
+"""Of a gradient that somebody waits for, made at a time."""
+
+
+class Linear(nn.Linear):
+    """torch's, except that the gradient of its weight is written into the same memory in every step.
+
+    Fresh memory costs page faults: a fifth of the time of a large gradient. On other devices, whose memory torch keeps,
+    and under autocast it is torch's layer and no more.
+
+    ``made``, where somebody sets it, is called in the backward pass with the number of elements of ``weight.grad``, in
+    their order, that have their final values: several times for a large weight. It is not called where a forward pass
+    that was recorded has had no backward pass.
+    """
+
+    made: Callable[[int], None] | None = None
+    _memory: torch.Tensor | None = None
+    _awaited = 0
+    """Forward passes whose backward pass is still to come."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Products ``[..., outputs]`` of ``[..., inputs]``."""
+        recorded = torch.is_grad_enabled() and self.weight.requires_grad
+        if not recorded or self.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        self._awaited += 1
+        return _Product.apply(x, self.weight, self.bias, self)
+
+    def release(self) -> None:
+        """Give back the gradient and its memory."""
+        self.weight.grad = self._memory = None
+
+    def add_gradient(self, x: torch.Tensor, of_products: torch.Tensor) -> None:
+        """Add to ``weight.grad``, or begin it, from inputs ``[batch, inputs]`` and gradients ``[batch, outputs]``."""
+        self._awaited -= 1
+        weight = self.weight
+        begin = weight.grad is None
+        if begin:
+            if self._memory is None:
+                self._memory = torch.empty_like(weight)
+            weight.grad = self._memory
+        final = self.made if not self._awaited else None
+        rows = max(BLOCK_BYTES // (weight.element_size() * weight.shape[1]), 1) if final else len(weight)
+        for start in range(0, len(weight), rows):
+            block = weight.grad[start : start + rows]
+            torch.addmm(block, of_products[:, start : start + rows].T, x, beta=not begin, out=block)
+            if final:
+                final(start * weight.shape[1] + block.numel())
+
+
+def linear_layers(network: nn.Module) -> Iterator[tuple[str, Linear]]:
+    """Those of a network, by name."""
+    return ((name, layer) for name, layer in network.named_modules() if isinstance(layer, Linear))
+
+
+def release_gradients(network: nn.Module) -> None:
+    """Give back a network's gradients and their memory."""
+    network.zero_grad(set_to_none=True)
+    for _, layer in linear_layers(network):
+        layer.release()
+
+
+class _Product(Function):
+    """``functional.linear``; the weight's gradient goes to the layer."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, layer):
+        ctx.save_for_backward(x, weight)
+        ctx.layer = layer
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        ctx.layer.add_gradient(x.reshape(-1, x.shape[-1]), flat)
+        of_inputs = gradient @ weight if ctx.needs_input_grad[0] else None
+        return of_inputs, None, flat.sum(dim=0) if ctx.needs_input_grad[2] else None, None
