@@ -27,7 +27,7 @@ class Task:
     steps: int
     """Of a curve."""
     seconds: float
-    """A curve ends with the round at which so long has passed."""
+    """Of processor time; a curve ends with the round at which it has taken them."""
     data: str
     prepare: tuple[str, str] | None = None
     """Kind and raw file of ``istmpi prepare``; none for data that come with istmpi."""
@@ -65,9 +65,9 @@ SPEECH = {"kind": "spoken digits", "lr": 0.01, "data": "speech.h5", "prepare": (
 CIFAR = {"kind": "CIFAR-10", "lr": 0.1, "data": "cifar10.h5", "prepare": ("images", "cifar10.tar")}
 FULL = Scale(
     tasks=(
-        Task("speech2", (4096, 4096, 10), steps=400, seconds=100, **SPEECH),
-        Task("speech3", (4096, 8192, 8192, 10), steps=240, seconds=200, **SPEECH),
-        Task("cifar", (3072, 4096, 4096, 10), steps=400, seconds=100, **CIFAR),
+        Task("speech2", (4096, 4096, 10), steps=400, seconds=200, **SPEECH),
+        Task("speech3", (4096, 8192, 8192, 10), steps=240, seconds=400, **SPEECH),
+        Task("cifar", (3072, 4096, 4096, 10), steps=400, seconds=200, **CIFAR),
     ),
     ranks=(8, 4, 2),
     local_steps=(20, 60),

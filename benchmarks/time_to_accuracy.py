@@ -130,7 +130,7 @@ class Bench:
         settings += ["--ranks", cell.ranks, "--steps", task.steps, "--seconds", task.seconds]
         settings += ["--seed", cell.seed, "--local-steps", cell.local_steps or 5]
         printed = self._run(
-            [sys.executable, HERE / "curves.py", cell.method, *settings], 2 * task.seconds + SPARE_SECONDS
+            [sys.executable, HERE / "curves.py", cell.method, *settings], 4 * task.seconds + SPARE_SECONDS
         )
         return {"points": [json.loads(line) for line in printed.splitlines()]}
 
