@@ -76,21 +76,24 @@ class MeanOverRanks:
     def _travellers(self) -> Iterator[torch.Tensor | None]:
         """All segments in the order in which they travel; None as long as the next one is not there."""
         for names in self._buckets:
-            while not all(map(self._complete, names)) and not self._begun(*names):
+            while self._there(names) is None:
                 yield None
             flat = self._packed(names)
             self._flat.append(flat)
             for segment in ring.segments(flat.numel(), flat.element_size(), self._communicator.size):
-                while len(names) == 1 and self._made[names[0]] < segment.stop:
+                while self._there(names) < segment.stop:
                     yield None
                 yield flat[segment]
 
+    def _there(self, names: Sequence[str]) -> int | None:
+        """So many elements of a bucket can leave by now: of a single tensor, from where it is, those that are made."""
+        if all(map(self._complete, names)):
+            return sum(self._tensors[name].numel() for name in names)
+        only = self._tensors.get(names[0]) if len(names) == 1 else None
+        return None if only is None or only.device.type != "cpu" else self._made[names[0]]
+
     def _complete(self, name: str) -> bool:
         return name in self._tensors and self._made[name] == self._tensors[name].numel()
-
-    def _begun(self, name: str, *others: str) -> bool:
-        """It travels by itself from where it is, and so may leave in parts."""
-        return not others and name in self._tensors and self._tensors[name].device.type == "cpu"
 
     def _packed(self, names: Sequence[str]) -> torch.Tensor:
         """A bucket as one flat tensor in host memory: the very tensor where it is one already."""
