@@ -53,6 +53,7 @@ def _curves(axis, situation: Situation, scale: Callable[[Contestant, Situation],
         line = "--" if name.startswith("pytorch") else "-"
         axis.plot([step * each for step in steps], accuracies, line, color=COLOURS[name], linewidth=1.5)
     axis.set(xscale="log", ylabel="test accuracy")
+    axis.xaxis.set_minor_formatter("")
     axis.grid(alpha=0.3)
 
 
