@@ -84,7 +84,8 @@ class Ranks:
         lengths, parameters = self.network.lengths, self.network.parameters
         groups = self.run.method.dealt(self.network.groups) if self.run.method.name == "ist" else ()
         number = self.steps // self.run.method.local_steps
-        deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number)
+        resample = self.run.method.resample
+        deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number, resample=resample)
         everyones = [name for name, of in parameters.items() if deal.copies(of.pattern.names) > 1]
         totals = {name: torch.zeros_like(self.weights[name]) for name in everyones}
         for rank, stream in enumerate(self._streams):
@@ -174,10 +175,11 @@ def main() -> None:
     parser.add_argument("method", choices=METHODS)
     add_settings(parser)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--resample", type=float, default=1.0, help="share of the units that IST deals anew (1.0)")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=3600.0, help="of processor time, which end it early")
     options = parser.parse_args()
-    run = run_of(options, {"method.name": options.method})
+    run = run_of(options, {"method.name": options.method, "method.resample": options.resample})
     for point in curve(run, options.ranks, options.steps, options.local_steps, options.seconds):
         print(json.dumps(point), flush=True)
 

@@ -12,6 +12,7 @@ from statistics import mean, median
 
 ALGORITHMS = {
     "ist": "ist",
+    "ist-tenth": "ist-tenth",
     "local-sgd": "local-sgd",
     "pytorch-local-sgd": "local-sgd",
     "data-parallel": "data-parallel",

@@ -10,8 +10,14 @@ CONTESTANTS = {
     "synchronous": ("data-parallel", "pytorch-ddp", "ist"),
 }
 """What runs in turns in one job."""
-METHODS = ("ist", "local-sgd", "data-parallel")
+TENTH = "ist-tenth"
+"""IST that deals a tenth of the units anew in each round; it computes and sends what IST does."""
+METHODS = ("ist", TENTH, "local-sgd", "data-parallel")
+SPEED_OF = {TENTH: "ist"}
+"""Whose steps take as long."""
 PEERS = {"pytorch-local-sgd": "local-sgd", "pytorch-ddp": "ddp"}
+IN_ROUNDS = ("ist", "local-sgd")
+"""What depends on the number of local steps."""
 EVERY_STEP = ("data-parallel", "pytorch-ddp")
 """What sends the whole network in every step."""
 
@@ -134,7 +140,7 @@ def cells(scale: Scale) -> Iterator[Cell]:
             yield from _curves(ranks, task, usual, scale.seeds[:1])
     for local_steps in longer:
         for ranks in scale.ranks:
-            yield from _curves(ranks, first, local_steps, scale.seeds[:1], METHODS[:2])
+            yield from _curves(ranks, first, local_steps, scale.seeds[:1], IN_ROUNDS)
     for ranks in scale.ranks:
         yield from _speeds(ranks, first, "10x")
     for ranks in scale.model_ranks:
@@ -150,7 +156,7 @@ def cells(scale: Scale) -> Iterator[Cell]:
         for ranks in reversed(scale.ranks):
             yield from _speeds(ranks, task, "10x")
             for local_steps in longer:
-                yield from _curves(ranks, task, local_steps, scale.seeds[:1], METHODS[:2])
+                yield from _curves(ranks, task, local_steps, scale.seeds[:1], IN_ROUNDS)
 
 
 def _speeds(ranks: int, task: Task, bandwidth: str) -> Iterator[Cell]:

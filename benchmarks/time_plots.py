@@ -7,9 +7,9 @@ from pathlib import Path
 
 from time_analysis import mean_curve
 from time_found import NAMES, Contestant, Situation
-from time_plan import BATCH
+from time_plan import BATCH, SPEED_OF
 
-COLOURS = dict(zip(NAMES, ("tab:red", "tab:blue", "tab:cyan", "tab:green", "tab:olive")))
+COLOURS = dict(zip(NAMES, ("tab:red", "tab:orange", "tab:blue", "tab:cyan", "tab:green", "tab:olive")))
 
 
 def draw(shown: list[Situation], path: Path) -> None:
@@ -37,7 +37,7 @@ def draw(shown: list[Situation], path: Path) -> None:
     axes[-1, 1].set(xlabel="examples", title=f"P = {last.ranks}: samples")
     _bars(axes[-1, 2], last)
     handles = [pyplot.Line2D([], [], color=COLOURS[name]) for name in NAMES]
-    figure.legend(handles, NAMES.values(), loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(handles, NAMES.values(), loc="outside lower center", ncols=6, frameon=False)
     about = shown[0].about
     figure.suptitle(f"Accuracy on a slow network, J = {about['J']}; PyTorch's methods dashed")
     figure.savefig(path, dpi=110)
@@ -60,7 +60,7 @@ def _curves(axis, situation: Situation, scale: Callable[[Contestant, Situation],
 def _bars(axis, situation: Situation) -> None:
     """The share of computing in a step."""
     axis.set_visible(True)
-    names = list(situation.contestants)
+    names = [name for name in situation.contestants if name not in SPEED_OF]
     titles, colours = [NAMES[name] for name in names], [COLOURS[name] for name in names]
     whole = [situation.contestants[name].seconds for name in names]
     inside = []

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from reporting import HERE, commit, host
 from time_analysis import step_seconds
-from time_plan import BATCH, CONTESTANTS, EVERY_STEP, FULL, PEERS, QUICK, Cell, Scale, Task, cells
+from time_plan import BATCH, CONTESTANTS, EVERY_STEP, FULL, PEERS, QUICK, SPEED_OF, TENTH, Cell, Scale, Task, cells
 
 ROOT = HERE.parent
 BYTES_PER_FLOP = 1.25e-3
@@ -129,19 +129,20 @@ class Bench:
         settings = ["--data", self._data(task), "--hidden", task.hidden, "--lr", task.lr, "--batch", BATCH]
         settings += ["--ranks", cell.ranks, "--steps", task.steps, "--seconds", task.seconds]
         settings += ["--seed", cell.seed, "--local-steps", cell.local_steps or 5]
-        printed = self._run(
-            [sys.executable, HERE / "curves.py", cell.method, *settings], 4 * task.seconds + SPARE_SECONDS
-        )
+        method = ["ist", "--resample", 0.1] if cell.method == TENTH else [cell.method]
+        command = [sys.executable, HERE / "curves.py", *method, *settings]
+        printed = self._run(command, 4 * task.seconds + SPARE_SECONDS)
         return {"points": [json.loads(line) for line in printed.splitlines()]}
 
     def _direct(self, cell: Cell) -> dict:
         task, local_steps = cell.task, cell.local_steps
         rounds = 6
-        group = next(group for group, names in CONTESTANTS.items() if cell.method in names)
+        measured = SPEED_OF.get(cell.method, cell.method)
+        group = next(group for group, names in CONTESTANTS.items() if measured in names)
         speed = self.record(Cell("speed", cell.ranks, task, cell.bandwidth, group))
         if speed is None:
             raise CellError("needs its speed cells first")
-        turns = speed["contestants"][cell.method]
+        turns = speed["contestants"][measured]
         expected = rounds * local_steps * step_seconds(turns[-1], local_steps, cell.method in EVERY_STEP)
         if expected > self.scale.direct_seconds:
             raise Postponed(f"{rounds * local_steps} steps would take {expected:.0f} s: composed")
@@ -158,7 +159,8 @@ class Bench:
         out = self.folder / "job-run"
         shutil.rmtree(out, ignore_errors=True)
         settings += ["--rounds", rounds, "--evaluate-every", 2, "--threads", 1, "--out", out]
-        self._cluster(cell.ranks, rate, ["istmpi", "train", "--method", cell.method, *settings], limit)
+        method = ["ist", "--set", "method.resample=0.1"] if cell.method == TENTH else [cell.method]
+        self._cluster(cell.ranks, rate, ["istmpi", "train", "--method", *method, *settings], limit)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         phases = json.loads((out / "summary.json").read_text(encoding="utf-8"))["seconds"]
         shutil.rmtree(out)
