@@ -134,11 +134,12 @@ def time_split(found: list[Situation]) -> list[dict]:
 
 
 def finals(scale: Scale, record: Records) -> list[dict]:
-    """Accuracy at the end of the curves, over seeds."""
+    """Accuracy at the end of the curves, over seeds, and where the shortest of a situation's curves ends."""
     rows = []
     for task in scale.tasks:
         for local_steps in scale.local_steps:
             for ranks in scale.ranks:
+                found = {}
                 for method in METHODS:
                     spread = 0 if method in EVERY_STEP else local_steps
                     wanted = (
@@ -146,19 +147,24 @@ def finals(scale: Scale, record: Records) -> list[dict]:
                     )
                     curves = [one["points"] for one in map(record, wanted) if one]
                     if curves and (spread or local_steps == scale.local_steps[0]):
-                        end = final(curves)
-                        rows.append(
-                            {
-                                "network": task.title,
-                                "P": ranks,
-                                "J": spread or "-",
-                                "method": NAMES[method],
-                                "final accuracy": f"{end.mean:.4f}",
-                                "least and most": f"{end.least:.4f} .. {end.most:.4f}",
-                                "seeds": end.seeds,
-                                "steps": end.steps,
-                            }
-                        )
+                        found[method] = curves
+                ends = {method: final(curves) for method, curves in found.items()}
+                least = min((end.steps for end in ends.values()), default=0)
+                for method, end in ends.items():
+                    early = [[point for point in curve if point["step"] <= least] for curve in found[method]]
+                    rows.append(
+                        {
+                            "network": task.title,
+                            "P": ranks,
+                            "J": "-" if method in EVERY_STEP else local_steps,
+                            "method": NAMES[method],
+                            "final accuracy": f"{end.mean:.4f}",
+                            "least and most": f"{end.least:.4f} .. {end.most:.4f}",
+                            "seeds": end.seeds,
+                            "steps": end.steps,
+                            "at equal steps": f"{final(early).mean:.4f} ({least})",
+                        }
+                    )
     return rows
 
 
@@ -328,7 +334,8 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
         f"on the cores that they share.\n\n{table(machines(scale, record))}\n\n{over_interfaces(scale, record)}",
         "## Ours against PyTorch's\n\nSeconds of a step, in turns within one job; ratios are medians over turns.\n\n"
         + (table(pytorch) if pytorch else "Not measured yet."),
-        "## Final accuracies\n\nMean over seeds of the last three evaluations; PyTorch's methods learn as ours do: "
+        "## Final accuracies\n\nMean over seeds of the last three evaluations: of curves, which are bounded by "
+        "processor time, and of what they were when the shortest of them ended. PyTorch's methods learn as ours do: "
         f"same initial values, batches and evaluation.\n\n{table(ends)}",
         f"## Bytes and samples\n\nTo the highest common accuracy, J = {main[0].local_steps}; more in the .json.\n\n"
         + table(best),
