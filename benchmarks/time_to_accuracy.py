@@ -159,7 +159,7 @@ class Bench:
         out = self.folder / "job-run"
         shutil.rmtree(out, ignore_errors=True)
         settings += ["--rounds", rounds, "--evaluate-every", 2, "--threads", 1, "--out", out]
-        method = ["ist", "--set", "method.resample=0.1"] if cell.method == TENTH else [cell.method]
+        method = ["ist", "--resample", 0.1] if cell.method == TENTH else [cell.method]
         self._cluster(cell.ranks, rate, ["istmpi", "train", "--method", *method, *settings], limit)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         phases = json.loads((out / "summary.json").read_text(encoding="utf-8"))["seconds"]

@@ -82,14 +82,18 @@ def test_a_terminated_cluster_leaves_nothing(cluster):
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("method, peer", [("ist", None), ("local-sgd", "local-sgd"), ("data-parallel", "ddp")])
-def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, peer):
+@pytest.mark.parametrize(
+    "method, resample, peer",
+    [("ist", 1.0, None), ("ist", 0.3, None), ("local-sgd", 1.0, "local-sgd"), ("data-parallel", 1.0, "ddp")],
+)
+def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, resample, peer):
     """The law on which composed figures rest: equal loss on the test split after every round."""
     train = mpirun(
         2,
         "istmpi",
         "train",
-        *("--method", method, *TINY, "--rounds", ROUNDS, "--evaluate-every", 1, "--out", tmp_path / "ours"),
+        *("--method", method, "--resample", resample, *TINY, "--rounds", ROUNDS, "--evaluate-every", 1),
+        *("--out", tmp_path / "ours"),
     )
     assert train.returncode == 0, train.stderr
     lines = map(json.loads, (tmp_path / "ours/metrics.jsonl").read_text().splitlines())
@@ -97,7 +101,8 @@ def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, 
     assert sorted(expected) == [5, 10]
 
     steps = ["--steps", 5 * ROUNDS]
-    printed = run(sys.executable, BENCHMARKS / "curves.py", method, *TINY, *steps, "--ranks", 2)
+    redealt = ["--resample", resample]
+    printed = run(sys.executable, BENCHMARKS / "curves.py", method, *TINY, *steps, *redealt, "--ranks", 2)
     points = list(map(json.loads, printed.stdout.splitlines()))
     if peer:
         with socket.socket() as free:
