@@ -45,7 +45,7 @@ class TrainingDisplay(Watch):
         self._score_name = training.score_name
         self._rounds = training.run.train.rounds
         if self._console.is_terminal:
-            self._bar = Progress(
+            self._bar = bars.Progress(
                 bars.TextColumn("round"),
                 bars.MofNCompleteColumn(),
                 bars.BarColumn(),

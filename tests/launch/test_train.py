@@ -1,7 +1,12 @@
 """`istmpi train` as its users start it: under mpirun, to the end or to its error message."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -70,6 +75,28 @@ def test_without_mpirun_one_rank_trains_and_says_so(mpirun, tmp_path):
     result = mpirun(1, "istmpi", "train", *SMALL, "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
     assert "started without mpirun" in result.stdout
+
+
+def test_on_a_terminal_a_run_shows_its_progress_and_its_outcome(tmp_path):
+    ours, theirs = pty.openpty()
+    command = ["istmpi", "train", "digits", "--rounds", "2", "--hidden", "24", "--out", str(tmp_path / "run")]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "TERM": "xterm", "PATH": path}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                part = os.read(ours, 4096)
+            except OSError:  # Linux says so when the other end is closed
+                break
+            if not part:
+                break
+            shown += part
+    os.close(ours)
+    text = shown.decode()
+    assert process.returncode == 0, text
+    assert "2/2" in text and "accuracy" in text
 
 
 def test_carried_momentum_adam_dropout_and_bf16_run(mpirun, tmp_path):
