@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from time_plan import TENTH
+
 ALGORITHMS = {
     "ist": "ist",
-    "ist-tenth": "ist-tenth",
+    TENTH: TENTH,
     "local-sgd": "local-sgd",
     "pytorch-local-sgd": "local-sgd",
     "data-parallel": "data-parallel",

@@ -129,8 +129,7 @@ class Bench:
         settings = ["--data", self._data(task), "--hidden", task.hidden, "--lr", task.lr, "--batch", BATCH]
         settings += ["--ranks", cell.ranks, "--steps", task.steps, "--seconds", task.seconds]
         settings += ["--seed", cell.seed, "--local-steps", cell.local_steps or 5]
-        method = ["ist", "--resample", 0.1] if cell.method == TENTH else [cell.method]
-        command = [sys.executable, HERE / "curves.py", *method, *settings]
+        command = [sys.executable, HERE / "curves.py", *_words(cell.method), *settings]
         printed = self._run(command, 4 * task.seconds + SPARE_SECONDS)
         return {"points": [json.loads(line) for line in printed.splitlines()]}
 
@@ -159,8 +158,7 @@ class Bench:
         out = self.folder / "job-run"
         shutil.rmtree(out, ignore_errors=True)
         settings += ["--rounds", rounds, "--evaluate-every", 2, "--threads", 1, "--out", out]
-        method = ["ist", "--resample", 0.1] if cell.method == TENTH else [cell.method]
-        self._cluster(cell.ranks, rate, ["istmpi", "train", "--method", *method, *settings], limit)
+        self._cluster(cell.ranks, rate, ["istmpi", "train", "--method", *_words(cell.method), *settings], limit)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         phases = json.loads((out / "summary.json").read_text(encoding="utf-8"))["seconds"]
         shutil.rmtree(out)
@@ -221,6 +219,11 @@ class Bench:
             said = [line for line in (errors + out).splitlines() if line.strip() and "istmpi-" not in line]
             raise CellError("; ".join(said[-3:]) or f"exit code {process.returncode}")
         return out
+
+
+def _words(method: str) -> list:
+    """A method as a command line names it."""
+    return ["ist", "--resample", 0.1] if method == TENTH else [method]
 
 
 def main() -> int:

@@ -39,8 +39,8 @@ class Linear(nn.Linear):
         return _Product.apply(x, self.weight, self.bias, self)
 
     def release(self) -> None:
-        """Give back the gradient and its memory."""
-        self.weight.grad = self._memory = None
+        """Give back the memory of a gradient that is no longer there."""
+        self._memory = None
 
     def add_gradient(self, x: torch.Tensor, of_products: torch.Tensor) -> None:
         """Add to ``weight.grad``, or begin it, from inputs ``[batch, inputs]`` and gradients ``[batch, outputs]``."""
