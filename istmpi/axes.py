@@ -88,6 +88,18 @@ class Axis:
             combined = (combined[:, None] * factor.length(lengths) + inner).ravel()
         return combined
 
+    def spread(self, lengths: Mapping[str, int], of_units: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """What is known of the units of some names, by position along this axis: one array for each factor of them."""
+        found = []
+        for place, factor in enumerate(self.factors):
+            if factor.name in of_units:
+                values = of_units[factor.name]
+                values = values if factor.unit is None else values[[factor.unit]]
+                outer = prod(one.length(lengths) for one in self.factors[:place])
+                inner = prod(one.length(lengths) for one in self.factors[place + 1 :])
+                found.append(np.tile(np.repeat(values, inner), outer))
+        return found
+
 
 @dataclass(frozen=True)
 class Pattern:

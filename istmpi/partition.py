@@ -113,6 +113,26 @@ class Partition:
         """How many ranks hold each element of a tensor with these axis names that is held at all."""
         return self.ranks if names.isdisjoint(self.units) else 1
 
+    def holder(self, axis: Axis) -> np.ndarray | None:
+        """The one rank that was dealt all units that each position along an axis is of: ``[length]`` int64.
+
+        -1 where there is no such rank; None for an axis that is not dealt out.
+        """
+        ranks = axis.spread(self.lengths, self._ranks)
+        if not ranks:
+            return None
+        return np.where(np.all([one == ranks[0] for one in ranks], axis=0), ranks[0], -1)
+
+    @cached_property
+    def _ranks(self) -> dict[str, np.ndarray]:
+        """The rank that was dealt each unit of every group."""
+        found = {}
+        for name, parts in self.units.items():
+            found[name] = np.empty(self.lengths[name], dtype=np.int64)
+            for rank, part in enumerate(parts):
+                found[name][part] = rank
+        return found
+
     @cached_property
     def digest(self) -> int:
         """64 bits that differ when two ranks drew different deals."""

@@ -5,7 +5,7 @@ Two parts of a tensor meet in the outer product of their per-axis intersections,
 crosses the wire. Building a Transfer is pure; tensors and the communicator are arguments of `Transfer.run`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, zip_longest
@@ -17,6 +17,7 @@ import torch
 from istmpi.axes import Axis, Parameter, overlap
 from istmpi.comm import STAGING_BYTES, Communicator
 from istmpi.layout import Layout
+from istmpi.partition import Partition
 
 _ALIGNMENT = 64
 _TEMPORARY_BYTES = 2**20
@@ -30,14 +31,47 @@ class Block:
 
     name: str
     index: Index
-    shape: tuple[int, ...]
+    extent: tuple[int, ...]
+    """How many positions of every axis."""
     itemsize: int
     mean: bool
     """The receiver takes the mean over all senders of this block."""
+    holders: tuple[np.ndarray | None, ...] = ()
+    """Where elements that a rank has in a third layout are left out: who has each position there, of dealt axes."""
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of the values as they travel: one axis where some are left out."""
+        if not self.holders:
+            return self.extent
+        known = [where[where >= 0] for where in self.holders if where is not None]
+        ranks = 1 + max((int(where.max()) for where in known if len(where)), default=0)
+        alike = np.prod([np.bincount(where, minlength=ranks) for where in known], axis=0).sum()
+        free = prod(length for length, where in zip(self.extent, self.holders, strict=True) if where is None)
+        return (prod(self.extent) - int(alike) * free,)
 
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * self.itemsize
+
+    @property
+    def span(self) -> int:
+        """Bytes with what is left out."""
+        return prod(self.extent) * self.itemsize
+
+    @property
+    def wanted(self) -> np.ndarray:
+        """What is not left out: true or false, of the shape ``extent``."""
+        axes = [
+            where.reshape([-1 if place == axis else 1 for place in range(len(self.extent))])
+            for axis, where in enumerate(self.holders)
+            if where is not None
+        ]
+        first, *others = axes
+        alike = first >= 0
+        for other in others:
+            alike = alike & (first == other)
+        return np.broadcast_to(~alike, self.extent)
 
 
 Message = Sequence[Block]
@@ -58,13 +92,17 @@ class Transfer:
         rank: int,
         staging_bytes: int | None = None,
         weights: Sequence[float] | None = None,
+        missing_from: Partition | None = None,
     ):
-        """``weights``: how much each rank's values count in a mean; by default all the same."""
+        """``weights``: how much each rank's values count in a mean; by default all the same.
+
+        ``missing_from``: of what this deal deals out, only the elements that no rank has in it.
+        """
         self.rank = rank
         self.ranks = source.ranks
         self._weights = weights or [1] * self.ranks
         self._capacity = (staging_bytes or STAGING_BYTES) // self.ranks
-        self._source, self._target = source, target
+        self._source, self._target, self._missing_from = source, target, missing_from
         self._parameters = sorted(parameters.items(), key=self._precedence)
         self.sends: list[Message] = self._messages(source, target)
         self.receives: list[Message] = self._messages(target, source)
@@ -89,7 +127,7 @@ class Transfer:
             incoming = _Staging(expected, communicator.scratch("receive", _staged(expected)))
             for message, parts in zip(sends, outgoing.parts, strict=True):
                 for block, values in zip(message, parts, strict=True):
-                    _gather(_bits(source[block.name]), block.index, values)
+                    _pack(source, block, values)
             if self.ranks > 1:
                 communicator.alltoallv(outgoing.layout, incoming.layout)
             incoming.parts[self.rank] = [_part(source, block) for block in kept]
@@ -112,6 +150,7 @@ class Transfer:
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
         """For every peer, the blocks of this rank's tensors that it shares with that peer's."""
         mine = {}
+        holders = self._holders([axis for _, one in self._parameters for axis in one.pattern.axes])
         messages = []
         for peer in range(self.ranks):
             shared = {}
@@ -123,13 +162,26 @@ class Transfer:
                         mine[at] = here.positions(*at, self.rank)
                     if at not in shared:
                         shared[at] = overlap(mine[at], there.positions(*at, peer))
-                shape = tuple(shared[at][1] for at in axes)
-                if 0 not in shape:
-                    index = tuple(shared[at][0] for at in axes)
-                    mean = self._source.copies(parameter.pattern.names) > 1
-                    blocks.append(Block(name, index, shape, parameter.itemsize, mean))
+                index = tuple(shared[at][0] for at in axes)
+                extent = tuple(shared[at][1] for at in axes)
+                left_out = [
+                    holders[axis][mine[axis, place]][where] if axis in holders else None
+                    for (axis, place), where in zip(axes, index, strict=True)
+                ]
+                mean = self._source.copies(parameter.pattern.names) > 1
+                there_too = () if all(where is None for where in left_out) else tuple(left_out)
+                block = Block(name, index, extent, parameter.itemsize, mean, there_too)
+                if block.nbytes:
+                    blocks.append(block)
             messages.append(blocks)
         return messages
+
+    def _holders(self, axes: Iterable[Axis]) -> dict[Axis, np.ndarray]:
+        """Who has each position of these axes, as far as they are dealt, in the layout that nothing shall be in."""
+        if self._missing_from is None:
+            return {}
+        found = {axis: self._missing_from.holder(axis) for axis in set(axes)}
+        return {axis: ranks for axis, ranks in found.items() if ranks is not None}
 
     def _rounds(self, communicator: Communicator) -> Iterator[tuple[list[Message], list[Message]]]:
         """Sends and receives, cut into as many rounds as the staging limit asks for: the same number on every rank."""
@@ -200,8 +252,8 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
     room = capacity
     for block in message:
         axis = _cut_axis(block, capacity)
-        length = block.shape[axis]
-        slab = block.nbytes // length
+        length = block.extent[axis]
+        slab = block.span // length
         start = 0
         while start < length:
             count = min(length - start, room // slab)
@@ -219,8 +271,8 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
 
 def _cut_axis(block: Block, capacity: int) -> int:
     """The outermost axis with slices small against the capacity, as those are the most contiguous; else the longest."""
-    small = (axis for axis, length in enumerate(block.shape) if block.nbytes // length <= capacity // 16)
-    return next(small, int(np.argmax(block.shape)))
+    small = (axis for axis, length in enumerate(block.extent) if block.span // length <= capacity // 16)
+    return next(small, int(np.argmax(block.extent)))
 
 
 def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
@@ -231,7 +283,11 @@ def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
     else:
         where = where[start:stop]
     index = (*block.index[:axis], where, *block.index[axis + 1 :])
-    return replace(block, index=index, shape=(*block.shape[:axis], stop - start, *block.shape[axis + 1 :]))
+    extent = (*block.extent[:axis], stop - start, *block.extent[axis + 1 :])
+    holders = block.holders
+    if holders and holders[axis] is not None:
+        holders = (*holders[:axis], holders[axis][start:stop], *holders[axis + 1 :])
+    return replace(block, index=index, extent=extent, holders=holders)
 
 
 def _unpack(
@@ -247,12 +303,11 @@ def _unpack(
             if block.mean:
                 shared.setdefault(number, (block, []))[1].append((values, weight))
             else:
-                _scatter(_bits(target[block.name]), block.index, values)
+                _place(target, block, values)
     for block, copies in shared.values():
-        tensor = target[block.name].detach()
-        tensor[block.index] = _mean(
-            [(torch.from_numpy(values).view(tensor.dtype), weight) for values, weight in copies]
-        )
+        dtype = target[block.name].dtype
+        mean = _mean([(torch.from_numpy(values).view(dtype), weight) for values, weight in copies])
+        _place(target, block, _bits(mean))
 
 
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
@@ -279,13 +334,34 @@ _TORCH_INTEGER = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 def _part(source: Mapping[str, torch.Tensor], block: Block) -> np.ndarray:
-    """A block of this rank's own, as a view where that is possible."""
+    """A block of this rank's own, as it would travel; a view where that is possible."""
     bits = _bits(source[block.name])
-    if all(isinstance(where, slice) for where in block.index):
+    if not block.holders and all(isinstance(where, slice) for where in block.index):
         return bits[block.index]
     values = np.empty(block.shape, dtype=bits.dtype)
-    _gather(bits, block.index, values)
+    _pack(source, block, values)
     return values
+
+
+def _pack(source: Mapping[str, torch.Tensor], block: Block, out: np.ndarray) -> None:
+    """A block's values, as they travel."""
+    bits = _bits(source[block.name])
+    if not block.holders:
+        _gather(bits, block.index, out)
+        return
+    values = np.empty(block.extent, dtype=bits.dtype)
+    _gather(bits, block.index, values)
+    out[:] = values[block.wanted]
+
+
+def _place(target: Mapping[str, torch.Tensor], block: Block, values: np.ndarray) -> None:
+    """The values that travelled, where they belong."""
+    bits = _bits(target[block.name])
+    if block.holders:
+        arrived, values = values, np.empty(block.extent, dtype=bits.dtype)
+        _gather(bits, block.index, values)
+        values[block.wanted] = arrived
+    _scatter(bits, block.index, values)
 
 
 def _gather(values: np.ndarray, index: Index, out: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from istmpi.config import Run
+from istmpi.methods.ist import IST
 from istmpi.train import Training
 
 SETTINGS = {
@@ -31,7 +32,12 @@ def trained(comm, **settings):
 
 
 def whole(training):
-    """Every tensor of the store, put together from all ranks' rows: ``{name: array}``, on every rank."""
+    """Every tensor of the store, put together from all ranks' rows: ``{name: array}``, on every rank.
+
+    Weights that stay with their holders have come home, as they do for a checkpoint.
+    """
+    if isinstance(training.method, IST):
+        training.method.publish()
     everyones = training.communicator.gather({name: t.numpy() for name, t in training.store.tensors.items()})
     return {name: np.concatenate([rows[name] for rows in everyones]) for name in training.store.tensors}
 

@@ -3,7 +3,13 @@
 Every round the units are dealt out anew; every rank trains the narrow network of its own units for J local steps, and
 a weight is trained by the rank that was dealt both its ends. With nothing dealt out the same round is local SGD. An
 outer step may follow, of what was trained.
+
+A weight that somebody trains in the next round, too, goes to that rank straight from the one that trained it, or stays
+where it is; only the others go home to their owners. The owners have all of them after `IST.publish`. An outer step is
+the owners' work: with one, all weights go home in every round.
 """
+
+from dataclasses import dataclass
 
 import torch
 
@@ -11,8 +17,8 @@ from istmpi.axes import Parameter, narrowed
 from istmpi.config import Run
 from istmpi.devices import copy_from_host, empty_on_host, on_host
 from istmpi.errors import IstmpiError
-from istmpi.layout import Whole
-from istmpi.methods.base import Method, Partial
+from istmpi.layout import Whole, part_shape
+from istmpi.methods.base import Job, Method, Partial
 from istmpi.methods.outer import START, VELOCITY, Outer
 from istmpi.models.architecture import Architecture
 from istmpi.models.linear import release_gradients
@@ -20,8 +26,25 @@ from istmpi.partition import Partition
 from istmpi.transfer import Transfer
 
 
+@dataclass
+class Held:
+    """Weights, with the optimizer state that is carried along, which are newer at their holders than at home."""
+
+    deal: Partition
+    tensors: dict[str, torch.Tensor]
+    """This rank's part of them, in host memory."""
+    at_home: bool = False
+    """By now their owners have them as well."""
+
+
 class IST(Method):
-    """Deal, pull, J local steps, push."""
+    """Deal, pull and hop, J local steps, push."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self._deals: dict[int, Partition] = {}
+        self._held: Held | None = None
+        self._arrived: dict[str, torch.Tensor] = {}
 
     @classmethod
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
@@ -35,27 +58,32 @@ class IST(Method):
         store, communicator, clock = self.job.store, self.job.communicator, self.job.clock
         outer = Outer.of(self.job.run)
         with clock("deal"):
-            holders = self.holders(round)
-            moved = self._moved()
-            pull = Transfer(moved, store.owners, holders, store.rank)
-            push = Transfer(moved, holders, store.owners, store.rank, weights=self.weights())
+            holders, next_deal = self.holders(round), self._next_deal(round)
+            before, moved = self._held, self._moved()
+            pull = Transfer(moved, store.owners, holders, store.rank, missing_from=before and before.deal)
             subnet = self.build(narrowed(holders.lengths, moved, holders.held(store.rank)))
             optimizer, tensors = self.new_optimizer(subnet, round, begun)
+        kept = {name: tensors[name] for name in moved}
+        arriving = empty_on_host(kept)
+        if before:
+            with clock("hop"):
+                arriving |= self._hop(before, holders)
         with clock("pull"):
-            kept = {name: tensors[name] for name in moved}
-            arriving = empty_on_host(kept)
             pull.run(store.tensors, arriving, communicator)
             copy_from_host(arriving | begun.tensors, kept)
+        if before:
+            self._held = Held(holders, {name: arriving[name] for name in before.tensors})
         outcome = self.local_steps(subnet, optimizer, round, begun)
         release_gradients(subnet)
         stopped = isinstance(outcome, Partial)
         start = {} if outer.idle else self._start()
         if stopped:
+            next_deal = None
             store.add_slots((*self.recipe.slots, *([START] if start else [])))
             moved = self._moved()
-            push = Transfer(moved, holders, store.owners, store.rank, weights=self.weights())
             store.tensors |= {f"{name}/{START}": values for name, values in start.items()}
         with clock("push"):
+            push = Transfer(moved, holders, store.owners, store.rank, weights=self.weights(), missing_from=next_deal)
             trained = on_host({name: tensors[name] for name in moved})
             push.run(trained, store.tensors, communicator)
         if stopped:
@@ -64,7 +92,42 @@ class IST(Method):
         else:
             outer.step(start, store.tensors, push.reached(start))
             store.drop_slots(except_for=self.slots(self.job.run))
+        stay = [name for name, of in moved.items() if next_deal and self._dealt(of) and name in store.parameters]
+        self._held = Held(holders, {name: trained[name] for name in stay}) if stay else None
         return outcome
+
+    def publish(self) -> None:
+        store, held = self.job.store, self._held
+        if held and not held.at_home:
+            home = Transfer(self._parameters(held), held.deal, store.owners, store.rank)
+            home.run(held.tensors, store.tensors, self.job.communicator)
+            held.at_home = True
+
+    def _next_deal(self, round: int) -> Partition | None:
+        """The deal to which weights go straight after a round; None where they all go home."""
+        groups = self.groups(self.job.run, self.job.architecture)
+        return self.deal(round + 1) if groups and Outer.of(self.job.run).idle else None
+
+    def _hop(self, held: Held, holders: Partition) -> dict[str, torch.Tensor]:
+        """The held weights' part of this rank in another deal, as far as any rank has them.
+
+        Not in the memory that they leave: it is read while they travel, and they may be wanted back after the round.
+        """
+        store, parameters = self.job.store, self._parameters(held)
+        for name, parameter in parameters.items():
+            shape = part_shape(holders, parameter, store.rank)
+            if name not in self._arrived or self._arrived[name].shape != shape:
+                self._arrived[name] = torch.empty(shape, dtype=held.tensors[name].dtype)
+        arriving = {name: self._arrived[name] for name in parameters}
+        Transfer(parameters, held.deal, holders, store.rank).run(held.tensors, arriving, self.job.communicator)
+        return arriving
+
+    def _dealt(self, parameter: Parameter) -> bool:
+        """Whether every rank has a part of its own, so that nobody else has what it trained."""
+        return parameter.pattern.dealt(dict.fromkeys(self.groups(self.job.run, self.job.architecture))) > 0
+
+    def _parameters(self, held: Held) -> dict[str, Parameter]:
+        return {name: self.job.store.parameters[name] for name in held.tensors}
 
     def _moved(self) -> dict[str, Parameter]:
         """What travels to the holders and back: not the outer step's slots, which owners alone need."""
@@ -87,6 +150,12 @@ class IST(Method):
 
     def deal(self, round: int) -> Partition:
         """This round's deal, after all ranks have made sure that they drew the same."""
+        if round not in self._deals:
+            self._deals = {earlier: deal for earlier, deal in self._deals.items() if earlier == round - 1}
+            self._deals[round] = self._draw(round)
+        return self._deals[round]
+
+    def _draw(self, round: int) -> Partition:
         job, settings = self.job, self.job.run.method
         partition = Partition.draw(
             job.architecture.lengths,

@@ -173,6 +173,7 @@ def test_a_run_goes_on_from_its_store_alone(comm, method, optimizer):
     settings |= {"optimizer__name": optimizer, "optimizer__momentum": 0.9, "optimizer__lr": 0.01}
     whole_run, _ = trained(comm, **settings)
     half, _ = trained(comm, **settings, train__rounds=2)
+    half.method.publish()
     resumed = Training(small_run(**settings), comm)
     for name, tensor in resumed.store.tensors.items():
         tensor.copy_(half.store.tensors[name])

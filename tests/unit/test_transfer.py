@@ -85,12 +85,12 @@ class Moved:
     largest_message: int
 
 
-def move(names, source, target, values, before, staging_bytes=2**28):
+def move(names, source, target, values, before, staging_bytes=2**28, missing_from=None):
     """Run the transfer on all ranks: ``values[rank]`` are moved into copies of ``before[rank]``."""
 
     def work(communicator):
         rank = communicator.rank
-        transfer = Transfer(names, source, target, rank, staging_bytes)
+        transfer = Transfer(names, source, target, rank, staging_bytes, missing_from=missing_from)
         received = {name: tensor.clone() for name, tensor in before[rank].items()}
         transfer.run(values[rank], received, communicator)
         assert communicator.traffic.bytes == transfer.bytes_sent
@@ -187,6 +187,85 @@ def test_a_hop_to_the_next_deal_delivers_what_any_rank_held():
             assert same[held[part]].all()
             delivered += int(held[part].sum())
     assert delivered > 500
+
+
+def held_by_any(deal, parameter):
+    """Which elements any rank has in a deal, written down with ``np.ix_``."""
+    held = np.zeros(parameter.pattern.shape(LENGTHS), dtype=bool)
+    for rank in range(deal.ranks):
+        held[index(deal, parameter, rank)] = True
+    return held
+
+
+@settings(max_examples=60)
+@given(
+    ranks=st.integers(1, 5),
+    kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS), st.sampled_from(KINDS[1:])),
+    texts=st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=4, unique=True),
+    staging_bytes=st.sampled_from([1, 50, 400, 2**28]),
+)
+def test_only_what_no_rank_has_in_a_third_layout_is_moved(ranks, kinds, texts, staging_bytes):
+    names = parameters(texts, ("float32",))
+    source, target, third = (layout(kind, ranks) for kind in kinds)
+    whole, other = any_values(names, LENGTHS, 1), any_values(names, LENGTHS, 2)
+    values = [parts_of(whole, names, source, rank) for rank in range(ranks)]
+    before = [parts_of(other, names, target, rank) for rank in range(ranks)]
+    moved = move(names, source, target, values, before, staging_bytes, third)
+    sent = np.zeros(ranks, dtype=int)
+    for name, parameter in names.items():
+        dealt = parameter.pattern.dealt(third.units)
+        wanted = ~held_by_any(third, parameter) if dealt else np.ones(parameter.pattern.shape(LENGTHS), dtype=bool)
+        there = held_by_any(source, parameter) & wanted
+        for rank in range(ranks):
+            part = index(target, parameter, rank)
+            expected = np.where(there[part], bits(whole[name])[part], bits(other[name])[part])
+            if source.copies(parameter.pattern.names) == 1:  # the mean of equal NaNs is another NaN
+                np.testing.assert_array_equal(bits(moved.tensors[rank][name]), expected, err_msg=name)
+            for peer in range(ranks):
+                theirs = np.zeros_like(there)
+                theirs[index(source, parameter, peer)] = True
+                sent[peer] += 4 * int((theirs & wanted)[part].sum()) * (peer != rank)
+    assert moved.bytes == sent.tolist()
+
+
+@settings(max_examples=40)
+@given(
+    ranks=st.integers(1, 5),
+    kinds=st.tuples(st.sampled_from(KINDS[1:]), st.sampled_from(KINDS[1:])),
+    texts=st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=4, unique=True),
+    staging_bytes=st.sampled_from([50, 2**28]),
+)
+def test_weights_that_stay_with_their_holders_are_where_a_push_and_a_pull_would_bring_them(
+    ranks, kinds, texts, staging_bytes
+):
+    """To the next holders straight from the last ones; home, and from home, only what nobody has before or after."""
+    now, then = (layout(kind, ranks) for kind in kinds)
+    groups = [group for group in GROUPS if group in now.units and group in then.units]
+    now, then = (Partition(LENGTHS, {group: deal.units[group] for group in groups}, ranks) for deal in (now, then))
+    names = parameters(texts, ("float32",))
+    names = {name: parameter for name, parameter in names.items() if parameter.pattern.dealt(now.units)}
+    owners = Owners(LENGTHS, ranks)
+    random = torch.Generator().manual_seed(3)
+
+    def normal(layout):
+        return [
+            {name: torch.randn(part_shape(layout, one, rank), generator=random) for name, one in names.items()}
+            for rank in range(ranks)
+        ]
+
+    stored, trained, nothing = normal(owners), normal(now), normal(then)
+    pushed = move(names, now, owners, trained, stored).tensors
+    pulled = move(names, owners, then, pushed, nothing).tensors
+    home = move(names, now, owners, trained, stored, staging_bytes, missing_from=then).tensors
+    straight = move(names, now, then, trained, nothing, staging_bytes).tensors
+    arrived = move(names, owners, then, home, straight, staging_bytes, missing_from=now).tensors
+    for mine, expected in zip(arrived, pulled, strict=True):
+        for name in names:
+            np.testing.assert_array_equal(bits(mine[name]), bits(expected[name]), err_msg=name)
+    afterwards = move(names, then, owners, arrived, home).tensors
+    for mine, expected in zip(afterwards, pushed, strict=True):
+        for name in names:
+            np.testing.assert_array_equal(bits(mine[name]), bits(expected[name]), err_msg=name)
 
 
 # ---- different copies: the mean
