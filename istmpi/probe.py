@@ -327,4 +327,5 @@ def _overheads(
     part = plan.largest
     modelled = float(part.flops.products) / speed + part.flops.product_count * product + float(part.touched) * touch
     step = (median["compute"] + median["wait"]) / tiny.method.local_steps - modelled
-    return max(step, 0.0), (median["pull"] + median["push"]) / 2, median["deal"]
+    transfers = [median[phase] for phase in ("pull", "hop", "push")]
+    return max(step, 0.0), float(np.mean(transfers)), median["deal"]

@@ -16,6 +16,7 @@ from istmpi.comm import STAGING_BYTES
 from istmpi.cost.holdings import Holdings, Number
 from istmpi.cost.pairs import pair_bytes
 from istmpi.layout import Layout, Owners
+from istmpi.partition import Partition
 
 
 @dataclass(frozen=True)
@@ -39,59 +40,59 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Collective:
-    """A way of sending: its load in general, and for one that istmpi runs the exact bytes of a given deal."""
+class Layouts:
+    """Who owns and who holds what in a given round."""
 
-    load: Callable[[Holdings], Load]
-    sent: Callable[[Mapping[str, Parameter], Owners, Layout], np.ndarray] | None = None
-    """Bytes that each rank hands to MPI, given who owns and who holds: ``[rank]`` int64."""
+    owners: Owners
+    holders: Layout
+    before: Partition | None = None
+    """The deal of the round before, where what is dealt out has stayed with its holders."""
+    after: Partition | None = None
+    """The next round's deal, where it will."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A way of sending: its load in general, and for one that istmpi runs the exact bytes of a given round."""
+
+    load: Callable[[Holdings], Load | None]
+    """None where it is not used."""
+    sent: Callable[[Mapping[str, Parameter], Layouts], np.ndarray] | None = None
+    """Bytes that each rank hands to MPI: ``[rank]`` int64."""
 
 
 def _pull(held: Holdings) -> Load:
-    """Owners to holders: each rank's network in pieces from all others (`istmpi.transfer`)."""
+    """Owners to holders: of each rank's network what nobody held before, in pieces from all others."""
     elsewhere = 1 - Fraction(1, held.ranks)
-    inward, outward = held.largest_bytes * elsewhere, held.served_bytes * elsewhere
+    wanted = max(held.home_bytes(part) for part in held.parts)
+    inward, outward = wanted * elsewhere, held.served_bytes * elsewhere
     return Load(
         "alltoallv",
-        sent=held.held_bytes - held.kept_bytes,
+        sent=held.fetched_bytes,
         messages=held.ranks - 1,
         busiest=max(inward, outward),
-        handled=inward + outward + Fraction(held.largest_bytes, held.ranks),
+        handled=inward + outward + Fraction(wanted, held.ranks),
         buffers=min(inward, STAGING_BYTES) + min(outward, STAGING_BYTES),
     )
 
 
 def _push(held: Holdings) -> Load:
-    """Holders to owners, who take the mean where all ranks hold."""
+    """Holders to owners, who take the mean where all ranks hold: what nobody will hold next."""
     return replace(_pull(held), averaged=held.averaged_bytes)
 
 
-def _hop(held: Holdings) -> Load:
-    """Holders straight to the next deal's holders, and what nobody holds next home to its owner.
-
-    An element is held by some rank with probability h, and new holders are drawn independently of the old ones. So the
-    next holder gets it from the old one (h) or from its owner (1 - h), and it goes home with probability h (1 - h).
-    """
-    sent = Fraction(0)
-    for parameter in held.parameters.values():
-        rows = parameter.pattern.axes[0].length(held.lengths)
-        elements = parameter.size(held.lengths)
-        odds = [(part, Fraction(parameter.size(part.lengths)) / elements) for part in held.parts]
-        if not parameter.pattern.dealt(dict.fromkeys(held.groups)):
-            # Held by all: its mean must be taken, as a push and a pull do.
-            sent += 2 * (held.ranks - 1) * elements * parameter.itemsize
-            continue
-        somebody = sum(len(part.ranks) * odd for part, odd in odds)
-        nobody = 1 - somebody
-        for part, odd in odds:
-            first, stop = part.ranks.start, part.ranks.stop
-            owned = Fraction(rows * stop // held.ranks - rows * first // held.ranks, rows)
-            arrives = len(part.ranks) * odd * (1 - odd) - odd * nobody * owned
-            goes_home = odd * nobody * (len(part.ranks) - owned)
-            sent += (arrives + goes_home) * elements * parameter.itemsize
-    busiest = sent / held.ranks
-    return replace(
-        _pull(held), sent=sent, busiest=busiest, handled=2 * busiest + Fraction(held.largest_bytes, held.ranks)
+def _hop(held: Holdings) -> Load | None:
+    """Holders straight to the next deal's holders; what stays is copied, and the whole network once more."""
+    if held.resample is None:
+        return None
+    moved = max(held.hop_bytes(part) for part in held.parts)
+    return Load(
+        "alltoallv",
+        sent=sum(len(part.ranks) * held.hop_bytes(part) for part in held.parts),
+        messages=held.ranks - 1,
+        busiest=moved,
+        handled=moved + 2 * held.largest_bytes,
+        buffers=2 * min(moved, STAGING_BYTES),
     )
 
 
@@ -122,30 +123,39 @@ def _all_gather(held: Holdings) -> Load:
     return Load("alltoallv", held.ranks * busiest, held.ranks - 1, busiest, handled=2 * busiest, buffers=busiest)
 
 
-def _pulled(parameters: Mapping[str, Parameter], owners: Owners, deal: Layout) -> np.ndarray:
-    moved = pair_bytes(parameters, owners, deal)
+def _pulled(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
+    return _off_rank(pair_bytes(parameters, round.owners, round.holders, round.before))
+
+
+def _hopped(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
+    if round.before is None:
+        return np.zeros(round.owners.ranks, dtype=np.int64)
+    dealt = {name: one for name, one in parameters.items() if one.pattern.dealt(round.before.units)}
+    return _off_rank(pair_bytes(dealt, round.before, round.holders))
+
+
+def _pushed(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
+    return _off_rank(pair_bytes(parameters, round.holders, round.owners, round.after))
+
+
+def _off_rank(moved: np.ndarray) -> np.ndarray:
     return moved.sum(axis=1) - moved.diagonal()
 
 
-def _pushed(parameters: Mapping[str, Parameter], owners: Owners, deal: Layout) -> np.ndarray:
-    moved = pair_bytes(parameters, deal, owners)
-    return moved.sum(axis=1) - moved.diagonal()
-
-
-def _reduced(parameters: Mapping[str, Parameter], owners: Owners, deal: Layout) -> np.ndarray:
-    elements = {name: one.size(owners.lengths) for name, one in parameters.items()}
+def _reduced(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
+    elements = {name: one.size(round.owners.lengths) for name, one in parameters.items()}
     itemsize = next(iter(parameters.values())).itemsize
-    return np.array(ring.sent_bytes(elements, itemsize, owners.ranks))
+    return np.array(ring.sent_bytes(elements, itemsize, round.owners.ranks))
 
 
-def _gathered(parameters: Mapping[str, Parameter], owners: Owners, deal: Layout) -> np.ndarray:
-    network = sum(one.size(owners.lengths) * one.itemsize for one in parameters.values())
-    return np.full(owners.ranks, (owners.ranks - 1) * network)
+def _gathered(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
+    network = sum(one.size(round.owners.lengths) * one.itemsize for one in parameters.values())
+    return np.full(round.owners.ranks, (round.owners.ranks - 1) * network)
 
 
 PULL = Collective(_pull, _pulled)
 PUSH = Collective(_push, _pushed)
-HOP = Collective(_hop)
+HOP = Collective(_hop, _hopped)
 SERVER = Collective(_server)
 RING = Collective(_ring, _reduced)
 ALL_GATHER = Collective(_all_gather, _gathered)

@@ -11,10 +11,10 @@ import numpy as np
 
 from istmpi.axes import with_slots
 from istmpi.config import Run
-from istmpi.cost.collectives import Load
+from istmpi.cost.collectives import Layouts, Load
 from istmpi.cost.holdings import Holdings, Number, Part
 from istmpi.cost.methods import MethodCost, method_cost
-from istmpi.layout import Layout, Owners, Whole
+from istmpi.layout import Owners, Whole
 from istmpi.models.architecture import Architecture
 from istmpi.optimizers import Recipe, recipe
 from istmpi.partition import Partition, draw_ranks
@@ -55,7 +55,7 @@ class Memory:
     """What is packed and received in a transfer."""
     activations: Number
     copies: Number
-    """Of whole networks beside the one that it trains: other ranks', or from before the round."""
+    """Of networks beside the one that it trains: other ranks', or from before the round."""
 
     @property
     def total(self) -> Number:
@@ -93,7 +93,7 @@ class Cost:
     tensors: int
     """Tensors for every parameter in each of them: 1, and the optimizer state where it travels along."""
     start_bytes: Number
-    """Sent once, in the first round."""
+    """Sent more in the first round than in a later one; less where negative."""
     since: int
     """The first round in which ``loads`` are sent."""
 
@@ -156,16 +156,23 @@ def cost(
     run = replace(run, method=replace(run.method, name=name))
     groups = kind.groups(run, architecture)
     members = kind.members(run, ranks)
-    held = Holdings(architecture.parameters, architecture.lengths, groups, ranks, run.method.shares, members)
+    dealing = architecture.parameters, architecture.lengths, groups, ranks, run.method.shares, members
+    stays = bool(groups) and kind.stays(run)
+    held = Holdings(*dealing, run.method.resample if stays else None)
     made = recipe(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and kind.synchronous else 1)
     stored = kind.stored(run)
-    loads = [collective.load(held) for collective in kind.collectives]
+    loads = _loads(kind, held)
     owned = held.owned_bytes * (kind.owned_tensors + stored)
     buffers = max(load.buffers for load in loads)
     others = (ranks - 1) * kind.learns_from_others
-    copies = held.network_bytes * kind.copies(run, ranks, stored)
-    parts = [_part_cost(part, held, architecture, batch, made, owned, buffers, copies, others) for part in held.parts]
+    moved = kind.moved(run)
+    # Before the first round nobody holds anything: all is pulled.
+    pulled = _loads(kind, Holdings(*dealing))[0].sent - (loads[0].sent + loads[1].sent) if stays else 0
+    parts = []
+    for part in held.parts:
+        copies = held.network_bytes * kind.copies(run, ranks, stored) + moved * held.bytes(part) * stays
+        parts.append(_part_cost(part, held, architecture, batch, made, owned, buffers, copies, others))
     return Cost(
         name,
         kind,
@@ -175,10 +182,14 @@ def cost(
         examples_per_step=batch * members,
         sends=kind.times(run),
         loads=loads,
-        tensors=kind.moved(run),
-        start_bytes=(1 + stored) * sum(collective.load(held).sent for collective in kind.start),
+        tensors=moved,
+        start_bytes=(1 + stored) * sum(collective.load(held).sent for collective in kind.start) + moved * pulled,
         since=kind.since(run),
     )
+
+
+def _loads(kind: MethodCost, held: Holdings) -> list[Load]:
+    return [load for collective in kind.collectives if (load := collective.load(held))]
 
 
 def _part_cost(
@@ -244,18 +255,23 @@ def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) ->
     """
     kind, settings = method_cost(run.method.name), run.method
     owners = Owners(architecture.lengths, ranks)
+    groups = kind.groups(run, architecture)
+
+    def deal(number: int) -> Partition:
+        seed, redealt = run.train.seed, settings.resample
+        return Partition.draw(architecture.lengths, groups, ranks, seed, number, settings.shares, redealt)
+
     if kind.members(run, ranks) < ranks:
         drawn = draw_ranks(ranks, settings.fraction, run.train.seed, round)
-        holders: Layout = Whole(architecture.lengths, ranks, drawn)
+        layouts = Layouts(owners, Whole(architecture.lengths, ranks, drawn))
+    elif groups and kind.stays(run):
+        layouts = Layouts(owners, deal(round), deal(round - 1) if round else None, deal(round + 1))
     else:
-        groups = kind.groups(run, architecture)
-        holders = Partition.draw(
-            architecture.lengths, groups, ranks, run.train.seed, round, settings.shares, settings.resample
-        )
+        layouts = Layouts(owners, deal(round))
     uses = [(one, kind.times(run), kind.moved(run)) for one in kind.collectives if round >= kind.since(run)]
     uses += [(one, 1, 1 + kind.stored(run)) for one in kind.start if round == 0]
     sent = np.zeros(ranks, dtype=np.int64)
     for one, times, tensors in uses:
         slots = tuple(f"slot {number}" for number in range(1, tensors))
-        sent += times * one.sent(with_slots(architecture.parameters, slots), owners, holders)
+        sent += times * one.sent(with_slots(architecture.parameters, slots), layouts)
     return sent.tolist()

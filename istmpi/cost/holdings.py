@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 
 from istmpi.axes import Parameter
 from istmpi.partition import blocks, check
@@ -24,11 +24,26 @@ class Part:
     lengths: Mapping[str, Number]
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Odds of who held an element in the round before, and as well of who will in the round after.
+
+    Of what does not stay with its holders: nobody, as it comes from its owner.
+    """
+
+    nobody: Number
+    others: Number
+    """Another rank than the one that holds it now."""
+
+
 class Holdings:
     """How much of the parameters each rank is dealt, and how much of that it owns already.
 
     ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. ``members``: so many
     ranks take part in a round, by default all; they are drawn at random, so sizes over all ranks are expected ones.
+    ``resample``: what is dealt out stays with its holders until the next deal, in which that fraction of the units
+    changes places; None where all goes home to its owners between two rounds.
+
     Raises ConfigError for a deal that cannot be made.
     """
 
@@ -40,10 +55,13 @@ class Holdings:
         ranks: int,
         shares: Sequence[float] | None = None,
         members: int | None = None,
+        resample: float | None = None,
     ):
         check(lengths, groups, ranks, shares)
         self.members = ranks if members is None else members
         self.taking_part = Fraction(self.members, ranks)
+        self.resample = resample
+        self._origins: dict[tuple[tuple[str, ...], int], Origin] = {}
         self.parameters, self.lengths, self.groups, self.ranks = parameters, lengths, tuple(groups), ranks
         self.parts = [Part(span, {**lengths, **self._narrow(dealt)}) for span, dealt in self._spans(shares)]
 
@@ -72,6 +90,47 @@ class Holdings:
     def bytes(self, part: Part) -> Number:
         """Of the network that each of these ranks trains."""
         return sum(parameter.size(part.lengths) * parameter.itemsize for parameter in self.parameters.values())
+
+    def home_bytes(self, part: Part) -> Number:
+        """What each of these ranks gets from owners before a round, and what goes home after it: expected."""
+        return sum(
+            parameter.size(part.lengths) * parameter.itemsize * self.origin(parameter, part).nobody
+            for parameter in self.parameters.values()
+        )
+
+    def hop_bytes(self, part: Part) -> Number:
+        """What each of these ranks gets from other ranks that held it in the round before: expected."""
+        return sum(
+            parameter.size(part.lengths) * parameter.itemsize * self.origin(parameter, part).others
+            for parameter in self.parameters.values()
+        )
+
+    def origin(self, parameter: Parameter, part: Part) -> "Origin":
+        """Who held an element of a parameter in the round before that each of these ranks holds now."""
+        names = tuple(
+            factor.name for axis in parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
+        )
+        if self.resample is None or not names:
+            return Origin(1, 0)
+        key = names, part.ranks.start
+        if key not in self._origins:
+            stays = prod(1 - self._moving(name) * (self.lengths[name] - part.lengths[name]) for name in names)
+            others = sum(
+                (len(other.ranks) - (other.ranks == part.ranks))
+                * prod(self._moving(name) * other.lengths[name] for name in names)
+                for other in self.parts
+            )
+            self._origins[key] = Origin(1 - stays - others, others)
+        return self._origins[key]
+
+    def _moving(self, name: str) -> Fraction:
+        """The odds that a unit of a group comes from a certain place among the others.
+
+        As many places as are redealt are drawn, and their units shuffled among them.
+        """
+        length = self.lengths[name]
+        redealt = min(ceil(self.resample * length), length)
+        return Fraction(redealt - 1, length * (length - 1)) if redealt > 1 else Fraction(0)
 
     @cached_property
     def network_bytes(self) -> int:
@@ -103,26 +162,30 @@ class Holdings:
         return max(self.bytes(part) for part in self.parts)
 
     @cached_property
-    def kept_bytes(self) -> Number:
-        """What ranks hold and own at the same time, over all ranks: expected over deals."""
-        kept = Fraction(0)
+    def fetched_bytes(self) -> Number:
+        """What all ranks get from owners that they are not themselves: expected over deals."""
+        fetched = Fraction(0)
         for parameter in self.parameters.values():
             rows = parameter.pattern.axes[0].length(self.lengths)
             for part in self.parts:
                 first, stop = part.ranks.start, part.ranks.stop
                 # The rows that all these ranks own: the ends of their owners' blocks telescope.
                 owned = rows * stop // self.ranks - rows * first // self.ranks
-                kept += parameter.size(part.lengths) * parameter.itemsize * Fraction(owned, rows)
-        return self.taking_part * kept
+                size = parameter.size(part.lengths) * parameter.itemsize * self.origin(parameter, part).nobody
+                fetched += size * (len(part.ranks) - Fraction(owned, rows))
+        return self.taking_part * fetched
 
     @cached_property
     def served_bytes(self) -> Fraction:
-        """What all ranks together hold of the rows that one owner has, the owner with most rows."""
+        """What all ranks together get of the rows that one owner has, the owner with most rows."""
         served = Fraction(0)
         for parameter in self.parameters.values():
             rows = parameter.pattern.axes[0].length(self.lengths)
-            held = sum(len(part.ranks) * parameter.size(part.lengths) for part in self.parts)
-            served += held * parameter.itemsize * Fraction(-(-rows // self.ranks), rows)
+            wanted = sum(
+                len(part.ranks) * parameter.size(part.lengths) * self.origin(parameter, part).nobody
+                for part in self.parts
+            )
+            served += wanted * parameter.itemsize * Fraction(-(-rows // self.ranks), rows)
         return self.taking_part * served
 
     @cached_property

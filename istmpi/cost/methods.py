@@ -32,6 +32,14 @@ def _first(run: Run) -> int:
     return 0
 
 
+def _never(run: Run) -> bool:
+    return False
+
+
+def _without_outer_step(run: Run) -> bool:
+    return run.method.outer == (1, 0)
+
+
 def _everybody(run: Run, ranks: int) -> int:
     return ranks
 
@@ -91,6 +99,8 @@ class MethodCost:
     """An outer step may follow a round; its momentum rests with the owners."""
     start: tuple[Collective, ...] = ()
     """What is sent once, in the first round, with all that rests with the owners."""
+    stays: Callable[[Run], bool] = _never
+    """What is dealt out stays with its holders between two rounds, as far as the next deal lets it."""
     owned_tensors: int = 1
     """Tensors that an owner has for the rows of every parameter, optimizer state left out."""
     copies: Callable[[Run, int, int], int] = _no_copies
@@ -118,7 +128,7 @@ class MethodCost:
 LOCAL_SGD = MethodCost((RING,), outer=True, start=(PULL,), copies=_for_the_outer_step)
 
 COSTS: dict[str, MethodCost] = {
-    "ist": MethodCost((PULL, PUSH), groups=_units, outer=True),
+    "ist": MethodCost((PULL, HOP, PUSH), groups=_units, outer=True, stays=_without_outer_step),
     "local-sgd": LOCAL_SGD,
     "data-parallel": MethodCost(
         (RING,),
@@ -161,7 +171,7 @@ RIVALS: dict[str, MethodCost] = {
     "data-parallel-halving-doubling": MethodCost(
         (HALVING_DOUBLING,), _every_step, owned_tensors=0, synchronous=True, received=_reduced, overlaps=True
     ),
-    "ist-hop": MethodCost((HOP,), groups=_units),
+    "ist-push-pull": MethodCost((PULL, PUSH), groups=_units),
 }
 """What others run, or could be run: only for comparison."""
 

@@ -4,27 +4,38 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from istmpi.axes import Parameter
+from istmpi.axes import Axis, Parameter
 from istmpi.layout import Layout
+from istmpi.partition import Partition
 
 
-def pair_bytes(parameters: Mapping[str, Parameter], source: Layout, target: Layout) -> np.ndarray:
+def pair_bytes(
+    parameters: Mapping[str, Parameter], source: Layout, target: Layout, missing_from: Partition | None = None
+) -> np.ndarray:
     """Bytes that every rank has for every other when all parameters move: ``[from, to]`` int64, exact.
 
-    The diagonal is what stays on its rank and never reaches MPI.
+    The diagonal is what stays on its rank and never reaches MPI. ``missing_from``: of what this deal deals out only
+    the elements move that no rank has in it.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for parameter in parameters.values():
         elements = np.ones_like(total)
+        dealt = missing_from is not None and parameter.pattern.dealt(missing_from.units)
+        held = np.ones((missing_from.ranks if dealt else 0, *total.shape), dtype=np.int64)
         for place, axis in enumerate(parameter.pattern.axes):
-            length = axis.length(source.lengths)
-            here, there = (
-                np.stack([_marked(layout.positions(axis, place, rank), length) for rank in range(layout.ranks)])
-                for layout in (source, target)
-            )
+            here, there = (_marks(layout, axis, place) for layout in (source, target))
             elements *= (here @ there.T).astype(np.int64)
-        total += elements * parameter.itemsize
+            if dealt:
+                for rank, marks in enumerate(_marks(missing_from, axis, place)):
+                    held[rank] *= ((here * marks) @ there.T).astype(np.int64)
+        total += (elements - held.sum(axis=0)) * parameter.itemsize
     return total
+
+
+def _marks(layout: Layout, axis: Axis, place: int) -> np.ndarray:
+    """1 where a rank has a position of an axis, and 0 elsewhere: ``[rank, position]`` float64."""
+    length = axis.length(layout.lengths)
+    return np.stack([_marked(layout.positions(axis, place, rank), length) for rank in range(layout.ranks)])
 
 
 def _marked(positions: Sequence[int], length: int) -> np.ndarray:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 STYLES = {
     "ist": ("tab:blue", "o", "-"),
-    "ist-hop": ("tab:cyan", "o", ":"),
+    "ist-push-pull": ("tab:cyan", "o", ":"),
     "local-sgd": ("tab:green", "s", "-"),
     "data-parallel": ("tab:red", "D", "-"),
     "data-parallel-broadcast": ("tab:orange", "^", "-"),

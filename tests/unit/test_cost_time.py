@@ -44,8 +44,13 @@ def test_all_reduces_take_what_the_formulas_say(ranks):
 def test_pull_and_push_take_what_the_formulas_say(ranks):
     mine = 4 * (4_800_000 / ranks + 32_000_000 / ranks**2)
     once = (ranks - 1) * ALPHA + BETA * mine * (1 - 1 / ranks)
-    found = round_time(scenario().cost("ist", ranks), PLAIN)
+    found = round_time(scenario().cost("ist-push-pull", ranks), PLAIN)
     assert found.transfer == pytest.approx(2 * once)
+    elsewhere = 1 - 1 / ranks
+    moved = 4 * elsewhere * (4_800_000 / ranks + (2 - 1 / ranks) * 32_000_000 / ranks**2)
+    assert round_time(scenario().cost("ist", ranks), PLAIN).transfer == pytest.approx(
+        3 * (ranks - 1) * ALPHA + BETA * moved
+    )
     step = (6 * 512 * mine / 4 - 2 * 512 * 4_000_000 / ranks) / SPEED
     assert found.compute == pytest.approx(10 * step)
     whole = (ranks - 1) * ALPHA + BETA * BYTES * (1 - 1 / ranks)
@@ -63,7 +68,7 @@ def test_what_was_measured_beside_the_products_counts():
     assert round_time(plan, slower).compute == pytest.approx(base.compute + 10 * step)
     slower = replace(PLAIN, handle_seconds_per_byte=1e-10, transfer_seconds=1e-3, deal_seconds=1e-2)
     handled = float(sum(load.handled for load in plan.loads)) * 1e-10
-    assert round_time(plan, slower).transfer == pytest.approx(base.transfer + handled + 2e-3 + 1e-2)
+    assert round_time(plan, slower).transfer == pytest.approx(base.transfer + handled + 3e-3 + 1e-2)
     whole, slower = scenario().cost("fedavg", 4), replace(slower, average_seconds_per_byte=1e-9)
     handled = float(sum(load.handled for load in whole.loads)) * 1e-10 + BYTES * 1e-9
     expected = round_time(whole, PLAIN).transfer + handled + 2e-3 + 1e-2
