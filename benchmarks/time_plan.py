@@ -72,7 +72,7 @@ CIFAR = {"kind": "CIFAR-10", "lr": 0.1, "data": "cifar10.h5", "prepare": ("image
 FULL = Scale(
     tasks=(
         Task("speech2", (4096, 4096, 10), steps=400, seconds=200, **SPEECH),
-        Task("speech3", (4096, 8192, 8192, 10), steps=240, seconds=1600, **SPEECH),
+        Task("speech3", (4096, 8192, 8192, 10), steps=960, seconds=1600, **SPEECH),
         Task("cifar", (3072, 4096, 4096, 10), steps=400, seconds=200, **CIFAR),
     ),
     ranks=(8, 4, 2),
