@@ -25,7 +25,7 @@ import torch.distributed as dist
 from peers import DDP, LocalSGD, Peer, Wire, connect, ring_bytes
 from settings import add_settings, run_of
 from time_analysis import step_seconds
-from time_plan import EVERY_STEP
+from time_plan import EVERY_STEP, METHODS, SETTINGS, TENTH
 
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
@@ -36,7 +36,6 @@ from istmpi.models import architecture
 from istmpi.probe import probe
 from istmpi.train import Training
 
-OURS = ("ist", "local-sgd", "data-parallel")
 PEERS: dict[str, type[Peer]] = {"pytorch-ddp": DDP, "pytorch-local-sgd": LocalSGD}
 MOST_ROUNDS = 5
 """Of one contestant in a turn."""
@@ -111,12 +110,12 @@ def turns(options: argparse.Namespace, run: Run, communicator: Communicator) -> 
         steps = run.method.local_steps
         if name in EVERY_STEP:
             steps = _between(1, options.turn_seconds / (compute + average), steps)
-        elif name != "ist":
+        elif name not in ("ist", TENTH):
             steps = _between(FEWEST_STEPS, (options.turn_seconds - average) / compute, steps)
         wanted = run.override({"method.local_steps": steps})
         if name in PEERS:
             return Theirs(PEERS[name], wanted)
-        return Ours(wanted.override({"method.name": name}), world())
+        return Ours(wanted.override(SETTINGS.get(name, {"method.name": name})), world())
 
     def warm(name: str) -> Ours | Theirs:
         """With memory, connections and DDP's buckets."""
@@ -221,7 +220,7 @@ def benchmark() -> None:
     parser.add_argument("work", choices=WORK)
     parser.add_argument("--out", required=True)
     add_settings(parser)
-    parser.add_argument("--contestants", type=lambda names: names.split(","), default=[*OURS, *PEERS])
+    parser.add_argument("--contestants", type=lambda names: names.split(","), default=[*METHODS, *PEERS])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--turn-seconds", type=float, default=15.0, help="of one contestant (15)")
     parser.add_argument("--seconds", type=float, default=300.0, help="no turn begins after that (300)")

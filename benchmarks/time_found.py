@@ -17,7 +17,7 @@ from time_analysis import (
     step_seconds,
     steps_to,
 )
-from time_plan import CONTESTANTS, EVERY_STEP, SPEED_OF, TENTH, Cell, Scale, Task
+from time_plan import CONTESTANTS, EVERY_STEP, TENTH, Cell, Scale, Task
 
 NAMES = {
     "ist": "IST",
@@ -128,7 +128,6 @@ def contestants(
         speed = record(Cell("speed", ranks, task, bandwidth, group))
         for name, found in (speed["contestants"] if speed else {}).items():
             turns.setdefault(name, {})[group] = found
-    turns |= {name: turns[other] for name, other in SPEED_OF.items() if other in turns}
     result = {}
     for name in (name for name in NAMES if name in turns):
         algorithm = ALGORITHMS[name]

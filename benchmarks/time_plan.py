@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+TENTH = "ist-tenth"
+"""IST that deals a tenth of the units anew in each round."""
 CONTESTANTS = {
-    "local": ("local-sgd", "pytorch-local-sgd", "ist"),
-    "synchronous": ("data-parallel", "pytorch-ddp", "ist"),
+    "local": ("local-sgd", "pytorch-local-sgd", "ist", TENTH),
+    "synchronous": ("data-parallel", "pytorch-ddp", "ist", TENTH),
 }
 """What runs in turns in one job."""
-TENTH = "ist-tenth"
-"""IST that deals a tenth of the units anew in each round; it computes and sends what IST does."""
 METHODS = ("ist", TENTH, "local-sgd", "data-parallel")
-SPEED_OF = {TENTH: "ist"}
-"""Whose steps take as long."""
+SETTINGS = {TENTH: {"method.name": "ist", "method.resample": 0.1}}
+"""Of a method whose name is not istmpi's."""
 PEERS = {"pytorch-local-sgd": "local-sgd", "pytorch-ddp": "ddp"}
 IN_ROUNDS = ("ist", "local-sgd")
 """What depends on the number of local steps."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from time_analysis import mean_curve
 from time_found import NAMES, Contestant, Situation
-from time_plan import BATCH, SPEED_OF
+from time_plan import BATCH
 
 COLOURS = dict(zip(NAMES, ("tab:red", "tab:orange", "tab:blue", "tab:cyan", "tab:green", "tab:olive")))
 
@@ -60,7 +60,7 @@ def _curves(axis, situation: Situation, scale: Callable[[Contestant, Situation],
 def _bars(axis, situation: Situation) -> None:
     """The share of computing in a step."""
     axis.set_visible(True)
-    names = [name for name in situation.contestants if name not in SPEED_OF]
+    names = list(situation.contestants)
     titles, colours = [NAMES[name] for name in names], [COLOURS[name] for name in names]
     whole = [situation.contestants[name].seconds for name in names]
     inside = []

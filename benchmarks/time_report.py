@@ -18,7 +18,7 @@ from time_analysis import (
     steps_to,
 )
 from time_found import NAMES, Records, Situation, contestants, situations, speed_of
-from time_plan import BATCH, CONTESTANTS, EVERY_STEP, METHODS, SPEED_OF, TENTH, Cell, Scale, cells
+from time_plan import BATCH, CONTESTANTS, EVERY_STEP, METHODS, SETTINGS, TENTH, Cell, Scale, cells
 from time_plots import draw, draw_scaling
 
 from istmpi.config import Run
@@ -129,7 +129,6 @@ def time_split(found: list[Situation]) -> list[dict]:
         }
         for situation in found
         for name, one in situation.contestants.items()
-        if name not in SPEED_OF
     ]
 
 
@@ -242,11 +241,11 @@ def scaling(scale: Scale, record: Records) -> list[dict]:
         slower = flops(most) / flops(ranks) if ranks in clusters else 1.0
         cluster = _cluster(clusters.get(ranks, clusters[most]))
         found = contestants(scale, record, task, ranks, "1x", local_steps) if ranks in clusters else {}
-        for name in (name for name in NAMES if name not in SPEED_OF):
+        for name in NAMES:
             measured = BATCH * ranks / found[name].seconds if name in found else None
             predicted = None
-            if name in METHODS and (name != "ist" or ranks <= min(hidden)):
-                plan = cost(run, network, ranks, name)
+            if name in METHODS and ranks <= min(hidden):
+                plan = cost(run.override(SETTINGS.get(name, {"method.name": name})), network, ranks)
                 predicted = ranks * BATCH * local_steps / round_time(plan, cluster).total
             if measured or predicted and ranks > most:
                 rows.append(
@@ -323,7 +322,7 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
         "steps that it takes (curves: P ranks in one process, the same algorithm) and the seconds of a step on the "
         "slow network; the others are whole runs there. `against`: how many times as long as IST the fastest local SGD "
         "or data parallel takes, ours or PyTorch's; with `a tenth` as IST that deals a tenth of the units anew in each "
-        "round, whose steps send and take what IST's do. It is the ratio of steps times that of a step's seconds, the "
+        "round. It is the ratio of steps times that of a step's seconds, the "
         "median over turns within one job. Curves are means over seeds, each point averaged with its neighbours, "
         "crossings on the line between points. In a step every rank takes a batch, with every method. What "
         f"has no row has not been measured yet. {provenance(scale, record)}",

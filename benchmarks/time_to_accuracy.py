@@ -34,7 +34,7 @@ from pathlib import Path
 
 from reporting import HERE, commit, host
 from time_analysis import step_seconds
-from time_plan import BATCH, CONTESTANTS, EVERY_STEP, FULL, PEERS, QUICK, SPEED_OF, TENTH, Cell, Scale, Task, cells
+from time_plan import BATCH, CONTESTANTS, EVERY_STEP, FULL, PEERS, QUICK, SETTINGS, Cell, Scale, Task, cells
 
 ROOT = HERE.parent
 BYTES_PER_FLOP = 1.25e-3
@@ -136,12 +136,11 @@ class Bench:
     def _direct(self, cell: Cell) -> dict:
         task, local_steps = cell.task, cell.local_steps
         rounds = 6
-        measured = SPEED_OF.get(cell.method, cell.method)
-        group = next(group for group, names in CONTESTANTS.items() if measured in names)
+        group = next(group for group, names in CONTESTANTS.items() if cell.method in names)
         speed = self.record(Cell("speed", cell.ranks, task, cell.bandwidth, group))
         if speed is None:
             raise CellError("needs its speed cells first")
-        turns = speed["contestants"][measured]
+        turns = speed["contestants"][cell.method]
         expected = rounds * local_steps * step_seconds(turns[-1], local_steps, cell.method in EVERY_STEP)
         if expected > self.scale.direct_seconds:
             raise Postponed(f"{rounds * local_steps} steps would take {expected:.0f} s: composed")
@@ -223,7 +222,9 @@ class Bench:
 
 def _words(method: str) -> list:
     """A method as a command line names it."""
-    return ["ist", "--resample", 0.1] if method == TENTH else [method]
+    settings = dict(SETTINGS.get(method, {"method.name": method}))
+    name = settings.pop("method.name")
+    return [name, *(word for key, value in settings.items() for word in (f"--{key.removeprefix('method.')}", value))]
 
 
 def main() -> int:
