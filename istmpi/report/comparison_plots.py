@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 SPARE = ("tab:purple", "tab:cyan", "tab:orange", "tab:brown", "tab:pink", "tab:olive", "tab:grey", "black")
 """Colours of what has none in `STYLES`."""
 
-PHASES = {"deal": "#e78ac3", "hop": "#1b9e77", "pull": "#66c2a5", "compute": "#8da0cb", "wait": "#fc8d62", "push": "#a6d854"}
+PHASES = {
+    "deal": "#e78ac3",
+    "hop": "#1b9e77",
+    "pull": "#66c2a5",
+    "compute": "#8da0cb",
+    "wait": "#fc8d62",
+    "push": "#a6d854",
+}
 REST = ("#ffd92f", "#e5c494", "#b3b3b3")
 """Phases have colours that no method has."""
 

@@ -152,9 +152,7 @@ def test_all_of_ist_is_pulled_in_the_first_round():
     network, wanted = MLP(6, (12, 8), 4), run(optimizer_state="carry", resample=0.2)
     wanted = wanted.override({"optimizer.name": "adam"})
     plan = cost(wanted, network, 4)
-    first = [
-        sum(round_bytes(wanted.override({"train.seed": seed}), network, 4, 0)) for seed in range(300)
-    ]
+    first = [sum(round_bytes(wanted.override({"train.seed": seed}), network, 4, 0)) for seed in range(300)]
     assert abs(np.mean(first) - float(plan.sent_bytes(0, 1))) <= 4 * np.std(first) / len(first) ** 0.5
     assert plan.start_bytes > 0
     assert plan.sent_bytes(0, 5) - plan.sent_bytes(0, 1) == 4 * plan.round_bytes
@@ -190,8 +188,7 @@ def test_a_round_of_ist_is_the_mean_over_pairs_of_deals(shares, resample):
     owners, totals = Owners(network.lengths, ranks), []
     for number in range(300):
         old, new = (
-            Partition.draw(network.lengths, network.groups, ranks, number, round, shares, resample)
-            for round in (0, 1)
+            Partition.draw(network.lengths, network.groups, ranks, number, round, shares, resample) for round in (0, 1)
         )
         sent = 0
         for parameter in network.parameters.values():
