@@ -9,16 +9,15 @@ where it is; only the others go home to their owners. The owners have all of the
 the owners' work: with one, all weights go home in every round.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from istmpi.axes import Parameter, narrowed
 from istmpi.config import Run
 from istmpi.devices import copy_from_host, empty_on_host, on_host
 from istmpi.errors import IstmpiError
-from istmpi.layout import Whole, part_shape
+from istmpi.layout import Whole
 from istmpi.methods.base import Job, Method, Partial
+from istmpi.methods.held import Held
 from istmpi.methods.outer import START, VELOCITY, Outer
 from istmpi.models.architecture import Architecture
 from istmpi.models.linear import release_gradients
@@ -26,25 +25,14 @@ from istmpi.partition import Partition
 from istmpi.transfer import Transfer
 
 
-@dataclass
-class Held:
-    """Weights, with the optimizer state that is carried along, which are newer at their holders than at home."""
-
-    deal: Partition
-    tensors: dict[str, torch.Tensor]
-    """This rank's part of them, in host memory."""
-    at_home: bool = False
-    """By now their owners have them as well."""
-
-
 class IST(Method):
-    """Deal, pull and hop, J local steps, push."""
+    """Deal, hop and pull, J local steps, push."""
 
     def __init__(self, job: Job):
         super().__init__(job)
-        self._deals: dict[int, Partition] = {}
         self._held: Held | None = None
-        self._arrived: dict[str, torch.Tensor] = {}
+        self._room: dict[str, torch.Tensor] = {}
+        self._deals: dict[int, Partition] = {}
 
     @classmethod
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
@@ -59,20 +47,20 @@ class IST(Method):
         outer = Outer.of(self.job.run)
         with clock("deal"):
             holders, next_deal = self.holders(round), self._next_deal(round)
-            before, moved = self._held, self._moved()
-            pull = Transfer(moved, store.owners, holders, store.rank, missing_from=before and before.deal)
+            held, moved = self._held, self._moved()
+            pull = Transfer(moved, store.owners, holders, store.rank, missing_from=held and held.deal)
             subnet = self.build(narrowed(holders.lengths, moved, holders.held(store.rank)))
             optimizer, tensors = self.new_optimizer(subnet, round, begun)
-        kept = {name: tensors[name] for name in moved}
-        arriving = empty_on_host(kept)
-        if before:
+        arriving: dict[str, torch.Tensor] = {}
+        if held:
             with clock("hop"):
-                arriving |= self._hop(before, holders)
+                arriving = held.hop(holders, self._room, store, communicator)
+                self._held = Held(holders, dict(arriving))
         with clock("pull"):
+            kept = {name: tensors[name] for name in moved}
+            arriving |= empty_on_host({name: tensor for name, tensor in kept.items() if name not in arriving})
             pull.run(store.tensors, arriving, communicator)
             copy_from_host(arriving | begun.tensors, kept)
-        if before:
-            self._held = Held(holders, {name: arriving[name] for name in before.tensors})
         outcome = self.local_steps(subnet, optimizer, round, begun)
         release_gradients(subnet)
         stopped = isinstance(outcome, Partial)
@@ -97,37 +85,17 @@ class IST(Method):
         return outcome
 
     def publish(self) -> None:
-        store, held = self.job.store, self._held
-        if held and not held.at_home:
-            home = Transfer(self._parameters(held), held.deal, store.owners, store.rank)
-            home.run(held.tensors, store.tensors, self.job.communicator)
-            held.at_home = True
+        if self._held:
+            self._held.send_home(self.job.store, self.job.communicator)
 
     def _next_deal(self, round: int) -> Partition | None:
         """The deal to which weights go straight after a round; None where they all go home."""
         groups = self.groups(self.job.run, self.job.architecture)
         return self.deal(round + 1) if groups and Outer.of(self.job.run).idle else None
 
-    def _hop(self, held: Held, holders: Partition) -> dict[str, torch.Tensor]:
-        """The held weights' part of this rank in another deal, as far as any rank has them.
-
-        Not in the memory that they leave: it is read while they travel, and they may be wanted back after the round.
-        """
-        store, parameters = self.job.store, self._parameters(held)
-        for name, parameter in parameters.items():
-            shape = part_shape(holders, parameter, store.rank)
-            if name not in self._arrived or self._arrived[name].shape != shape:
-                self._arrived[name] = torch.empty(shape, dtype=held.tensors[name].dtype)
-        arriving = {name: self._arrived[name] for name in parameters}
-        Transfer(parameters, held.deal, holders, store.rank).run(held.tensors, arriving, self.job.communicator)
-        return arriving
-
     def _dealt(self, parameter: Parameter) -> bool:
         """Whether every rank has a part of its own, so that nobody else has what it trained."""
         return parameter.pattern.dealt(dict.fromkeys(self.groups(self.job.run, self.job.architecture))) > 0
-
-    def _parameters(self, held: Held) -> dict[str, Parameter]:
-        return {name: self.job.store.parameters[name] for name in held.tensors}
 
     def _moved(self) -> dict[str, Parameter]:
         """What travels to the holders and back: not the outer step's slots, which owners alone need."""
@@ -149,13 +117,14 @@ class IST(Method):
         return self.deal(round)
 
     def deal(self, round: int) -> Partition:
-        """This round's deal, after all ranks have made sure that they drew the same."""
+        """A round's deal, which is drawn once; the last two are kept."""
         if round not in self._deals:
-            self._deals = {earlier: deal for earlier, deal in self._deals.items() if earlier == round - 1}
+            self._deals = {known: deal for known, deal in self._deals.items() if known == round - 1}
             self._deals[round] = self._draw(round)
         return self._deals[round]
 
     def _draw(self, round: int) -> Partition:
+        """A round's deal, after all ranks have made sure that they drew the same."""
         job, settings = self.job, self.job.run.method
         partition = Partition.draw(
             job.architecture.lengths,

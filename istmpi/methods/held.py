@@ -1,0 +1,57 @@
+"""Weights that stay with those who trained them until the next deal, instead of going home to their owners.
+
+In the next deal they go to their next holders straight from the last ones, or stay where they are.
+"""
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import torch
+
+from istmpi.axes import Parameter
+from istmpi.comm import Communicator
+from istmpi.layout import part_shape
+from istmpi.partition import Partition
+from istmpi.store import ParameterStore
+from istmpi.transfer import Transfer
+
+
+@dataclass
+class Held:
+    """A rank's part of them, of which the owners' rows are out of date until `send_home`."""
+
+    deal: Partition
+    tensors: dict[str, torch.Tensor]
+    """In host memory; with the optimizer state that is carried along."""
+    at_home: bool = False
+
+    def hop(
+        self,
+        holders: Partition,
+        room: MutableMapping[str, torch.Tensor],
+        store: ParameterStore,
+        communicator: Communicator,
+    ) -> dict[str, torch.Tensor]:
+        """This rank's part of them in another deal, as far as anybody has it. Collective.
+
+        It lies in ``room``, which is enlarged where it must be, and not in the memory that the weights leave: that is
+        still read while they arrive.
+        """
+        parameters = self._parameters(store)
+        for name, parameter in parameters.items():
+            shape = part_shape(holders, parameter, store.rank)
+            if name not in room or room[name].shape != shape:
+                room[name] = torch.empty(shape, dtype=self.tensors[name].dtype)
+        arriving = {name: room[name] for name in parameters}
+        Transfer(parameters, self.deal, holders, store.rank).run(self.tensors, arriving, communicator)
+        return arriving
+
+    def send_home(self, store: ParameterStore, communicator: Communicator) -> None:
+        """Have them in the owners' rows as well. Collective."""
+        if not self.at_home:
+            home = Transfer(self._parameters(store), self.deal, store.owners, store.rank)
+            home.run(self.tensors, store.tensors, communicator)
+            self.at_home = True
+
+    def _parameters(self, store: ParameterStore) -> dict[str, Parameter]:
+        return {name: store.parameters[name] for name in self.tensors}
