@@ -318,14 +318,15 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
     pytorch, ends, runs = against_pytorch(scale, record), finals(scale, record), whole_runs(found)
     draw(main, folder / "time-to-accuracy.png")
     sections = [
-        "Seconds of training to the highest accuracy that all methods reach, evaluations left out. *: composed of the "
-        "steps that it takes (curves: P ranks in one process, the same algorithm) and the seconds of a step on the "
-        "slow network; the others are whole runs there. `against`: how many times as long as IST the fastest local SGD "
-        "or data parallel takes, ours or PyTorch's; with `a tenth` as IST that deals a tenth of the units anew in each "
-        "round. It is the ratio of steps times that of a step's seconds, the "
-        "median over turns within one job. Curves are means over seeds, each point averaged with its neighbours, "
-        "crossings on the line between points. In a step every rank takes a batch, with every method. What "
-        f"has no row has not been measured yet. {provenance(scale, record)}",
+        "Seconds of training to the highest accuracy that all methods reach, evaluations left out, and with them the "
+        "way home of IST's weights, which takes as long as a hop of a full deal. *: composed of the steps that it "
+        "takes (curves: P ranks in one process, the same algorithm) and the seconds of a step on the slow network; the "
+        "others are whole runs there. `against`: how many times as long as IST the fastest local SGD or data parallel "
+        "takes, ours or PyTorch's; with `a tenth` as IST that deals a tenth of the units anew in each round. It is the "
+        "ratio of steps times that of a step's seconds, the median over turns within one job. Curves are means over "
+        "seeds, each point averaged with its neighbours, crossings on the line between points. In a step every rank "
+        "takes a batch, with every method. What has no row has not been measured yet. "
+        f"{provenance(scale, record)}",
         "![Accuracy against time](time-to-accuracy.png)",
         "## To lower accuracies\n\n"
         + table([headline(situation, below) for situation in found for below in BELOW if below]),

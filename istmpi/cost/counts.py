@@ -117,7 +117,7 @@ class Cost:
 
     @property
     def round_bytes(self) -> Number:
-        """A round as MPI counts it: all ranks, both ways, what stays on its rank left out; expected over deals."""
+        """A round as MPI counts it: by all ranks, what stays on its rank left out; expected over deals."""
         return self.sends * self.tensors * sum(load.sent for load in self.loads)
 
     def sent_bytes(self, first: int, rounds: int) -> Number:

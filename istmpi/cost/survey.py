@@ -85,7 +85,7 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "received_floats_per_step_and_rank": received / steps / ranks,
         "received_floats_per_example": received / steps / examples,
         "received_floats_per_round": received,
-        # Both ways, own elements included; then without them, which is what MPI is handed.
+        # There and back, own elements included; then what MPI is handed.
         "both_ways_floats_per_step": 2 * received / steps,
         "sent_bytes_per_step": plan.round_bytes / steps,
         "sent_bytes_per_step_and_rank": plan.round_bytes / steps / ranks,

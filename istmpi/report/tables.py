@@ -68,7 +68,7 @@ def _speed(row: Row) -> str:
 TABLES: dict[str, Callable[[Row], str]] = {
     "Mfloat received a step, all ranks": lambda row: f"{row['received_floats_per_step'] / 1e6:.5g}",
     "GFLOP a step, all ranks": lambda row: f"{row['flops_per_step'] / 1e9:.2f}",
-    "Sent a step and rank, both ways": lambda row: size(row["sent_bytes_per_step_and_rank"]),
+    "Sent a step and rank": lambda row: size(row["sent_bytes_per_step_and_rank"]),
     "Sent an example": lambda row: size(row["sent_bytes_per_example"]),
     "FLOPs an example": lambda row: number(row["flops_per_example"]),
     "Memory a rank": lambda row: size(row["memory_bytes"]),

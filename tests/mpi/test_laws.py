@@ -152,6 +152,20 @@ def test_whole_networks_send_what_their_algorithm_says(comm, method, times, carr
     assert [one.bytes for one in progress] == expected
 
 
+@pytest.mark.parametrize("resample", [1.0, 0.3])
+def test_looking_at_the_network_changes_neither_what_is_learnt_nor_what_is_sent(comm, resample):
+    """Weights that stay with their holders come home for an evaluation or a checkpoint, and stay all the same."""
+    settings = {"method__resample": resample, "optimizer__momentum": 0.9, "method__optimizer_state": "carry"}
+    left_alone, expected = trained(comm, optimizer__lr=0.03, **settings)
+    looked_at = Training(small_run(optimizer__lr=0.03, evaluate__every=1, **settings), comm)
+    progress = []
+    for one in looked_at.rounds():
+        looked_at.state()
+        progress.append(one)
+    assert [(one.loss, one.bytes) for one in progress] == [(one.loss, one.bytes) for one in expected]
+    assert_same_bits(whole(looked_at), whole(left_alone))
+
+
 @pytest.mark.ranks(min=2)
 def test_ist_sends_fewer_bytes_than_local_sgd(comm):
     """A matrix with both axes dealt is held 1/P times, with nothing dealt P times."""
@@ -197,6 +211,18 @@ def test_the_round_and_the_rank_are_those_that_went_wrong(comm, method):
         next(rounds)
     assert diverged.value.everywhere
     assert_same_bits(whole(training), good)
+
+
+def test_weights_that_nobody_sent_home_yet_are_kept_as_well(comm):
+    expected, _ = trained(comm, train__rounds=2)
+    training = Training(small_run(train__batch=8), comm)
+    batch = training.method.batch
+    training.method.batch = lambda step: (batch(step)[0] * (np.nan if step == 7 else 1), batch(step)[1])
+    rounds = training.rounds()
+    next(rounds), next(rounds)
+    with pytest.raises(DivergedError, match="in round 3, local step 2; "):
+        next(rounds)
+    assert_same_bits(whole(training), whole(expected))
 
 
 def test_weights_that_overflow_in_the_last_step_are_not_kept(comm):

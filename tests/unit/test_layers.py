@@ -12,7 +12,7 @@ PACKAGE = ROOT / "istmpi"
 
 LAYERS = [
     ["istmpi", "axes", "partition", "config", "errors", "rng", "optional"],
-    ["layout", "models", "data", "comm", "record", "stopping", "optimizers", "ring"],
+    ["layout", "blocks", "models", "data", "comm", "record", "stopping", "optimizers", "ring"],
     ["transfer", "cost"],
     ["store", "devices", "allreduce"],
     ["methods", "evaluate", "checkpoint"],

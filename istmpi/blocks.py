@@ -1,0 +1,184 @@
+"""Blocks: the parts of tensors that messages are made of, where they lie and how they travel."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
+from math import prod
+
+import numpy as np
+import torch
+
+_TEMPORARY_BYTES = 2**20
+_LONG_ROW = 512
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+Index = tuple[slice | np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One parameter's part of a message: where it lies in this rank's tensor, and its shape."""
+
+    name: str
+    index: Index
+    extent: tuple[int, ...]
+    """How many positions of every axis."""
+    itemsize: int
+    mean: bool
+    """The receiver takes the mean over all senders of this block."""
+    holders: tuple[np.ndarray | None, ...] = ()
+    """Where elements that a rank has in a third layout are left out: who has each position there, of dealt axes."""
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of the values as they travel: one axis where some are left out."""
+        if not self.holders:
+            return self.extent
+        known = [where[where >= 0] for where in self.holders if where is not None]
+        ranks = 1 + max((int(where.max()) for where in known if len(where)), default=0)
+        alike = np.prod([np.bincount(where, minlength=ranks) for where in known], axis=0).sum()
+        free = prod(length for length, where in zip(self.extent, self.holders, strict=True) if where is None)
+        return (prod(self.extent) - int(alike) * free,)
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+    @property
+    def span(self) -> int:
+        """Bytes with what is left out."""
+        return prod(self.extent) * self.itemsize
+
+    @property
+    def wanted(self) -> np.ndarray:
+        """What is not left out: true or false, of the shape ``extent``."""
+        axes = [
+            where.reshape([-1 if place == axis else 1 for place in range(len(self.extent))])
+            for axis, where in enumerate(self.holders)
+            if where is not None
+        ]
+        first, *others = axes
+        alike = first >= 0
+        for other in others:
+            alike = alike & (first == other)
+        return np.broadcast_to(~alike, self.extent)
+
+    def pack(self, tensor: torch.Tensor, out: np.ndarray) -> None:
+        """Write the block's values, as they travel, into ``out`` of the shape ``shape``."""
+        if not self.holders:
+            _gather(bits(tensor), self.index, out)
+            return
+        values = np.empty(self.extent, dtype=out.dtype)
+        _gather(bits(tensor), self.index, values)
+        out[:] = values[self.wanted]
+
+    def packed(self, tensor: torch.Tensor) -> np.ndarray:
+        """The same, as a view of the tensor where that is possible."""
+        values = bits(tensor)
+        if not self.holders and all(isinstance(where, slice) for where in self.index):
+            return values[self.index]
+        out = np.empty(self.shape, dtype=values.dtype)
+        self.pack(tensor, out)
+        return out
+
+    def place(self, tensor: torch.Tensor, values: np.ndarray) -> None:
+        """Write values that travelled where they belong in a tensor."""
+        if self.holders:
+            arrived, values = values, np.empty(self.extent, dtype=values.dtype)
+            _gather(bits(tensor), self.index, values)
+            values[self.wanted] = arrived
+        _scatter(bits(tensor), self.index, values)
+
+
+Message = Sequence[Block]
+
+
+def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
+    """Messages cut into rounds of at most ``capacity`` bytes a peer: ``[round][peer]``."""
+    return [list(rounds) for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())]
+
+
+def _cut(message: Message, capacity: int) -> Iterator[Message]:
+    """A message as a sequence of shorter ones; both ends cut alike, as the cuts follow from the shapes alone."""
+    part: list[Block] = []
+    room = capacity
+    for block in message:
+        axis = _cut_axis(block, capacity)
+        length = block.extent[axis]
+        slab = block.span // length
+        start = 0
+        while start < length:
+            count = min(length - start, room // slab)
+            if count <= 0 and part:
+                yield part
+                part, room = [], capacity
+                continue
+            count = max(count, 1)
+            part.append(_slab(block, axis, start, start + count))
+            room -= count * slab
+            start += count
+    if part:
+        yield part
+
+
+def _cut_axis(block: Block, capacity: int) -> int:
+    """The outermost axis with slices small against the capacity, as those are the most contiguous; else the longest."""
+    small = (axis for axis, length in enumerate(block.extent) if block.span // length <= capacity // 16)
+    return next(small, int(np.argmax(block.extent)))
+
+
+def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
+    """The positions ``start .. stop - 1`` of a block along one axis."""
+    where = block.index[axis]
+    if isinstance(where, slice):
+        where = slice(where.start + start, where.start + stop)
+    else:
+        where = where[start:stop]
+    index = (*block.index[:axis], where, *block.index[axis + 1 :])
+    extent = (*block.extent[:axis], stop - start, *block.extent[axis + 1 :])
+    holders = block.holders
+    if holders and holders[axis] is not None:
+        holders = (*holders[:axis], holders[axis][start:stop], *holders[axis + 1 :])
+    return replace(block, index=index, extent=extent, holders=holders)
+
+
+def _gather(values: np.ndarray, index: Index, out: np.ndarray) -> None:
+    """``out[...] = values[np.ix_(*index)]``, axis by axis, which is three times as fast."""
+    values = values[tuple(where if isinstance(where, slice) else slice(None) for where in index)]
+    fancy = [axis for axis, where in enumerate(index) if not isinstance(where, slice)]
+    if not fancy:
+        np.copyto(out, values)
+        return
+    axis = fancy[0]
+    where = index[axis]
+    if len(fancy) == 1:
+        np.take(values, where, axis=axis, out=out, mode="clip")
+        return
+    rest = tuple(index[other] if other in fancy[1:] else slice(None) for other in range(len(index)))
+    step = max(_TEMPORARY_BYTES * values.shape[axis] // values.nbytes, 1)
+    for start in range(0, len(where), step):
+        chunk = (slice(None),) * axis + (slice(start, start + step),)
+        _gather(values.take(where[start : start + step], axis=axis), rest, out[chunk])
+
+
+def _scatter(target: np.ndarray, index: Index, values: np.ndarray) -> None:
+    """``target[np.ix_(*index)] = values``, row by row where rows are long, which is twice as fast."""
+    target = target[tuple(where if isinstance(where, slice) else slice(None) for where in index)]
+    fancy = [axis for axis, where in enumerate(index) if not isinstance(where, slice)]
+    if not fancy:
+        target[...] = values
+    elif len(fancy) == 1:
+        target[(slice(None),) * fancy[0] + (index[fancy[0]],)] = values
+    elif fancy[0] == 0 and values[0].size >= _LONG_ROW:
+        rest = tuple(where if axis in fancy else slice(None) for axis, where in enumerate(index))[1:]
+        for row, part in zip(index[0], values, strict=True):
+            _scatter(target[row], rest, part)
+    else:
+        open_index = [where if axis in fancy else np.arange(target.shape[axis]) for axis, where in enumerate(index)]
+        target[np.ix_(*open_index)] = values
+
+
+def bits(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's memory as integers of the element's size: moves any dtype unchanged, NumPy's or not."""
+    return tensor.detach().view(_INTEGERS[tensor.element_size()]).numpy()
