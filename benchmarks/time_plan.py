@@ -58,6 +58,8 @@ class Scale:
     ranks: tuple[int, ...]
     local_steps: tuple[int, ...]
     seeds: tuple[int, ...]
+    longer: int
+    """Times a curve's steps and processor time, to see where the methods end."""
     turns: int
     turn_seconds: float
     speed_seconds: float
@@ -72,12 +74,13 @@ CIFAR = {"kind": "CIFAR-10", "lr": 0.1, "data": "cifar10.h5", "prepare": ("image
 FULL = Scale(
     tasks=(
         Task("speech2", (4096, 4096, 10), steps=400, seconds=200, **SPEECH),
-        Task("speech3", (4096, 8192, 8192, 10), steps=960, seconds=1600, **SPEECH),
+        Task("speech3", (4096, 8192, 8192, 10), steps=240, seconds=400, **SPEECH),
         Task("cifar", (3072, 4096, 4096, 10), steps=400, seconds=200, **CIFAR),
     ),
     ranks=(8, 4, 2),
     local_steps=(20, 60),
     seeds=(0, 1, 2),
+    longer=4,
     turns=5,
     turn_seconds=8,
     speed_seconds=200,
@@ -91,6 +94,7 @@ QUICK = Scale(
     ranks=(2,),
     local_steps=(5, 10),
     seeds=(0,),
+    longer=2,
     turns=3,
     turn_seconds=0.5,
     speed_seconds=20,
@@ -153,6 +157,8 @@ def cells(scale: Scale) -> Iterator[Cell]:
             if (task, ranks) != (first, scale.ranks[0]):
                 yield from _curves(ranks, task, usual, scale.seeds[1:])
     for task in others:
+        yield from _curves(scale.ranks[0], task, usual, scale.seeds[:1], ("ist", "data-parallel", "local-sgd"), "long")
+    for task in others:
         for ranks in reversed(scale.ranks):
             yield from _speeds(ranks, task, "10x")
             for local_steps in longer:
@@ -164,8 +170,10 @@ def _speeds(ranks: int, task: Task, bandwidth: str) -> Iterator[Cell]:
         yield Cell("speed", ranks, task, bandwidth, group)
 
 
-def _curves(ranks: int, task: Task, local_steps: int, seeds: tuple[int, ...], methods=METHODS) -> Iterator[Cell]:
+def _curves(
+    ranks: int, task: Task, local_steps: int, seeds: tuple[int, ...], methods=METHODS, kind: str = "curve"
+) -> Iterator[Cell]:
     for seed in seeds:
         for method in methods:
             spread = 0 if method in EVERY_STEP else local_steps
-            yield Cell("curve", ranks, task, method=method, local_steps=spread, seed=seed)
+            yield Cell(kind, ranks, task, method=method, local_steps=spread, seed=seed)

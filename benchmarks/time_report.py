@@ -132,7 +132,7 @@ def time_split(found: list[Situation]) -> list[dict]:
     ]
 
 
-def finals(scale: Scale, record: Records) -> list[dict]:
+def finals(scale: Scale, record: Records, kind: str = "curve") -> list[dict]:
     """Accuracy at the end of the curves, over seeds, and where the shortest of a situation's curves ends."""
     rows = []
     for task in scale.tasks:
@@ -142,7 +142,7 @@ def finals(scale: Scale, record: Records) -> list[dict]:
                 for method in METHODS:
                     spread = 0 if method in EVERY_STEP else local_steps
                     wanted = (
-                        Cell("curve", ranks, task, method=method, local_steps=spread, seed=seed) for seed in scale.seeds
+                        Cell(kind, ranks, task, method=method, local_steps=spread, seed=seed) for seed in scale.seeds
                     )
                     curves = [one["points"] for one in map(record, wanted) if one]
                     if curves and (spread or local_steps == scale.local_steps[0]):
@@ -315,7 +315,8 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
     every_detail = [row for situation in found for row in details(situation)]
     main = [one for one in found if one.bandwidth == "1x" and one.local_steps == found[0].local_steps]
     best = [row for situation in main for row in details(situation)[: len(situation.contestants)]]
-    pytorch, ends, runs = against_pytorch(scale, record), finals(scale, record), whole_runs(found)
+    pytorch, runs = against_pytorch(scale, record), whole_runs(found)
+    ends, far_ends = finals(scale, record), finals(scale, record, "long")
     draw(main, folder / "time-to-accuracy.png")
     sections = [
         "Seconds of training to the highest accuracy that all methods reach, evaluations left out, and with them the "
@@ -336,7 +337,8 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
         + (table(pytorch) if pytorch else "Not measured yet."),
         "## Final accuracies\n\nMean over seeds of the last three evaluations: of curves, which are bounded by "
         "processor time, and of what they were when the shortest of them ended. PyTorch's methods learn as ours do: "
-        f"same initial values, batches and evaluation.\n\n{table(ends)}",
+        f"same initial values, batches and evaluation.\n\n{table(ends)}"
+        + f"\n\nAfter {scale.longer} times the processor time:\n\n{table(far_ends)}" * bool(far_ends),
         f"## Bytes and samples\n\nTo the highest common accuracy, J = {main[0].local_steps}; more in the .json.\n\n"
         + table(best),
         f"## Where the time goes\n\nMilliseconds of a local step.\n\n{table(time_split(main))}",
@@ -350,6 +352,7 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
         "details": every_detail,
         "against_pytorch": pytorch,
         "final_accuracies": ends,
+        "final_accuracies_of_longer_curves": far_ends,
         "time_split": time_split(found),
         "whole_runs": runs,
         "failed": dict(failed),

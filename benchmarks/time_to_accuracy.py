@@ -11,6 +11,7 @@ Every finished cell is one JSON file; what is there is not run again. Kinds of c
   FLOP of it, which is that of the IST paper's cluster (m5.2xlarge), or ten times that;
 * speed: seconds and bytes of a step on the emulated cluster, ours, PyTorch's and IST in turns within one job;
 * curve: accuracy by step, P ranks in one process at full speed (benchmarks/curves.py), the same on any network;
+* long: a curve of four times the steps, to see where the methods end;
 * direct: a whole run on the slow network, with evaluations, where it fits into ``--direct-seconds``;
 * model: the cost model's cluster, for the scaling to 1,000 ranks.
 
@@ -71,6 +72,7 @@ class Bench:
             "machine": self._machine,
             "speed": self._speed,
             "curve": self._curve,
+            "long": self._curve,
             "direct": self._direct,
             "model": self._model,
         }
@@ -125,12 +127,12 @@ class Bench:
         return json.loads(out.read_text(encoding="utf-8"))
 
     def _curve(self, cell: Cell) -> dict:
-        task = cell.task
+        task, times = cell.task, self.scale.longer if cell.kind == "long" else 1
         settings = ["--data", self._data(task), "--hidden", task.hidden, "--lr", task.lr, "--batch", BATCH]
-        settings += ["--ranks", cell.ranks, "--steps", task.steps, "--seconds", task.seconds]
+        settings += ["--ranks", cell.ranks, "--steps", times * task.steps, "--seconds", times * task.seconds]
         settings += ["--seed", cell.seed, "--local-steps", cell.local_steps or 5]
         command = [sys.executable, HERE / "curves.py", *_words(cell.method), *settings]
-        printed = self._run(command, 4 * task.seconds + SPARE_SECONDS)
+        printed = self._run(command, 4 * times * task.seconds + SPARE_SECONDS)
         return {"points": [json.loads(line) for line in printed.splitlines()]}
 
     def _direct(self, cell: Cell) -> dict:
