@@ -327,5 +327,5 @@ def _overheads(
     part = plan.largest
     modelled = float(part.flops.products) / speed + part.flops.product_count * product + float(part.touched) * touch
     step = (median["compute"] + median["wait"]) / tiny.method.local_steps - modelled
-    transfers = [median[phase] for phase in ("pull", "hop", "push")]
+    transfers = [median[phase] for phase in ("hop", "pull", "push") if phase in median]
     return max(step, 0.0), float(np.mean(transfers)), median["deal"]

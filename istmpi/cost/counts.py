@@ -157,7 +157,7 @@ def cost(
     groups = kind.groups(run, architecture)
     members = kind.members(run, ranks)
     dealing = architecture.parameters, architecture.lengths, groups, ranks, run.method.shares, members
-    stays = bool(groups) and kind.stays(run)
+    stays = bool(groups) and ranks > 1 and kind.stays(run)
     held = Holdings(*dealing, run.method.resample if stays else None)
     made = recipe(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and kind.synchronous else 1)
@@ -264,7 +264,7 @@ def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) ->
     if kind.members(run, ranks) < ranks:
         drawn = draw_ranks(ranks, settings.fraction, run.train.seed, round)
         layouts = Layouts(owners, Whole(architecture.lengths, ranks, drawn))
-    elif groups and kind.stays(run):
+    elif groups and ranks > 1 and kind.stays(run):
         layouts = Layouts(owners, deal(round), deal(round - 1) if round else None, deal(round + 1))
     else:
         layouts = Layouts(owners, deal(round))

@@ -100,7 +100,7 @@ class MethodCost:
     start: tuple[Collective, ...] = ()
     """What is sent once, in the first round, with all that rests with the owners."""
     stays: Callable[[Run], bool] = _never
-    """What is dealt out stays with its holders between two rounds, as far as the next deal lets it."""
+    """What several ranks are dealt stays with them between two rounds, as far as the next deal lets it."""
     owned_tensors: int = 1
     """Tensors that an owner has for the rows of every parameter, optimizer state left out."""
     copies: Callable[[Run, int, int], int] = _no_copies

@@ -90,8 +90,8 @@ class IST(Method):
 
     def _next_deal(self, round: int) -> Partition | None:
         """The deal to which weights go straight after a round; None where they all go home."""
-        groups = self.groups(self.job.run, self.job.architecture)
-        return self.deal(round + 1) if groups and Outer.of(self.job.run).idle else None
+        dealt = self.groups(self.job.run, self.job.architecture) and self.job.communicator.size > 1
+        return self.deal(round + 1) if dealt and Outer.of(self.job.run).idle else None
 
     def _dealt(self, parameter: Parameter) -> bool:
         """Whether every rank has a part of its own, so that nobody else has what it trained."""
