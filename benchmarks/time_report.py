@@ -338,7 +338,7 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
         "## Final accuracies\n\nMean over seeds of the last three evaluations: of curves, which are bounded by "
         "processor time, and of what they were when the shortest of them ended. PyTorch's methods learn as ours do: "
         f"same initial values, batches and evaluation.\n\n{table(ends)}"
-        + f"\n\nAfter {scale.longer} times the processor time:\n\n{table(far_ends)}" * bool(far_ends),
+        + (f"\n\nAfter {scale.longer} times the processor time:\n\n{table(far_ends)}" if far_ends else ""),
         f"## Bytes and samples\n\nTo the highest common accuracy, J = {main[0].local_steps}; more in the .json.\n\n"
         + table(best),
         f"## Where the time goes\n\nMilliseconds of a local step.\n\n{table(time_split(main))}",
