@@ -5,7 +5,7 @@ Two parts of a tensor meet in the outer product of their per-axis intersections,
 crosses the wire. Building a Transfer is pure; tensors and the communicator are arguments of `Transfer.run`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 import torch
 
-from istmpi.axes import Axis, Parameter, overlap
+from istmpi.axes import Axis, Parameter, Positions, overlap
 from istmpi.blocks import Block, Message, bits, split
 from istmpi.comm import STAGING_BYTES, Communicator
 from istmpi.layout import Layout
@@ -95,8 +95,8 @@ class Transfer:
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
         """For every peer, the blocks of this rank's tensors that it shares with that peer's."""
-        mine = {}
-        holders = self._holders([axis for _, one in self._parameters for axis in one.pattern.axes])
+        mine: dict[tuple[Axis, int], Positions] = {}
+        holders: dict[tuple[Axis, int], np.ndarray | None] = {}
         messages = []
         for peer in range(self.ranks):
             shared = {}
@@ -106,28 +106,28 @@ class Transfer:
                 for at in axes:
                     if at not in mine:
                         mine[at] = here.positions(*at, self.rank)
+                        holders[at] = self._holders(at[0], mine[at])
                     if at not in shared:
                         shared[at] = overlap(mine[at], there.positions(*at, peer))
                 index = tuple(shared[at][0] for at in axes)
                 extent = tuple(shared[at][1] for at in axes)
-                left_out = [
-                    holders[axis][mine[axis, place]][where] if axis in holders else None
-                    for (axis, place), where in zip(axes, index, strict=True)
-                ]
+                known = [holders[at] for at in axes]
+                left_out = ()
+                if any(ranks is not None for ranks in known):
+                    left_out = tuple(ranks if ranks is None else ranks[where] for ranks, where in zip(known, index))
                 mean = self._source.copies(parameter.pattern.names) > 1
-                there_too = () if all(where is None for where in left_out) else tuple(left_out)
-                block = Block(name, index, extent, parameter.itemsize, mean, there_too)
+                block = Block(name, index, extent, parameter.itemsize, mean, left_out)
                 if block.nbytes:
                     blocks.append(block)
             messages.append(blocks)
         return messages
 
-    def _holders(self, axes: Iterable[Axis]) -> dict[Axis, np.ndarray]:
-        """Who has each position of these axes, as far as they are dealt, in the layout that nothing shall be in."""
-        if self._missing_from is None:
-            return {}
-        found = {axis: self._missing_from.holder(axis) for axis in set(axes)}
-        return {axis: ranks for axis, ranks in found.items() if ranks is not None}
+    def _holders(self, axis: Axis, mine: Positions) -> np.ndarray | None:
+        """Who has these positions of an axis, if it is dealt, in the layout of which nothing is to be moved."""
+        ranks = self._missing_from.holder(axis) if self._missing_from else None
+        if ranks is None:
+            return None
+        return ranks[mine.start : mine.stop] if isinstance(mine, range) else ranks[mine]
 
     def _rounds(self, communicator: Communicator) -> Iterator[tuple[list[Message], list[Message]]]:
         """Sends and receives, cut into as many rounds as the staging limit asks for: the same number on every rank."""
