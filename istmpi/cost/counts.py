@@ -11,7 +11,7 @@ import numpy as np
 
 from istmpi.axes import with_slots
 from istmpi.config import Run
-from istmpi.cost.collectives import Layouts, Load
+from istmpi.cost.collectives import HOP, PULL, Layouts, Load
 from istmpi.cost.holdings import Holdings, Number, Part
 from istmpi.cost.methods import MethodCost, method_cost
 from istmpi.layout import Owners, Whole
@@ -162,13 +162,14 @@ def cost(
     made = recipe(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and kind.synchronous else 1)
     stored = kind.stored(run)
-    loads = _loads(kind, held)
+    loads = [load for collective in kind.collectives if (load := collective.load(held))]
     owned = held.owned_bytes * (kind.owned_tensors + stored)
     buffers = max(load.buffers for load in loads)
     others = (ranks - 1) * kind.learns_from_others
     moved = kind.moved(run)
-    # Before the first round nobody holds anything: all is pulled.
-    pulled = _loads(kind, Holdings(*dealing))[0].sent - (loads[0].sent + loads[1].sent) if stays else 0
+    first = 0
+    if stays:  # nobody has held anything before the first round: all is pulled
+        first = PULL.load(Holdings(*dealing)).sent - PULL.load(held).sent - HOP.load(held).sent
     parts = []
     for part in held.parts:
         copies = held.network_bytes * kind.copies(run, ranks, stored) + moved * held.bytes(part) * stays
@@ -183,13 +184,9 @@ def cost(
         sends=kind.times(run),
         loads=loads,
         tensors=moved,
-        start_bytes=(1 + stored) * sum(collective.load(held).sent for collective in kind.start) + moved * pulled,
+        start_bytes=(1 + stored) * sum(collective.load(held).sent for collective in kind.start) + moved * first,
         since=kind.since(run),
     )
-
-
-def _loads(kind: MethodCost, held: Holdings) -> list[Load]:
-    return [load for collective in kind.collectives if (load := collective.load(held))]
 
 
 def _part_cost(
