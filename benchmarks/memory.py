@@ -116,7 +116,7 @@ def measured(communicator: Communicator) -> dict[str, float]:
         "staging": sum(communicator.scratch(name, 0).nbytes for name in ("send", "receive")) / 1e6,
         "examples": EXAMPLES * 5 / 4 * FEATURES * 4e-6,
     }
-    parts["gradients"] = parts["subnet"]
+    parts["gradients"] = parts["subnet before the round"] = parts["subnet"]
     rest = figures["rounds, resident"] - figures["python, torch and MPI"] - sum(parts.values())
     return {**figures, **parts, "what the parts leave of rounds": rest}
 
