@@ -136,7 +136,7 @@ def test_quick_cells_are_measured_reported_and_not_measured_again(cluster, tmp_p
     cells = {path.stem: path.stat().st_mtime_ns for path in tmp_path.glob("*-P2*.json")}
     assert len(cells) == len(wanted)
     speed = json.loads((tmp_path / "speed-digits-P2-1x-local.json").read_text())
-    assert set(speed["contestants"]) == {"ist", "local-sgd", "pytorch-local-sgd"}
+    assert set(speed["contestants"]) == {"ist", "ist-tenth", "local-sgd", "pytorch-local-sgd"}
     for turns in speed["contestants"].values():
         assert len(turns) == 3
         for one in (one for rounds in turns for one in rounds):
