@@ -157,7 +157,7 @@ def cost(
     groups = kind.groups(run, architecture)
     members = kind.members(run, ranks)
     dealing = architecture.parameters, architecture.lengths, groups, ranks, run.method.shares, members
-    stays = bool(groups) and ranks > 1 and kind.stays(run)
+    stays = _stays(kind, run, groups, ranks)
     held = Holdings(*dealing, run.method.resample if stays else None)
     made = recipe(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and kind.synchronous else 1)
@@ -187,6 +187,11 @@ def cost(
         start_bytes=(1 + stored) * sum(collective.load(held).sent for collective in kind.start) + moved * first,
         since=kind.since(run),
     )
+
+
+def _stays(kind: MethodCost, run: Run, groups: tuple[str, ...], ranks: int) -> bool:
+    """Whether anything is dealt out, to several ranks, that stays with its holders between two rounds."""
+    return bool(groups) and ranks > 1 and kind.stays(run)
 
 
 def _part_cost(
@@ -261,7 +266,7 @@ def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) ->
     if kind.members(run, ranks) < ranks:
         drawn = draw_ranks(ranks, settings.fraction, run.train.seed, round)
         layouts = Layouts(owners, Whole(architecture.lengths, ranks, drawn))
-    elif groups and ranks > 1 and kind.stays(run):
+    elif _stays(kind, run, groups, ranks):
         layouts = Layouts(owners, deal(round), deal(round - 1) if round else None, deal(round + 1))
     else:
         layouts = Layouts(owners, deal(round))

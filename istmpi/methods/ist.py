@@ -80,8 +80,10 @@ class IST(Method):
         else:
             outer.step(start, store.tensors, push.reached(start))
             store.drop_slots(except_for=self.slots(self.job.run))
-        stay = [name for name, of in moved.items() if next_deal and self._dealt(of) and name in store.parameters]
-        self._held = Held(holders, {name: trained[name] for name in stay}) if stay else None
+        self._held = None
+        if next_deal:
+            stay = [name for name, of in store.parameters.items() if of.pattern.dealt(next_deal.units)]
+            self._held = Held(holders, {name: trained[name] for name in stay})
         return outcome
 
     def publish(self) -> None:
@@ -92,10 +94,6 @@ class IST(Method):
         """The deal to which weights go straight after a round; None where they all go home."""
         dealt = self.groups(self.job.run, self.job.architecture) and self.job.communicator.size > 1
         return self.deal(round + 1) if dealt and Outer.of(self.job.run).idle else None
-
-    def _dealt(self, parameter: Parameter) -> bool:
-        """Whether every rank has a part of its own, so that nobody else has what it trained."""
-        return parameter.pattern.dealt(dict.fromkeys(self.groups(self.job.run, self.job.architecture))) > 0
 
     def _moved(self) -> dict[str, Parameter]:
         """What travels to the holders and back: not the outer step's slots, which owners alone need."""

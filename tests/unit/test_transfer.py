@@ -169,6 +169,14 @@ def test_push_after_pull_is_the_identity_bit_for_bit(ranks, kind, staging_bytes)
                 np.testing.assert_array_equal(bits(mine[name]), bits(expected[name]), err_msg=name)
 
 
+def held_by_any(deal, parameter):
+    """Which elements any rank has in a deal, written down with ``np.ix_``."""
+    held = np.zeros(parameter.pattern.shape(LENGTHS), dtype=bool)
+    for rank in range(deal.ranks):
+        held[index(deal, parameter, rank)] = True
+    return held
+
+
 def test_a_hop_to_the_next_deal_delivers_what_any_rank_held():
     """The fast path: from this round's holders to the next round's, without the owners."""
     names = parameters(dtypes=("float32",))
@@ -178,23 +186,13 @@ def test_a_hop_to_the_next_deal_delivers_what_any_rank_held():
     moved = move(names, now, then, values, [blank(names, then, rank) for rank in range(3)])
     delivered = 0
     for name, parameter in names.items():
-        held = np.zeros(parameter.pattern.shape(LENGTHS), dtype=bool)
-        for rank in range(3):
-            held[index(now, parameter, rank)] = True
+        held = held_by_any(now, parameter)
         for rank in range(3):
             part = index(then, parameter, rank)
             same = bits(moved.tensors[rank][name]) == bits(whole[name])[part]
             assert same[held[part]].all()
             delivered += int(held[part].sum())
     assert delivered > 500
-
-
-def held_by_any(deal, parameter):
-    """Which elements any rank has in a deal, written down with ``np.ix_``."""
-    held = np.zeros(parameter.pattern.shape(LENGTHS), dtype=bool)
-    for rank in range(deal.ranks):
-        held[index(deal, parameter, rank)] = True
-    return held
 
 
 @settings(max_examples=60)
