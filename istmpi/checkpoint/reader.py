@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -133,16 +133,14 @@ class Checkpoint:
         data, lengths = self.header.data, self.architecture.lengths
         slots = dict.fromkeys(name.rpartition("/")[2] for name in self.tensors if "/" in name)
         parameters = self.architecture.parameters
-        ranks, steps = self.header.ranks, self.header.run.method.local_steps
-        stopped = {"partial/local_steps": (ranks,), "partial/losses": (ranks, steps)} if self.header.local_step else {}
+        found = datasets(self.file)
         classes = {"input/classes": (data.outputs,)} if data.task == CLASSIFICATION else {}
         groups = [
             {f"optim/{name}/{slot}": parameters[name].pattern.shape(lengths) for slot in slots for name in parameters},
             {f"norm/{stage}/{kind}": (lengths[stage],) for stage in self.architecture.batch_norms for kind in MOMENTS},
             {f"input/{kind}": (prod(data.shape),) for kind in MOMENTS},
         ]
-        found = datasets(self.file)
-        expected = stopped | classes
+        expected = self._of_a_stopped_round(found) | classes
         for group in groups:
             expected |= group if found.keys() & group.keys() else {}
         for path, shape in expected.items():
@@ -150,6 +148,14 @@ class Checkpoint:
                 yield f"{path} is missing"
             elif found[path].shape != shape:
                 yield f"{path} is {found[path].shape}, not {shape}"
+
+    def _of_a_stopped_round(self, found: Mapping[str, h5py.Dataset]) -> dict[str, tuple[int, ...]]:
+        """How far each rank was, and its losses: how many there can be in a round is the method's affair."""
+        if not self.header.local_step:
+            return {}
+        ranks, losses = self.header.ranks, "partial/losses"
+        columns = found[losses].shape[1:2] if losses in found else ()
+        return {"partial/local_steps": (ranks,), losses: (ranks, max(self.header.local_step, *columns))}
 
     def _tensor(self, path: str) -> Tensor:
         dataset = self._dataset(path)

@@ -21,7 +21,7 @@ OPTIMIZERS = {
 }
 COMMON = {"model__dropout": 0.3, "model__bias": True, "method__resample": 0.5, "method__local_steps": 4}
 SPECIAL = {
-    "fedavg": {"train__batch": 400, "method__fraction": 0.7},  # 4 steps in a pass
+    "fedavg": {"train__batch": 300, "method__fraction": 0.7},  # 5 steps in a pass, more than method.local_steps
     "dynamic-averaging": {"method__threshold": 0.002},  # some rounds above, some below
     "codistillation": {"method__burn_in": 1},
 }
