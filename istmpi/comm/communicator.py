@@ -21,6 +21,9 @@ STAGING_BYTES = 2**27
 """Most bytes that a rank packs for one Alltoallv. It bounds the memory beside the weights, and keeps counts and
 displacements far below the 2**31 that MPI libraries before MPI-4 can take."""
 
+LARGEST_CALL = 2**30
+"""Bytes that one broadcast or all-gather moves at most, for the same reason."""
+
 EAGER_LOOKS = 20
 """So many times in vain before the first nap."""
 LONGEST_NAP = 5e-4
@@ -60,7 +63,7 @@ class Nap:
 
 
 class Communicator:
-    """A group of ranks. Every method but `scratch` is collective."""
+    """A group of ranks. Methods are collective, but for `scratch` and those that name a peer, ranks or requests."""
 
     def __init__(self, mpi_communicator: Any):
         self._mpi = mpi_communicator
@@ -88,21 +91,28 @@ class Communicator:
         """All ranks' flat arrays one after the other: rank r's has ``counts[r]`` elements; any dtype."""
         from mpi4py import MPI
 
-        itemsize = mine.dtype.itemsize
-        result = np.empty(sum(counts), dtype=mine.dtype)
-        parts = [count * itemsize for count in counts]
+        parts = [count * mine.dtype.itemsize for count in counts]
         starts = [sum(parts[:rank]) for rank in range(self.size)]
-        self._mpi.Allgatherv(
-            [np.ascontiguousarray(mine).view(np.uint8), MPI.BYTE], [result.view(np.uint8), parts, starts, MPI.BYTE]
-        )
-        self.traffic.add(mine.nbytes * (self.size - 1))
+        result = np.empty(sum(counts), dtype=mine.dtype)
+        everyones = result.view(np.uint8)
+        if everyones.nbytes <= LARGEST_CALL:
+            self._mpi.Allgatherv(
+                [np.ascontiguousarray(mine).view(np.uint8), MPI.BYTE], [everyones, parts, starts, MPI.BYTE]
+            )
+            self.traffic.add(mine.nbytes * (self.size - 1))
+        else:
+            everyones[starts[self.rank] :][: mine.nbytes] = np.ascontiguousarray(mine).view(np.uint8)
+            for rank, (start, nbytes) in enumerate(zip(starts, parts, strict=True)):
+                self.broadcast(everyones[start : start + nbytes], rank)
         return result
 
     def broadcast(self, values: np.ndarray, root: int) -> None:
         """Overwrite ``values`` (contiguous) by the root's, in place."""
         from mpi4py import MPI
 
-        self._mpi.Bcast([values.reshape(-1).view(np.uint8), MPI.BYTE], root=root)
+        flat = values.reshape(-1).view(np.uint8)
+        for start in range(0, flat.nbytes, LARGEST_CALL):
+            self._mpi.Bcast([flat[start : start + LARGEST_CALL], MPI.BYTE], root=root)
         if self.rank == root:
             self.traffic.add(values.nbytes * (self.size - 1))
 
