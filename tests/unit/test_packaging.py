@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,3 +56,13 @@ def test_every_import_is_declared():
                 modules = [node.module]
             unknown = {module.split(".")[0] for module in modules} - declared
             assert not unknown, f"{path.relative_to(ROOT)} imports {unknown}, which setup.py does not ask for"
+
+
+def test_an_installed_package_has_all_files(tmp_path):
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+
+    def files(folder):
+        return {path.relative_to(folder) for path in folder.rglob("*.*") if "__pycache__" not in path.parts}
+
+    assert files(tmp_path / "istmpi") == files(ROOT / "istmpi")
