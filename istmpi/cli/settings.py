@@ -102,7 +102,7 @@ def changes(assignments: tuple[str, ...], options: dict[str, str | None]) -> dic
 
 def _read(option: str, setting: str, text: str) -> Any:
     """A value as the run file would have it: numbers, lists with or without brackets, texts with or without quotes."""
-    if setting in _TEXTS:
+    if setting in _TEXTS and not text.startswith(("'", '"')):
         return text
     if setting == "train.threads" and text == "auto":
         return 0

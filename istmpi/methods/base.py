@@ -98,7 +98,7 @@ class Method(ABC):
         with which the round can be gone on with, bit for bit.
 
         Raises DivergedError on every rank when the loss or the weights of any rank stop being finite; the store then
-        still has the weights from before the round.
+        still has the weights from before the round, or from where the round was gone on with.
         """
 
     def new_optimizer(

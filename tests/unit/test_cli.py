@@ -119,6 +119,13 @@ def test_a_plan_names_shapes_bytes_flops_and_memory():
         assert fact in result.stdout
 
 
+@pytest.mark.parametrize("text", ["it's 1.h5", "'it s 1.h5'", '"it s 1.h5"', "'it s 1.h5"])
+def test_texts_may_have_quotes_as_in_a_run_file(text):
+    options = {option.lstrip("-").replace("-", "_"): None for option in OPTIONS}
+    expected = text[1:-1] if text[0] == text[-1] else text
+    assert resolve("digits", (f"data.source={text}",), options).data.source == expected
+
+
 def test_values_with_commas_must_be_lists():
     with pytest.raises(ConfigError, match="--shares 1;2"):
         resolve("digits", (), {**{option.lstrip("-").replace("-", "_"): None for option in OPTIONS}, "shares": "1;2"})
