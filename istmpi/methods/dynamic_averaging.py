@@ -71,7 +71,7 @@ class DynamicAveraging(WholeNetwork):
 
     def _synchronise(self, round: int) -> None:
         communicator, clock = self.job.communicator, self.job.clock
-        # One rank's word: a sum's last bit depends on a rank's processor and threads, and all must see the same members.
+        # One rank's word: a sum's last bit depends on processor and threads, and all must see the same members.
         limit = communicator.from_first(self.job.run.method.threshold * _squared(self._reference))
         with clock("wait"):
             drifts = communicator.gather(_squared(self._reference, self.tensors))
