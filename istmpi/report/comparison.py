@@ -107,15 +107,13 @@ class Comparison:
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
         """How many times the best group's figure: the median over seeds that both have; None where not reached.
 
-        Where they share no seed, the ratio of the medians.
+        Runs that share a seed count as one, with their median. Where no seed is shared, the ratio of the medians.
         """
         spreads = {one.name: self.to_target(one, figure, target) for one in self.groups}
         best = min(self.groups, key=lambda one: spreads[one.name].median)
         if math.isinf(spreads[group.name].median):
             return None
-        ours, theirs = (
-            {curve.seed: value for curve, value in zip(one.curves, spreads[one.name].values)} for one in (group, best)
-        )
+        ours, theirs = (_by_seed(one, spreads[one.name]) for one in (group, best))
         ratios = [_ratio(ours[seed], theirs[seed]) for seed in ours if math.isfinite(theirs.get(seed, NOT_REACHED))]
         found = median(ratios) if ratios else _ratio(spreads[group.name].median, spreads[best.name].median)
         return found if math.isfinite(found) else None
@@ -241,6 +239,14 @@ def _short(setting: str) -> str:
 
 def _text(value: Any) -> str:
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _by_seed(group: Group, spread: Spread) -> dict[int, float]:
+    """A figure for every seed: the median of its runs."""
+    found: dict[int, list[float]] = {}
+    for curve, value in zip(group.curves, spread.values):
+        found.setdefault(curve.seed, []).append(value)
+    return {seed: median(values) for seed, values in found.items()}
 
 
 def _ratio(mine: float, theirs: float) -> float:

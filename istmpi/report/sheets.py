@@ -60,7 +60,8 @@ def notes(comparison: Comparison) -> list[str]:
     if any(len(group.curves) > 1 for group in comparison.groups):
         lines.append(
             "Medians over repeats with lowest and highest below. A run that did not reach a score counts as slower "
-            "than all that did. x: times the best method's figure, the median over repeats with the same seed."
+            "than all that did. x: times the best method's figure, the median over seeds that both have; runs that "
+            "share a seed count as one, with their median."
         )
     else:
         lines.append("x: times the best method's figure. One run of each method: repeats would show the noise.")

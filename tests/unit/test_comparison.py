@@ -113,6 +113,16 @@ def test_a_ratio_is_the_median_over_seeds_not_the_ratio_of_medians():
     assert found.ratio(found.groups[1], "seconds", 0.9) == 2 == 20 / 10
 
 
+def test_runs_that_share_a_seed_all_count_in_a_ratio():
+    ours = [curve("ist", FAST, 0, step) for step in (1, 1, 1)]
+    theirs = [curve("local-sgd", FAST, 0, step) for step in (3, 4, 100)]
+    for runs in ([*ours, *theirs], [*ours, *reversed(theirs)]):
+        found = compare(runs, [0.9])
+        assert found.ratio(found.groups[1], "seconds", 0.9) == 4
+    found = compare([*ours, *theirs, curve("ist", FAST, 1, 1), curve("local-sgd", FAST, 1, 6)], [0.9])
+    assert found.ratio(found.groups[1], "seconds", 0.9) == 5 == median([4, 6]), "a seed counts once"
+
+
 def test_ratios_where_some_never_arrive_or_nothing_is_sent():
     found = compare([curve("ist", FAST, sent=0), curve("local-sgd", SLOW, sent=0), curve("fedavg", [0.1])], [0.8])
     ist, local, fedavg = found.groups
