@@ -8,7 +8,7 @@ import click
 
 from istmpi.cli.settings import resolve
 from istmpi.config import Run
-from istmpi.errors import ConfigError, OutputError
+from istmpi.errors import ConfigError, OutputError, did_you_mean
 
 
 @click.group("job")
@@ -75,8 +75,8 @@ def slurm(
     arguments = (run, *options)
     job = Slurm(script, nodes, given, (modules or "").split(",") if modules else (), words, arguments)
     text = job.text()
-    ranks = max(map(int, array.split(","))) if array else (nodes or 1) * (gpus or 1)
-    check(arguments, ranks, "compare" if compare else "train")
+    most = max(map(int, array.split(","))) if array else nodes or 1
+    check(arguments, most * (gpus or 1), "compare" if compare else "train")
     click.echo(text, nl=False)
 
 
@@ -166,7 +166,7 @@ def check(arguments: tuple[str, ...], ranks: int, verb: str = "train") -> Run:
     """The run of a command line of istmpi train or compare; refused if it could not be trained on so many ranks."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
-    from istmpi.cost import cost
+    from istmpi.cost import COSTS, phase_costs
 
     with click.Context(istmpi) as context:
         command = istmpi.get_command(context, verb)
@@ -174,5 +174,9 @@ def check(arguments: tuple[str, ...], ranks: int, verb: str = "train") -> Run:
         raise ConfigError(f"this istmpi has no command {verb}.")
     given = command.make_context(f"istmpi {verb} {shlex.join(arguments)}", list(arguments)).params
     found = described(resolve(given.pop("run"), given.pop("assignments"), given), None)
-    cost(found.run, found.architecture, ranks)
+    methods = given["methods"].split(",") if verb == "compare" else [found.run.method.name]
+    for name in methods:
+        if verb == "compare" and name not in COSTS:
+            raise ConfigError(f"--methods: {name!r} is not known{did_you_mean(name, COSTS)}")
+        phase_costs(found.run.override({"method.name": name}), found.architecture, ranks)
     return found.run

@@ -4,8 +4,8 @@
 `time` what that takes in seconds on a network; `survey` all of it over many numbers of ranks; `advice` what to do.
 """
 
-from istmpi.cost.counts import Cost, cost, round_bytes
+from istmpi.cost.counts import Cost, cost, phase_costs, round_bytes
 from istmpi.cost.methods import COSTS, RIVALS, MethodCost
 from istmpi.cost.pairs import pair_bytes
 
-__all__ = ["COSTS", "RIVALS", "Cost", "MethodCost", "cost", "pair_bytes", "round_bytes"]
+__all__ = ["COSTS", "RIVALS", "Cost", "MethodCost", "cost", "pair_bytes", "phase_costs", "round_bytes"]

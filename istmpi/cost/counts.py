@@ -13,7 +13,8 @@ from istmpi.axes import with_slots
 from istmpi.config import Run
 from istmpi.cost.collectives import HOP, PULL, Layouts, Load
 from istmpi.cost.holdings import Holdings, Number, Part
-from istmpi.cost.methods import MethodCost, method_cost
+from istmpi.cost.methods import COSTS, MethodCost, method_cost
+from istmpi.errors import ConfigError, did_you_mean
 from istmpi.layout import Owners, Whole
 from istmpi.models.architecture import Architecture
 from istmpi.optimizers import Recipe, recipe
@@ -187,6 +188,22 @@ def cost(
         start_bytes=(1 + stored) * sum(collective.load(held).sent for collective in kind.start) + moved * first,
         since=kind.since(run),
     )
+
+
+def phase_costs(
+    run: Run, architecture: Architecture, ranks: int, examples: int | None = None
+) -> list[tuple[Cost, int]]:
+    """What each of the methods that a run uses costs, one after the other, with its number of rounds.
+
+    Raises ConfigError for one that istmpi cannot train with, or a deal that cannot be made.
+    """
+    costs = []
+    for name, rounds in run.phases():
+        if name not in COSTS:
+            setting = "method.name" if name == run.method.name else "method.finish"
+            raise ConfigError(f"{setting} = {name!r} is not known{did_you_mean(name, COSTS)}")
+        costs.append((cost(run, architecture, ranks, name, examples=examples), rounds))
+    return costs
 
 
 def _stays(kind: MethodCost, run: Run, groups: tuple[str, ...], ranks: int) -> bool:

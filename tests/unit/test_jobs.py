@@ -115,6 +115,28 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("slurm", "digits", "--array", "1", "--compare"), "--compare and --array are two scripts"),
         (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere: there is no such file."),
         (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units but the run has 4 ranks"),
+        (
+            ("slurm", "digits", "--array", "1,2,4", "--gpus", 4, "--", "--hidden", "8"),
+            "hidden1 has 8 units but the run has 16 ranks",
+        ),
+        (
+            ("slurm", "digits", "--", "--finish", "loca-sgd:10%"),
+            "method.finish = 'loca-sgd' is not known; did you mean local-sgd?",
+        ),
+        (("slurm", "digits", "--", "--finish", "local-sgd"), "must be a method and its share of the rounds"),
+        (("slurm", "digits", "--", "--method", "ist-push-pull"), "method.name = 'ist-push-pull' is not known"),
+        (
+            ("slurm", "digits", "--nodes", 4, "--", "--method", "local-sgd", "--finish", "ist:10%", "--hidden", "2"),
+            "hidden1 has 2 units but the run has 4 ranks",
+        ),
+        (
+            ("slurm", "digits", "--compare", "--", "--methods", "ist,loca-sgd"),
+            "--methods: 'loca-sgd' is not known; did you mean local-sgd?",
+        ),
+        (
+            ("slurm", "digits", "--compare", "--nodes", 4, "--", "--methods", "local-sgd,ist", "--hidden", "2"),
+            "hidden1 has 2 units but the run has 4 ranks",
+        ),
         (("slurm", "digits", "--", "--lrr", "2"), "No such option"),
     ],
 )  # fmt: skip
@@ -123,6 +145,11 @@ def test_refused_before_anything_is_printed(arguments, message):
         job(*arguments)
     error = raised.value
     assert message.lower() in (error.format_message() if hasattr(error, "format_message") else str(error)).lower()
+
+
+def test_a_comparison_is_checked_by_its_own_methods():
+    few = "--methods", "local-sgd,fedavg", "--hidden", "2"
+    assert "local-sgd,fedavg" in job("slurm", "digits", "--compare", "--nodes", 4, "--", *few), "nothing is dealt out"
 
 
 def test_names_for_schedulers():
