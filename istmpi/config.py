@@ -56,6 +56,13 @@ class Model:
     """Normalise the logits; by default with batch normalisation of a classifier, as the paper does."""
     dtype: str = "float32"
 
+    @property
+    def batch_statistics(self) -> str:
+        """The setting by which the network normalises over the batch; empty where it does not."""
+        if self.norm == "batch":
+            return "model.norm = 'batch'"
+        return "model.output_norm = true" if self.output_norm else ""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -238,8 +245,10 @@ class Run:
                 f"data.placement = 'local' needs a file for each rank: put {{rank}} into data.source "
                 f"({self.data.source})."
             )
-        if self.model.norm == "batch" and self.train.batch < 2:
-            raise ConfigError("train.batch = 1 with model.norm = 'batch': batch statistics need at least 2 examples.")
+        if self.model.batch_statistics and self.train.batch < 2:
+            raise ConfigError(
+                f"train.batch = 1 with {self.model.batch_statistics}: batch statistics need at least 2 examples."
+            )
         return self.override({"data.placement": "local"}) if own_files else self
 
     def phases(self) -> list[tuple[str, int]]:

@@ -33,10 +33,10 @@ class FedAvg(IST):
                 f"instead of local steps. Leave it out, or use local-sgd."
             )
         left = batches.examples - (batches.in_a_pass - 1) * batches.batch
-        if run.model.norm == "batch" and left == 1:
+        if run.model.batch_statistics and left == 1:
             raise ConfigError(
                 f"train.batch = {batches.batch} leaves fedavg a last batch of one of a rank's {batches.examples} "
-                f"examples, too few for model.norm = 'batch'. Use another train.batch, or norm layer."
+                f"examples, too few for {run.model.batch_statistics}. Use another train.batch, or normalisation."
             )
 
     @classmethod

@@ -128,6 +128,10 @@ def test_ranks_that_were_not_drawn_neither_train_nor_send_for_themselves(comm):
         ({"method__finish": "local-sgd:10%"}, "method.finish = 'local-sgd:10%' does not go with fedavg"),
         ({"method__name": "ist", "method__finish": "fedavg:10%"}, "'fedavg:10%' does not go with fedavg"),
         ({"train__batch": 1436}, "train.batch = 1436 leaves fedavg a last batch of one of a rank's 1437 examples"),
+        (
+            {"train__batch": 1436, "model__norm": "layer", "model__output_norm": True},
+            "1437 examples, too few for model.output_norm = true.",
+        ),
     ],
 )
 def test_what_fedavg_cannot_do_is_refused(comm, settings, message):

@@ -97,6 +97,11 @@ def test_shipped_runs_can_be_read(name):
         (["train", "--set", "model.norm", "--dry-run"], "--set model.norm: must be SECTION.KEY=VALUE"),
         (["train", "--set", "model.nrom=layer", "--dry-run"], "did you mean model.norm?"),
         (["train", "--data", "nowhere.h5", "--dry-run"], "nowhere.h5 does not exist"),
+        (["train", "--batch", "1", "--dry-run"], "train.batch = 1 with model.norm = 'batch': batch statistics need"),
+        (
+            ["train", "--batch", "1", "--set", "model.norm=layer", "--set", "model.output_norm=true", "--dry-run"],
+            "train.batch = 1 with model.output_norm = true: batch statistics need at least 2 examples.",
+        ),
         (["train", "--dry-run", "--ranks", "513"], "hidden1 has 512 units but the run has 513 ranks"),
         (["train", "--ranks", "4"], "--ranks goes with --dry-run"),
         (["compare", "--repeats", "0"], "'--repeats'"),

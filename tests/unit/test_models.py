@@ -47,6 +47,11 @@ def test_built_at_any_lengths_every_parameter_has_the_shape_of_its_pattern(setti
         assert built(x).shape == (3, chosen["labels"])
 
 
+@given(settings=SETTINGS, task=TASKS)
+def test_the_settings_tell_whether_a_network_normalises_over_the_batch(settings, task):
+    assert bool(settings.batch_statistics) == bool(architecture(4, 3, task, settings).batch_norms)
+
+
 @hypothesis.settings(max_examples=30)
 @given(settings=SETTINGS, ranks=st.integers(1, 3))
 def test_a_subnet_fits_what_its_rank_was_dealt(settings, ranks):
