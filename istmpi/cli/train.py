@@ -67,5 +67,6 @@ def command(
 
     display = TrainingDisplay() if communicator.rank == 0 else None
     summary = carry_out(resolved, communicator, display, resume, deadline, signals=True)
-    if display and summary:
-        display.plots(summary.folder)
+    with communicator.agreed():
+        if display and summary:
+            display.plots(summary.folder)

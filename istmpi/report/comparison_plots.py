@@ -4,9 +4,10 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from istmpi.errors import ConfigError, OutputError
+from istmpi.errors import ConfigError
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison
 from istmpi.report.cost_plots import FORMATS, STYLES
+from istmpi.report.figures import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,11 +32,7 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     """Draw a comparison into a file; ConfigError for another format, OutputError where it cannot be written."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"--plot {path}: must end in {', '.join(FORMATS)}.")
-    drawn = figure(comparison, title)
-    try:
-        drawn.savefig(path, dpi=130)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror}).") from None
+    save(figure(comparison, title), path)
 
 
 def svg(comparison: Comparison, title: str) -> str:

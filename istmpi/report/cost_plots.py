@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from istmpi.cost.survey import Row
-from istmpi.errors import ConfigError, OutputError
+from istmpi.errors import ConfigError
+from istmpi.report.figures import save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,9 +45,7 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
 
     drawn = figure(rows, title)
     try:
-        drawn.savefig(path, dpi=130)
-    except OSError as error:
-        raise OutputError(f"--plot {path}: cannot be written ({error.strerror}).") from None
+        save(drawn, path)
     finally:
         pyplot.close(drawn)
 

@@ -1,9 +1,10 @@
-"""Pictures of a run, drawn from the record in its folder. The only module that imports matplotlib."""
+"""Pictures of a run, drawn from the record in its folder."""
 
 import json
 from pathlib import Path
 
 from istmpi.record import SUMMARY, RunFolder
+from istmpi.report.figures import save
 
 COLOURS = {"loss": "tab:orange", "score": "tab:blue"}
 
@@ -11,7 +12,7 @@ COLOURS = {"loss": "tab:orange", "score": "tab:blue"}
 def draw(folder: Path) -> list[Path]:
     """Draw a run's folder: ``progress.png`` (score and loss against time and rounds), ``time.png`` (the phases).
 
-    ImportError where matplotlib is not installed.
+    ImportError where matplotlib is not installed, OutputError where a picture cannot be written.
     """
     import matplotlib
 
@@ -60,6 +61,8 @@ def _time(record: RunFolder, summary: dict) -> Path:
 def _save(figure, path: Path) -> Path:
     from matplotlib import pyplot
 
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    try:
+        save(figure, path)
+    finally:
+        pyplot.close(figure)
     return path

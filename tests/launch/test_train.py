@@ -170,6 +170,17 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_round_and_rank(mpirun, tmp
         assert np.isfinite(file["model/hidden1.linear.weight"][...]).all()
 
 
+def test_a_plot_that_cannot_be_written_is_one_line_and_exit_code_74(mpirun, tmp_path):
+    out = tmp_path / "run"
+    program = ("istmpi", "train", *SMALL, "--out", out, "--resume", "auto")
+    assert mpirun(2, *program).returncode == 0
+    (out / "progress.png").unlink()
+    (out / "progress.png").mkdir()
+    result = mpirun(2, *program, "--rounds", "4")
+    assert result.returncode == 74, result.stderr
+    assert result.stderr.strip() == f"istmpi: rank 0: {out}/progress.png: cannot be written (Is a directory)."
+
+
 def test_a_killed_rank_ends_the_job(mpirun, tmp_path):
     program = (
         "import os, signal, sys, threading; from istmpi.cli.main import main\n"

@@ -168,7 +168,7 @@ def test_quantities_are_read_as_people_write_them(read, text, value):
         (["--cluster", "nowhere.json"], "cluster file nowhere.json: cannot be read"),
         (["--shares", "1,2", "--ranks", "4"], "shares has 2 numbers but the run has 4 ranks"),
         (["--plot", "f.gif"], "--plot f.gif: must end in .png, .svg, .pdf"),
-        (["--plot", "nowhere/f.png"], "--plot nowhere/f.png: cannot be written"),
+        (["--plot", "nowhere/f.png"], "nowhere/f.png: cannot be written"),
         (["--model", "mpl"], "model.name = 'mpl' is not known; did you mean mlp?"),
         (
             ["--layers", "9-40-9", "--ranks", "64", "--compare", "ist"],
