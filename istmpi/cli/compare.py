@@ -1,7 +1,7 @@
 """``istmpi compare``: several methods on one run, in turns, in this job."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import click
 
@@ -75,7 +75,8 @@ def command(
         check_targets(wanted, TASKS[task].score)
     comparison = Comparison(resolved, methods.split(","), repeats, communicator, deadline, signals=True)
     comparison.rehearse()
-    failures = comparison.carry_out(ComparisonDisplay() if communicator.rank == 0 else None)
+    with ComparisonDisplay() if communicator.rank == 0 else nullcontext() as display:
+        failures = comparison.carry_out(display)
     with communicator.agreed():
         if communicator.rank == 0:
             found = compare(read(turn.folder for turn in comparison.turns), wanted, watts)

@@ -24,7 +24,7 @@ SECONDS_BETWEEN_LINES = 10
 
 
 class TrainingDisplay(Watch):
-    """Follows one run on the console."""
+    """Follows one run on the console; a terminal has its cursor back once the ``with`` is left, however that is."""
 
     every_evaluation = True
     """Has a line, not just one every few seconds."""
@@ -35,6 +35,12 @@ class TrainingDisplay(Watch):
         self._console = Console(highlight=False, soft_wrap=True, force_terminal=live)
         self._bar: bars.Progress | None = None
         self._line_at = 0.0
+
+    def __enter__(self) -> "TrainingDisplay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop_bar()
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         self._facts(_banner(training, folder, saver))

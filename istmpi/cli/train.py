@@ -1,5 +1,7 @@
 """``istmpi train``: one run on all ranks of this job."""
 
+from contextlib import nullcontext
+
 import click
 
 from istmpi.cli.settings import resolve, settings
@@ -65,8 +67,8 @@ def command(
     from istmpi.cli.progress import TrainingDisplay
     from istmpi.run import carry_out
 
-    display = TrainingDisplay() if communicator.rank == 0 else None
-    summary = carry_out(resolved, communicator, display, resume, deadline, signals=True)
+    with TrainingDisplay() if communicator.rank == 0 else nullcontext() as display:
+        summary = carry_out(resolved, communicator, display, resume, deadline, signals=True)
     with communicator.agreed():
         if display and summary:
             display.plots(summary.folder)

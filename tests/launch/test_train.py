@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -77,9 +78,9 @@ def test_without_mpirun_one_rank_trains_and_says_so(mpirun, tmp_path):
     assert "started without mpirun" in result.stdout
 
 
-def test_on_a_terminal_a_run_shows_its_progress_and_its_outcome(tmp_path):
+def on_a_terminal(*command, interrupt_at=None):
+    """The exit code of a command on one rank and what its terminal got; Ctrl-C once it has shown a certain text."""
     ours, theirs = pty.openpty()
-    command = ["istmpi", "train", "digits", "--rounds", "2", "--hidden", "24", "--out", str(tmp_path / "run")]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "TERM": "xterm", "PATH": path}
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL, env=environment) as process:
@@ -93,10 +94,33 @@ def test_on_a_terminal_a_run_shows_its_progress_and_its_outcome(tmp_path):
             if not part:
                 break
             shown += part
+            if interrupt_at and interrupt_at.encode() in shown:
+                process.send_signal(signal.SIGINT)
+                interrupt_at = None
     os.close(ours)
-    text = shown.decode()
-    assert process.returncode == 0, text
+    return process.returncode, shown.decode()
+
+
+def test_on_a_terminal_a_run_shows_its_progress_and_its_outcome(tmp_path):
+    code, text = on_a_terminal("istmpi", "train", "--rounds", "2", "--hidden", "24", "--out", tmp_path / "run")
+    assert code == 0, text
     assert "2/2" in text and "accuracy" in text
+
+
+@pytest.mark.parametrize(
+    "command, interrupt_at, code",
+    [
+        (["train", "--rounds", "100000"], "/100000", 75),
+        (["train", "--lr", "1e30"], None, 3),
+        (["compare", "--methods", "ist", "--rounds", "100000"], "/100000", 75),
+    ],
+)
+def test_however_a_run_ends_the_terminal_has_its_cursor_back_before_the_error(tmp_path, command, interrupt_at, code):
+    command = ("istmpi", *command, "--hidden", "24", "--out", tmp_path / "run")
+    found, text = on_a_terminal(*command, interrupt_at=interrupt_at)
+    assert found == code, text
+    hide, show = "\x1b[?25l", "\x1b[?25h"
+    assert hide in text and text.rindex(hide) < text.rindex(show) < text.index("istmpi: "), text
 
 
 def test_carried_momentum_adam_dropout_and_bf16_run(mpirun, tmp_path):
