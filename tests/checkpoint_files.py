@@ -22,7 +22,7 @@ NETWORKS = {
 
 
 def make_checkpoints(folder: Path) -> Path:
-    """NETWORK.h5 for each of the above, ``uncalibrated.h5``, and ``stopped.h5`` from the middle of a round."""
+    """NETWORK.h5 for each of the above, ``uncalibrated.h5``; ``stopped.h5`` and ``fedavg.h5`` from inside a round."""
     generator = np.random.default_rng(0)
     x = generator.normal(3, 2, size=(60, 6)).astype(np.float32)
     y = np.stack([x.sum(axis=1), x[:, 0]], axis=1)
@@ -67,6 +67,10 @@ def _main(folder: Path) -> None:
             if progress.round == 2 and name == "uncalibrated":
                 break
         save(name, training, calibrated=False)
+    passes = small_run(**NETWORKS["batch"], train__rounds=3, train__batch=100, method__name="fedavg")
+    training = Training(passes, communicator, After(communicator, 25))
+    list(training.rounds())
+    save("fedavg", training, calibrated=False)
 
 
 if __name__ == "__main__":

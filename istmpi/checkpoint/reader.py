@@ -99,6 +99,11 @@ class Checkpoint:
         return "partial" in self.file
 
     @property
+    def steps_of_begun_round(self) -> int | None:
+        """Local steps in the round that was stopped in its middle, of the rank that takes most; None between rounds."""
+        return self._dataset("partial/losses").shape[-1] if self.header.local_step else None
+
+    @property
     def partial(self) -> dict[str, Tensor]:
         """The tensors of which every rank has its own values, one rank's after the other along axis 0."""
         paths = [path for path in datasets(self.file) if path.startswith(("partial/model/", "partial/optim/"))]

@@ -11,7 +11,7 @@ import numpy as np
 from istmpi.checkpoint.folder import FOLDER
 from istmpi.checkpoint.format import FORMAT, VERSION, Header
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
-from istmpi.cost import cost
+from istmpi.cost import COSTS, cost
 from istmpi.errors import DataError
 from istmpi.partition import Partition
 
@@ -35,7 +35,7 @@ class Entry:
     local_step: int | None = None
     """Local steps done in the round that was begun."""
     local_steps: int | None = None
-    """Done by each rank since the start."""
+    """Done by each rank since the start; None where a round is passes over the data."""
     ranks: int | None = None
     method: str | None = None
 
@@ -65,14 +65,15 @@ def entry(path: Path, folder: Path, verify: bool, read: Callable[[int], None] = 
     try:
         with open_checkpoint(path) as checkpoint:
             header = checkpoint.header
-            steps = header.run.method.local_steps
+            method = header.run.method
+            in_passes = method.name in COSTS and COSTS[method.name].in_passes
             facts |= {
                 "round": header.round,
                 "rounds": header.run.train.rounds,
                 "local_step": header.local_step,
-                "local_steps": header.round * steps + header.local_step,
+                "local_steps": None if in_passes else header.round * method.local_steps + header.local_step,
                 "ranks": header.ranks,
-                "method": header.run.method.name,
+                "method": method.name,
             }
             if verify:
                 facts["problem"] = next(checkpoint.errors(read=read), None)
@@ -101,6 +102,7 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "header": header_values(checkpoint.header),
+        "steps_of_begun_round": checkpoint.steps_of_begun_round,
         "parameters": tensors[False],
         "optimizer": tensors[True],
         "partial": [_tensor(tensor) for tensor in checkpoint.partial.values()],

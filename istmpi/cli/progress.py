@@ -151,6 +151,10 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
     dealt = ", ".join(plan.groups) or "nothing"
     every = f"every {run.checkpoint.every} rounds" if run.checkpoint.every else "none but at the end"
     how = ", in the background" * (saver.background and run.checkpoint.every > 0)
+    steps = f"{run.method.local_steps} local steps of {run.train.batch} examples a rank"
+    if plan.kind.in_passes:
+        passes = f"{run.method.epochs} pass{'es' * (run.method.epochs > 1)}"
+        steps = f"{passes} over a rank's examples, {run.train.batch} at a time"
     alone = " (started without mpirun; mpirun -n P istmpi train uses P ranks)" * (ranks == 1)
     return {
         "run": f"{run.name} in {folder.path}",
@@ -159,8 +163,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
         "compute": f"{training.device}, {training.threads} thread{'s' * (training.threads > 1)} a rank",
         "data": f"{run.data.source}, {len(data.train):,} + {len(data.test):,} examples, placement {run.data.placement}",
         "network": f"{run.model.name} {widths}, {number(weights)} weights",
-        "method": f"{run.method.name}, {run.train.rounds} rounds of {run.method.local_steps} local steps of "
-        f"{run.train.batch} examples a rank",
+        "method": f"{run.method.name}, {run.train.rounds} rounds of {steps}",
         "dealt out": f"{dealt}; each rank trains {number(plan.largest.elements)} weights",
         "checkpoint": f"{every}, writer {saver.writer}{how}",
         "traffic": f"{size(plan.round_bytes)} a round over all ranks",

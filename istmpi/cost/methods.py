@@ -114,6 +114,11 @@ class MethodCost:
     learns_from_others: bool = False
     """Each batch passes forward through the networks of all other ranks, too."""
 
+    @property
+    def in_passes(self) -> bool:
+        """A round is so many passes over the data, not method.local_steps."""
+        return self.steps is _passes
+
     def stored(self, run: Run) -> int:
         """Slots that rest with the owners for every parameter."""
         keeps = self.never_resets or run.method.optimizer_state == "carry"

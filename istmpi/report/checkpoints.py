@@ -20,8 +20,7 @@ def listing(entries: Iterable[Entry], verified: bool) -> Table:
     for entry in entries:
         position = ["", "", "", ""]
         if entry.round is not None:
-            inside = f" ({entry.local_step} in this round)" if entry.local_step else ""
-            position = [f"{entry.round} of {entry.rounds}", f"{entry.local_steps}{inside}", entry.ranks, entry.method]
+            position = [f"{entry.round} of {entry.rounds}", _steps(entry), entry.ranks, entry.method]
         verdict = "valid" if verified else "can be opened"
         age = _age(entry.modified)
         _row(table, entry.file, *position, size(entry.bytes), age, entry.problem or verdict)
@@ -31,8 +30,8 @@ def listing(entries: Iterable[Entry], verified: bool) -> Table:
 def facts(contents: Mapping[str, Any]) -> Table:
     """What the header and the small datasets say."""
     header, run = contents["header"], contents["header"]["run"]
-    data, method = header["data"], run["method"]
-    inside = f" and {header['local_step']} of {method['local_steps']} local steps" if header["local_step"] else ""
+    data, method, steps = header["data"], run["method"], contents["steps_of_begun_round"]
+    inside = f" and {header['local_step']} of {steps} local steps" if steps else ""
     shape = " x ".join(map(str, data["shape"]))
     ranks = f"{header['ranks']} rank{'s' * (header['ranks'] > 1)}"
     calibrated = "yes" if contents["calibrated"] else "no: predictions need --calibrate-on"
@@ -113,6 +112,14 @@ def _table(*columns: str) -> Table:
 def _row(table: Table, *cells: object) -> None:
     """A row of plain text: names may have brackets in them."""
     table.add_row(*(escape(str(cell)) for cell in cells))
+
+
+def _steps(entry: Entry) -> str:
+    """Local steps done, and how many of them in a round that is not."""
+    inside = f"{entry.local_step} in this round" if entry.local_step else ""
+    if entry.local_steps is None:
+        return inside
+    return f"{entry.local_steps} ({inside})" if inside else str(entry.local_steps)
 
 
 def _classes(names: Sequence[str]) -> str:

@@ -130,6 +130,14 @@ def test_carried_momentum_adam_dropout_and_bf16_run(mpirun, tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_a_round_of_fedavg_is_told_in_passes(mpirun, tmp_path):
+    command = ("istmpi", "train", *SMALL, "--method", "fedavg", "--batch", "200", "--out")
+    result = mpirun(2, *command, tmp_path / "one")
+    assert "method     fedavg, 3 rounds of 1 pass over a rank's examples, 200 at a time" in result.stdout
+    result = mpirun(2, *command, tmp_path / "two", "--set", "method.epochs=2")
+    assert "3 rounds of 2 passes over a rank's examples" in result.stdout
+
+
 def test_a_file_for_each_rank(mpirun, tmp_path, data):
     for rank in range(2):
         with np.load(data) as whole:

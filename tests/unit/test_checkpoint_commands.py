@@ -93,6 +93,17 @@ def test_show_as_json(istmpi_command, checkpoints):
     assert shown["header"]["run"]["train"]["seed"] == 5 and shown["classes"] == list("0123456789")
 
 
+def test_rounds_of_passes_are_not_counted_in_local_steps_of_the_run(istmpi_command, checkpoints, tmp_path):
+    _, out, _ = istmpi_command("checkpoint", "show", checkpoints / "fedavg.h5")
+    assert "1 of 3 rounds and 8 of 15 local steps" in out, "1437 examples in batches of 100"
+    shutil.copy(checkpoints / "fedavg.h5", tmp_path)
+    _, out, _ = istmpi_command("checkpoint", "ls", tmp_path)
+    assert out.splitlines()[1].split("  ")[2].strip() == "8 in this round"
+    _, out, _ = istmpi_command("checkpoint", "ls", tmp_path, "--json")
+    (entry,) = json.loads(out)
+    assert (entry["round"], entry["local_step"], entry["local_steps"]) == (1, 8, None)
+
+
 @pytest.mark.parametrize("ranks, round", [(1, 0), (3, None), (5, 17)])
 def test_show_draws_the_deal_of_any_round(istmpi_command, checkpoints, ranks, round):
     words = [] if round is None else ["--round", round]

@@ -21,7 +21,7 @@ from istmpi.cost.holdings import Holdings
 from istmpi.cost.survey import FIGURE_2
 from istmpi.errors import ConfigError
 from istmpi.layout import Owners
-from istmpi.methods import METHODS
+from istmpi.methods import METHODS, Method
 from istmpi.models import MODELS, architecture
 from istmpi.models.mlp import MLP
 from istmpi.models.norms import BatchNorm
@@ -386,6 +386,7 @@ def test_a_method_deals_and_keeps_what_its_cost_says(method):
         wanted = run(name=method, **settings).override({"optimizer.name": "adam"})
         assert COSTS[method].groups(wanted, network) == METHODS[method].groups(wanted, network)
         assert COSTS[method].stored(wanted) == len(METHODS[method].slots(wanted))
+    assert COSTS[method].in_passes == (METHODS[method].steps is not Method.steps)
 
 
 def test_more_ranks_than_units_are_refused_by_name():
