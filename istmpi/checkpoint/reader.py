@@ -160,7 +160,7 @@ class Checkpoint:
             return {}
         ranks, losses = self.header.ranks, "partial/losses"
         columns = found[losses].shape[1:2] if losses in found else ()
-        return {"partial/local_steps": (ranks,), losses: (ranks, max(self.header.local_step, *columns))}
+        return {"partial/local_steps": (ranks,), losses: (ranks, max([self.header.local_step, *columns]))}
 
     def _tensor(self, path: str) -> Tensor:
         dataset = self._dataset(path)
