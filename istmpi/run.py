@@ -139,10 +139,12 @@ def _start(folder: RunFolder, resume: str, communicator: Communicator, note: Cal
     """The checkpoint to go on from, every byte of it checked."""
     if not resume:
         return None
-    if resume != "auto" and not Path(resume).is_dir():
-        require_valid(Path(resume), communicator)
-        return Path(resume)
-    start = newest_valid(folder.path if resume == "auto" else Path(resume), communicator, note)
-    if start is None and resume != "auto":
-        raise DataError(f"--resume {resume}: there is no checkpoint in this folder.")
+    path = folder.path if resume == "auto" else Path(resume)
+    if resume != "auto" and not communicator.from_first(path.is_dir()):
+        require_valid(path, communicator)
+        return path
+    start = newest_valid(path, communicator, note)
+    with communicator.agreed():
+        if start is None and resume != "auto":
+            raise DataError(f"--resume {resume}: there is no checkpoint in this folder.")
     return start

@@ -45,8 +45,13 @@ def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str],
         except DataError as error:
             if communicator.rank == 0:
                 note(f"{error} Passed over.")
-    if communicator.from_first(bool(listed(folder))):
-        raise DataError(f"{folder}: it has checkpoints, but none of them is valid. Remove them or give another --out.")
+    there = communicator.from_first(bool(listed(folder)))
+    with communicator.agreed():
+        if there:
+            raise DataError(
+                f"{folder}: it has checkpoints, but none of them is valid on every rank. Let all ranks see them, "
+                f"remove them, or give another --out."
+            )
     return None
 
 

@@ -114,3 +114,22 @@ def test_a_finished_run_has_nothing_left_to_do(mpirun, tmp_path):
     more = mpirun(3, *command[:2], "--rounds", "5", *command[4:])
     assert more.returncode == 0 and "after 3 of 5 rounds" in more.stdout
     assert [line["round"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4, 5]
+
+
+def test_a_folder_that_one_rank_does_not_see_is_refused_on_all(mpirun, tmp_path):
+    """As on a node where it is not mounted, or from another working directory."""
+    assert mpirun(1, "istmpi", "train", "--rounds", "3", "--out", tmp_path / "here" / "run").returncode == 0
+    (tmp_path / "there").mkdir()
+    program = "import os, sys; os.chdir(sys.argv.pop(1)); from istmpi.cli.main import main; main()"
+    here, there = (
+        ["python", "-c", program, tmp_path / name, "train", "--rounds", "5", "--resume", "run"]
+        for name in ("here", "there")
+    )
+    result = mpirun(1, *here, ":", "-n", "1", *there, timeout=30)
+    assert result.returncode == 2, result
+    assert "rank 1: run/network.h5: there is no such file. Passed over." in result.stdout
+    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    assert said == [
+        "istmpi: run: it has checkpoints, but none of them is valid on every rank. "
+        "Let all ranks see them, remove them, or give another --out."
+    ]
