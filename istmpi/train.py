@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import numpy as np
 
 from istmpi.checkpoint.format import DataSummary, Header, Piece
 from istmpi.checkpoint.reader import open_checkpoint
@@ -16,7 +13,7 @@ from istmpi.checkpoint.state import deployment_pieces, model_pieces, partial_pie
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.batches import Batches
-from istmpi.data.dataset import Dataset
+from istmpi.data.dataset import SPLITS, Dataset
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
 from istmpi.devices import choose_device, choose_threads
@@ -273,7 +270,7 @@ class Training:
 
     def _summarise_data(self) -> DataSummary:
         data, own_files = self.dataset, self.run.data.placement == "local"
-        labels = 0 if own_files else zlib.crc32(np.ascontiguousarray(data.train.labels()))
+        labels = 0 if own_files else data.train.labels_checksum
         examples = 0 if own_files else len(data.train)
         return DataSummary(
             self.run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, examples, labels
@@ -288,7 +285,7 @@ class Training:
 
 
 def _same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
-    """Refuse ranks whose settings, or whose files' meaning, differ from rank 0's."""
+    """Refuse ranks whose settings, or whose files' meaning, differ from rank 0's; and other contents of one file."""
     meaning = data.task, data.shape, data.outputs, data.classes
     first_run, first_meaning = communicator.from_first((run, meaning))
     with communicator.agreed():
@@ -303,3 +300,26 @@ def _same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> Non
                 f"{data.source}: task, shape, outputs and classes are {meaning}, on rank 0 {first_meaning}. "
                 f"All ranks' files must agree on them."
             )
+    if run.data.placement != "local":
+        splits = communicator.gather({name: (len(split), split.labels_checksum) for name, split in data.splits.items()})
+        with communicator.agreed():
+            if differences := _differences(splits):
+                raise DataError(
+                    f"{run.data.source}: some ranks read another file of this name than rank 0: {differences}. Give "
+                    f"all ranks the same one; with {{rank}} in its name each has its own."
+                )
+
+
+def _differences(everyones: list[dict[str, tuple[int, int]]]) -> str:
+    """Which ranks' splits, by length and checksum of the labels, differ from rank 0's in what; empty if none does."""
+    found: dict[str, list[str]] = {}
+    for rank, mine in enumerate(everyones):
+        for split in SPLITS:
+            (length, labels), (wanted, same) = (splits.get(split, (0, 0)) for splits in (mine, everyones[0]))
+            if length != wanted:
+                found.setdefault(f"{length} {split} examples, not {wanted}", []).append(str(rank))
+            elif labels != same:
+                found.setdefault(f"other {split} labels", []).append(str(rank))
+    return "; ".join(
+        f"{what} (rank {', '.join(ranks[:4])}{', ...' * (len(ranks) > 4)})" for what, ranks in found.items()
+    )

@@ -1,7 +1,9 @@
 """What training sees of a data set: named splits of float32 rows, normalised as they are read."""
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -48,6 +50,11 @@ class Split:
     def labels(self) -> np.ndarray:
         """All of y, without reading any x: [n] int64 or [n, outputs] float32; not to be written to."""
         return self._y
+
+    @cached_property
+    def labels_checksum(self) -> int:
+        """CRC-32 of all of y."""
+        return zlib.crc32(np.ascontiguousarray(self._y))
 
 
 def normalise(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> None:

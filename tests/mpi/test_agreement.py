@@ -70,6 +70,35 @@ def test_files_that_give_different_networks_are_refused(comm, shared_tmp):
 
 
 @pytest.mark.ranks(min=2)
+@pytest.mark.parametrize(
+    "changed, says",
+    [
+        ({"train": -3}, r"37 train examples, not 40 \(rank {last}\)"),
+        ({"test": +2}, r"42 test examples, not 40 \(rank {last}\)"),
+        ({"train": 0, "test": 0}, r"other train labels \(rank {last}\); other test labels \(rank {last}\)"),
+    ],
+)
+def test_other_files_of_the_same_name_are_refused(comm, shared_tmp, monkeypatch, changed, says):
+    """As when each node has a copy of its own and one is out of date."""
+    last = comm.size - 1
+    folder = shared_tmp / str(comm.rank)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    write("data.npz")
+    if comm.rank == last:
+        with np.load("data.npz") as file:
+            arrays = dict(file)
+        for split, more in changed.items():
+            rows = np.arange(len(arrays[f"y_{split}"]) + more) % len(arrays[f"y_{split}"])
+            arrays[f"x_{split}"] = arrays[f"x_{split}"][rows]
+            arrays[f"y_{split}"] = (arrays[f"y_{split}"][rows] + (more == 0)) % 3
+        np.savez("data.npz", **arrays)
+    with pytest.raises(DataError, match=f"^data.npz: .* another file .* than rank 0: {says.format(last=last)}. "):
+        Training(small_run(data__source="data.npz"), comm)
+    Training(small_run(data__source=str(shared_tmp / "{rank}" / "data.npz")), comm)
+
+
+@pytest.mark.ranks(min=2)
 def test_a_file_that_one_rank_misses_is_named_on_all(comm, shared_tmp):
     if comm.rank != 1:
         write(shared_tmp / f"data-{comm.rank}.npz")
