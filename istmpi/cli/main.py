@@ -11,6 +11,9 @@ from istmpi import __version__, comm
 from istmpi.cli.lazy import LazyGroup
 from istmpi.errors import IstmpiError, UserError
 
+ALONE = ("report", "runs", "costmodel", "prepare", "checkpoint", "predict", "export", "job")
+"""Commands that need no MPI: each process is on its own, however many were started."""
+
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
 3 the loss is no longer finite, 74 a result cannot be written,
@@ -72,10 +75,12 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Say what is wrong, from one rank."""
-    error = comm.meet_with(error)
+    """Say what is wrong, from one rank; processes that know nothing of each other each say it."""
+    alone = not set(ALONE).isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
+    if not alone:
+        error = comm.meet_with(error)
     rank = comm.current_rank()
-    if not error.everywhere:
+    if not error.everywhere and not (alone and rank == 0):
         print(f"istmpi: rank {rank}: {error}", file=sys.stderr, flush=True)
     elif rank == 0:
         print(f"istmpi: {error}", file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 SMALL = ("--hidden", "32,16", "--rounds", "3", "--local-steps", "4", "--batch", "16", "--lr", "0.1")
 
@@ -36,3 +37,13 @@ def test_what_one_process_does_is_done_once(mpirun, tmp_path):
     assert mpirun(2, "istmpi", "export", out / "network.h5", "--to", "npz").returncode == 0
     with np.load(out / "network.npz") as file:
         assert file["hidden2.weight"].shape == (16, 32)
+
+
+@pytest.mark.parametrize(
+    "command", [["predict", "nowhere.h5", "digits"], ["export", "nowhere.h5", "--to", "npz"]], ids=["predict", "export"]
+)
+def test_what_one_process_does_waits_for_nobody_when_it_fails(mpirun, command):
+    result = mpirun(2, "istmpi", *command, timeout=30)
+    assert result.returncode == 2
+    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    assert said == ["istmpi: nowhere.h5: there is no such file."]

@@ -1,5 +1,6 @@
 """The command line without MPI: help, plans, what it refuses, and what it must not import."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -8,19 +9,19 @@ import sys
 import click
 import pytest
 
-from istmpi.cli.main import istmpi
+from istmpi.cli.main import ALONE, istmpi
 from istmpi.cli.settings import OPTIONS, resolve
 from istmpi.config import Run, shipped
 from istmpi.errors import ConfigError
 
 
-def cli(*arguments):
+def cli(*arguments, env=()):
     """Run the console script in a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", "from istmpi.cli.main import main; main()", *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "COLUMNS": "200"},
+        env={**os.environ, "COLUMNS": "200", **dict(env)},
     )
 
 
@@ -115,6 +116,33 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
     assert result.returncode == 2
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("istmpi: ")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["report", "nowhere"], "nowhere: there is no such file or folder."),
+        (["costmodel", "digit"], "did you mean digits?"),
+        (["checkpoint", "show", "nowhere.h5"], "nowhere.h5"),
+        (["job", "slurm", "digit"], "did you mean digits?"),
+        (["train", "digit", "--dry-run"], "did you mean digits?"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_command_that_needs_no_mpi_tells_its_own_error_whatever_started_it(arguments, message, rank):
+    launcher = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "4"}
+    result = cli(*arguments, env=launcher)
+    assert result.returncode == 2
+    assert message in result.stderr and "ranks were started" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("istmpi: rank 3: " if rank else "istmpi: ")
+
+
+def test_every_command_is_for_all_ranks_or_for_one_process():
+    context = click.Context(istmpi)
+    for name in istmpi.list_commands(context):
+        source = inspect.getsource(sys.modules[istmpi.get_command(context, name).callback.__module__])
+        assert ("world()" in source) == (name not in ALONE), name
 
 
 def test_a_plan_names_shapes_bytes_flops_and_memory():
