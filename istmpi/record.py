@@ -91,12 +91,12 @@ class RunFolder:
     def keep_metrics(self, rounds: int) -> None:
         """Forget the metrics of later rounds: they will be run again."""
         kept = [line for line in self.metrics() if line["round"] <= rounds]
-        self._open(f".{METRICS}", "w", "".join(json.dumps(line) + "\n" for line in kept))
-        (self.path / f".{METRICS}").replace(self.path / METRICS)
+        self.write(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, name: str, text: str) -> None:
-        """A whole file."""
-        self._open(name, "w", text)
+        """A whole file, complete or not at all."""
+        self._open(f".{name}", "w", text)
+        (self.path / f".{name}").replace(self.path / name)
 
     def append(self, metrics: Mapping[str, Any]) -> None:
         """One more line of metrics.jsonl; lines that could not be written come along with the next one."""

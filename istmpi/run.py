@@ -66,7 +66,8 @@ def carry_out(
     ``watch`` counts on rank 0 alone. ``resume``: a checkpoint or the folder of a run to go on from, ``auto`` for
     this run's own folder if there is something in it; without it the folder must be new. The run stops early at the
     ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
-    ``stop`` in place of all these. Returns None when there was nothing left to do.
+    ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was
+    killed behind its last round only has its summary made.
 
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.
@@ -85,9 +86,10 @@ def carry_out(
     if start:
         for change in training.resume(start):
             note(f"changed since {start}: {change}")
-        if start == folder.path / NETWORK and training.done:
-            note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
-            return None
+    trained = start == folder.path / NETWORK and training.done
+    if trained and communicator.from_first((folder.path / SUMMARY).is_file()):
+        note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
+        return None
     with communicator.agreed():
         if first:
             folder.make()
@@ -120,7 +122,8 @@ def carry_out(
                 )
                 error.everywhere = True
                 raise error
-            saver.save_now(*training.state(calibrated=True), network)
+            if not trained:
+                saver.save_now(*training.state(calibrated=True), network)
     except DivergedError as error:
         saver.save_now(*training.state(calibrated=True), network)
         error.args = (f"{error} They are in {network}.",)

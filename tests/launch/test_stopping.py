@@ -1,6 +1,7 @@
 """Stopping a run from outside, and going on with it: signals, a file, the end of a job's time."""
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -114,6 +115,29 @@ def test_a_finished_run_has_nothing_left_to_do(mpirun, tmp_path):
     more = mpirun(3, *command[:2], "--rounds", "5", *command[4:])
     assert more.returncode == 0 and "after 3 of 5 rounds" in more.stdout
     assert [line["round"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(mpirun, tmp_path):
+    folder = tmp_path / "run"
+    program = (
+        "import os, sys; from istmpi.cli.main import main; from istmpi.record import RunFolder\n"
+        "write = RunFolder.write\n"
+        "RunFolder.write = lambda *of: os._exit(9) if of[1] == 'summary.json' else write(*of)\n"
+        "main()"
+    )
+    command = ["train", "--rounds", "3", "--resume", "auto", "--out", folder]
+    assert mpirun(2, "python", "-c", program, *command).returncode != 0
+    before = {name: (folder / name).read_bytes() for name in ("network.h5", "metrics.jsonl")}
+    assert not (folder / "summary.json").exists()
+    for ranks in 3, 2:
+        result = mpirun(ranks, "istmpi", *command)
+        assert result.returncode == 0, result.stderr
+        assert ("nothing left to train" in result.stdout) == (ranks == 2)
+        assert {name: (folder / name).read_bytes() for name in before} == before
+        assert {"summary.json", "progress.png", "time.png"} <= {path.name for path in folder.iterdir()}
+    last, summary = lines(folder)[-1], json.loads((folder / "summary.json").read_text())["last"]
+    assert summary["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 3
+    assert [summary[fact] for fact in ("seconds", "bytes", "loss")] == [last[f] for f in ("seconds", "bytes", "loss")]
 
 
 def test_a_folder_that_one_rank_does_not_see_is_refused_on_all(mpirun, tmp_path):
