@@ -3,8 +3,8 @@
 The first repeat takes the run's own seed, the next ones the seeds after it; a seed decides the initial network, the
 placement of the data and every rank's batches, and all methods of a repeat have the same. They run one after the other,
 A B C A B C, so that what disturbs the machine for a while meets all of them. Before, every method trains one round of
-one local step that is thrown away: none pays for first connections and first pages, and a method that cannot train this
-run is found before anything is measured.
+one local step (fedavg of one pass) that is thrown away: none pays for first connections and first pages, and a method
+that cannot train this run is found before anything is measured.
 """
 
 import gc
@@ -97,10 +97,10 @@ class Comparison:
             self._stop.listen()
 
     def rehearse(self) -> None:
-        """One local step of every method that has a run left; ConfigError or DataError where one cannot train it."""
+        """One local step (fedavg: pass) of every method that has a run left; UserError where one cannot train it."""
         left = self._communicator.from_first([turn for turn in self.turns if not turn.finished])
         for turn in {turn.method: turn for turn in reversed(left)}.values():
-            short = turn.run.override({"method.local_steps": 1, "train.rounds": 1})
+            short = turn.run.override({"method.local_steps": 1, "method.epochs": 1, "train.rounds": 1})
             try:
                 for _ in Training(short, self._communicator, self._stop).rounds():
                     pass

@@ -252,7 +252,10 @@ class Run:
         return self.override({"data.placement": "local"}) if own_files else self
 
     def phases(self) -> list[tuple[str, int]]:
-        """The methods to use one after the other, each with its number of rounds; ConfigError for a bad finish."""
+        """The methods to use one after the other, each with its number of rounds; ConfigError for a bad finish.
+
+        A finish is there even where it gets no round, for its name to be looked up.
+        """
         first, rounds, finish = self.method.name, self.train.rounds, self.method.finish
         if not finish:
             return [(first, rounds)]
@@ -266,7 +269,7 @@ class Run:
                 f"method.finish = {finish!r} must be a method and its share of the rounds, as in 'local-sgd:10%'."
             )
         last = min(math.ceil(rounds * percent / 100), rounds - 1)
-        return [phase for phase in ((first, rounds - last), (name, last)) if phase[1]]
+        return [(first, rounds - last), (name, last)]
 
     def tree(self) -> dict[str, Any]:
         """The run as nested dicts of plain values; settings that are None are left out."""

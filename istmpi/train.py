@@ -68,8 +68,9 @@ class Training:
             data = self.dataset
             self.architecture = architecture(data.features, data.outputs, data.task, run.model)
             self.batches = self._stream(run)
-            self.phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
-            for phase, _ in self.phases:
+            phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
+            self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
+            for phase, _ in phases:
                 name = phase.method.name
                 kind = method(name, "method.name" if name == run.method.name else "method.finish")
                 kind.check(phase, data.task, self.batches)

@@ -202,7 +202,8 @@ def phase_costs(
         if name not in COSTS:
             setting = "method.name" if name == run.method.name else "method.finish"
             raise ConfigError(f"{setting} = {name!r} is not known{did_you_mean(name, COSTS)}")
-        costs.append((cost(run, architecture, ranks, name, examples=examples), rounds))
+        if rounds:
+            costs.append((cost(run, architecture, ranks, name, examples=examples), rounds))
     return costs
 
 

@@ -107,6 +107,13 @@ def test_the_rehearsal_leaves_no_trace(compared, shared_tmp, comm):
         assert lines[0] == lines[1]
 
 
+def test_the_rehearsal_of_fedavg_is_a_single_pass(compared, monkeypatch):
+    passes, of_pass = set(), Batches.of_pass
+    monkeypatch.setattr(Batches, "of_pass", lambda self, *place: passes.add(place[0]) or of_pass(self, *place))
+    compared(["fedavg"], method__epochs=3, train__batch=500).rehearse()
+    assert passes == {0}
+
+
 def _lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

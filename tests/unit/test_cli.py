@@ -90,6 +90,7 @@ def test_shipped_runs_can_be_read(name):
         (["train", "--hiddn", "3"], "--hidden"),
         (["train", "--method", "lst", "--dry-run"], "method.name = 'lst' is not known; did you mean ist?"),
         (["train", "--finish", "local-sdg:9%", "--dry-run"], "method.finish = 'local-sdg' is not known; did you mean"),
+        (["train", "--finish", "local-sdg:9%", "--rounds", "1", "--dry-run"], "did you mean local-sgd?"),
         (["train", "--finish", "local-sgd", "--dry-run"], "must be a method and its share of the rounds"),
         (["train", "--model", "mpl", "--dry-run"], "model.name = 'mpl' is not known; did you mean mlp?"),
         (["train", "--hidden", "64,x", "--dry-run"], "--hidden 64,x: must be numbers with commas between them"),

@@ -203,7 +203,7 @@ def test_every_section_is_frozen():
         ("local-sgd:10%", 11, [("ist", 9), ("local-sgd", 2)]),
         ("data-parallel:0.5%", 10, [("ist", 9), ("data-parallel", 1)]),
         ("local-sgd:99%", 10, [("ist", 1), ("local-sgd", 9)]),
-        ("local-sgd:10%", 1, [("ist", 1)]),
+        ("local-sgd:10%", 1, [("ist", 1), ("local-sgd", 0)]),
     ],
 )
 def test_a_finish_takes_its_share_of_the_rounds_but_never_all(finish, rounds, phases):
