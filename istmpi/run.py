@@ -63,11 +63,11 @@ def carry_out(
 ) -> Summary | None:
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
-    ``watch`` counts on rank 0 alone. ``resume``: a checkpoint or the folder of a run to go on from, ``auto`` for
-    this run's own folder if there is something in it; without it the folder must be new. The run stops early at the
-    ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
-    ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was
-    killed behind its last round only has its summary made.
+    ``watch`` and ``deadline`` count on rank 0 alone. ``resume``: a checkpoint or the folder of a run to go on from,
+    ``auto`` for this run's own folder if there is something in it; without it the folder must be new. The run stops
+    early at the ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the
+    process; or on ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was killed
+    behind its last round only has its summary made.
 
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.

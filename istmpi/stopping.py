@@ -1,10 +1,12 @@
 """Stopping early: a signal, a file or the end of a job's time asks any rank, and all ranks come to know of it."""
 
+import math
 import os
 import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from istmpi.comm import Communicator, Rumour
@@ -90,9 +92,16 @@ class StopSign:
 
 
 def end_of_job() -> float:
-    """When this SLURM job's time is up, as Unix time; ConfigError where that cannot be known."""
-    if "SLURM_JOB_END_TIME" in os.environ:
-        return float(os.environ["SLURM_JOB_END_TIME"])
+    """When this SLURM job's time is up, as Unix time; ConfigError where that cannot be known. Asks the scheduler."""
+    given = os.environ.get("SLURM_JOB_END_TIME")
+    if given is not None:
+        with suppress(ValueError):
+            if math.isfinite(end := float(given)):
+                return end
+        raise ConfigError(
+            f"--stop-before-walltime: SLURM_JOB_END_TIME = {given!r} must be the Unix time when the job's time is up. "
+            f"Correct it, or leave the option out."
+        )
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         raise ConfigError(

@@ -60,7 +60,7 @@ def command(
             raise ConfigError("--set method.name: istmpi compare sets it itself; use --methods.")
         resolved = Run.load(run).override(changed)
         wanted = as_targets(targets)
-        if stop_before_walltime is not None:
+        if stop_before_walltime is not None and communicator.rank == 0:
             deadline = end_of_job() - 60 * stop_before_walltime
 
     from istmpi.cli.progress import ComparisonDisplay

@@ -61,7 +61,7 @@ def command(
     deadline = None
     with communicator.agreed():
         resolved = resolve(run, assignments, options)
-        if stop_before_walltime is not None:
+        if stop_before_walltime is not None and communicator.rank == 0:
             deadline = end_of_job() - 60 * stop_before_walltime
 
     from istmpi.cli.progress import TrainingDisplay

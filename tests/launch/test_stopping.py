@@ -105,6 +105,34 @@ def test_without_a_known_end_of_time_nothing_is_trained(mpirun, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("verb, end", [("train", "soon"), ("train", "nan"), ("compare", "")])
+def test_an_end_of_time_that_is_no_time_is_told_once(mpirun, tmp_path, verb, end):
+    command = ["istmpi", verb, "--out", tmp_path / "run", "--stop-before-walltime", "1"]
+    result = mpirun(2, *command, env={"SLURM_JOB_END_TIME": end})
+    assert result.returncode == 2, result
+    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    assert len(said) == 1 and f"SLURM_JOB_END_TIME = '{end}' must be the Unix time" in said[0], result.stderr
+    assert "Traceback" not in result.stderr and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("answer, code", [("date -d '+1 minute' +%Y-%m-%dT%H:%M:%S", 75), ("exit 1", 2)])
+def test_one_rank_asks_slurm_for_all(mpirun, tmp_path, answer, code):
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\n{answer}\n")
+    squeue.chmod(0o755)
+    # Not for the launcher, which would look for the job's nodes.
+    slurm = (
+        "import os; os.environ['SLURM_JOB_ID'] = '7'; os.environ.pop('SLURM_JOB_END_TIME', None)\n"
+        f"os.environ['PATH'] = '{tmp_path}:' + os.environ['PATH']\n"
+        "from istmpi.cli.main import main; main()"
+    )
+    result = mpirun(2, "python", "-c", slurm, *SLOW, "--out", tmp_path / "run", "--stop-before-walltime", "1")
+    assert result.returncode == code, result
+    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    assert len(said) == 1 and ("the end of the job's time" if code == 75 else "squeue --noheader --jobs 7") in said[0]
+    assert (tmp_path / "asked").read_text() == "asked\n"
+
+
 def test_a_finished_run_has_nothing_left_to_do(mpirun, tmp_path):
     command = ["istmpi", "train", "--rounds", "3", "--resume", "auto", "--out", tmp_path / "run"]
     assert mpirun(2, *command).returncode == 0
