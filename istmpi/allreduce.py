@@ -113,7 +113,9 @@ class _Runner:
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
         self._waiting: list[_Segment] = []
+        """Another thread appends to it."""
         self._under_way: list[_Segment] = []
+        self._requests: list = []
         self._count = 0
         self._called_back = threading.Event()
         self._failure: BaseException | None = None
@@ -150,12 +152,17 @@ class _Runner:
 
     def _advance(self) -> bool:
         """Do what can be done now; whether that was anything."""
+        # Most looks find nothing, and ranks share cores: such a look does no more than that.
+        found = self._communicator.look(self._requests)
         while self._waiting and len(self._under_way) < ring.SEGMENTS_AT_ONCE:
             self._under_way.append(self._waiting.pop(0))
-        over = iter(self._communicator.over([one for segment in self._under_way for one in segment.requests]))
-        moved = [segment.advance([next(over) for _ in segment.requests]) for segment in self._under_way]
+            found = True
+        if not found:
+            return False
+        moved = [segment.advance() for segment in self._under_way]
         self.bytes_sent += sum(segment.bytes_sent for segment in self._under_way if segment.done)
         self._under_way = [segment for segment in self._under_way if not segment.done]
+        self._requests = [request for segment in self._under_way for request in segment.requests]
         return any(moved)
 
 
@@ -171,9 +178,9 @@ class _Segment:
         self.done = False
         self.bytes_sent = 0
 
-    def advance(self, over: Sequence[bool]) -> bool:
+    def advance(self) -> bool:
         """Take the next step if this one's requests are over."""
-        if not all(over):
+        if not self._communicator.over(self.requests):
             return False
         self.requests = next(self._steps, [])
         self.done = not self.requests

@@ -220,12 +220,18 @@ class Communicator:
         return self._mpi.Irecv([values, MPI.BYTE], peer, tag)
 
     @staticmethod
-    def over(requests: Sequence[Any]) -> list[bool]:
-        """Which requests, sent or received, are over by now: a single look at the network for all of them."""
+    def look(requests: list[Any]) -> bool:
+        """One look at the network for all these requests, sent and received: whether any was over."""
         from mpi4py import MPI
 
-        MPI.Request.Testsome(requests)
-        return [request == MPI.REQUEST_NULL for request in requests]
+        return bool(MPI.Request.Testsome(requests))
+
+    @staticmethod
+    def over(requests: Sequence[Any]) -> bool:
+        """Whether all of them were over at the last look."""
+        from mpi4py import MPI
+
+        return all(request == MPI.REQUEST_NULL for request in requests)
 
     def on_this_host(self) -> "Communicator":
         """The ranks on this host."""
