@@ -13,6 +13,7 @@ with the clocks stopped. Bytes are what the hosts' interfaces sent, or on one ho
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import time
@@ -178,6 +179,12 @@ def connect(ranks: int, rank: int) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
 
 
+def disconnect() -> None:
+    """Leave the other ranks, and hold on to nothing of the group: the interpreter would end its threads, and may abort."""
+    gc.collect()
+    dist.destroy_process_group()
+
+
 def ring_bytes(network: nn.Module, ranks: int) -> int:
     """Bytes that all ranks send in an all-reduce of a network around a ring."""
     return 2 * (ranks - 1) * sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
@@ -239,7 +246,8 @@ def main() -> None:
         if options.out:
             Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     dist.barrier()
-    dist.destroy_process_group()
+    del peer
+    disconnect()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from peers import DDP, LocalSGD, Peer, Wire, connect, ring_bytes
+from peers import DDP, LocalSGD, Peer, Wire, connect, disconnect, ring_bytes
 from settings import add_settings, run_of
 from time_analysis import step_seconds
 from time_plan import EVERY_STEP, METHODS, SETTINGS, TENTH
@@ -230,13 +230,16 @@ def benchmark() -> None:
     torch.set_num_threads(1)
     run = run_of(options, {"train.threads": 1, "evaluate.every": 10**6})
     communicator = world()
-    if any(name in PEERS for name in options.contestants):
+    connected = any(name in PEERS for name in options.contestants)
+    if connected:
         connect(communicator.size, communicator.rank)
     record = WORK[options.work](options, run, communicator)
     if communicator.rank == 0:
         record |= {"ranks": communicator.size, "network_is": os.environ.get("ISTMPI_NETWORK", "shared memory")}
         Path(options.out).write_text(json.dumps(record) + "\n", encoding="utf-8")
     communicator.barrier()
+    if connected:
+        disconnect()
 
 
 if __name__ == "__main__":
