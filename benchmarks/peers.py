@@ -180,7 +180,7 @@ def connect(ranks: int, rank: int) -> None:
 
 
 def disconnect() -> None:
-    """Leave the other ranks, and hold on to nothing of the group: the interpreter would end its threads, and may abort."""
+    """Leave the other ranks. Whatever still holds the group makes the interpreter end its threads, which may abort."""
     gc.collect()
     dist.destroy_process_group()
 
