@@ -94,14 +94,12 @@ class Communicator:
         parts = [count * mine.dtype.itemsize for count in counts]
         starts = [sum(parts[:rank]) for rank in range(self.size)]
         result = np.empty(sum(counts), dtype=mine.dtype)
-        everyones = result.view(np.uint8)
+        own, everyones = np.ascontiguousarray(mine).view(np.uint8), result.view(np.uint8)
         if everyones.nbytes <= LARGEST_CALL:
-            self._mpi.Allgatherv(
-                [np.ascontiguousarray(mine).view(np.uint8), MPI.BYTE], [everyones, parts, starts, MPI.BYTE]
-            )
-            self.traffic.add(mine.nbytes * (self.size - 1))
+            self._mpi.Allgatherv([own, MPI.BYTE], [everyones, parts, starts, MPI.BYTE])
+            self.traffic.add(own.nbytes * (self.size - 1))
         else:
-            everyones[starts[self.rank] :][: mine.nbytes] = np.ascontiguousarray(mine).view(np.uint8)
+            everyones[starts[self.rank] :][: own.nbytes] = own
             for rank, (start, nbytes) in enumerate(zip(starts, parts, strict=True)):
                 self.broadcast(everyones[start : start + nbytes], rank)
         return result
