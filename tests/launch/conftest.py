@@ -30,6 +30,15 @@ def pytest_configure(config):
         raise pytest.UsageError("tests/launch starts mpirun itself and cannot run under it; run: bin/test launch")
 
 
+class Outcome(subprocess.CompletedProcess):
+    """How a job ended."""
+
+    @property
+    def errors(self):
+        """The lines that istmpi said on stderr; launchers add words of their own."""
+        return [line for line in self.stderr.splitlines() if line.startswith("istmpi: ")]
+
+
 class Job:
     """A running job: `ranks` are the process numbers of its ranks, `end` waits for it."""
 
@@ -78,13 +87,13 @@ class Job:
         return [found[rank] for rank in sorted(found)]
 
     def end(self, timeout=60):
-        """The finished job as a CompletedProcess; one that is still there after ``timeout`` seconds fails the test."""
+        """The finished job's Outcome; one that is still there after ``timeout`` seconds fails the test."""
         try:
             stdout, stderr = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             stdout, stderr = self.kill()
             pytest.fail(f"{self._command} still ran after {timeout} s\n{stdout}\n{stderr}")
-        return subprocess.CompletedProcess(self.process.args, self.process.returncode, stdout, stderr)
+        return Outcome(self.process.args, self.process.returncode, stdout, stderr)
 
     def kill(self):
         """End it, whatever it does; returns what it had printed."""

@@ -104,6 +104,6 @@ def test_a_method_that_fails_is_reported_and_its_exit_code_is_the_jobs(mpirun, t
 def test_bad_input_is_told_once_before_anything_is_trained(mpirun, tmp_path, options, message):
     result = mpirun(2, "istmpi", "compare", *options, "--out", tmp_path / "comparison")
     assert result.returncode == 2
-    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    said = result.errors
     assert len(said) == 1 and message in said[0], result.stderr
     assert not (tmp_path / "comparison").exists()

@@ -24,9 +24,7 @@ def test_evaluate_on_any_number_of_ranks(mpirun, tmp_path):
 def test_a_refusal_is_told_once(mpirun, tmp_path):
     result = mpirun(3, "istmpi", "evaluate", tmp_path / "nowhere.h5")
     assert result.returncode == 2
-    assert [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")] == [
-        f"istmpi: {tmp_path / 'nowhere.h5'}: there is no such file."
-    ]
+    assert result.errors == [f"istmpi: {tmp_path / 'nowhere.h5'}: there is no such file."]
 
 
 def test_what_one_process_does_is_done_once(mpirun, tmp_path):
@@ -45,5 +43,5 @@ def test_what_one_process_does_is_done_once(mpirun, tmp_path):
 def test_what_one_process_does_waits_for_nobody_when_it_fails(mpirun, command):
     result = mpirun(2, "istmpi", *command, timeout=30)
     assert result.returncode == 2
-    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    said = result.errors
     assert said == ["istmpi: nowhere.h5: there is no such file."]

@@ -64,7 +64,7 @@ def test_the_end_of_one_rank_is_the_end_of_all(job, way, ranks):
     assert message in result.stderr, result.stderr
     assert result.seconds < LIMIT
     if message:
-        ours = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+        ours = result.errors
         assert len(ours) == 1 and ours[0].startswith(f"istmpi: rank {ranks - 1}"), result.stderr
 
 

@@ -121,7 +121,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(mpirun, tmp_path, saved, da
     spoil(newest)
     refused = mpirun(3, "istmpi", "train", "--resume", newest, "--rounds", "6")
     assert refused.returncode == 2
-    said = [line for line in refused.stderr.splitlines() if line.startswith("istmpi: ")]
+    said = refused.errors
     assert len(said) == 1, refused.stderr
     assert str(newest) in said[0]
 

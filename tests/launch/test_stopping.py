@@ -29,7 +29,7 @@ def test_a_signal_to_one_rank_stops_all_in_the_round_they_are_in(start, tmp_path
     os.kill(job.ranks[1], number)
     result = job.end(20)
     assert result.returncode == 75, result
-    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    said = result.errors
     assert len(said) == 1 and f"stopped by {number.name}, after " in said[0], result.stderr
     assert "--resume auto goes on" in said[0]
     rounds, steps = reached(tmp_path / "run")
@@ -110,7 +110,7 @@ def test_an_end_of_time_that_is_no_time_is_told_once(mpirun, tmp_path, verb, end
     command = ["istmpi", verb, "--out", tmp_path / "run", "--stop-before-walltime", "1"]
     result = mpirun(2, *command, env={"SLURM_JOB_END_TIME": end})
     assert result.returncode == 2, result
-    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    said = result.errors
     assert len(said) == 1 and f"SLURM_JOB_END_TIME = '{end}' must be the Unix time" in said[0], result.stderr
     assert "Traceback" not in result.stderr and not (tmp_path / "run").exists()
 
@@ -128,7 +128,7 @@ def test_one_rank_asks_slurm_for_all(mpirun, tmp_path, answer, code):
     )
     result = mpirun(2, "python", "-c", slurm, *SLOW, "--out", tmp_path / "run", "--stop-before-walltime", "1")
     assert result.returncode == code, result
-    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    said = result.errors
     assert len(said) == 1 and ("the end of the job's time" if code == 75 else "squeue --noheader --jobs 7") in said[0]
     assert (tmp_path / "asked").read_text() == "asked\n"
 
@@ -180,7 +180,7 @@ def test_a_folder_that_one_rank_does_not_see_is_refused_on_all(mpirun, tmp_path)
     result = mpirun(1, *here, ":", "-n", "1", *there, timeout=30)
     assert result.returncode == 2, result
     assert "rank 1: run/network.h5: there is no such file. Passed over." in result.stdout
-    said = [line for line in result.stderr.splitlines() if line.startswith("istmpi: ")]
+    said = result.errors
     assert said == [
         "istmpi: run: it has checkpoints, but none of them is valid on every rank. "
         "Let all ranks see them, remove them, or give another --out."
