@@ -37,6 +37,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.sources import open_dataset
 from istmpi.evaluate import calibration_rows
 from istmpi.models.mlp import MLP
+from istmpi.report.curves import Curve, Point
 from istmpi.store import ParameterStore
 
 
@@ -218,6 +219,23 @@ def train(peer: Peer, steps: int, every: int) -> list[dict]:
     return points
 
 
+def curve(method: str, run: Run, ranks: int, points: list[dict]) -> Curve:
+    """What `istmpi report` reads, to set a peer beside runs of istmpi."""
+    shared = ("data.source", "model.hidden", "method.local_steps", "train.batch", "optimizer.lr")
+    made = (
+        Point(
+            point["step"] // run.method.local_steps,
+            point["seconds"],
+            point["bytes"],
+            point["samples"],
+            point["accuracy"],
+        )
+        for point in points
+    )
+    settings = {name: value for name, value in run.flat().items() if name in shared}
+    return Curve(method, tuple(made), run.train.seed, ranks, "accuracy", settings=settings)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=PEERS)
@@ -225,6 +243,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--evaluate-every", type=int, default=20, help="steps")
     parser.add_argument("--out", help="a JSON file")
+    parser.add_argument("--curve", type=Path, help="a JSON file for istmpi report")
     options = parser.parse_args()
     run = run_of(options)
     rank, ranks = launched()
@@ -234,7 +253,7 @@ def main() -> None:
     points = train(peer, options.steps, options.evaluate_every)
     if rank == 0:
         record = {
-            **vars(options),
+            **{name: value for name, value in vars(options).items() if name != "curve"},
             "ranks": ranks,
             "torch": torch.__version__,
             "network": os.environ.get("ISTMPI_NETWORK", "loopback of one host"),
@@ -245,6 +264,8 @@ def main() -> None:
             print(json.dumps(point), flush=True)
         if options.out:
             Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        if options.curve:
+            curve(f"pytorch-{options.method}", run, ranks, points).save(options.curve)
     dist.barrier()
     del peer
     disconnect()

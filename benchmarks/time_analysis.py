@@ -81,7 +81,7 @@ def mean_curve(curves: Sequence[Curve]) -> list[tuple[int, float]]:
     return [(step, mean(one[step] for one in found)) for step in steps]
 
 
-def smoothed(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+def averaged(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Each accuracy replaced by its mean with both neighbours', itself counted twice; the ends, with one, stay."""
     inner = [
         (here[0], (before[1] + 2 * here[1] + after[1]) / 4) for before, here, after in zip(curve, curve[1:], curve[2:])

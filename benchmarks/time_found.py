@@ -8,10 +8,10 @@ from statistics import median
 
 from time_analysis import (
     ALGORITHMS,
+    averaged,
     highest_common,
     interpolated,
     mean_curve,
-    smoothed,
     split,
     step_bytes,
     step_seconds,
@@ -44,10 +44,10 @@ class Contestant:
     direct: list[dict] | None
     """The points of a whole run on the slow network."""
     curve: list[tuple[int, float]] = field(init=False)
-    """Smoothed mean over seeds."""
+    """Mean over seeds, each point averaged with its neighbours."""
 
     def __post_init__(self) -> None:
-        self.curve = smoothed(mean_curve(self.curves)) if self.curves else []
+        self.curve = averaged(mean_curve(self.curves)) if self.curves else []
 
     @property
     def every_step(self) -> bool:
@@ -76,7 +76,10 @@ class Contestant:
         return split([one for rounds in self.every_turn for one in rounds], self.local_steps, self.every_step)
 
     def time_to(self, accuracy: float) -> tuple[float | None, bool]:
-        """Seconds to an accuracy, and whether they are composed; none where it is not reached."""
+        """Seconds of the steps to an accuracy, and whether they are composed; none where it is not reached.
+
+        Else they are the clock's of a whole run when it had taken these steps.
+        """
         steps = steps_to(self.curve, accuracy)
         if steps is None:
             return None, True

@@ -36,10 +36,12 @@ def draw(shown: list[Situation], path: Path) -> None:
     _curves(axes[-1, 1], last, lambda _, situation: situation.ranks * BATCH)
     axes[-1, 1].set(xlabel="examples", title=f"P = {last.ranks}: samples")
     _bars(axes[-1, 2], last)
-    handles = [pyplot.Line2D([], [], color=COLOURS[name]) for name in NAMES]
-    figure.legend(handles, NAMES.values(), loc="outside lower center", ncols=6, frameon=False)
+    there = {name: title for name, title in NAMES.items() if any(name in one.contestants for one in shown)}
+    handles = [pyplot.Line2D([], [], color=COLOURS[name]) for name in there]
+    figure.legend(handles, there.values(), loc="outside lower center", ncols=6, frameon=False)
     about = shown[0].about
-    figure.suptitle(f"Accuracy on a slow network, J = {about['J']}; PyTorch's methods dashed")
+    faster = " of ten times the rate" * (shown[0].bandwidth == "10x")
+    figure.suptitle(f"Accuracy on a slow network{faster}, J = {about['J']}; PyTorch's methods dashed")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

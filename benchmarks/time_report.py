@@ -11,10 +11,10 @@ from pathlib import Path
 import reporting
 from reporting import table
 from time_analysis import (
+    averaged,
     final,
     mean_curve,
     ratios,
-    smoothed,
     steps_to,
 )
 from time_found import NAMES, Records, Situation, contestants, situations, speed_of
@@ -31,6 +31,16 @@ PAIRS = {"local SGD": ("local-sgd", "pytorch-local-sgd"), "data parallel": ("dat
 BELOW = (0.0, 0.02, 0.05)
 """Accuracies that times are given for: so far below the highest that all reach."""
 MODEL_RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
+
+
+def pictured(found: list[Situation]) -> dict[str, list[Situation]]:
+    """Those of one bandwidth and J together, by the names of their pictures; the first are `time-to-accuracy`."""
+    families: dict[str, list[Situation]] = {}
+    for one in found:
+        parts = [one.bandwidth] * (one.bandwidth != found[0].bandwidth)
+        parts += [f"J{one.local_steps}"] * (one.local_steps != found[0].local_steps)
+        families.setdefault("-".join(["time-to-accuracy", *parts]), []).append(one)
+    return families
 
 
 def headline(situation: Situation, below: float = 0.0) -> dict:
@@ -69,7 +79,7 @@ def details(situation: Situation) -> list[dict]:
         for name, one in situation.contestants.items():
             steps = steps_to(one.curve, accuracy)
             seconds, composed = one.time_to(accuracy)
-            by_seed = [steps_to(smoothed(mean_curve([curve])), accuracy) for curve in one.curves]
+            by_seed = [steps_to(averaged(mean_curve([curve])), accuracy) for curve in one.curves]
             reached = [steps * one.seconds for steps in by_seed if steps is not None]
             rows.append(
                 {
@@ -85,7 +95,7 @@ def details(situation: Situation) -> list[dict]:
                     else f"none of {len(by_seed)}",
                     "MB": "-" if steps is None else steps * one.bytes / 1e6,
                     "samples": "-" if steps is None else steps * BATCH * situation.ranks,
-                    "time is": "composed" if composed else "of a whole run",
+                    "time is": "composed" if composed else "by the clock of a whole run",
                 }
             )
     return rows
@@ -313,30 +323,34 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["ISTMPI_NETWORK"] = "emulated by benchmarks/cluster, TCP, rates as given"
     every_detail = [row for situation in found for row in details(situation)]
-    main = [one for one in found if one.bandwidth == "1x" and one.local_steps == found[0].local_steps]
+    families = pictured(found)
+    main = families["time-to-accuracy"]
     best = [row for situation in main for row in details(situation)[: len(situation.contestants)]]
     pytorch, runs = against_pytorch(scale, record), whole_runs(found)
     ends, far_ends = finals(scale, record), finals(scale, record, "long")
-    draw(main, folder / "time-to-accuracy.png")
+    for name, shown in families.items():
+        draw(shown, folder / f"{name}.png")
     sections = [
         "Seconds of training to the highest accuracy that all methods reach, evaluations left out, and with them the "
-        "way home of IST's weights, which takes as long as a hop of a full deal. *: composed of the steps that it "
-        "takes (curves: P ranks in one process, the same algorithm) and the seconds of a step on the slow network; the "
-        "others are whole runs there. `against`: how many times as long as IST the fastest local SGD or data parallel "
-        "takes, ours or PyTorch's; with `a tenth` as IST that deals a tenth of the units anew in each round. It is the "
-        "ratio of steps times that of a step's seconds, the median over turns within one job. Curves are means over "
-        "seeds, each point averaged with its neighbours, crossings on the line between points. In a step every rank "
-        "takes a batch, with every method. What has no row has not been measured yet. "
+        "way home of IST's weights, which takes as long as a hop of a full deal. They are the time of the steps that "
+        "it takes (curves: P ranks in one process, the same algorithm): by the clock of a whole run on the slow "
+        "network when it had taken so many, or, with a *, composed of them and the seconds of a step there. "
+        "`against`: how many times as long as IST the fastest local SGD or data parallel takes, ours or PyTorch's; "
+        "with `a tenth` as IST that deals a tenth of the units anew in each round. It is the ratio of steps times that "
+        "of a step's seconds, the median over turns within one job. Curves are means over seeds, each point averaged "
+        "with its neighbours, crossings on the line between points. In a step every rank takes a batch, with every "
+        "method. What has no row has not been measured yet. "
         f"{provenance(scale, record)}",
-        "![Accuracy against time](time-to-accuracy.png)",
+        "\n\n".join(f"![Accuracy against time]({name}.png)" for name in families),
         "## To lower accuracies\n\n"
         + table([headline(situation, below) for situation in found for below in BELOW if below]),
         "## The network\n\nRates are 1.25e-3 bytes a FLOP of a rank, all ranks computing at once with one thread each "
         f"on the cores that they share.\n\n{table(machines(scale, record))}\n\n{over_interfaces(scale, record)}",
         "## Ours against PyTorch's\n\nSeconds of a step, in turns within one job; ratios are medians over turns.\n\n"
         + (table(pytorch) if pytorch else "Not measured yet."),
-        "## Final accuracies\n\nMean over seeds of the last three evaluations: of curves, which are bounded by "
-        "processor time, and of what they were when the shortest of them ended. PyTorch's methods learn as ours do: "
+        "## Final accuracies\n\nMean over seeds of the last three evaluations: of curves, which are bounded by steps "
+        "and by processor time (where IST's end by steps, they have taken less of it than the others), and of what "
+        "they were when the shortest of them ended. PyTorch's methods learn as ours do: "
         f"same initial values, batches and evaluation.\n\n{table(ends)}"
         + (f"\n\nAfter {scale.longer} times the processor time:\n\n{table(far_ends)}" if far_ends else ""),
         f"## Bytes and samples\n\nTo the highest common accuracy, J = {main[0].local_steps}; more in the .json.\n\n"

@@ -12,11 +12,12 @@ Every finished cell is one JSON file; what is there is not run again. Kinds of c
 * speed: seconds and bytes of a step on the emulated cluster, ours, PyTorch's and IST in turns within one job;
 * curve: accuracy by step, P ranks in one process at full speed (benchmarks/curves.py), the same on any network;
 * long: a curve of four times the steps, to see where the methods end;
-* direct: a whole run on the slow network, with evaluations, where it fits into ``--direct-seconds``;
+* direct: a whole run on the slow network, with evaluations, where it takes less than 100 seconds (``--quick``: 10);
 * model: the cost model's cluster, for the scaling to 1,000 ranks.
 
-Time to an accuracy is the steps of the curve times the seconds of a step (composed), or that of a direct run. Needs
-root, as benchmarks/cluster does; the data are made from ../shared/data with ``istmpi prepare`` once.
+Time to an accuracy is the steps of the curve times the seconds of a step (composed), or the clock of a direct run at
+the same step. Needs root, as benchmarks/cluster does; the data are made once, by ``istmpi prepare`` from
+../shared/data.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ RECORD = "comparison.json"
 """In a comparison's folder: what its runs have in common beside their settings."""
 EVALUATIONS = 20
 """In a run that does not say how often: more than `istmpi train` takes, for a finer time to a target."""
+REHEARSED = {"method.local_steps": 1, "method.epochs": 1, "method.burn_in": 0}
+"""What makes a round as short as can be, with everything in it that takes memory."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,14 @@ class Comparison:
             self._stop.listen()
 
     def rehearse(self) -> None:
-        """One local step (fedavg: pass) of every method that has a run left; UserError where one cannot train it."""
+        """One local step (fedavg: pass) of every method that has a run left, and one of its finish, with all they need.
+
+        Raises UserError where one cannot train it.
+        """
         left = self._communicator.from_first([turn for turn in self.turns if not turn.finished])
         for turn in {turn.method: turn for turn in reversed(left)}.values():
-            short = turn.run.override({"method.local_steps": 1, "method.epochs": 1, "train.rounds": 1})
+            rounds = 2 if turn.run.method.finish else 1
+            short = turn.run.override({**REHEARSED, "train.rounds": rounds})
             try:
                 for _ in Training(short, self._communicator, self._stop).rounds():
                     pass
@@ -152,7 +158,7 @@ class Comparison:
         if self._stop.reason:
             error = StoppedError(
                 f"stopped by {self._stop.reason} at {turn.folder.name}; what is done is saved in {self.folder}. "
-                f"The same command goes on."
+                f"{self._stop.cure} command goes on."
             )
             error.everywhere = True
             raise error

@@ -105,7 +105,8 @@ def carry_out(
         for progress in training.rounds():
             if first:
                 try:
-                    folder.append({key: value for key, value in asdict(progress).items() if value is not None})
+                    known = {key: value for key, value in asdict(progress).items() if value is not None}
+                    folder.append({**known, "ranks": communicator.size, "score_name": training.score_name})
                 except OutputError as error:
                     if len(folder.pending) == 1:
                         note(f"{error} The run goes on; its metrics are kept until they can be.")

@@ -151,25 +151,31 @@ class Training:
         return self.time_is_up or self.rounds_done >= self.run.train.rounds
 
     def _look_at_the_clock(self) -> None:
-        """See whether the run's time is up, by rank 0's clock; a round that has begun still has its time."""
+        """See whether the run's time is up; a round that has begun still has its time."""
         limit = 60 * self.run.train.max_minutes
-        self.time_is_up = bool(limit) and not self.local_step and self.communicator.from_first(self._seconds >= limit)
+        self.time_is_up = bool(limit) and not self.local_step and self._seconds >= limit
 
     def _run_round(self) -> bool:
-        """Run one round, or what is left of it; False when it was stopped in the middle."""
+        """Run one round, or what is left of it; False when it was stopped in the middle.
+
+        It takes as long as on the slowest rank, from when all have come to it. What no phase of the clock has is
+        `other`.
+        """
         communicator, before = self.communicator, self._begun
         communicator.barrier()
         start, sent, examples = time.perf_counter(), communicator.traffic.bytes, self.method.examples
-        outcome = self.method.run(self.rounds_done, before)
-        stopped = isinstance(outcome, Partial)
-        report = self.method.examples - examples, outcome.local_steps if stopped else 0
-        report += (self.method.steps(self.rounds_done),)
-        if not stopped:
-            self.rounds_done, self.local_step, self._begun, self._loss = self.rounds_done + 1, 0, Partial(), outcome
-            self.method = self._next_method(self.method)
-        self._seconds += time.perf_counter() - start
-        everyones = communicator.gather((communicator.traffic.bytes - sent, *report))
-        sent, examples, done, steps = zip(*everyones, strict=True)
+        with self.clock("other"):
+            outcome = self.method.run(self.rounds_done, before)
+            stopped = isinstance(outcome, Partial)
+            report = self.method.examples - examples, outcome.local_steps if stopped else 0
+            report += (self.method.steps(self.rounds_done),)
+            if not stopped:
+                self.rounds_done, self.local_step, self._begun, self._loss = self.rounds_done + 1, 0, Partial(), outcome
+                self.method = self._next_method(self.method)
+        took = time.perf_counter() - start
+        everyones = communicator.gather((took, communicator.traffic.bytes - sent, *report))
+        took, sent, examples, done, steps = zip(*everyones, strict=True)
+        self._seconds += max(took)
         self._bytes += sum(sent)
         self._examples += sum(examples)
         self._most_steps = max(steps)

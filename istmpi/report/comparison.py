@@ -84,7 +84,7 @@ class Comparison:
             "examples": lambda _, point: point.examples,
         }
         if self.watts is not None:
-            figures["joules"] = lambda curve, point: self.watts * (curve.ranks or math.nan) * point.seconds
+            figures["joules"] = lambda curve, point: self.watts * curve.ranks * point.seconds
         return figures
 
     def to_target(self, group: Group, figure: str, target: float) -> Spread:

@@ -50,6 +50,7 @@ class Curve:
     seed: int = 0
     """Runs of the same seed began with the same network and saw the same batches."""
     ranks: int | None = None
+    """None where the run did not get far enough to say."""
     score_name: str = ""
     """What the score is; empty where the run did not get far enough to say."""
     name: str = ""
@@ -60,8 +61,6 @@ class Curve:
     """By dotted names; where two runs of a comparison differ in one, it becomes part of their names."""
     problem: str = ""
     """Why the run is not what it was meant to be: failed, or not finished."""
-    composed: str = ""
-    """How the seconds were put together, where they were not measured in the run itself; tables mark them."""
     source: str = ""
     """Where this was read from."""
 
@@ -107,7 +106,8 @@ def _of_run(folder: Path) -> Curve:
     run = Run.load(str(folder / SETTINGS))
     lines = RunFolder(folder).metrics()
     summary, failure = (_json(folder / name) if (folder / name).is_file() else {} for name in (SUMMARY, FAILURE))
-    done, rounds = (lines[-1]["round"] if lines else 0), run.train.rounds
+    last = lines[-1] if lines else {}
+    done, rounds = last.get("round", 0), run.train.rounds
     problem = ""
     if failure:
         problem = f"failed: {failure['error']}"
@@ -118,12 +118,13 @@ def _of_run(folder: Path) -> Curve:
         for line in lines
         if "score" in line
     )
+    known = {**failure, **last, **summary}
     return Curve(
         run.method.name,
         points,
         run.train.seed,
-        summary.get("ranks", failure.get("ranks")),
-        summary.get("score_name", ""),
+        known.get("ranks"),
+        known.get("score_name", ""),
         run.name,
         summary.get("seconds", {}),
         run.flat(),
@@ -144,11 +145,11 @@ def _load(path: Path) -> Curve:
         ordered = all(a <= b for one, next in zip(figures, figures[1:]) for a, b in zip(one, next))
         finite = all(math.isfinite(value) for point in points for value in asdict(point).values())
         curve = Curve(**{**tree, "points": points, "source": tree.get("source") or str(path)})
-        usable = ordered and finite and isinstance(curve.method, str) and curve.method
+        named = isinstance(curve.method, str) and curve.method and isinstance(curve.ranks, int) and curve.ranks > 0
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: {', '.join(unknown) or error} is missing, unknown or of the wrong kind.") from None
-    if not usable:
-        raise DataError(f"{path}: its points must be finite numbers that do not fall, and it needs a method.")
+    if not (ordered and finite and named):
+        raise DataError(f"{path}: its points must be finite numbers that do not fall, and it needs a method and ranks.")
     return curve
 
 

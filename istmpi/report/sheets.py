@@ -73,8 +73,6 @@ def notes(comparison: Comparison) -> list[str]:
         for curve in group.curves:
             if curve.problem:
                 lines.append(f"{group.name}, seed {curve.seed}: {curve.problem}")
-        for composed in dict.fromkeys(curve.composed for curve in group.curves if curve.composed):
-            lines.append(f"* {group.name}: {composed}")
     return lines
 
 
@@ -98,9 +96,8 @@ def _to_target(comparison: Comparison, group: Group, figure: str, target: float,
         few = f"\n{spread.reached} of {repeats} did" * (spread.reached > 0)
         return f"not reached{few}"
     ratio = comparison.ratio(group, figure, target)
-    star = "*" * (figure in ("seconds", "joules") and any(curve.composed for curve in group.curves))
     times = "" if ratio is None else f"  {_times(ratio)}"
-    return f"{write(spread.median)}{star}{times}{_range(spread, write, repeats)}"
+    return f"{write(spread.median)}{times}{_range(spread, write, repeats)}"
 
 
 def _times(ratio: float) -> str:

@@ -69,6 +69,14 @@ def test_ranks_are_hosts_that_talk_over_their_interfaces_and_failures_leave_noth
     assert "by the interfaces' counters" in result.stderr
 
 
+def test_hosts_have_the_cores_that_the_command_may_use(cluster):
+    last = max(os.sched_getaffinity(0))
+    code = "import os, platform; print(platform.node(), sorted(os.sched_getaffinity(0)))"
+    result = run("taskset", "-c", last, *cluster("--hosts", "2", "--"), sys.executable, "-c", code)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"istmpi-{NAME}-{host} [{last}]" for host in (0, 1)]
+
+
 def test_a_terminated_cluster_leaves_nothing(cluster):
     command = [*map(str, cluster("--hosts", "2", "--")), "sh", "-c", "echo up; sleep 60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
@@ -109,7 +117,8 @@ def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, 
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         out = tmp_path / "peer.json"
-        words = [*TINY, *steps, "--evaluate-every", 5, "--out", out]
+        curve = tmp_path / "curve.json"
+        words = [*TINY, *steps, "--evaluate-every", 5, "--out", out, "--curve", curve]
         script = BENCHMARKS / "peers.py"
         result = mpirun(2, "python", script, peer, *words, env={"MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)})
         assert result.returncode == 0, result.stderr
@@ -117,6 +126,11 @@ def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, 
         assert [point["samples"] for point in theirs] == [5 * 2 * 32, 10 * 2 * 32]
         assert all(point["bytes"] > 0 for point in theirs)
         points += theirs
+        report = run("istmpi", "report", tmp_path / "ours", curve, "--json")
+        assert {(row["method"], row["ranks"]) for row in json.loads(report.stdout)["rows"]} == {
+            (method, 2),
+            (f"pytorch-{peer}", 2),
+        }
     trained = [point for point in points if point["step"]]
     assert len(trained) == (4 if peer else 2)
     for point in trained:

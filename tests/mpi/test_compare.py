@@ -7,14 +7,16 @@ from types import SimpleNamespace
 import pytest
 from small import small_run
 
+from istmpi import record, train
 from istmpi import run as whole_run
-from istmpi import train
 from istmpi.compare import Comparison, ComparisonWatch
 from istmpi.data.batches import Batches
-from istmpi.errors import ConfigError, DivergedError
+from istmpi.errors import ConfigError, DivergedError, StoppedError
 from istmpi.evaluate import Evaluator
 from istmpi.methods import METHODS
+from istmpi.methods.codistillation import Codistillation
 from istmpi.methods.local_sgd import LocalSGD
+from istmpi.report.comparison import OFF_THE_CLOCK
 from istmpi.report.curves import read
 from istmpi.store import ParameterStore
 
@@ -39,7 +41,8 @@ def rounds_take(monkeypatch):
 
     def take(seconds):
         now = [0.0]
-        monkeypatch.setattr(train, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        for module in (train, record):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
         for kind in set(METHODS.values()):
             if "run" in vars(kind):
                 _slower(monkeypatch, kind, "run", now, seconds)
@@ -114,6 +117,46 @@ def test_the_rehearsal_of_fedavg_is_a_single_pass(compared, monkeypatch):
     assert passes == {0}
 
 
+def test_the_rehearsal_has_all_that_a_run_will_need(compared, monkeypatch):
+    fetched, finished = [], []
+    fetch, run = Codistillation._fetch_others, LocalSGD.run
+    monkeypatch.setattr(Codistillation, "_fetch_others", lambda *all: fetched.append(True) or fetch(*all))
+    monkeypatch.setattr(LocalSGD, "run", lambda *all: finished.append(True) or run(*all))
+    compared(["codistillation"], train__rounds=10, method__finish="local-sgd:10%").rehearse()
+    assert len(fetched) == len(finished) == 1
+
+
+def test_a_comparison_stopped_by_a_file_says_that_it_must_be_removed(compared, comm):
+    comparison = compared(["ist", "local-sgd"])
+    if comm.rank == 0:
+        comparison.folder.mkdir(parents=True)
+        (comparison.folder / "comparison.json").write_text(json.dumps({"ranks": comm.size}))
+        (comparison.folder / "STOP").touch()
+    with pytest.raises(StoppedError, match=r"^stopped by the file .* Remove .*STOP; then the same command goes on"):
+        comparison.carry_out()
+    comm.barrier()
+    if comm.rank == 0:
+        (comparison.folder / "STOP").unlink()
+    comm.barrier()
+    assert compared(["ist", "local-sgd"]).carry_out() == {}
+
+
+def test_a_run_that_was_stopped_says_of_how_many_ranks_and_what_its_score_is(compared, monkeypatch, comm):
+    def stopped(*_):
+        error = StoppedError("stopped")
+        error.everywhere = True
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(whole_run.Saver, "save_now", stopped)
+        comparison = compared(["ist"])
+        with pytest.raises(StoppedError):
+            comparison.carry_out()
+    (curve,) = read([comparison.folder])
+    assert (curve.ranks, curve.score_name) == (comm.size, "accuracy") and curve.points
+    comm.barrier()
+
+
 def _lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -129,18 +172,29 @@ def test_evaluations_are_not_on_the_clock_and_not_in_the_bytes(compared, rounds_
         assert one.points[1:] == other.points
 
 
+def test_the_phases_on_the_clock_add_up_to_the_training_time(compared, rounds_take, comm):
+    rounds_take(2.0 + comm.rank)
+    comparison = compared(["ist"])
+    comparison.carry_out()
+    (curve,) = read([comparison.folder])
+    on_the_clock = sum(seconds for phase, seconds in curve.phases.items() if phase not in OFF_THE_CLOCK)
+    assert on_the_clock == pytest.approx(2 * (2.0 + (comm.size - 1) / 2)), "the mean over ranks"
+    assert curve.points[-1].seconds == 2 * (2.0 + comm.size - 1), "the slowest rank's"
+
+
 def test_a_run_says_how_often_it_evaluates_or_is_evaluated_twenty_times(compared):
     assert {turn.run.evaluate.every for turn in compared(evaluate__every=0, train__rounds=60).turns} == {3}
     assert {turn.run.evaluate.every for turn in compared(evaluate__every=7).turns} == {7}
 
 
 def test_minutes_end_a_run_that_reaches_nothing(compared, rounds_take, comm):
-    rounds_take(30.0 + comm.rank)  # rank 0's clock counts for all
+    rounds_take(30.0 + comm.rank)
+    slowest = 30.0 + comm.size - 1
     limited = {"train__rounds": 1000, "train__max_minutes": 1.9}
     comparison = compared(["ist"], **limited)
     assert comparison.carry_out() == {}
     (curve,) = read([comparison.folder])
-    assert (curve.points[-1].round, curve.points[-1].seconds, curve.problem) == (4, 120.0, "")
+    assert (curve.points[-1].round, curve.points[-1].seconds, curve.problem) == (4, 4 * slowest, "")
     assert comparison.turns[0].finished
     more = train.Training(comparison.turns[0].run, comm)
     more.resume(comparison.turns[0].folder / "network.h5")

@@ -94,7 +94,7 @@ def test_the_page_needs_nothing_else_and_holds_tables_and_pictures(istmpi_comman
 def test_everything_on_the_page_is_escaped():
     runs = [
         curve(EVIL, FAST, settings={"model.name": EVIL, EVIL: EVIL}, problem=EVIL, source=EVIL, phases={EVIL: 1.0}),
-        curve("ist", SLOW, composed=EVIL, settings={"model.name": EVIL, EVIL: EVIL}),
+        curve("ist", SLOW, problem=EVIL, settings={"model.name": EVIL, EVIL: EVIL}),
     ]
     found = compare(runs, [0.5])
     made = page(found, EVIL, svg(found, EVIL))

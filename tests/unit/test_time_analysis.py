@@ -80,9 +80,9 @@ def test_the_crossing_is_on_the_line_between_two_points(analysis):
 
 def test_smoothing_keeps_lines_and_ends_and_flattens_peaks(analysis):
     line = [(step, 0.1 + step / 100) for step in (0, 10, 20, 30)]
-    assert analysis.smoothed(line) == [(step, pytest.approx(value)) for step, value in line]
-    assert analysis.smoothed([(0, 0.1), (10, 0.9), (20, 0.1)]) == [(0, 0.1), (10, pytest.approx(0.5)), (20, 0.1)]
-    assert analysis.smoothed([(0, 0.3)]) == [(0, 0.3)]
+    assert analysis.averaged(line) == [(step, pytest.approx(value)) for step, value in line]
+    assert analysis.averaged([(0, 0.1), (10, 0.9), (20, 0.1)]) == [(0, 0.1), (10, pytest.approx(0.5)), (20, 0.1)]
+    assert analysis.averaged([(0, 0.3)]) == [(0, 0.3)]
 
 
 def test_the_mean_is_over_steps_that_all_seeds_have(analysis):
