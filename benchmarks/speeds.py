@@ -25,7 +25,7 @@ import torch.distributed as dist
 from peers import DDP, LocalSGD, Peer, Wire, connect, disconnect, ring_bytes
 from settings import add_settings, run_of
 from time_analysis import step_seconds
-from time_plan import EVERY_STEP, METHODS, SETTINGS, TENTH
+from time_plan import AS_MEASURED, EVERY_STEP, METHODS, SETTINGS, TENTH
 
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
@@ -51,8 +51,8 @@ class Ours:
     """A method of istmpi as ``istmpi train`` runs it."""
 
     def __init__(self, run: Run, communicator: Communicator):
-        self.steps = run.method.local_steps
         self._training, self._round = Training(run, communicator), 0
+        self.steps = self._training.method.steps(0)
 
     def round(self) -> None:
         outcome = self._training.method.run(self._round, Partial())
@@ -138,7 +138,7 @@ def turns(options: argparse.Namespace, run: Run, communicator: Communicator) -> 
         done += 1
         if communicator.rank == 0:
             shown = (
-                f"{name} {step_seconds(found[name][-1], run.method.local_steps, name in EVERY_STEP):.3f}"
+                f"{name} {step_seconds(found[name][-1], run.method.local_steps, name in AS_MEASURED):.3f}"
                 for name in found
             )
             print(f"turn {done}, s a step: {', '.join(shown)}", flush=True)

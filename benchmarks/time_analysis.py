@@ -28,25 +28,25 @@ Round = Mapping
 Curve = Sequence[Mapping]
 
 
-def step_seconds(rounds: Sequence[Round], local_steps: int, every_step: bool) -> float:
+def step_seconds(rounds: Sequence[Round], local_steps: int, as_measured: bool) -> float:
     """Seconds of a local step in rounds of ``local_steps``, whatever the rounds measured had.
 
-    A method that sends in every step has nothing to spread; the others send once a round.
+    ``as_measured``: a step of those rounds, as of a method that sends in every step. The others send once a round.
     """
-    return _per_step(rounds, local_steps, every_step, lambda one: (one["seconds"], _in_steps(one)))
+    return _per_step(rounds, local_steps, as_measured, lambda one: (one["seconds"], _in_steps(one)))
 
 
-def step_bytes(rounds: Sequence[Round], local_steps: int, every_step: bool) -> float:
+def step_bytes(rounds: Sequence[Round], local_steps: int, as_measured: bool) -> float:
     """Bytes of all ranks in a local step: as interfaces count them where there are any, else as the program does."""
     return _per_step(
-        rounds, local_steps, every_step, lambda one: (one["bytes"] if one["wire"] is None else one["wire"], 0.0)
+        rounds, local_steps, as_measured, lambda one: (one["bytes"] if one["wire"] is None else one["wire"], 0.0)
     )
 
 
-def _per_step(rounds, local_steps: int, every_step: bool, parts) -> float:
+def _per_step(rounds, local_steps: int, as_measured: bool, parts) -> float:
     totals, inside = zip(*map(parts, rounds))
     measured = sum(one["steps"] for one in rounds)
-    if every_step:
+    if as_measured:
         return sum(totals) / measured
     once = (sum(totals) - sum(inside)) / len(rounds)
     return sum(inside) / measured + once / local_steps
@@ -56,15 +56,15 @@ def _in_steps(one: Round) -> float:
     return sum(one["phases"].get(name, 0.0) for name in IN_STEPS)
 
 
-def split(rounds: Sequence[Round], local_steps: int, every_step: bool) -> dict[str, float]:
+def split(rounds: Sequence[Round], local_steps: int, as_measured: bool) -> dict[str, float]:
     """Where a step's seconds go, by phase; what no phase accounts for is `other`: mostly waiting for the slowest."""
     measured = sum(one["steps"] for one in rounds)
     spent = {}
     for name in rounds[0]["phases"]:
         total = sum(one["phases"][name] for one in rounds)
-        spread = every_step or name in IN_STEPS
+        spread = as_measured or name in IN_STEPS
         spent[name] = total / measured if spread else total / len(rounds) / local_steps
-    spent["other"] = step_seconds(rounds, local_steps, every_step) - sum(spent.values())
+    spent["other"] = step_seconds(rounds, local_steps, as_measured) - sum(spent.values())
     return spent
 
 

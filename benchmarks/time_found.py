@@ -17,7 +17,7 @@ from time_analysis import (
     step_seconds,
     steps_to,
 )
-from time_plan import CONTESTANTS, EVERY_STEP, TENTH, Cell, Scale, Task
+from time_plan import AS_MEASURED, EVERY_STEP, JOBS, TENTH, Cell, Scale, Task
 
 NAMES = {
     "ist": "IST",
@@ -26,6 +26,12 @@ NAMES = {
     "pytorch-local-sgd": "PyTorch local SGD",
     "data-parallel": "data parallel",
     "pytorch-ddp": "PyTorch DDP",
+}
+OTHER_NAMES = {
+    "diloco": "DiLoCo",
+    "fedavg": "FedAvg",
+    "dynamic-averaging": "dynamic averaging",
+    "codistillation": "codistillation",
 }
 
 Records = Callable[[Cell], dict | None]
@@ -50,8 +56,8 @@ class Contestant:
         self.curve = averaged(mean_curve(self.curves)) if self.curves else []
 
     @property
-    def every_step(self) -> bool:
-        return self.name in EVERY_STEP
+    def as_measured(self) -> bool:
+        return self.name in AS_MEASURED
 
     @property
     def every_turn(self) -> list[list[dict]]:
@@ -59,7 +65,7 @@ class Contestant:
 
     def per_turn(self, group: str) -> list[float]:
         """Seconds of a step in every turn of a job."""
-        return [step_seconds(rounds, self.local_steps, self.every_step) for rounds in self.turns[group]]
+        return [step_seconds(rounds, self.local_steps, self.as_measured) for rounds in self.turns[group]]
 
     @property
     def seconds(self) -> float:
@@ -69,11 +75,11 @@ class Contestant:
     @property
     def bytes(self) -> float:
         """That all ranks send in a step."""
-        return median(step_bytes(rounds, self.local_steps, self.every_step) for rounds in self.every_turn)
+        return median(step_bytes(rounds, self.local_steps, self.as_measured) for rounds in self.every_turn)
 
     def split(self) -> dict[str, float]:
         """Seconds of a step by phase, the mean over all rounds."""
-        return split([one for rounds in self.every_turn for one in rounds], self.local_steps, self.every_step)
+        return split([one for rounds in self.every_turn for one in rounds], self.local_steps, self.as_measured)
 
     def time_to(self, accuracy: float) -> tuple[float | None, bool]:
         """Seconds of the steps to an accuracy, and whether they are composed; none where it is not reached.
@@ -126,12 +132,7 @@ def contestants(
     scale: Scale, record: Records, task: Task, ranks: int, bandwidth: str, local_steps: int
 ) -> dict[str, Contestant]:
     """All whose speed is known, in the order of NAMES."""
-    turns: dict[str, dict[str, list]] = {}
-    for group in CONTESTANTS:
-        speed = record(Cell("speed", ranks, task, bandwidth, group))
-        for name, found in (speed["contestants"] if speed else {}).items():
-            turns.setdefault(name, {})[group] = found
-    result = {}
+    turns, result = measured_turns(record, task, ranks, bandwidth), {}
     for name in (name for name in NAMES if name in turns):
         algorithm = ALGORITHMS[name]
         spread = 0 if name in EVERY_STEP else local_steps
@@ -142,5 +143,15 @@ def contestants(
     return result
 
 
+def measured_turns(record: Records, task: Task, ranks: int, bandwidth: str) -> dict[str, dict[str, list[list[dict]]]]:
+    """Rounds of every turn of every method, by the job that it was in."""
+    turns: dict[str, dict[str, list]] = {}
+    for group in JOBS:
+        speed = record(Cell("speed", ranks, task, bandwidth, group))
+        for name, found in (speed["contestants"] if speed else {}).items():
+            turns.setdefault(name, {})[group] = found
+    return turns
+
+
 def speed_of(record: Records, task: Task, ranks: int, bandwidth: str) -> dict:
-    return next(filter(None, (record(Cell("speed", ranks, task, bandwidth, group)) for group in CONTESTANTS)))
+    return next(filter(None, (record(Cell("speed", ranks, task, bandwidth, group)) for group in JOBS)))

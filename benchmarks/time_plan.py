@@ -11,15 +11,25 @@ CONTESTANTS = {
     "local": ("local-sgd", "pytorch-local-sgd", "ist", TENTH),
     "synchronous": ("data-parallel", "pytorch-ddp", "ist", TENTH),
 }
-"""What runs in turns in one job."""
+"""What races in turns in one job."""
+OTHERS = ("diloco", "fedavg", "dynamic-averaging", "codistillation")
+"""What is measured for its samples a second alone."""
+JOBS = {**CONTESTANTS, "others": OTHERS}
 METHODS = ("ist", TENTH, "local-sgd", "data-parallel")
-SETTINGS = {TENTH: {"method.name": "ist", "method.resample": 0.1}}
-"""Of a method whose name is not istmpi's."""
+"""Whose accuracy by step is measured."""
+SETTINGS = {
+    TENTH: {"method.name": "ist", "method.resample": 0.1},
+    "dynamic-averaging": {"method.name": "dynamic-averaging", "method.threshold": 0},
+    "codistillation": {"method.name": "codistillation", "method.burn_in": 0},
+}
+"""Of methods that have more to them than their name; these two send in every round."""
 PEERS = {"pytorch-local-sgd": "local-sgd", "pytorch-ddp": "ddp"}
 IN_ROUNDS = ("ist", "local-sgd")
 """What depends on the number of local steps."""
 EVERY_STEP = ("data-parallel", "pytorch-ddp")
 """What sends the whole network in every step."""
+AS_MEASURED = (*EVERY_STEP, "fedavg")
+"""What has rounds of its own length, so that nothing is spread over another."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,7 @@ def cells(scale: Scale) -> Iterator[Cell]:
             yield Cell("machine", ranks)
             yield from _speeds(ranks, first, "1x")
         yield Cell("model", ranks, first, "1x")
+        yield Cell("speed", ranks, first, "1x", "others")
     for ranks in reversed(scale.ranks):
         for task in scale.tasks:
             if (task, ranks) != (first, scale.ranks[0]):

@@ -17,8 +17,18 @@ from time_analysis import (
     ratios,
     steps_to,
 )
-from time_found import NAMES, Records, Situation, contestants, situations, speed_of
-from time_plan import BATCH, CONTESTANTS, EVERY_STEP, METHODS, SETTINGS, TENTH, Cell, Scale, cells
+from time_found import (
+    NAMES,
+    OTHER_NAMES,
+    Contestant,
+    Records,
+    Situation,
+    contestants,
+    measured_turns,
+    situations,
+    speed_of,
+)
+from time_plan import BATCH, CONTESTANTS, EVERY_STEP, JOBS, METHODS, PEERS, SETTINGS, TENTH, Cell, Scale, cells
 from time_plots import draw, draw_scaling
 
 from istmpi.config import Run
@@ -250,18 +260,20 @@ def scaling(scale: Scale, record: Records) -> list[dict]:
     for ranks in sorted({*MODEL_RANKS, *clusters}):
         slower = flops(most) / flops(ranks) if ranks in clusters else 1.0
         cluster = _cluster(clusters.get(ranks, clusters[most]))
-        found = contestants(scale, record, task, ranks, "1x", local_steps) if ranks in clusters else {}
-        for name in NAMES:
-            measured = BATCH * ranks / found[name].seconds if name in found else None
-            predicted = None
-            if name in METHODS and ranks <= min(hidden):
+        found = measured_turns(record, task, ranks, "1x") if ranks in clusters else {}
+        for name, title in {**NAMES, **OTHER_NAMES}.items():
+            measured = predicted = None
+            if name in found:
+                seconds = Contestant(name, found[name], local_steps, [], None).seconds
+                measured = BATCH * ranks / seconds
+            if name not in PEERS and ranks <= min(hidden):
                 plan = cost(run.override(SETTINGS.get(name, {"method.name": name})), network, ranks)
-                predicted = ranks * BATCH * local_steps / round_time(plan, cluster).total
+                predicted = ranks * BATCH * plan.local_steps / round_time(plan, cluster).total
             if measured or predicted and ranks > most:
                 rows.append(
                     {
                         "P": ranks,
-                        "method": NAMES[name],
+                        "method": title,
                         "samples a second": measured or "-",
                         "cost model": predicted or "-",
                         "model / measured": predicted / measured if measured and predicted else "-",
@@ -286,7 +298,7 @@ def over_interfaces(scale: Scale, record: Records) -> str:
         for task in scale.tasks
         for ranks in scale.ranks
         for bandwidth in ("1x", "10x")
-        for group in CONTESTANTS
+        for group in JOBS
         if (speed := record(Cell("speed", ranks, task, bandwidth, group)))
         for turns in speed["contestants"].values()
         for rounds in turns
@@ -380,7 +392,9 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
             f"{scale.tasks[0].title}, J = {scale.local_steps[0]}, {BATCH} examples a rank and step. Ranks share this "
             "host's cores, so with fewer ranks each is faster, and its network too: `equal ranks` are figures as if "
             "every rank were as fast as with the most ranks measured. Beyond those is the cost model alone, with that "
-            "cluster as `istmpi calibrate` finds it; PyTorch's methods send what ours do.\n\n"
+            "cluster as `istmpi calibrate` finds it; PyTorch's methods send what ours do. Dynamic averaging with a "
+            "threshold of zero, so that it averages in every round; codistillation behind its burn-in; FedAvg with all "
+            "ranks, rounds of one pass in which every rank sees all examples (its last batch counted as whole).\n\n"
             "![Samples a second](scaling.png)"
         )
         reporting.report("scaling", "Samples a second by the number of ranks", rows, notes, folder=folder)

@@ -13,7 +13,8 @@ Every finished cell is one JSON file; what is there is not run again. Kinds of c
 * curve: accuracy by step, P ranks in one process at full speed (benchmarks/curves.py), the same on any network;
 * long: a curve of four times the steps, to see where the methods end;
 * direct: a whole run on the slow network, with evaluations, where it takes less than 100 seconds (``--quick``: 10);
-* model: the cost model's cluster, for the scaling to 1,000 ranks.
+* model: the cost model's cluster, for the scaling to 1,000 ranks; that of istmpi's other methods is measured by their
+  speed alone.
 
 Time to an accuracy is the steps of the curve times the seconds of a step (composed), or the clock of a direct run at
 the same step. Needs root, as benchmarks/cluster does; the data are made once, by ``istmpi prepare`` from
@@ -36,7 +37,7 @@ from pathlib import Path
 
 from reporting import HERE, commit, host
 from time_analysis import step_seconds
-from time_plan import BATCH, CONTESTANTS, EVERY_STEP, FULL, PEERS, QUICK, SETTINGS, Cell, Scale, Task, cells
+from time_plan import AS_MEASURED, BATCH, CONTESTANTS, FULL, JOBS, PEERS, QUICK, SETTINGS, Cell, Scale, Task, cells
 
 ROOT = HERE.parent
 BYTES_PER_FLOP = 1.25e-3
@@ -109,7 +110,7 @@ class Bench:
         settings += ["--local-steps", scale.local_steps[0]]
         if machine := self.record(Cell("machine", cell.ranks)):
             settings += ["--flops", machine["flops"]]
-        return self._on_cluster(cell, "turns", settings, 2 * scale.speed_seconds, ",".join(CONTESTANTS[cell.group]))
+        return self._on_cluster(cell, "turns", settings, 2 * scale.speed_seconds, ",".join(JOBS[cell.group]))
 
     def _model(self, cell: Cell) -> dict:
         return self._on_cluster(cell, "model", ["--local-steps", self.scale.local_steps[0]], 240, "ist")
@@ -144,7 +145,7 @@ class Bench:
         if speed is None:
             raise CellError("needs its speed cells first")
         turns = speed["contestants"][cell.method]
-        expected = rounds * local_steps * step_seconds(turns[-1], local_steps, cell.method in EVERY_STEP)
+        expected = rounds * local_steps * step_seconds(turns[-1], local_steps, cell.method in AS_MEASURED)
         if expected > self.scale.direct_seconds:
             raise Postponed(f"{rounds * local_steps} steps would take {expected:.0f} s: composed")
         settings = ["--data", self._data(task), "--hidden", task.hidden, "--lr", task.lr, "--batch", BATCH]

@@ -268,6 +268,11 @@ class Run:
             raise ConfigError(
                 f"method.finish = {finish!r} must be a method and its share of the rounds, as in 'local-sgd:10%'."
             )
+        if "fedavg" in (first, name):
+            raise ConfigError(
+                f"method.finish = {finish!r} does not go with fedavg, whose rounds are passes over the data instead of "
+                f"local steps. Leave it out, or use local-sgd."
+            )
         last = min(math.ceil(rounds * percent / 100), rounds - 1)
         return [(first, rounds - last), (name, last)]
 

@@ -7,6 +7,7 @@ import click
 
 from istmpi.cli.reporting import as_targets, draw, print_comparison, reporting, write_page
 from istmpi.cli.settings import changes, options
+from istmpi.cli.walltime import deadline, walltime
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 
@@ -22,12 +23,7 @@ def _settings(command: Callable) -> Callable:
 @click.option("--methods", metavar="NAME,...", default=METHODS, show_default=True, help="What to compare.")
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Seeds to compare them on.")
 @reporting
-@click.option(
-    "--stop-before-walltime",
-    type=click.FloatRange(min=0),
-    metavar="MINUTES",
-    help="Save and stop that long before the SLURM job's time is up.",
-)
+@walltime
 @_settings
 def command(
     run: str,
@@ -50,18 +46,15 @@ def command(
     istmpi report shows it again. A method that fails does not stop the others: the exit code is then its own.
     """
     from istmpi import comm
-    from istmpi.stopping import end_of_job
 
     communicator = comm.world()
-    deadline = None
     with communicator.agreed():
         changed = changes(assignments, given)
         if "method.name" in changed:
             raise ConfigError("--set method.name: istmpi compare sets it itself; use --methods.")
         resolved = Run.load(run).override(changed)
         wanted = as_targets(targets)
-        if stop_before_walltime is not None and communicator.rank == 0:
-            deadline = end_of_job() - 60 * stop_before_walltime
+        stop_at = deadline(stop_before_walltime, communicator)
 
     from istmpi.cli.progress import ComparisonDisplay
     from istmpi.compare import Comparison
@@ -73,7 +66,7 @@ def command(
     with communicator.agreed():
         task = open_dataset(resolved.with_implied().data.source, communicator.rank).task
         check_targets(wanted, TASKS[task].score)
-    comparison = Comparison(resolved, methods.split(","), repeats, communicator, deadline, signals=True)
+    comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
     comparison.rehearse()
     with ComparisonDisplay() if communicator.rank == 0 else nullcontext() as display:
         failures = comparison.carry_out(display)

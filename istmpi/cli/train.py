@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import click
 
 from istmpi.cli.settings import resolve, settings
+from istmpi.cli.walltime import deadline, walltime
 
 
 @click.command("train")
@@ -16,12 +17,7 @@ from istmpi.cli.settings import resolve, settings
     metavar="auto|PATH",
     help="Go on from a checkpoint, a run's folder, or this run's own folder.",
 )
-@click.option(
-    "--stop-before-walltime",
-    type=click.FloatRange(min=0),
-    metavar="MINUTES",
-    help="Save and stop that long before the SLURM job's time is up.",
-)
+@walltime
 @click.option("--dry-run", is_flag=True, help="Print shapes, bytes, FLOPs and memory; train nothing.")
 @click.option("--ranks", type=click.IntRange(min=1), metavar="P", help="Ranks to plan for, with --dry-run.")
 def command(
@@ -55,20 +51,17 @@ def command(
         return
 
     from istmpi import comm
-    from istmpi.stopping import end_of_job
 
     communicator = comm.world()
-    deadline = None
     with communicator.agreed():
         resolved = resolve(run, assignments, options)
-        if stop_before_walltime is not None and communicator.rank == 0:
-            deadline = end_of_job() - 60 * stop_before_walltime
+        stop_at = deadline(stop_before_walltime, communicator)
 
     from istmpi.cli.progress import TrainingDisplay
     from istmpi.run import carry_out
 
     with TrainingDisplay() if communicator.rank == 0 else nullcontext() as display:
-        summary = carry_out(resolved, communicator, display, resume, deadline, signals=True)
+        summary = carry_out(resolved, communicator, display, resume, stop_at, signals=True)
     with communicator.agreed():
         if display and summary:
             display.plots(summary.folder)

@@ -27,11 +27,6 @@ class FedAvg(IST):
 
     @classmethod
     def check(cls, run: Run, task: str, batches: Batches) -> None:
-        if run.method.finish:
-            raise ConfigError(
-                f"method.finish = {run.method.finish!r} does not go with fedavg, whose rounds are passes over the data "
-                f"instead of local steps. Leave it out, or use local-sgd."
-            )
         left = batches.examples - (batches.in_a_pass - 1) * batches.batch
         if run.model.batch_statistics and left == 1:
             raise ConfigError(

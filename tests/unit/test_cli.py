@@ -89,6 +89,8 @@ def test_shipped_runs_can_be_read(name):
         (["train", "digit", "--dry-run"], "did you mean digits?"),
         (["train", "--hiddn", "3"], "--hidden"),
         (["train", "--method", "lst", "--dry-run"], "method.name = 'lst' is not known; did you mean ist?"),
+        (["train", "--method", "fedavg", "--finish", "local-sgd:9%", "--dry-run"], "does not go with fedavg"),
+        (["train", "--finish", "fedavg:9%", "--dry-run"], "does not go with fedavg"),
         (["train", "--finish", "local-sdg:9%", "--dry-run"], "method.finish = 'local-sdg' is not known; did you mean"),
         (["train", "--finish", "local-sdg:9%", "--rounds", "1", "--dry-run"], "did you mean local-sgd?"),
         (["train", "--finish", "local-sgd", "--dry-run"], "must be a method and its share of the rounds"),

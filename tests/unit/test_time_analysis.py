@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from istmpi.methods import METHODS
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -41,27 +43,27 @@ def test_a_step_of_longer_rounds_follows_from_shorter_ones(analysis, local_steps
     expected = whole["seconds"] / local_steps
     for steps in (2, 5, 20):
         rounds = [measured(steps, 0.1, 2.0), measured(steps, 0.1, 4.0)]
-        assert analysis.step_seconds(rounds, local_steps, every_step=False) == pytest.approx(expected)
+        assert analysis.step_seconds(rounds, local_steps, as_measured=False) == pytest.approx(expected)
 
 
-def test_what_is_sent_in_every_step_is_not_spread(analysis):
+def test_what_is_sent_in_as_measured_is_not_spread(analysis):
     rounds = [measured(4, 0.1, 2.0)]
-    assert analysis.step_seconds(rounds, 60, every_step=True) == pytest.approx(2.4 / 4)
+    assert analysis.step_seconds(rounds, 60, as_measured=True) == pytest.approx(2.4 / 4)
 
 
 def test_bytes_are_those_of_the_interfaces_where_there_are_any(analysis):
-    assert analysis.step_bytes([measured(5, 0.1, 1.0, 1000, 1040)], 20, every_step=False) == pytest.approx(52)
-    assert analysis.step_bytes([measured(5, 0.1, 1.0, 1000)], 20, every_step=False) == pytest.approx(50)
-    assert analysis.step_bytes([measured(5, 0.1, 1.0, 1000)], 20, every_step=True) == pytest.approx(200)
+    assert analysis.step_bytes([measured(5, 0.1, 1.0, 1000, 1040)], 20, as_measured=False) == pytest.approx(52)
+    assert analysis.step_bytes([measured(5, 0.1, 1.0, 1000)], 20, as_measured=False) == pytest.approx(50)
+    assert analysis.step_bytes([measured(5, 0.1, 1.0, 1000)], 20, as_measured=True) == pytest.approx(200)
 
 
-@pytest.mark.parametrize("every_step", [False, True])
-def test_the_split_adds_up_to_the_step(analysis, every_step):
+@pytest.mark.parametrize("as_measured", [False, True])
+def test_the_split_adds_up_to_the_step(analysis, as_measured):
     rounds = [measured(5, 0.1, 1.0), measured(5, 0.2, 3.0)]
-    spent = analysis.split(rounds, 10, every_step)
-    assert sum(spent.values()) == pytest.approx(analysis.step_seconds(rounds, 10, every_step))
+    spent = analysis.split(rounds, 10, as_measured)
+    assert sum(spent.values()) == pytest.approx(analysis.step_seconds(rounds, 10, as_measured))
     assert spent["compute"] == pytest.approx(0.15)
-    assert spent["push"] == pytest.approx(0.75 * 2.0 / (5 if every_step else 10))
+    assert spent["push"] == pytest.approx(0.75 * 2.0 / (5 if as_measured else 10))
 
 
 def test_ratios_are_those_of_the_turns(analysis):
@@ -136,3 +138,10 @@ def test_every_contestant_learns_like_a_method_that_has_a_curve(modules):
     contestants = {name for names in plan.CONTESTANTS.values() for name in names}
     assert contestants == set(analysis.ALGORITHMS)
     assert set(analysis.ALGORITHMS.values()) == set(plan.METHODS)
+
+
+def test_every_method_of_istmpi_has_its_speed_measured(plan):
+    methods = {
+        plan.SETTINGS.get(name, {"method.name": name})["method.name"] for job in plan.JOBS.values() for name in job
+    }
+    assert methods - set(plan.PEERS) == set(METHODS)
