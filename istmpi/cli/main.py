@@ -1,5 +1,6 @@
 """``istmpi``: finds the command, and turns whatever ends it into one message, from one rank, and an exit code."""
 
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -50,6 +51,9 @@ def main(program: Callable[[], object] = lambda: istmpi(standalone_mode=False)) 
     code, together = _outcome(program)
     if code and not together:
         comm.abort_at_exit(code)
+    elif code:
+        # Once one rank is gone a launcher sends this to those that are slower to leave; their own code must stay.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code)
 
 

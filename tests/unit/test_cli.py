@@ -165,3 +165,14 @@ def test_texts_may_have_quotes_as_in_a_run_file(text):
 def test_values_with_commas_must_be_lists():
     with pytest.raises(ConfigError, match="--shares 1;2"):
         resolve("digits", (), {**{option.lstrip("-").replace("-", "_"): None for option in OPTIONS}, "shares": "1;2"})
+
+
+def test_a_rank_that_a_launcher_terminates_while_it_leaves_keeps_its_exit_code():
+    """srun and mpirun do so when another rank has left; with 143 a job script would queue the job again."""
+    program = (
+        "import atexit, os, signal; from istmpi.cli.main import main\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "train", "nowhere.toml"], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
