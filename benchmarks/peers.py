@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--evaluate-every", type=int, default=20, help="steps")
     parser.add_argument("--out", help="a JSON file")
-    parser.add_argument("--curve", type=Path, help="a JSON file for istmpi report")
+    parser.add_argument("--curve", help="a JSON file for istmpi report")
     options = parser.parse_args()
     run = run_of(options)
     rank, ranks = launched()
@@ -253,7 +253,7 @@ def main() -> None:
     points = train(peer, options.steps, options.evaluate_every)
     if rank == 0:
         record = {
-            **{name: value for name, value in vars(options).items() if name != "curve"},
+            **vars(options),
             "ranks": ranks,
             "torch": torch.__version__,
             "network": os.environ.get("ISTMPI_NETWORK", "loopback of one host"),
@@ -265,7 +265,7 @@ def main() -> None:
         if options.out:
             Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         if options.curve:
-            curve(f"pytorch-{options.method}", run, ranks, points).save(options.curve)
+            curve(f"pytorch-{options.method}", run, ranks, points).save(Path(options.curve))
     dist.barrier()
     del peer
     disconnect()

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from peers import DDP, LocalSGD, Peer, Wire, connect, disconnect, ring_bytes
 from settings import add_settings, run_of
 from time_analysis import step_seconds
-from time_plan import AS_MEASURED, EVERY_STEP, METHODS, SETTINGS, TENTH
+from time_plan import AS_MEASURED, EVERY_STEP, METHODS, TENTH, settings_of
 
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
@@ -115,7 +115,7 @@ def turns(options: argparse.Namespace, run: Run, communicator: Communicator) -> 
         wanted = run.override({"method.local_steps": steps})
         if name in PEERS:
             return Theirs(PEERS[name], wanted)
-        return Ours(wanted.override(SETTINGS.get(name, {"method.name": name})), world())
+        return Ours(wanted.override(settings_of(name)), world())
 
     def warm(name: str) -> Ours | Theirs:
         """With memory, connections and DDP's buckets."""

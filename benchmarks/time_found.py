@@ -27,7 +27,8 @@ NAMES = {
     "data-parallel": "data parallel",
     "pytorch-ddp": "PyTorch DDP",
 }
-OTHER_NAMES = {
+ALL_NAMES = {
+    **NAMES,
     "diloco": "DiLoCo",
     "fedavg": "FedAvg",
     "dynamic-averaging": "dynamic averaging",

@@ -19,8 +19,8 @@ METHODS = ("ist", TENTH, "local-sgd", "data-parallel")
 """Whose accuracy by step is measured."""
 SETTINGS = {
     TENTH: {"method.name": "ist", "method.resample": 0.1},
-    "dynamic-averaging": {"method.name": "dynamic-averaging", "method.threshold": 0},
-    "codistillation": {"method.name": "codistillation", "method.burn_in": 0},
+    "dynamic-averaging": {"method.threshold": 0},
+    "codistillation": {"method.burn_in": 0},
 }
 """Of methods that have more to them than their name; these two send in every round."""
 PEERS = {"pytorch-local-sgd": "local-sgd", "pytorch-ddp": "ddp"}
@@ -136,6 +136,11 @@ class Cell:
         parts += [self.method, f"J{self.local_steps}" * bool(self.local_steps)]
         parts += ["" if self.seed is None else f"s{self.seed}"]
         return "-".join(filter(None, parts))
+
+
+def settings_of(method: str) -> dict[str, object]:
+    """What makes a run of istmpi one of a method."""
+    return {"method.name": method, **SETTINGS.get(method, {})}
 
 
 def cells(scale: Scale) -> Iterator[Cell]:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from time_analysis import mean_curve
-from time_found import NAMES, OTHER_NAMES, Contestant, Situation
+from time_found import ALL_NAMES, NAMES, Contestant, Situation
 from time_plan import BATCH
 
-COLOURS = dict(zip(NAMES, ("tab:red", "tab:orange", "tab:blue", "tab:cyan", "tab:green", "tab:olive")))
+TAB = ("red", "orange", "blue", "cyan", "green", "olive", "purple", "brown", "pink", "grey")
+COLOURS = {name: f"tab:{colour}" for name, colour in zip(ALL_NAMES, TAB)}
 
 
 def draw(shown: list[Situation], path: Path) -> None:
@@ -84,13 +85,12 @@ def draw_scaling(rows: list[dict], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(7, 5), layout="constrained")
-    colours = {**COLOURS, **dict(zip(OTHER_NAMES, ("tab:purple", "tab:brown", "tab:pink", "tab:grey")))}
-    for name, title in {**NAMES, **OTHER_NAMES}.items():
+    for name, title in ALL_NAMES.items():
         for key, style in (("model, equal ranks", "-"), ("measured, equal ranks", "o")):
             points = [(row["P"], row[key]) for row in rows if row["method"] == title and row[key] != "-"]
             if points:
                 label = title if style == "o" else None
-                axis.plot(*zip(*points), style, color=colours[name], label=label, fillstyle="none")
+                axis.plot(*zip(*points), style, color=COLOURS[name], label=label, fillstyle="none")
     axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel="examples a second")
     axis.set_title("Measured (circles) and by the cost model (lines)")
     axis.grid(alpha=0.3)

@@ -18,8 +18,8 @@ from time_analysis import (
     steps_to,
 )
 from time_found import (
+    ALL_NAMES,
     NAMES,
-    OTHER_NAMES,
     Contestant,
     Records,
     Situation,
@@ -28,7 +28,7 @@ from time_found import (
     situations,
     speed_of,
 )
-from time_plan import BATCH, CONTESTANTS, EVERY_STEP, JOBS, METHODS, PEERS, SETTINGS, TENTH, Cell, Scale, cells
+from time_plan import BATCH, CONTESTANTS, EVERY_STEP, JOBS, METHODS, PEERS, TENTH, Cell, Scale, cells, settings_of
 from time_plots import draw, draw_scaling
 
 from istmpi.config import Run
@@ -261,13 +261,13 @@ def scaling(scale: Scale, record: Records) -> list[dict]:
         slower = flops(most) / flops(ranks) if ranks in clusters else 1.0
         cluster = _cluster(clusters.get(ranks, clusters[most]))
         found = measured_turns(record, task, ranks, "1x") if ranks in clusters else {}
-        for name, title in {**NAMES, **OTHER_NAMES}.items():
+        for name, title in ALL_NAMES.items():
             measured = predicted = None
             if name in found:
                 seconds = Contestant(name, found[name], local_steps, [], None).seconds
                 measured = BATCH * ranks / seconds
             if name not in PEERS and ranks <= min(hidden):
-                plan = cost(run.override(SETTINGS.get(name, {"method.name": name})), network, ranks)
+                plan = cost(run.override(settings_of(name)), network, ranks)
                 predicted = ranks * BATCH * plan.local_steps / round_time(plan, cluster).total
             if measured or predicted and ranks > most:
                 rows.append(

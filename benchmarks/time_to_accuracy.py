@@ -37,7 +37,7 @@ from pathlib import Path
 
 from reporting import HERE, commit, host
 from time_analysis import step_seconds
-from time_plan import AS_MEASURED, BATCH, CONTESTANTS, FULL, JOBS, PEERS, QUICK, SETTINGS, Cell, Scale, Task, cells
+from time_plan import AS_MEASURED, BATCH, CONTESTANTS, FULL, JOBS, PEERS, QUICK, Cell, Scale, Task, cells, settings_of
 
 ROOT = HERE.parent
 BYTES_PER_FLOP = 1.25e-3
@@ -226,7 +226,7 @@ class Bench:
 
 def _words(method: str) -> list:
     """A method as a command line names it."""
-    settings = dict(SETTINGS.get(method, {"method.name": method}))
+    settings = settings_of(method)
     name = settings.pop("method.name")
     return [name, *(word for key, value in settings.items() for word in (f"--{key.removeprefix('method.')}", value))]
 

@@ -73,9 +73,9 @@ class DynamicAveraging(WholeNetwork):
         communicator, clock = self.job.communicator, self.job.clock
         # One rank's word: a sum's last bit depends on processor and threads, and all must see the same members.
         limit = communicator.from_first(self.job.run.method.threshold * _squared(self._reference))
-        drift = _squared(self._reference, self.tensors)
+        mine = _squared(self._reference, self.tensors)
         with clock("wait"):
-            drifts = communicator.gather(drift)
+            drifts = communicator.gather(mine)
         members = [rank for rank, drift in enumerate(drifts) if drift > limit]
         order = rng.permutation(communicator.size, rng.key(self.job.run.train.seed, "averaging", round)).tolist()
         near = not members

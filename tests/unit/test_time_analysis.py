@@ -46,7 +46,7 @@ def test_a_step_of_longer_rounds_follows_from_shorter_ones(analysis, local_steps
         assert analysis.step_seconds(rounds, local_steps, as_measured=False) == pytest.approx(expected)
 
 
-def test_what_is_sent_in_as_measured_is_not_spread(analysis):
+def test_what_is_sent_in_every_step_is_not_spread(analysis):
     rounds = [measured(4, 0.1, 2.0)]
     assert analysis.step_seconds(rounds, 60, as_measured=True) == pytest.approx(2.4 / 4)
 
@@ -141,7 +141,5 @@ def test_every_contestant_learns_like_a_method_that_has_a_curve(modules):
 
 
 def test_every_method_of_istmpi_has_its_speed_measured(plan):
-    methods = {
-        plan.SETTINGS.get(name, {"method.name": name})["method.name"] for job in plan.JOBS.values() for name in job
-    }
+    methods = {plan.settings_of(name)["method.name"] for job in plan.JOBS.values() for name in job}
     assert methods - set(plan.PEERS) == set(METHODS)
