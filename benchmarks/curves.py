@@ -25,15 +25,17 @@ from istmpi.axes import Positions
 from istmpi.comm import world
 from istmpi.config import Run
 from istmpi.data.batches import Batches
-from istmpi.data.dataset import Dataset
+from istmpi.data.dataset import Dataset, Split
+from istmpi.data.placement import PLACEMENTS, place
 from istmpi.data.sources import open_dataset
 from istmpi.devices import materialise
 from istmpi.evaluate import Evaluator
+from istmpi.methods.outer import Outer
 from istmpi.models import architecture
 from istmpi.partition import Partition
 from istmpi.store import ParameterStore
 
-METHODS = ("ist", "local-sgd", "data-parallel")
+METHODS = ("ist", "local-sgd", "diloco", "data-parallel")
 
 
 class Ranks:
@@ -48,10 +50,10 @@ class Ranks:
         self.weights = self._store.tensors
         self._subnets: dict[tuple[int, ...], tuple[nn.Sequential, torch.optim.Optimizer]] = {}
         self._evaluator = Evaluator(run, self.network, data, self._store, world())
-        everything = np.arange(len(data.train))
-        self._streams = [
-            Batches(data.train, everything, run.train.batch, run.train.seed, rank) for rank in range(ranks)
-        ]
+        self._streams = [self._stream(data.train, rank) for rank in range(ranks)]
+        self._outer = Outer.of(run)
+        state = [(name, slot) for name in self.weights for slot in self._outer.slots]
+        self._velocity = {f"{name}/{slot}": torch.zeros_like(self.weights[name]) for name, slot in state}
 
     def round(self, steps: int) -> None:
         """So many steps of data parallel, or one round of so many local steps."""
@@ -65,6 +67,12 @@ class Ranks:
         """The full network's accuracy and loss on the test split."""
         score = self._evaluator.score()
         return score.score, score.loss
+
+    def _stream(self, train: Split, rank: int) -> Batches:
+        """A rank's batches."""
+        run, seed = self.run, self.run.train.seed
+        rows = place(run.data.placement, train.labels(), rank, self.ranks, seed, run.data.alpha)
+        return Batches(train, rows, run.train.batch, seed, rank)
 
     def _together(self, steps: int) -> None:
         """The mean of all ranks' gradients in every step: one pass over all batches, each normalised by itself."""
@@ -80,12 +88,16 @@ class Ranks:
             self._step(network, optimizer, x, y)
 
     def _apart(self, steps: int) -> None:
-        """Every rank's subnet, or copy of the network, one after the other; then the mean over the holders."""
+        """Every rank's subnet, or copy of the network, one after the other; then the mean over the holders.
+
+        And then, where every rank has all of it, the outer step.
+        """
         lengths, parameters = self.network.lengths, self.network.parameters
         groups = self.run.method.dealt(self.network.groups) if self.run.method.name == "ist" else ()
         number = self.steps // self.run.method.local_steps
         resample = self.run.method.resample
         deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number, resample=resample)
+        start = {} if self._outer.idle else {name: values.clone() for name, values in self.weights.items()}
         everyones = [name for name, of in parameters.items() if deal.copies(of.pattern.names) > 1]
         totals = {name: torch.zeros_like(self.weights[name]) for name in everyones}
         for rank, stream in enumerate(self._streams):
@@ -105,6 +117,7 @@ class Ranks:
                     self.weights[name][places[name]] = parameter.data
         for name, total in totals.items():
             self.weights[name].copy_(total / self.ranks)
+        self._outer.step(start, self.weights | self._velocity)
 
     def _subnet(self, lengths: Mapping[str, int]) -> tuple[nn.Sequential, torch.optim.Optimizer]:
         """A network of this shape, with any values, and its optimizer: one for all ranks, as they come in turn."""
@@ -160,7 +173,7 @@ def curve(run: Run, ranks: int, steps: int, between: int, seconds: float) -> Ite
     all_ranks = Ranks(run, ranks)
     for step in evaluated(steps, between):
         while all_ranks.steps < step:
-            all_ranks.round(between)
+            all_ranks.round(run.method.local_steps)
             if time.process_time() > seconds:
                 break
         accuracy, loss = all_ranks.score()
@@ -176,11 +189,14 @@ def main() -> None:
     add_settings(parser)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--resample", type=float, default=1.0, help="share of the units that IST deals anew (1.0)")
+    parser.add_argument("--placement", choices=PLACEMENTS, default="shared", help="who draws which examples (shared)")
+    parser.add_argument("--evaluate-every", type=int, default=1, help="rounds between evaluations (1)")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=3600.0, help="of processor time, which end it early")
     options = parser.parse_args()
-    run = run_of(options, {"method.name": options.method, "method.resample": options.resample})
-    for point in curve(run, options.ranks, options.steps, options.local_steps, options.seconds):
+    settings = {"method.name": options.method, "method.resample": options.resample, "data.placement": options.placement}
+    run, between = run_of(options, settings), options.evaluate_every * options.local_steps
+    for point in curve(run, options.ranks, options.steps, between, options.seconds):
         print(json.dumps(point), flush=True)
 
 

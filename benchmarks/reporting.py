@@ -51,7 +51,9 @@ def report(
 
 
 def commit() -> str:
-    """The commit of the code that is measured, and whether it was changed since."""
+    """The commit of the code that is measured, and whether it was changed since; $ISTMPI_COMMIT where git is not."""
+    if given := os.environ.get("ISTMPI_COMMIT"):
+        return given
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", str(HERE.parent), *arguments], capture_output=True, text=True)

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from peers import DDP, LocalSGD, Peer, Wire, connect, disconnect, ring_bytes
 from settings import add_settings, run_of
 from time_analysis import step_seconds
-from time_plan import AS_MEASURED, EVERY_STEP, METHODS, TENTH, settings_of
+from time_plan import AS_MEASURED, EVERY_STEP, METHODS, OF_A_SUBNET, hidden_of, settings_of
 
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
@@ -110,12 +110,13 @@ def turns(options: argparse.Namespace, run: Run, communicator: Communicator) -> 
         steps = run.method.local_steps
         if name in EVERY_STEP:
             steps = _between(1, options.turn_seconds / (compute + average), steps)
-        elif name not in ("ist", TENTH):
+        elif name not in OF_A_SUBNET:
             steps = _between(FEWEST_STEPS, (options.turn_seconds - average) / compute, steps)
         wanted = run.override({"method.local_steps": steps})
         if name in PEERS:
             return Theirs(PEERS[name], wanted)
-        return Ours(wanted.override(settings_of(name)), world())
+        hidden = hidden_of(name, run.model.hidden, ranks)
+        return Ours(wanted.override({**settings_of(name), "model.hidden": hidden}), world())
 
     def warm(name: str) -> Ours | Theirs:
         """With memory, connections and DDP's buckets."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 TENTH = "ist-tenth"
 """IST that deals a tenth of the units anew in each round."""
+NEVER = "ist-never"
+"""IST that deals once: after the first pull nothing is exchanged any more."""
+NARROW = {"narrow-local-sgd": "local-sgd", "narrow-diloco": "diloco"}
+"""Methods on a network that is as wide as one rank's subnet, so that a local step has as many FLOPs as one of IST."""
+OF_A_SUBNET = ("ist", TENTH, NEVER, *NARROW)
+"""Whose local steps are those of a network of a subnet's shape."""
 CONTESTANTS = {
     "local": ("local-sgd", "pytorch-local-sgd", "ist", TENTH),
     "synchronous": ("data-parallel", "pytorch-ddp", "ist", TENTH),
@@ -14,11 +20,13 @@ CONTESTANTS = {
 """What races in turns in one job."""
 OTHERS = ("diloco", "fedavg", "dynamic-averaging", "codistillation")
 """What is measured for its samples a second alone."""
-JOBS = {**CONTESTANTS, "others": OTHERS}
+JOBS = {**CONTESTANTS, "others": OTHERS, "controls": OF_A_SUBNET}
 METHODS = ("ist", TENTH, "local-sgd", "data-parallel")
 """Whose accuracy by step is measured."""
 SETTINGS = {
     TENTH: {"method.name": "ist", "method.resample": 0.1},
+    NEVER: {"method.name": "ist", "method.resample": 0},
+    **{name: {"method.name": method} for name, method in NARROW.items()},
     "dynamic-averaging": {"method.threshold": 0},
     "codistillation": {"method.burn_in": 0},
 }
@@ -48,11 +56,17 @@ class Task:
     prepare: tuple[str, str] | None = None
     """Kind and raw file of ``istmpi prepare``; none for data that come with istmpi."""
     kind: str = "digits"
+    evaluate_every: int = 1
+    """Rounds between two points of a curve."""
 
     @property
     def hidden(self) -> str:
         """As the command line takes them."""
         return ",".join(map(str, self.widths[1:-1]))
+
+    def hidden_of(self, method: str, ranks: int) -> str:
+        """Of the network that a method trains."""
+        return ",".join(map(str, hidden_of(method, self.widths[1:-1], ranks)))
 
     @property
     def title(self) -> str:
@@ -129,11 +143,16 @@ class Cell:
     local_steps: int = 0
     """Zero for a curve of data parallel, which knows no rounds."""
     seed: int | None = None
+    placement: str = ""
+    """Of the data, where it is not `shared`."""
+    lr: float | None = None
+    """Where it is not the task's."""
 
     @property
     def name(self) -> str:
         parts = [self.kind, self.task.name if self.task else "", f"P{self.ranks}", self.bandwidth, self.group]
         parts += [self.method, f"J{self.local_steps}" * bool(self.local_steps)]
+        parts += [self.placement, "" if self.lr is None else f"lr{self.lr:g}"]
         parts += ["" if self.seed is None else f"s{self.seed}"]
         return "-".join(filter(None, parts))
 
@@ -141,6 +160,11 @@ class Cell:
 def settings_of(method: str) -> dict[str, object]:
     """What makes a run of istmpi one of a method."""
     return {"method.name": method, **SETTINGS.get(method, {})}
+
+
+def hidden_of(method: str, hidden: Sequence[int], ranks: int) -> list[int]:
+    """The hidden widths of the network that a method trains, where IST's are ``hidden``."""
+    return [width // ranks if method in NARROW else width for width in hidden]
 
 
 def cells(scale: Scale) -> Iterator[Cell]:

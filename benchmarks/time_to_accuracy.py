@@ -75,6 +75,8 @@ class Bench:
             "speed": self._speed,
             "curve": self._curve,
             "long": self._curve,
+            "control": self._curve,
+            "rate": self._curve,
             "direct": self._direct,
             "model": self._model,
         }
@@ -130,7 +132,9 @@ class Bench:
 
     def _curve(self, cell: Cell) -> dict:
         task, times = cell.task, self.scale.longer if cell.kind == "long" else 1
-        settings = ["--data", self._data(task), "--hidden", task.hidden, "--lr", task.lr, "--batch", BATCH]
+        settings = ["--data", self._data(task), "--hidden", task.hidden_of(cell.method, cell.ranks), "--batch", BATCH]
+        settings += ["--lr", cell.lr or task.lr, "--placement", cell.placement or "shared"]
+        settings += ["--evaluate-every", task.evaluate_every]
         settings += ["--ranks", cell.ranks, "--steps", times * task.steps, "--seconds", times * task.seconds]
         settings += ["--seed", cell.seed, "--local-steps", cell.local_steps or 5]
         command = [sys.executable, HERE / "curves.py", *_words(cell.method), *settings]

@@ -1,0 +1,26 @@
+"""Campaigns against istmpi itself: seeded, bounded in time, repeatable; figures go into ``results/campaign-NAME.*``.
+
+    python benchmarks/campaign.py bad-input --cases 2000 --seed 1
+    python benchmarks/campaign.py kill --kills 300
+    python benchmarks/campaign.py corrupt --cases 2000
+    python benchmarks/campaign.py soak --rounds 10000
+
+Each is a module of the folder ``campaigns/``; its ``main(arguments)`` returns the exit code: 0 when nothing was found.
+"""
+
+import importlib
+import sys
+
+CAMPAIGNS = {"bad-input": "bad_input", "kill": "kill", "corrupt": "corrupt", "soak": "soak"}
+
+
+def main(arguments: list[str]) -> int:
+    """Run the named campaign; 2 for a name that there is none of."""
+    if not arguments or arguments[0] not in CAMPAIGNS:
+        print(f"campaign.py: name one of {', '.join(CAMPAIGNS)}; --help behind it says more.", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"campaigns.{CAMPAIGNS[arguments[0]]}").main(arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

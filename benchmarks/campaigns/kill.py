@@ -1,0 +1,371 @@
+"""Kills runs again and again, lets the same command go on, and compares what comes out with a run left in peace.
+
+    python benchmarks/campaign.py kill --kills 300 --seed 1
+    MPIRUN=/usr/bin/mpirun python benchmarks/campaign.py kill --kills 50 --ranks 3 --minutes 20
+
+A run is drawn from the seed: method, optimizer, what is carried, arithmetic, normalisation, writer. One rank or all
+get SIGKILL as it starts or resumes, while a checkpoint is written, while it trains or evaluates, and as it ends. What
+has to hold: the same command goes on and says nothing of damage, no checkpoint that was there is lost, nothing is left
+behind, and every weight and every slot of the optimizer equals the one of an undisturbed run, bit for bit.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import h5py
+from reporting import report
+
+from istmpi.methods import METHODS
+
+KILLS_OF_A_RUN = 8
+MOMENTS = ("starting", "training", "writing", "ending")
+"""Drawn for each kill; evaluations fall into training. The last kills of a run come at its end."""
+LAST_ROUNDS = 6
+"""Trained once a run has been killed often enough."""
+SECONDS_TO_START = 300
+SECONDS_TO_END = 120
+"""After a kill."""
+_LOOK = 0.002
+
+
+@dataclass
+class Case:
+    """A run as it was drawn."""
+
+    number: int
+    settings: dict[str, object]
+    ranks: int
+    folder: Path
+    kills: Counter = field(default_factory=Counter)
+    rounds: int = 0
+    findings: list[str] = field(default_factory=list)
+
+    def command(self, out: Path, rounds: int) -> list[str]:
+        """The command that starts this run and goes on with it."""
+        settings = {"train.rounds": rounds, "output.folder": str(out), **self.settings}
+        sets = [part for name, value in settings.items() for part in ("--set", f"{name}={json.dumps(value)}")]
+        return ["istmpi", "train", "--resume", "auto", *sets]
+
+
+def draw(chance: random.Random, number: int, writers: list[str]) -> dict[str, object]:
+    """The settings of a run: methods take turns, the rest is drawn."""
+    method = list(METHODS)[number % len(METHODS)]
+    every = chance.choice([1, 2, 3])
+    settings = {
+        "method.name": method,
+        "method.local_steps": chance.choice([1, 3, 5]),
+        "method.optimizer_state": chance.choice(["reset", "carry"]),
+        "method.resample": chance.choice([1.0, 0.3]),
+        "optimizer.name": chance.choice(["sgd", "adam", "adamw"]),
+        "optimizer.lr": 0.003,
+        "optimizer.warm_up": chance.choice([0, 9]),
+        "model.hidden": chance.choice([[24], [14, 11], [64, 48]]),
+        "model.norm": chance.choice(["batch", "layer", "none"]),
+        "model.dropout": chance.choice([0.0, 0.3]),
+        "model.bias": chance.random() < 0.5,
+        "model.dtype": chance.choice(["float32", "float64"]),
+        "train.batch": chance.choice([8, 32]),
+        "train.seed": chance.randrange(2**63),
+        "evaluate.every": chance.choice([1, 3, 1000]),
+        "evaluate.calibration_examples": 64,
+        "checkpoint.every": every,
+        "checkpoint.keep": chance.choice([1, 2, 3]),
+        "checkpoint.writer": chance.choice(writers),
+        "checkpoint.wait": chance.random() < 0.3,
+    }
+    if settings["optimizer.name"] == "sgd":
+        settings["optimizer.momentum"] = chance.choice([0.0, 0.9])
+    if settings["model.dtype"] == "float32":
+        settings["train.autocast"] = chance.random() < 0.5
+    if method in ("ist", "local-sgd", "diloco") and chance.random() < 0.5:
+        settings |= {"method.outer_momentum": 0.5, "method.outer_lr": 0.8}
+    if method == "fedavg":
+        settings |= {"train.batch": 200, "method.fraction": chance.choice([0.6, 1.0])}
+    if method == "dynamic-averaging":
+        settings["method.threshold"] = chance.choice([0.0, 0.002, 1.0])
+    if method == "codistillation":
+        settings["method.burn_in"] = chance.choice([0, 4])
+    return settings
+
+
+# ---- jobs
+
+
+class Job:
+    """A started command: `ranks` has the processes, `end` waits for the launcher."""
+
+    def __init__(self, case: Case, out: Path, rounds: int):
+        self._log = case.folder / "log"
+        self._processes = Path(tempfile.mkdtemp(dir=case.folder))
+        self._count = case.ranks
+        # The shell turns into the rank, so that its number is the rank's.
+        note = 'rank=${PMI_RANK:-$OMPI_COMM_WORLD_RANK}; echo $$ >"$0/.$rank"; mv "$0/.$rank" "$0/$rank"; exec "$@"'
+        command = ["sh", "-c", note, str(self._processes), *case.command(out, rounds)]
+        self.words = shlex.join(command[4:])
+        with self._log.open("w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                [*launcher(), "-n", str(case.ranks), *command],
+                env={**ENVIRONMENT, **os.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def over(self) -> bool:
+        return self.process.poll() is not None
+
+    def ranks(self) -> list[int]:
+        """Their process numbers, as soon as all have begun; fewer when the job ends before."""
+        end = time.monotonic() + SECONDS_TO_START
+        while len(found := list(self._processes.glob("[0-9]*"))) < self._count and not self.over:
+            if time.monotonic() > end:
+                raise TimeoutError("ranks do not begin")
+            time.sleep(_LOOK)
+        return [int(path.read_text()) for path in found]
+
+    def end(self, seconds: float) -> int:
+        """Its exit code; TimeoutError, with everything killed, when it does not end."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise TimeoutError(f"it does not end within {seconds:g} s") from None
+
+    def kill(self) -> None:
+        """End launcher and ranks, whatever they do."""
+        for process in [self.process.pid, *(int(path.read_text()) for path in self._processes.glob("[0-9]*"))]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self.process.wait()
+
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "NO_COLOR": "1",
+    # Open MPI refuses root and more ranks than cores unless told.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+def launcher() -> list[str]:
+    """The mpirun to take: $MPIRUN, or the one on the PATH."""
+    return shlex.split(os.environ.get("MPIRUN", "mpirun"))
+
+
+# ---- one run through its kills
+
+
+def rounds_of(out: Path) -> int:
+    """The rounds that the run's metrics have."""
+    with contextlib.suppress(OSError):
+        return (out / "metrics.jsonl").read_bytes().count(b"\n")
+    return 0
+
+
+def newest(out: Path) -> str:
+    """The name of the newest checkpoint."""
+    return max((path.name for path in (out / "checkpoints").glob("round-*.h5")), default="")
+
+
+def being_written(out: Path) -> bool:
+    return any((out / "checkpoints").glob(".round-*.tmp"))
+
+
+def at_its_end(out: Path) -> bool:
+    return (out / "network.h5").exists() or any(out.glob(".network.h5.*.tmp"))
+
+
+def wait_until(happens: Callable[[], bool], job: Job, seconds: float = SECONDS_TO_START) -> None:
+    """Until it does, or the job is over; TimeoutError after so long."""
+    end = time.monotonic() + seconds
+    while not happens() and not job.over:
+        if time.monotonic() > end:
+            raise TimeoutError(f"nothing happens within {seconds:g} s")
+        time.sleep(_LOOK)
+
+
+def kill_once(case: Case, chance: random.Random, moment: str, start_takes: float) -> float:
+    """Start the run, kill ranks at the moment, see how the job ends; returns how long it took to begin to train."""
+    out, begun = case.folder / "run", time.monotonic()
+    had, checkpoint = rounds_of(out), newest(out)
+    job = Job(case, out, case.rounds if moment == "ending" else 10**6)
+    try:
+        ranks = job.ranks()
+        every = case.settings["checkpoint.every"]
+        stamp = (out / "metrics.jsonl").stat().st_mtime_ns if had else 0
+        if moment == "starting":
+            time.sleep(chance.random() * start_takes)
+        elif moment == "ending":
+            been_there = at_its_end(out)
+            wait_until(lambda: at_its_end(out), job)
+            time.sleep(chance.random() * (start_takes if been_there else 1))
+        else:
+            wait_until(lambda: rounds_of(out) and (out / "metrics.jsonl").stat().st_mtime_ns != stamp, job)
+            start_takes = time.monotonic() - begun
+            # Two more checkpoints are begun, so that one of them is complete.
+            wanted = rounds_of(out) + 2 * every + 1 + chance.randrange(3)
+            wait_until(lambda: rounds_of(out) >= wanted, job)
+            if moment == "writing":
+                wait_until(lambda: being_written(out), job)
+            else:
+                time.sleep(chance.random() * 0.1)
+        for rank in chance.choice([ranks, *([rank] for rank in ranks)]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+        code = job.end(SECONDS_TO_END)
+    except TimeoutError as error:
+        job.kill()
+        case.findings.append(f"{moment}: {error}: {job.words}: {job.said[-500:]}")
+        return start_takes
+    case.kills[moment] += 1
+    if newest(out) < checkpoint:
+        case.findings.append(f"{moment}: the newest checkpoint was {checkpoint}, and is {newest(out)}")
+    check_words(case, job, moment)
+    # At its end a run may have been through when it was to be killed.
+    if code in (2, 3, 74, 75) or (code == 0 and moment != "ending"):
+        case.findings.append(f"{moment}: exit code {code}: {job.words}: {job.said[-500:]}")
+    return start_takes
+
+
+def check_words(case: Case, job: Job, moment: str) -> None:
+    """What no job may have to say here."""
+    for words in ("Passed over", "set aside", "another run is at work", "cannot be written"):
+        if words in job.said:
+            line = next(line for line in job.said.splitlines() if words in line)
+            case.findings.append(f"{moment}: {line[:300]}")
+
+
+def finish(case: Case, out: Path) -> None:
+    """Let the run come to its end."""
+    job = Job(case, out, case.rounds)
+    try:
+        code = job.end(SECONDS_TO_START + SECONDS_TO_END)
+    except TimeoutError as error:
+        code = str(error)
+    if code != 0:
+        case.findings.append(f"left in peace: exit code {code}: {job.words}: {job.said[-500:]}")
+    check_words(case, job, "left in peace")
+
+
+def differences(one: Path, other: Path) -> Iterator[str]:
+    """The datasets in which two networks differ, checksums left out."""
+    with h5py.File(one) as ours, h5py.File(other) as theirs:
+        names = [set(), set()]
+        for found, file in zip(names, (ours, theirs), strict=True):
+            file.visititems(lambda path, item, found=found: found.add(path) if isinstance(item, h5py.Dataset) else None)
+        for path in sorted(names[0] ^ names[1]):
+            yield f"{path} is in one of them"
+        for path in sorted(names[0] & names[1]):
+            if ours[path][...].tobytes() != theirs[path][...].tobytes():
+                yield f"{path} differs"
+
+
+def carry_through(case: Case, chance: random.Random, kills: int) -> None:
+    """Kill the run so often, let it end, and compare it with one that was left in peace."""
+    out, peace = case.folder / "run", case.folder / "peace"
+    ending = max(kills // 6, 1)
+    start_takes = 5.0
+    for moment in [chance.choice(MOMENTS[:3]) for _ in range(kills - ending)]:
+        start_takes = kill_once(case, chance, moment, start_takes)
+        if case.findings:
+            return
+    case.rounds = rounds_of(out) + LAST_ROUNDS
+    for _ in range(ending):
+        kill_once(case, chance, "ending", start_takes)
+    finish(case, out)
+    finish(case, peace)
+    if case.findings:
+        return
+    case.findings += [f"weights: {line}" for line in differences(out / "network.h5", peace / "network.h5")]
+    numbers = [json.loads(line)["round"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    if numbers != list(range(1, case.rounds + 1)):
+        case.findings.append(f"metrics: not every round once, 1 to {case.rounds}")
+    names = [path.name for path in out.rglob("*")]
+    left = [name for name in names if name.startswith((".", "lock")) or ".aside" in name]
+    left = [name for name in left if not name.startswith(".lock.json.")]  # a later run removes them
+    expected = {"run.toml", "metrics.jsonl", "summary.json", "network.h5", "progress.png", "time.png"}
+    if left or not expected <= {path.name for path in out.iterdir()}:
+        case.findings.append(f"left behind: {left}; there: {sorted(path.name for path in out.iterdir())}")
+
+
+def main(arguments: list[str]) -> int:
+    """The campaign; 1 when anything was found."""
+    parser = argparse.ArgumentParser(prog="campaign.py kill", description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=300, help="of all runs together (300)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=600, help="after which no further run begins")
+    parser.add_argument("--kills-of-a-run", type=int, default=KILLS_OF_A_RUN)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first run: others of the same seed")
+    options = parser.parse_args(arguments)
+    writers = ["direct", "mpio"] if h5py.get_config().mpi else ["direct"]
+    begun = time.monotonic()
+    place = Path(tempfile.mkdtemp(prefix="istmpi-kill-"))
+
+    def run(done: int) -> Case | None:
+        """One run, ``done`` kills having been given to others; None when it is too late to begin."""
+        if time.monotonic() - begun > 60 * options.minutes:
+            return None
+        number = options.first + done // options.kills_of_a_run
+        chance = random.Random(f"{options.seed} {number}")
+        case = Case(number, draw(chance, number, writers), options.ranks, place / str(number))
+        case.folder.mkdir()
+        carry_through(case, chance, min(options.kills_of_a_run, options.kills - done))
+        what = "; ".join(case.findings) or "as if nothing had been"
+        print(f"run {number}, {case.settings['method.name']}, {case.kills.total()} kills: {what}", flush=True)
+        if not case.findings:
+            shutil.rmtree(case.folder)
+        return case
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        cases = list(filter(None, pool.map(run, range(0, options.kills, options.kills_of_a_run))))
+    found = [case for case in cases if case.findings]
+    tell(cases, options)
+    if found:
+        print(f"campaign.py kill: {len(found)} runs with findings; they lie in {place}", file=sys.stderr)
+        return 1
+    place.rmdir()
+    return 0
+
+
+def tell(cases: list[Case], options: argparse.Namespace) -> None:
+    """A row for each method, and one for all."""
+    rows = []
+    for name in [*METHODS, "all"]:
+        its = [case for case in cases if name in ("all", case.settings["method.name"])]
+        kills = sum((case.kills for case in its), Counter())
+        row = {"method": name, "runs": len(its), "kills": kills.total()}
+        row |= {moment: kills[moment] for moment in MOMENTS}
+        rows.append(row | {"rounds": sum(case.rounds for case in its), "findings": sum(len(c.findings) for c in its)})
+    report(
+        "campaign-kill",
+        f"Kills of runs with {options.ranks} ranks, and what came of them",
+        rows,
+        "Each run went on by the same command after every kill. Without findings its network, its optimizer's state "
+        "and its calibration are, bit for bit, those of a run that was left in peace.",
+        facts={"cases": [{**case.settings, "kills": case.kills, "findings": case.findings} for case in cases]},
+    )

@@ -1,0 +1,141 @@
+"""Many rounds of a tiny network: whether memory, open descriptors or threads of a rank grow with the rounds.
+
+    python benchmarks/campaign.py soak --rounds 10000
+    MPIRUN=/usr/bin/mpirun python benchmarks/campaign.py soak --rounds 500 --ranks 2 --only "ist;local-sgd"
+
+Every rank notes after each hundredth of the rounds what its process has. The medians of the first tenth, the warm-up
+left out, and of the last are compared.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+from reporting import HERE, report
+
+METHODS = {
+    "ist": {"method.name": "ist"},
+    "ist, a tenth redealt": {"method.name": "ist", "method.resample": 0.1},
+    "local-sgd": {"method.name": "local-sgd"},
+    "data-parallel": {"method.name": "data-parallel"},
+}
+TINY = {
+    "model.hidden": [16, 16],
+    "method.local_steps": 1,
+    "train.batch": 8,
+    "train.threads": 1,
+    "train.device": "cpu",
+    "optimizer.lr": 0.001,
+    "optimizer.momentum": 0.5,
+    "method.optimizer_state": "carry",
+    "evaluate.calibration_examples": 64,
+}
+SAMPLES = 100
+MEGABYTES = 4.0
+"""By which a rank's memory may grow: allocators keep a little of what a thread once used."""
+FIGURES = {"memory MB": MEGABYTES, "descriptors": 0, "threads": 0}
+"""What is noted, and by how much the last tenth may be above the first."""
+NOTES = (
+    "Medians of the first tenth of the rounds, without their first fifth, and of the last tenth, on the rank that grew "
+    f"most. Allowed are {MEGABYTES:g} MB of resident memory and nothing of the others. Checkpoints, evaluations and "
+    "their threads are included."
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Run every method, each in a job of its own; 1 if anything grew, or if a job failed."""
+    options = _options(arguments)
+    names = options.only.split(";") if options.only else list(METHODS)
+    rows = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        everyones = list(pool.map(lambda name: soak(METHODS[name], options.ranks, options.rounds), names))
+    for name, samples in zip(names, everyones, strict=True):
+        for figure, allowed in FIGURES.items():
+            first, last = max((ends(rank[figure]) for rank in samples), key=lambda both: both[1] - both[0])
+            verdict = "grows" if last - first > allowed else "stays"
+            rows.append({"method": name, "figure": figure, "first": first, "last": last, "verdict": verdict})
+    title = f"{options.rounds:,} rounds on {options.ranks} ranks"
+    report("campaign-soak", title, rows, NOTES, folder=options.results)
+    return int(any(row["verdict"] == "grows" for row in rows))
+
+
+def ends(values: list[float]) -> tuple[float, float]:
+    """The median of the first tenth, its first fifth left out, and that of the last."""
+    tenth = max(len(values) // 10, 1)
+    return float(median(values[tenth // 5 : tenth])), float(median(values[-tenth:]))
+
+
+def soak(method: dict[str, object], ranks: int, rounds: int) -> list[dict[str, list[float]]]:
+    """One job; of every rank the samples of each figure, in the order of the rounds."""
+    launcher = os.environ.get("MPIRUN") or shutil.which("mpirun")
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        every = max(rounds // SAMPLES, 1)
+        settings = {**TINY, **method, "train.rounds": rounds, "evaluate.every": every, "checkpoint.every": every}
+        settings["output.folder"] = f"{folder}/run"
+        words = [launcher, "-n", str(ranks), sys.executable, __file__, folder, str(every), json.dumps(settings)]
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join((str(HERE.parent), str(HERE))),
+        }
+        done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"soak: {method} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+        return [json.loads(Path(folder, f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def _on_a_rank(folder: str, every: int, settings: dict[str, object]) -> int:
+    """The run, its samples left beside it."""
+    from istmpi import comm
+    from istmpi.config import Run
+    from istmpi.run import carry_out
+    from istmpi.train import Training
+
+    samples: dict[str, list[float]] = {figure: [] for figure in FIGURES}
+    progress = Training.progress
+
+    def noting(training: Training, *of: object) -> object:
+        told = progress(training, *of)
+        if told.round % every == 0:
+            for figure, value in held().items():
+                samples[figure].append(value)
+        return told
+
+    Training.progress = noting
+    communicator = comm.world()
+    carry_out(Run().override(settings), communicator)
+    Path(folder, f"rank-{communicator.rank}.json").write_text(json.dumps(samples))
+    return 0
+
+
+def held() -> dict[str, float]:
+    """What this process has at this moment."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "memory MB": pages * os.sysconf("SC_PAGE_SIZE") / 1e6,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="campaign.py soak")
+    parser.add_argument("--rounds", type=int, default=10_000)
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="methods at a time (1)")
+    parser.add_argument("--only", help=f"some of: {', '.join(METHODS)}; separated by ;")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    from istmpi.cli.main import main as as_istmpi
+
+    as_istmpi(lambda: _on_a_rank(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])))
