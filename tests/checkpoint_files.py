@@ -3,31 +3,42 @@
 python tests/checkpoint_files.py FOLDER
 """
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from patience import patient
 
 FLOAT = {"model__dtype": "float32"}
 NETWORKS = {
     "batch": {**FLOAT, "optimizer__momentum": 0.9, "method__optimizer_state": "carry"},
     "layer": {**FLOAT, "model__norm": "layer", "model__bias": True, "model__activation": "gelu"},
     "none": {**FLOAT, "model__norm": "none", "model__bias": True, "model__activation": "tanh", "model__hidden": [7]},
+    "dealt": {**FLOAT, "model__norm": "none", "model__bias": True},
     "leaky": {**FLOAT, "model__output_norm": False, "model__activation": "leaky-relu"},
     "double": {"model__activation": "silu", "model__dropout": 0.5},
     "regression": {**FLOAT, "data__source": "numbers.npz", "optimizer__lr": 0.01, "model__norm": "batch"},
 }
 """Settings as `small.small_run` takes them."""
+SCALES = {"dealt": {"hidden1": 0.25, "hidden2": 0.125}}
+"""What the full network multiplies a group's contributions by, as if the run had begun on several ranks."""
 
 
-def make_checkpoints(folder: Path) -> Path:
-    """NETWORK.h5 for each of the above, ``uncalibrated.h5``; ``stopped.h5`` and ``fedavg.h5`` from inside a round."""
+def make_checkpoints(folder: Path, launcher: Sequence[str] = ()) -> Path:
+    """NETWORK.h5 for each of the above, ``uncalibrated.h5``; ``stopped.h5`` and ``fedavg.h5`` from inside a round.
+
+    ``codistillation.h5`` is of ranks with networks of their own, ``local.h5`` of such with data of their own.
+    ``launcher``: ``mpirun -n 3`` for three ranks.
+    """
     generator = np.random.default_rng(0)
     x = generator.normal(3, 2, size=(60, 6)).astype(np.float32)
     y = np.stack([x.sum(axis=1), x[:, 0]], axis=1)
     np.savez(folder / "numbers.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
-    subprocess.run([sys.executable, __file__, str(folder)], check=True, timeout=100)
+    command = [*launcher, sys.executable, __file__, str(folder)]
+    subprocess.run(command, check=True, timeout=patient(300), stdin=subprocess.DEVNULL)
     return folder
 
 
@@ -59,6 +70,7 @@ def _main(folder: Path) -> None:
         if "data__source" in settings:
             settings = {**settings, "data__source": str(folder / settings["data__source"])}
         training = Training(small_run(**settings), communicator)
+        training.store.scale = SCALES.get(name, training.store.scale)
         list(training.rounds())
         save(name, training, calibrated=True)
     for name, stop in (("uncalibrated", None), ("stopped", After(communicator, 6))):
@@ -71,6 +83,15 @@ def _main(folder: Path) -> None:
     training = Training(passes, communicator, After(communicator, 25))
     list(training.rounds())
     save("fedavg", training, calibrated=False)
+    own = folder / "own-{rank}.npz"
+    shutil.copy(folder / "numbers.npz", str(own).format(rank=communicator.rank))
+    for name, settings in {
+        "codistillation": {**NETWORKS["leaky"], "method__name": "codistillation"},
+        "local": {**NETWORKS["regression"], "data__source": str(own)},
+    }.items():
+        training = Training(small_run(**settings, train__rounds=2), communicator)
+        list(training.rounds())
+        save(name, training, calibrated=False)
 
 
 if __name__ == "__main__":

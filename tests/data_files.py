@@ -109,10 +109,7 @@ def make_cifar(folder: Path, classes: int, binary: bool) -> Path:
             before = y[:, None] if classes == 10 else np.stack([y // 5, y], axis=1)
             (folder / f"{name}.bin").write_bytes(np.hstack([before, x]).tobytes())
         else:
-            batch = {b"data": x, f"{prefix}labels".encode(): y.tolist()}
-            # As published in 2009: the module's old name, and integers for booleans.
-            content = pickle.dumps(batch, protocol=2).replace(b"numpy._core", b"numpy.core")
-            (folder / name).write_bytes(content.replace(b"\x89\x88", b"K\x00K\x01"))
+            (folder / name).write_bytes(python2_batch(x, y.tolist(), f"{prefix}labels".encode()))
     if binary:
         meta = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
         (folder / meta).write_text("\n".join(names) + "\n\n")
@@ -121,6 +118,26 @@ def make_cifar(folder: Path, classes: int, binary: bool) -> Path:
         meta = folder / ("batches.meta" if classes == 10 else "meta")
         meta.write_bytes(pickle.dumps({key: [name.encode() for name in names]}, protocol=2))
     return folder
+
+
+def python2_batch(x: np.ndarray, labels: list[int], key: bytes) -> bytes:
+    """A batch as Python 2 pickled it in 2009: texts without an encoding, the old name of the module."""
+
+    def short(text: bytes) -> bytes:
+        return b"U" + bytes([len(text)]) + text
+
+    count = b"M" + struct.pack("<H", len(x))
+    return b"".join(
+        [
+            b"\x80\x02}q\x01(" + short(b"batch_label") + b"q\x02" + short(b"training batch 1 of 5") + b"q\x03",
+            short(key) + b"q\x04]q\x05(" + b"".join(b"K" + bytes([label]) for label in labels) + b"e",
+            short(b"data") + b"q\x06cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85",
+            short(b"b") + b"\x87Rq\t(K\x01" + count + b"M\x00\x0c\x86cnumpy\ndtype\nq\n" + short(b"u1") + b"K\x00K\x01",
+            b"\x87Rq\x0b(K\x03" + short(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89",
+            b"T" + struct.pack("<I", x.size) + x.tobytes() + b"tb",
+            short(b"filenames") + b"q\x0c]q\r(" + b"".join(short(b"image.png") for _ in labels) + b"eu.",
+        ]
+    )
 
 
 MAKERS = {"speech": make_speech, "images": make_images, "idx": make_idx, "arrays": make_arrays, "csv": make_csv}

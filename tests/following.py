@@ -3,13 +3,15 @@
 import json
 import time
 
+from patience import Limit
+
 
 def wait_for_rounds(folder, rounds, job, timeout=60, unlike=None):
     """Until so many rounds are in the metrics; ``unlike`` those that were there before the job began, if given."""
-    end = time.monotonic() + timeout
+    limit = Limit(timeout)
     while len(found := lines(folder)) < rounds or found == unlike:
         assert job.process.poll() is None, job.end()
-        assert time.monotonic() < end, f"not {rounds} rounds within {timeout} s"
+        assert limit.left, f"not {rounds} rounds within {timeout} s"
         time.sleep(0.02)
 
 

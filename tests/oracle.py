@@ -1,8 +1,9 @@
 """The naive oracle: independent subnet training in one process, on the full network, with masks.
 
 It knows of no layout, transfer or store. A rank's subnet is the full network in which every unit that the rank was not
-dealt is multiplied by zero; combining is the mean over the holders, written as a sum and a count. From istmpi it takes
-the deals, the batches and the initial values alone, each of which has tests of its own.
+dealt is multiplied by zero; combining is the mean over the holders, written as a sum and a count. A product that no
+batch normalisation follows is the mean over the units that there are, times as many as a rank has on average. From
+istmpi it takes the deals, the batches and the initial values alone, each of which has tests of its own.
 """
 
 import torch
@@ -39,6 +40,7 @@ def train(run, network, ranks, groups):
     state = {name: (torch.zeros_like(tensor), torch.zeros_like(tensor)) for name, tensor in weights.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     losses = []
+    average = {name: length / ranks if name in groups else length for name, length in network.lengths.items()}
     share = run.method.finish.removeprefix("local-sgd:").removesuffix("%") or 0
     for round in range(run.train.rounds):
         if round >= run.train.rounds * (1 - float(share) / 100):
@@ -61,7 +63,7 @@ def train(run, network, ranks, groups):
             for local_step in range(run.method.local_steps):
                 step = round * run.method.local_steps + local_step
                 x, y = (torch.from_numpy(part) for part in stream[rank].at(step))
-                loss = cross_entropy(forward(run.model, network, mine, held, x.double()), y)
+                loss = cross_entropy(forward(run.model, network, mine, held, x.double(), average), y)
                 gradients = torch.autograd.grad(loss, list(mine.values()))
                 losses.append(float(loss.detach()))
                 warm_up = run.optimizer.warm_up
@@ -108,16 +110,21 @@ def mask(name, tensor, held):
     return torch.outer(rows, held[[*held][stages.index(stage)]])
 
 
-def forward(model, network, weights, held, x):
-    """The logits ``[batch, labels]`` of a subnet, computed on the full network."""
+def forward(model, network, weights, held, x, average):
+    """The outputs ``[batch, labels]`` of a subnet, computed on the full network.
+
+    ``average``: how many units of each group a rank had on average when the run began; ``held``: one for those that are
+    there now.
+    """
     stages = [*network.lengths][1:]
-    for stage in stages:
+    for before, stage in zip(network.lengths, stages):
         x = x @ weights[f"{stage}.linear.weight"].T
+        if not normalised_over_the_batch(model, stage):
+            x = x / held[before].sum() * average[before]
         if model.bias:
             x = x + weights[f"{stage}.linear.bias"]
         if stage == "labels":
-            normalised = model.norm == "batch" if model.output_norm is None else model.output_norm
-            return batch_norm(x) if normalised else x
+            return batch_norm(x) if normalised_over_the_batch(model, stage) else x
         if model.norm == "batch":
             x = batch_norm(x)
         elif model.norm == "layer":
@@ -128,6 +135,12 @@ def forward(model, network, weights, held, x):
         if model.norm != "none":
             x = x * weights[f"{stage}.norm.weight"] + weights[f"{stage}.norm.bias"]
         x = (torch.tanh(x) if model.activation == "tanh" else torch.relu(x)) * held[stage]
+
+
+def normalised_over_the_batch(model, stage):
+    if stage == "labels" and model.output_norm is not None:
+        return model.output_norm
+    return model.norm == "batch"
 
 
 def batch_norm(x):

@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from patience import patient
 
 from istmpi.comm import Traffic
 
@@ -42,7 +43,7 @@ class SimulatedCommunicator:
 
 def on_ranks(ranks, work):
     """``[work(communicator) for each rank]``, all at the same time."""
-    barrier, board = threading.Barrier(ranks, timeout=60), [None] * ranks
+    barrier, board = threading.Barrier(ranks, timeout=patient(60)), [None] * ranks
 
     def guarded(rank):
         try:

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import h5py
+from patience import patient
 
 CONFIGURATION = """
 ClusterName=istmpi
@@ -107,7 +108,7 @@ class Cluster:
     def command(self, *words: str, check: bool = True, **settings) -> str:
         """What a SLURM command prints."""
         done = subprocess.run(
-            list(map(str, words)), env=self.environment, capture_output=True, text=True, timeout=60, **settings
+            list(map(str, words)), env=self.environment, capture_output=True, text=True, timeout=patient(60), **settings
         )
         if check and done.returncode:
             raise RuntimeError(f"{' '.join(map(str, words))}: {done.stdout}{done.stderr}")

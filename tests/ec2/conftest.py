@@ -10,6 +10,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+from patience import patient
 
 ROOT = Path(__file__).parents[2]
 REGION = "eu-west-1"
@@ -33,7 +34,7 @@ def endpoint(tmp_path_factory):
         deadline = time.monotonic() + 60
         while True:
             try:
-                urllib.request.urlopen(f"{url}/moto-api/", timeout=5).close()
+                urllib.request.urlopen(f"{url}/moto-api/", timeout=patient(5)).close()
                 break
             except OSError:
                 assert server.poll() is None and time.monotonic() < deadline, log.read_text()
@@ -94,7 +95,7 @@ class Account:
             env={**self.environment, **(environment or {})},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patient(60),
             **{"stdin": subprocess.DEVNULL, **settings},
         )
 
@@ -102,7 +103,9 @@ class Account:
 @pytest.fixture
 def account(endpoint):
     """An empty account with one key pair."""
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST"), timeout=20).close()
+    urllib.request.urlopen(
+        urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST"), timeout=patient(20)
+    ).close()
     found = Account(endpoint)
     found.client("ec2").create_key_pair(KeyName="mine")
     return found

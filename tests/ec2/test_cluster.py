@@ -1,12 +1,18 @@
 """jobs/ec2/cluster against a local AWS: clusters that come and go, and all that is refused before one is made."""
 
+import base64
 import http.server
 import importlib.util
+import io
 import json
 import os
 import re
 import subprocess
+import sys
+import tarfile
 import threading
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from string import Template
 
@@ -14,14 +20,45 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 from botocore.stub import Stubber
+from patience import patient
 
 ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "jobs/ec2/cluster.yaml"
 FROM = ("--ssh-from", "203.0.113.7/32")
 PAPER = ("--preset", "paper-4", *FROM, "--yes")
 
 
+class Loader(yaml.SafeLoader):
+    """Takes !Sub and its like for what stands behind them."""
+
+
+Loader.add_multi_constructor("!", lambda loader, tag, node: getattr(node, "value", None))
+
+
 def nothing(account):
     return not any(account.holdings().values())
+
+
+@contextmanager
+def answering(body, status):
+    """A service that answers everything alike: its address, and the list of what it was asked."""
+    asked = []
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
 
 
 def test_up_status_down(account):
@@ -31,7 +68,7 @@ def test_up_status_down(account):
     assert held["stacks"] == ["speech"] and len(held["instances"]) == 4 and all(held.values()), held
 
     said = account.cluster("status").stdout.splitlines()
-    assert said[0].startswith("speech: create complete, 4 of 4 x m5.2xlarge, 0.0 hours old")
+    assert said[0].startswith("speech: create complete, 4 of 4 x m5.2xlarge, 0.0 hours old, until ")
     assert sorted(line.split()[0] for line in said[1:]) == sorted(held["instances"])
 
     again = account.cluster("up", "speech", *PAPER)
@@ -69,6 +106,65 @@ def test_everything_is_tagged_and_closed(account):
     assert "InstanceMarketOptions" not in data
 
 
+def test_a_forgotten_cluster_ends(account):
+    """Its instances by themselves, and for good; its group, which would replace them, before that."""
+    now = datetime.now(timezone.utc)
+    made = account.cluster("up", "speech", *PAPER)
+    assert made.returncode == 0, made.stderr
+    assert "1.54 USD an hour (recalled" in made.stdout and "or for 24 hours, 36.86 USD; volumes" in made.stdout
+    (end,) = account.client("autoscaling").describe_scheduled_actions()["ScheduledUpdateGroupActions"]
+    (group,) = account.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+    assert end["AutoScalingGroupName"] == group["AutoScalingGroupName"]
+    assert [int(end[size]) for size in ("MinSize", "MaxSize", "DesiredCapacity")] == [0, 0, 0]
+    assert now + timedelta(hours=24, seconds=-1) <= end["StartTime"] <= now + timedelta(hours=24, minutes=2)
+    ec2 = account.client("ec2")
+    (template,) = ec2.describe_launch_templates()["LaunchTemplates"]
+    versions = ec2.describe_launch_template_versions(LaunchTemplateId=template["LaunchTemplateId"])
+    data = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+    assert data["InstanceInitiatedShutdownBehavior"] == "terminate"
+    until = end["StartTime"].strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert f"$(date -d '{until}' +%s)" in base64.b64decode(data["UserData"]).decode()
+    assert until in account.cluster("status").stdout
+
+
+def test_the_instance_itself_asks_for_its_end(setup_script, tmp_path):
+    """Before anything that could fail. One that starts after the end has an hour."""
+    lines = setup_script.splitlines()
+    (left,) = (number for number, line in enumerate(lines) if line.startswith("left="))
+    assert not any(line.startswith(("dnf", "tell", "trap", "timeout")) for line in lines[: left + 1])
+    (tmp_path / "shutdown").write_text('#!/bin/bash\necho "$@"\n')
+    (tmp_path / "shutdown").chmod(0o755)
+
+    def shutdown(end):
+        text = "\n".join(lines[left : left + 2]).replace("value-of-Until", f"{end:%Y-%m-%dT%H:%M:%SZ}")
+        environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+        return subprocess.run(["bash", "-euc", text], env=environment, capture_output=True, text=True).stdout.split()
+
+    now = datetime.now(timezone.utc)
+    option, minutes = shutdown(now + timedelta(hours=24))
+    assert option == "-h" and 1442 <= int(minutes.removeprefix("+")) <= 1445
+    assert shutdown(now - timedelta(hours=1)) == ["-h", "+60"]
+
+
+def test_more_addresses_than_a_16_need_a_yes(account):
+    pattern = re.compile(yaml.load(TEMPLATE.read_text(), Loader)["Parameters"]["SshFrom"]["AllowedPattern"])
+    for given, narrow in (
+        ("203.0.113.7/32", True),
+        ("203.0.0.0/16", True),
+        ("203.0.0.0/15", False),
+        ("0.0.0.0/0", False),
+    ):
+        assert bool(pattern.fullmatch(given)) == narrow
+        assert pattern.fullmatch(f"open:{given}")
+    open_to = ("--ssh-from", "203.0.0.0/15", "--yes-open", "--hours", "3")
+    made = account.cluster("up", "speech", "--preset", "paper-2", *open_to, "--yes")
+    assert made.returncode == 0, made.stderr
+    assert "or for 3 hours, 2.30 USD" in made.stdout
+    groups = account.client("ec2").describe_security_groups()["SecurityGroups"]
+    (rules,) = (one["IpPermissions"] for one in groups if one["GroupName"] != "default")
+    assert [one["CidrIp"] for rule in rules for one in rule["IpRanges"]] == ["203.0.0.0/15"]
+
+
 def test_what_fails_half_way_is_removed(account):
     """The image does not exist, which is noticed when security group, shared folder and template are there."""
     account.client("ssm").put_parameter(Name="/gone", Type="String", Value="ami-00000000")
@@ -86,12 +182,13 @@ def test_what_fails_half_way_is_removed(account):
         "Subnet": subnet["SubnetId"],
         "KeyName": "mine",
         "SshFrom": FROM[1],
+        "Until": "2030-12-31T23:59:00Z",
         "Image": "/gone",
     }
     with pytest.raises(ClientError, match="does not exist"):
         account.client("cloudformation").create_stack(
             StackName="speech",
-            TemplateBody=(ROOT / "jobs/ec2/cluster.yaml").read_text(),
+            TemplateBody=TEMPLATE.read_text(),
             Parameters=[{"ParameterKey": key, "ParameterValue": value} for key, value in given.items()],
         )
     assert not nothing(account), "the failure was not half way"
@@ -148,14 +245,25 @@ def test_instances_that_cannot_be_had_end_the_wait(monkeypatch, capsys):
          "--type m5.2xlrage: there is no such instance type in eu-west-1; did you mean m5.2xlarge?"),
         (("--region", "eu-wset-1", "up", "x", *PAPER), "region eu-wset-1 does not exist; did you mean eu-west-1?"),
         (("up", "x", "--preset", "paper-2", "--ssh-from", "me"), "--ssh-from me: must be addresses like 203."),
-        (("up", "x", "--preset", "paper-2", "--ssh-from", "0.0.0.0/0"), "would let the whole world knock"),
+        (("up", "x", "--preset", "paper-2", "--yes", "--ssh-from", "0.0.0.0/0"),
+         "--ssh-from 0.0.0.0/0: would let 4,294,967,296 addresses knock, at most 65,536 (/16) may; name your own"),
+        (("up", "x", "--preset", "paper-2", "--yes", "--ssh-from", "0.0.0.0/1"), "would let 2,147,483,648 addresses"),
+        (("up", "x", "--preset", "paper-2", "--yes", "--ssh-from", "203.0.0.0/15"), "would let 131,072 addresses"),
+        (("up", "x", *PAPER, "--hours", "0"), "--hours 0: must be from 1 to 720."),
+        (("up", "x", *PAPER, "--hours", "999999999999"), "--hours 999999999999: must be from 1 to 720."),
+        (("fetch", "x", "/etc"), "'/etc' is no folder below /shared: name it as runs/speech"),
+        (("fetch", "x", "runs/../../etc"), "'runs/../../etc' is no folder below /shared"),
         (("up", "x", *PAPER, "--key", "yours"), "--key yours: eu-west-1 has no such key pair; it has mine."),
         (("up", "x", *PAPER, "--subnet", "subnet-1"), "--subnet subnet-1: "),
         (("up", "x", "--preset", "gpu-2", *FROM), "there is no default subnet in a zone with g6.2xlarge (none in"),
         (("up", "x", "--preset", "paper-2", *FROM), "nothing is started without a yes: --yes."),
         (("up", "x", "--preset", "paper-3", *FROM), "argument --preset: invalid choice: 'paper-3'"),
+        (("down", "x", "--patience", "nan"), "argument --patience: nan is no positive number of seconds"),
+        (("run", "x", "--restarts", "-1", "--", "istmpi"), "argument --restarts: -1 is below 0"),
         (("down", "x"), "there is no cluster x in eu-west-1."),
         (("run", "x", "--", "istmpi", "train"), "there is no cluster x in eu-west-1."),
+        (("run", "x", "--send", TEMPLATE, "--send", TEMPLATE, "--", "istmpi", "train"),
+         "--send: 2 files are called cluster.yaml, but all go to one folder. Rename them."),
         (("run", "x", "--send", "no such", "--", "istmpi", "train"), "--send no such: there is no such file."),
     ],
 )  # fmt: skip
@@ -163,7 +271,18 @@ def test_refused_in_one_line_and_nothing_started(account, arguments, message):
     refused = account.cluster(*arguments)
     assert refused.returncode == 2
     assert len(refused.stderr.splitlines()) == 1, refused.stderr
-    assert refused.stderr.startswith(f"cluster: {message}") or message in refused.stderr
+    assert refused.stderr.startswith("cluster: ") and message in refused.stderr
+    assert nothing(account)
+
+
+def test_the_script_that_job_ec2_writes_is_refused_alike(account):
+    environment = account.environment | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = str(ROOT)
+    words = ["istmpi", "job", "ec2", "digits", "--instances", "2", "--key", "mine", "--ssh-from", "0.0.0.0/1"]
+    script = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=patient(60))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("cluster: --ssh-from 0.0.0.0/1: would let 2,147,483,648 addresses knock")
     assert nothing(account)
 
 
@@ -175,6 +294,15 @@ def test_no_credentials_and_no_region_are_said(account):
     nowhere = account.cluster("status", environment={"AWS_DEFAULT_REGION": ""})
     assert nowhere.returncode == 2
     assert nowhere.stderr == "cluster: no region is named. Say --region eu-central-1, or set AWS_REGION.\n"
+
+
+def test_what_aws_refuses_is_one_line(account):
+    """An answer as AWS gives it, from a server of our own: the local AWS lets everybody in."""
+    text = "<Code>ExpiredToken</Code><Message>The token has\nexpired</Message>"
+    with answering(f"<ErrorResponse><Error>{text}</Error></ErrorResponse>".encode(), 403) as (url, _):
+        refused = account.cluster("status", environment={"AWS_ENDPOINT_URL_CLOUDFORMATION": url})
+    assert refused.returncode == 2
+    assert refused.stderr == "cluster: The token has expired (ExpiredToken)\n"
 
 
 def test_a_stack_of_another_is_never_removed(account):
@@ -203,27 +331,11 @@ def test_the_price_list_is_read(account):
     """An answer as AWS gives it, from a server of our own: the local AWS has no price list."""
     dimension = {"unit": "Hrs", "pricePerUnit": {"USD": "0.4280000000"}}
     product = {"terms": {"OnDemand": {"A.B": {"priceDimensions": {"A.B.C": dimension}}}}}
-    asked = []
-
-    class PriceList(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            body = json.dumps({"PriceList": [json.dumps(product)]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), PriceList) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = {"AWS_ENDPOINT_URL_PRICING": f"http://127.0.0.1:{server.server_port}"}
-        dry = account.cluster("up", "x", "--preset", "paper-2", *FROM, "--dry-run", environment=url)
-        server.shutdown()
+    with answering(json.dumps({"PriceList": [json.dumps(product)]}).encode(), 200) as (url, asked):
+        environment = {"AWS_ENDPOINT_URL_PRICING": url}
+        dry = account.cluster("up", "x", "--preset", "paper-2", *FROM, "--dry-run", environment=environment)
     assert "0.428 USD an hour each, 0.86 USD an hour (price list)" in dry.stdout, dry.stderr
-    wanted = {one["Field"]: one["Value"] for one in asked[0]["Filters"]}
+    wanted = {one["Field"]: one["Value"] for one in json.loads(asked[0])["Filters"]}
     assert wanted["instanceType"] == "m5.2xlarge" and wanted["regionCode"] == "eu-west-1"
 
 
@@ -276,12 +388,56 @@ def test_a_stopped_run_goes_on_and_no_name_is_executed(account, inside, tmp_path
     here.mkdir()
     assert account.cluster("fetch", "speech", environment=environment, cwd=here).returncode == 0
     assert (here / "runs" / "speech" / "summary.json").read_text() == "{}"
+    (shared / "runs" / "link").symlink_to("/etc/passwd")
+    os.link(shared / "runs" / "speech" / "summary.json", shared / "runs" / "speech" / "twice.json")
+    partly = account.cluster("fetch", "speech", environment=environment, cwd=here)
+    assert partly.returncode == 2 and not (here / "runs" / "link").is_symlink()
+    assert "1 of what speech has sent was left out, for it is no plain file in runs: 'runs/link'" in partly.stderr
+    assert (here / "runs" / "speech" / "twice.json").read_text() == "{}"
     nowhere = account.cluster("fetch", "speech", "nowhere", environment=environment, cwd=here)
     assert nowhere.returncode == 2 and "/shared/nowhere of speech could not be fetched" in nowhere.stderr
 
 
+def member(name, content=b"harm", kind=tarfile.REGTYPE, link=""):
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname, found.size = kind, link, len(content) if kind == tarfile.REGTYPE else 0
+    return found, io.BytesIO(content)
+
+
+def test_what_an_instance_sends_stays_in_the_folder(account, inside, tmp_path):
+    """An instance may send anything; links that are here already may lead anywhere."""
+    shared, environment = inside
+    assert account.cluster("up", "speech", *PAPER).returncode == 0
+    here, other = tmp_path / "here", tmp_path / "other"
+    (here / "runs").mkdir(parents=True)
+    other.mkdir()
+    (here / "runs" / "out").symlink_to(other)
+    sent = [
+        member("runs/good", b"good"), member(f"{other}/absolute"), member("../other/above"), member("runs/../beside"),
+        member("beside"), member("runs/out/behind"), member("runs/in", kind=tarfile.SYMTYPE, link=str(other)),
+        member("runs/in/behind"), member("runs/hard", kind=tarfile.LNKTYPE, link="/etc/passwd"),
+        member("runs/pipe", kind=tarfile.FIFOTYPE), member("runs/device", kind=tarfile.CHRTYPE),
+        member("runs/end", b"end"),
+    ]  # fmt: skip
+    with tarfile.open(shared.with_name("sent.tar"), "w") as packed:
+        for one in sent:
+            packed.addfile(*one)
+    (Path(environment["PATH"].split(os.pathsep)[0]) / "tar").write_text('#!/bin/sh\ncat "$SHARED/../sent.tar"\n')
+    (Path(environment["PATH"].split(os.pathsep)[0]) / "tar").chmod(0o755)
+    fetched = account.cluster("fetch", "speech", environment=environment, cwd=here)
+    assert fetched.returncode == 2
+    assert fetched.stderr.count("\n") == 1 and "9 of what speech has sent was left out" in fetched.stderr
+    assert not list(other.iterdir()) and [path.name for path in here.iterdir()] == ["runs"]
+    written = {path.name: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file()}
+    assert written == {"good": b"good", "behind": b"harm", "end": b"end"} and not (here / "runs" / "in").is_symlink()
+
+    shared.with_name("sent.tar").write_bytes(shared.with_name("sent.tar").read_bytes()[:700])
+    cut = account.cluster("fetch", "speech", environment=environment, cwd=here)
+    assert cut.returncode == 2 and cut.stderr.count("\n") == 1 and "could not be fetched" in cut.stderr
+
+
 def test_the_template_has_nothing_to_complain_about():
-    linted = subprocess.run(["cfn-lint", ROOT / "jobs/ec2/cluster.yaml"], capture_output=True, text=True)
+    linted = subprocess.run(["cfn-lint", TEMPLATE], capture_output=True, text=True)
     assert linted.returncode == 0 and not linted.stdout + linted.stderr
 
 
@@ -300,11 +456,7 @@ def test_parallelcluster_takes_its_configuration(monkeypatch):
 def setup_script():
     """What an instance runs when it starts, as CloudFormation would hand it over."""
 
-    class Loader(yaml.SafeLoader):
-        """Takes !Sub and its like for what stands behind them."""
-
-    Loader.add_multi_constructor("!", lambda loader, tag, node: getattr(node, "value", None))
-    template = yaml.load((ROOT / "jobs/ec2/cluster.yaml").read_text(), Loader)
+    template = yaml.load(TEMPLATE.read_text(), Loader)
     data = template["Resources"]["Instance"]["Properties"]["LaunchTemplateData"]
     text = data["UserData"]["Fn::Base64"]
     return re.sub(r"\$\{([\w:]+)\}", lambda name: f"value-of-{name[1].replace(':', '')}", text)
@@ -323,7 +475,7 @@ def test_the_list_of_hosts_is_written(setup_script, tmp_path):
         (tmp_path / ".cluster/hosts" / address).touch()
 
     def hosts(*addresses):
-        subprocess.run(["bash", "-c", program, "istmpi-hosts", *addresses], check=True, timeout=20)
+        subprocess.run(["bash", "-c", program, "istmpi-hosts", *addresses], check=True, timeout=patient(20))
         return (tmp_path / "hostfile").read_text().split()
 
     assert hosts() == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 ROOT = Path(__file__).parents[2]
 WATCH = ROOT / "bin/istmpi-spot-watch"
@@ -66,7 +67,7 @@ def environment(metadata):
 
 def test_without_a_notice_a_command_is_left_alone(metadata):
     command = [WATCH, "bash", "-c", "echo said; sleep 1; exit 3"]
-    done = subprocess.run(command, env=environment(metadata), capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, env=environment(metadata), capture_output=True, text=True, timeout=patient(20))
     assert (done.returncode, done.stdout, done.stderr) == (3, "said\n", "")
     assert metadata.asked.is_set()
 
@@ -75,7 +76,7 @@ def test_a_notice_ends_a_command_with_sigterm_once(metadata):
     metadata.notice = NOTICE
     program = "trap 'echo asked to stop; exit 75' TERM; while :; do sleep 0.1; done"
     done = subprocess.run(
-        [WATCH, "bash", "-c", program], env=environment(metadata), capture_output=True, text=True, timeout=20
+        [WATCH, "bash", "-c", program], env=environment(metadata), capture_output=True, text=True, timeout=patient(20)
     )
     assert (done.returncode, done.stdout) == (75, "asked to stop\n")
 

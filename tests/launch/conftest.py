@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import Limit, patient
 
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {
@@ -42,7 +43,7 @@ class Outcome(subprocess.CompletedProcess):
 class Job:
     """A running job: `ranks` are the process numbers of its ranks, `end` waits for it."""
 
-    def __init__(self, ranks, *command, env=None):
+    def __init__(self, ranks, *command, env=None, output=subprocess.PIPE):
         launcher = os.environ.get("MPIRUN") or shutil.which("mpirun", path=ENVIRONMENT["PATH"])
         assert launcher, "no mpirun: run bin/test, which sets one up"
         # By its full path: Open MPI's mpirun puts its own folder first in the ranks' PATH.
@@ -54,8 +55,8 @@ class Job:
             [launcher, "-n", str(ranks), program, *map(str, command[1:])],
             env={**os.environ, **ENVIRONMENT, **(env or {})},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             text=True,
             start_new_session=True,
         )
@@ -63,10 +64,10 @@ class Job:
     @property
     def ranks(self):
         """The processes below the launcher that are ranks, in the order of their numbers, as soon as all have begun."""
-        end = time.monotonic() + 20
+        limit = Limit(20)
         while len(found := self._find_ranks()) < self._ranks:
             assert self.process.poll() is None, self.end()
-            assert time.monotonic() < end, f"{self._ranks} ranks were started, and {len(found)} found"
+            assert limit.left, f"{self._ranks} ranks were started, and {len(found)} found"
             time.sleep(0.01)
         return found
 
@@ -88,18 +89,22 @@ class Job:
 
     def end(self, timeout=60):
         """The finished job's Outcome; one that is still there after ``timeout`` seconds fails the test."""
-        try:
-            stdout, stderr = self.process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            stdout, stderr = self.kill()
-            pytest.fail(f"{self._command} still ran after {timeout} s\n{stdout}\n{stderr}")
+        limit = Limit(timeout)
+        while True:
+            try:
+                stdout, stderr = self.process.communicate(timeout=limit.left)
+                break
+            except subprocess.TimeoutExpired:
+                if not limit.left:
+                    stdout, stderr = self.kill()
+                    pytest.fail(f"{self._command} still ran after {timeout} s\n{stdout}\n{stderr}")
         return Outcome(self.process.args, self.process.returncode, stdout, stderr)
 
     def kill(self):
         """End it, whatever it does; returns what it had printed."""
         self.process.terminate()  # the launcher takes its ranks along
         try:
-            return self.process.communicate(timeout=10)
+            return self.process.communicate(timeout=patient(10))
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             return self.process.communicate()
@@ -115,7 +120,7 @@ def _ancestors(process):
 
 @pytest.fixture
 def start():
-    """``start(ranks, *command, env={})`` starts a command on that many ranks: a Job. None outlives the test.
+    """``start(ranks, *command, env={}, output=PIPE)`` starts a command on so many ranks: a Job. None outlives the test.
 
     ``python`` and ``istmpi`` are this environment's. Output is text.
     """

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +54,10 @@ def test_two_hosts_that_do_not_hear_each_other_are_named(tmp_path):
             cut = ["neigh", "replace", other, "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
             subprocess.run(["ip", "-n", f"istmpi-deaf-{host}", *cut], check=True)
         result = subprocess.run(
-            [*cluster, "run", "--name", "deaf", "--", *map(str, doctor)], capture_output=True, text=True, timeout=90
+            [*cluster, "run", "--name", "deaf", "--", *map(str, doctor)],
+            capture_output=True,
+            text=True,
+            timeout=patient(90),
         )
     finally:
         subprocess.run([*cluster, "down", "--name", "deaf"], check=True)

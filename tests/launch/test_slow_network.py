@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -26,7 +27,7 @@ def environment():
 
 def run(*command, timeout=100):
     command = list(map(str, command))
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=timeout)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=patient(timeout))
 
 
 def namespaces():
@@ -71,7 +72,7 @@ def test_ranks_are_hosts_that_talk_over_their_interfaces_and_failures_leave_noth
 
 def test_hosts_have_the_cores_that_the_command_may_use(cluster):
     last = max(os.sched_getaffinity(0))
-    code = "import os, platform; print(platform.node(), sorted(os.sched_getaffinity(0)))"
+    code = "import os, platform; print(f'{platform.node()} {sorted(os.sched_getaffinity(0))}\\n', end='')"
     result = run("taskset", "-c", last, *cluster("--hosts", "2", "--"), sys.executable, "-c", code)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"istmpi-{NAME}-{host} [{last}]" for host in (0, 1)]
@@ -91,16 +92,24 @@ def test_a_terminated_cluster_leaves_nothing(cluster):
 
 
 @pytest.mark.parametrize(
-    "method, resample, peer",
-    [("ist", 1.0, None), ("ist", 0.3, None), ("local-sgd", 1.0, "local-sgd"), ("data-parallel", 1.0, "ddp")],
+    "method, resample, placement, peer",
+    [
+        ("ist", 1.0, "shared", None),
+        ("ist", 0.3, "sharded", None),
+        ("ist", 0.0, "shared", None),
+        ("diloco", 1.0, "sharded", None),
+        ("local-sgd", 1.0, "shared", "local-sgd"),
+        ("data-parallel", 1.0, "shared", "ddp"),
+    ],
 )
-def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, resample, peer):
+def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, resample, placement, peer):
     """The law on which composed figures rest: equal loss on the test split after every round."""
     train = mpirun(
         2,
         "istmpi",
         "train",
         *("--method", method, "--resample", resample, *TINY, "--rounds", ROUNDS, "--evaluate-every", 1),
+        *("--set", f"data.placement={placement}"),
         *("--out", tmp_path / "ours"),
     )
     assert train.returncode == 0, train.stderr
@@ -109,7 +118,7 @@ def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, 
     assert sorted(expected) == [5, 10]
 
     steps = ["--steps", 5 * ROUNDS]
-    redealt = ["--resample", resample]
+    redealt = ["--resample", resample, "--placement", placement]
     printed = run(sys.executable, BENCHMARKS / "curves.py", method, *TINY, *steps, *redealt, "--ranks", 2)
     points = list(map(json.loads, printed.stdout.splitlines()))
     if peer:
@@ -127,7 +136,8 @@ def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, 
         assert all(point["bytes"] > 0 for point in theirs)
         points += theirs
         report = run("istmpi", "report", tmp_path / "ours", curve, "--json")
-        assert {(row["method"], row["ranks"]) for row in json.loads(report.stdout)["rows"]} == {
+        [comparison] = json.loads(report.stdout)["comparisons"]
+        assert {(row["method"], row["ranks"]) for row in comparison["rows"]} == {
             (method, 2),
             (f"pytorch-{peer}", 2),
         }
@@ -137,6 +147,21 @@ def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, 
         accuracy, loss = expected[point["step"]]
         assert point["loss"] == pytest.approx(loss, rel=1e-4)
         assert point["accuracy"] == pytest.approx(accuracy, abs=0.006)  # two of 360 examples may lie on the edge
+
+
+def test_a_narrow_network_and_ist_that_never_redeals_take_turns_with_ist(mpirun, tmp_path):
+    """What each sends in a round, counted: nothing without a new deal, else the narrow network twice round the ring."""
+    out, names = tmp_path / "speeds.json", "ist,ist-never,narrow-local-sgd,narrow-diloco"
+    words = [*TINY, "--out", out, "--contestants", names, "--turns", 1, "--turn-seconds", 0.1]
+    result = mpirun(2, "python", BENCHMARKS / "speeds.py", "turns", *words, env={"PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.stderr
+    found = json.loads(out.read_text())["contestants"]
+    sent = {name: {one["bytes"] for rounds in turns for one in rounds} for name, turns in found.items()}
+    # 64-12-12-10, and of each layer's normalisation scale and shift but of the last
+    weights = 64 * 12 + 12 * 12 + 12 * 10 + 4 * 12
+    assert sent["ist-never"] == {0} and min(sent["ist"]) > 0
+    assert sent["narrow-local-sgd"] == sent["narrow-diloco"] == {2 * 4 * weights}
+    assert {one["steps"] for turns in found.values() for rounds in turns for one in rounds} == {5}
 
 
 @pytest.mark.timeout(300)

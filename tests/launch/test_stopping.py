@@ -4,7 +4,10 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import h5py
 import pytest
@@ -45,14 +48,41 @@ def test_a_signal_to_all_ranks_stops_them_once(start, tmp_path):
     assert job.end(20).returncode == 75
 
 
-def test_a_signal_before_training_begins_is_not_lost(start, tmp_path):
+def catches(process, number):
+    """Whether a process has a handler of its own for a signal."""
+    caught = next(
+        line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("SigCgt")
+    )
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_everything_is_imported_is_not_lost(start, tmp_path, number):
+    """Twice, as when a terminal and a launcher both pass it on."""
     job = start(2, "istmpi", *SLOW, "--out", tmp_path / "run")
-    while not (tmp_path / "run" / "metrics.jsonl").exists():
-        time.sleep(0.005)
-    time.sleep(0.3)
-    os.kill(job.ranks[0], signal.SIGUSR1)
-    result = job.end(30)
-    assert result.returncode == 75 and "stopped by SIGUSR1, after " in result.stderr
+    rank = job.ranks[1]
+    while not catches(rank, signal.SIGUSR2):
+        time.sleep(0.001)
+    mapped = Path(f"/proc/{rank}/maps").read_text()
+    for _ in range(2):
+        os.kill(rank, number)
+    assert "libtorch" not in mapped and "libmpi" not in mapped, "it was signalled too late"
+    result = job.end(100)
+    assert result.returncode == 75 and f"stopped by {number.name}, after 0 of 100000 rounds" in result.stderr, result
+    assert reached(tmp_path / "run")[0] == 0
+
+
+def test_a_command_that_saves_nothing_is_interrupted_at_once_and_without_a_trace(tmp_path):
+    """In its imports."""
+    command = [sys.executable, Path(sys.executable).with_name("istmpi"), "evaluate", tmp_path / "none.h5"]
+    # Whatever started the tests may have had it ignored, as shells have for what they start in the background.
+    listening = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **listening) as process:
+        while "multiarray" not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert said == "" and process.returncode in (130, -signal.SIGINT)
 
 
 def test_a_second_sigterm_ends_at_once(start, tmp_path):
@@ -75,6 +105,9 @@ def test_a_file_stops_the_run_and_the_same_command_goes_on(start, mpirun, tmp_pa
     command = ["istmpi", *SLOW, "--resume", "auto", "--out", folder]
     job = start(2, *command)
     wait_for_rounds(folder, 3, job)
+    beside = mpirun(1, *command)
+    assert beside.returncode == 2 and len(beside.errors) == 1, beside.stderr
+    assert f"--out {folder}: another run is at work there, process {job.ranks[0]} on host" in beside.stderr
     (folder / "STOP").touch()
     result = job.end(20)
     assert result.returncode == 75 and f"stopped by the file {folder}/STOP" in result.stderr
@@ -158,6 +191,7 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(mpirun
     before = {name: (folder / name).read_bytes() for name in ("network.h5", "metrics.jsonl")}
     assert not (folder / "summary.json").exists()
     for ranks in 3, 2:
+        (folder / "time.png").unlink(missing_ok=True)  # as when it was killed behind the summary
         result = mpirun(ranks, "istmpi", *command)
         assert result.returncode == 0, result.stderr
         assert ("nothing left to train" in result.stdout) == (ranks == 2)

@@ -167,20 +167,6 @@ def test_bad_input_is_told_once_by_one_rank(mpirun, tmp_path, options, message):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "second, message",
-    [
-        (["--hidden", "48"], r"rank 1: the ranks have different settings (model.hidden: [32, 16] or [48]"),
-        (["--hidn"], "rank 1: No such option"),
-    ],
-)
-def test_one_rank_with_another_command_line_is_refused(mpirun, tmp_path, second, message):
-    program = ["istmpi", "train", *SMALL, "--out", tmp_path / "run"]
-    result = mpirun(1, *program, ":", "-n", "1", *program, *second)
-    assert result.returncode == 2
-    assert result.stderr.count(message) == 1, result.stderr
-
-
 def test_a_used_folder_is_left_alone(mpirun, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("kept")

@@ -1,7 +1,9 @@
 """The harness of the MPI tests: every rank runs every test, all agree on how it went, rank 0 tells.
 
-    mpirun -n 3 python -m pytest tests/mpi          or          bin/test mpi 3
+    mpirun -n 3 python -m pytest --with-mpi tests/mpi          or          bin/test mpi 3
 
+* All of them carry pytest-mpi's marker ``mpi``, so that its ``--with-mpi`` and ``--only-mpi`` choose them. It starts no
+  ranks and lets each tell its own verdict; the rest is done here.
 * The ranks exchange their verdicts after each phase of each test. A failure on any rank fails the test on all,
   and rank 0 shows the failing rank's number, traceback and output.
 * A rank that failed while others still wait for it (in a collective, most likely) ends the job after a grace period;
@@ -64,6 +66,8 @@ def pytest_configure(config):
                 f"{name} is {os.environ[name]} but MPI_COMM_WORLD has {WORLD.size} rank(s); they must agree. "
                 f"Start with -n {os.environ[name]} of the mpirun that belongs to mpi4py's library, {library}."
             )
+    if WORLD.size > 1 and not (config.getoption("--with-mpi") or config.getoption("--only-mpi")):
+        raise pytest.UsageError(*["give --with-mpi: without it every MPI test would be skipped."] * (WORLD.rank == 0))
     if WORLD.rank > 0:
         config.pluginmanager.unregister(name="terminalreporter")
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
@@ -71,7 +75,11 @@ def pytest_configure(config):
         _stderr = os.dup(2)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-mpi looks for its marker
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.mpi)
     keep, drop = [], []
     for item in items:
         reason = HERE in item.path.parents and _cannot_run(item)

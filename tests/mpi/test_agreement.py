@@ -4,8 +4,24 @@ import numpy as np
 import pytest
 from small import small_run
 
-from istmpi.errors import ConfigError, DataError
+from istmpi.errors import ConfigError, DataError, UserError
 from istmpi.train import Training
+
+
+def test_want_of_memory_is_agreed_on(comm):
+    """On any rank: one message, for all know of it."""
+    with pytest.raises(UserError, match="can't allocate memory|out of memory") as refused:
+        Training(small_run(model__hidden=[2**42]), comm)
+    assert refused.value.everywhere
+    with pytest.raises(UserError, match="out of memory"):
+        fail(comm, MemoryError, [comm.size - 1])
+
+
+def fail(comm, kind, ranks):
+    """Agreed work that ends with an error of this kind on some ranks."""
+    with comm.agreed():
+        if comm.rank in ranks:
+            raise kind
 
 
 def test_nothing_wrong_is_nothing_said(comm):
@@ -76,6 +92,7 @@ def test_files_that_give_different_networks_are_refused(comm, shared_tmp):
         ({"train": -3}, r"37 train examples, not 40 \(rank {last}\)"),
         ({"test": +2}, r"42 test examples, not 40 \(rank {last}\)"),
         ({"train": 0, "test": 0}, r"other train labels \(rank {last}\); other test labels \(rank {last}\)"),
+        ({"x_train": 3, "x_test": 3}, r"other train features \(rank {last}\); other test features \(rank {last}\)"),
     ],
 )
 def test_other_files_of_the_same_name_are_refused(comm, shared_tmp, monkeypatch, changed, says):
@@ -89,6 +106,9 @@ def test_other_files_of_the_same_name_are_refused(comm, shared_tmp, monkeypatch,
         with np.load("data.npz") as file:
             arrays = dict(file)
         for split, more in changed.items():
+            if split.startswith("x_"):
+                arrays[split][more, 0] += 1
+                continue
             rows = np.arange(len(arrays[f"y_{split}"]) + more) % len(arrays[f"y_{split}"])
             arrays[f"x_{split}"] = arrays[f"x_{split}"][rows]
             arrays[f"y_{split}"] = (arrays[f"y_{split}"][rows] + (more == 0)) % 3

@@ -10,13 +10,14 @@ import pytest
 import torch
 from small import assert_same_bits, small_run, trained, whole
 
-from istmpi.checkpoint.format import Piece, with_checksums
+from istmpi.checkpoint.format import Piece, create, parts_of_checksums, with_checksums
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.state import model_pieces, restore
 from istmpi.checkpoint.writers import WRITERS
 from istmpi.config import Run
 from istmpi.errors import OutputError
+from istmpi.hdf5 import CREATION
 from istmpi.store import ParameterStore
 from istmpi.train import Training
 
@@ -37,7 +38,7 @@ def test_the_file_has_the_whole_network_of_all_ranks(comm, shared_tmp, monkeypat
     save(training, path, writer, calibrated=True)
     expected = whole(training)
     with h5py.File(path) as file:
-        assert file.attrs["format"].decode() == "istmpi-checkpoint" and file.attrs["version"] == 1
+        assert file.attrs["format"].decode() == "istmpi-checkpoint" and file.attrs["version"] == 2
         assert file.attrs["ranks"] == comm.size and file.attrs["round"] == training.run.train.rounds
         assert file["model/hidden2.linear.weight"].attrs["axes"].decode() == "hidden2 hidden1"
         for name, values in expected.items():
@@ -161,17 +162,17 @@ def test_what_some_ranks_saved_others_can_load_and_save_again(comm, shared_tmp, 
 
 def write_alone(path, training, tensors, ranks):
     """The file that ``ranks`` ranks would write, from one process and not by the package's writers."""
-    from istmpi.checkpoint.format import CREATION, create
-
-    header, pieces = replace(training.state()[0], ranks=ranks), {}
+    header, pieces, checksums = replace(training.state()[0], ranks=ranks), {}, []
     for rank in range(ranks):
         store = ParameterStore(training.store.parameters, training.architecture.lengths, ranks, rank)
         for name, values in tensors.items():
             store.tensors[name] = torch.from_numpy(values[_rows(len(values), ranks, rank)].copy())
-        for piece in with_checksums(model_pieces(store)):
+        of_this_rank = with_checksums(model_pieces(store))
+        checksums.append(parts_of_checksums(of_this_rank))
+        for piece in of_this_rank:
             pieces.setdefault(piece.path, []).append(piece)
     with h5py.File(path, "w", **CREATION) as file:
-        create(file, header, [parts[0] for parts in pieces.values()])
+        create(file, header, [parts[0] for parts in pieces.values()], checksums)
         for name, parts in pieces.items():
             for part in parts:
                 values = part.bytes.view(file[name].dtype).reshape(-1, *part.shape[1:])

@@ -35,3 +35,10 @@ def test_a_broadcast_brings_all_of_the_roots_whatever_fits_into_one_call(comm, l
     comm.broadcast(values, root)
     assert values.tolist() == expected.tolist()
     assert comm.traffic.bytes - before == (expected.nbytes * (comm.size - 1) if comm.rank == root else 0)
+
+
+def test_communicators_of_hosts_do_not_add_up(comm):
+    """MPICH has some 2,000 of them to give."""
+    for _ in range(2100):
+        with comm.on_this_host() as local:
+            assert 1 <= local.size <= comm.size

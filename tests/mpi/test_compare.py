@@ -20,6 +20,8 @@ from istmpi.report.comparison import OFF_THE_CLOCK
 from istmpi.report.curves import read
 from istmpi.store import ParameterStore
 
+pytestmark = pytest.mark.ranks(only=[1, 2, 3])
+"""Nothing here depends on how many ranks there are, but for one and several."""
 NAMES = ("ist", "local-sgd", "data-parallel")
 
 

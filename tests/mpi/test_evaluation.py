@@ -1,5 +1,7 @@
 """The sharded full network against the whole one in plain torch, with moments computed by hand."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -21,20 +23,25 @@ NETWORKS = pytest.mark.parametrize(
 
 
 def plain(training, sample):
-    """The whole network as a function of examples: its weights gathered, its moments those of the sample."""
+    """The whole network as a function of examples: its weights gathered, its moments those of the sample.
+
+    All hidden units are dealt, so that a subnet sums over a P-th of them: so does this, where no moments absorb it.
+    """
     weights = {name: torch.from_numpy(values) for name, values in whole(training).items()}
     model, stages = training.run.model, training.architecture.stages
     moments = {}
 
     def forward(x, calibrate=False):
         for stage in stages:
-            x = x @ weights[f"{stage}.linear.weight"].T
-            if model.bias:
-                x = x + weights[f"{stage}.linear.bias"]
             last = stage == "labels"
             norm = (
                 ("batch" if model.output_norm in (None, True) and model.norm == "batch" else "") if last else model.norm
             )
+            x = x @ weights[f"{stage}.linear.weight"].T
+            if norm != "batch" and stage != stages[0]:
+                x = x / training.communicator.size
+            if model.bias:
+                x = x + weights[f"{stage}.linear.bias"]
             if norm == "batch":
                 if calibrate:
                     moments[stage] = x.mean(dim=0), ((x - x.mean(dim=0)) ** 2).mean(dim=0)
@@ -61,8 +68,15 @@ def scored(forward, split):
 
 
 def calibration_sample(training, count):
-    """The rows that the evaluator takes; with more wanted than there are, all of them."""
-    rows = np.arange(len(training.dataset.train)) if count is None else training.evaluator._sample()
+    """So many rows, or all of them, drawn by hand as the seed says: SplitMix64 from a key that BLAKE2 makes."""
+    key = hashlib.blake2b(f"int:{training.run.train.seed}\x1fstr:calibration\x1fint:0".encode(), digest_size=8)
+    drawn = []
+    for row in range(len(training.dataset.train)):
+        z = (row * 0x9E3779B97F4A7C15 + int.from_bytes(key.digest(), "little")) % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        drawn.append((z ^ z >> 31, row))
+    rows = np.sort([row for _, row in sorted(drawn)[:count]])
     return torch.from_numpy(training.dataset.train.rows(rows)[0]).double()
 
 

@@ -118,8 +118,13 @@ def test_fedavg_is_what_its_authors_wrote(comm, fraction):
 def test_ranks_that_were_not_drawn_neither_train_nor_send_for_themselves(comm):
     training = Training(small_run(method__name="fedavg", method__fraction=0.01, train__batch=400), comm)
     (drawn,) = training.method.drawn(0)
+    owned = sum(tensor.nbytes for tensor in training.store.tensors.values())
+    everyones = sum(comm.gather(owned))
+    before = comm.traffic.bytes
     training.method.run(0, Partial())
     assert bool(training.method.examples) == (comm.rank == drawn)
+    # A rank that was not drawn hands out the rows that it owns; the drawn one sends all others theirs back.
+    assert comm.traffic.bytes - before == (everyones - owned if comm.rank == drawn else owned)
 
 
 @pytest.mark.parametrize(
@@ -314,6 +319,9 @@ def test_kept_momentum_counts_its_steps_from_where_it_began(comm):
     current = torch.cat([torch.from_numpy(values).flatten() for values in whole(before).values()])
     everyone[0].weights = current
     module = everyone[0].module
+    for stage in ("hidden2", "labels"):  # the full network of dealt units averages over them
+        linear = module.get_submodule(f"{stage}.linear")
+        linear.register_forward_pre_hook(lambda _, inputs: (inputs[0] / comm.size,))
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     for step in range(6, 12):
         optimizer.zero_grad()

@@ -1,7 +1,9 @@
 """Going on from a checkpoint: bit for bit on the same ranks, from the middle of a round too; and on other numbers."""
 
 from dataclasses import astuple
+from pathlib import Path
 
+import numpy as np
 import pytest
 from small import assert_same_bits, small_run, trained, whole
 
@@ -26,16 +28,10 @@ SPECIAL = {
     "codistillation": {"method__burn_in": 1},
 }
 
+pytestmark = pytest.mark.ranks(only=[1, 3])
+"""Ranks share cores: what holds on three, whose parts are uneven, is not tried on two and four."""
 every_method = pytest.mark.parametrize("method", METHODS)
-SLOW_AT_MANY = pytest.mark.ranks(only=[1, 2, 3])
-"""Ranks share cores: of the optimizers, two stand for the others on more of them."""
-every_optimizer = pytest.mark.parametrize(
-    "optimizer",
-    [
-        pytest.param(name, marks=() if name in ("momentum-carried", "adam-reset") else SLOW_AT_MANY)
-        for name in OPTIMIZERS
-    ],
-)
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
 
 def settings(method, optimizer):
@@ -102,7 +98,10 @@ def test_a_round_that_was_stopped_in_the_middle_goes_on_bit_for_bit(comm, shared
         assert list(checkpoint.errors()) == []
         assert checkpoint.header.position == (training.rounds_done, training.local_step)
         inside = training.local_step
-    assert inside or training.rounds_done == 2
+    if who == "every rank elsewhere":
+        assert training.rounds_done == 1 and inside, "all were asked before the last step"
+    else:  # the others may have been through with the round
+        assert (training.rounds_done, inside > 0) in ((1, True), (2, False))
     if comm.size == 1 and method != "data-parallel":  # whose ranks ask each other one step ahead
         assert (training.rounds_done, inside) == (1, 2 if who == "one rank" else 1)
     again, second = resumed(comm, path, **settings(method, optimizer))
@@ -168,11 +167,12 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
     run = {"method__name": method, "train__rounds": 16, "method__local_steps": 8, "model__hidden": (24, 24)}
     run |= {"train__batch": 64, "method__optimizer_state": "carry", "optimizer__momentum": 0.5}
     training = Training(small_run(**run), comm)
+    steps = comm.maximum(training.method.steps(8))
     rounds = training.rounds()
     before = [next(rounds) for _ in range(8)]
     if inside:
         stop_at(training, 8, 4)
-        assert list(rounds) == [] or training.local_step == 0
+        assert list(rounds) == [] and training.rounds_done == 8 and 4 <= training.local_step < steps
     path = save(training, shared_tmp / "saved.h5")
     saved = whole(training)
     for ranks in {comm.size - 1, 1}:
@@ -217,6 +217,38 @@ def test_the_state_of_another_run_is_refused_with_the_difference(comm, shared_tm
     assert refused.value.everywhere
     free = Training(small_run(optimizer__lr=0.05, train__rounds=9, evaluate__every=3, checkpoint__keep=7), comm)
     assert free.resume(path) == ["optimizer.lr = 0.1 there, 0.05 here", "train.rounds = 1 there, 9 here"]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "local"])
+def test_other_features_under_the_same_labels_are_refused(comm, shared_tmp, own):
+    source = str(shared_tmp / ("data-{rank}.npz" if own else "data.npz"))
+    path = Path(source.format(rank=comm.rank))
+    random = np.random.default_rng(0)
+    arrays = {"x_train": random.normal(size=(40, 5)).astype(np.float32), "y_train": random.integers(0, 3, 40)}
+    arrays |= {"x_test": arrays["x_train"][:9], "y_test": arrays["y_train"][:9]}
+
+    def write():
+        if own or comm.rank == 0:
+            np.savez(path, **arrays)
+        comm.barrier()
+
+    write()
+    settings = {"data__source": source, "train__rounds": 2, "model__dtype": "float32"}
+    training, _ = trained(comm, **settings)
+    saved = save(training, shared_tmp / "saved.h5")
+    resumed(comm, saved, **settings)
+    arrays["x_test"] = arrays["x_test"] + 1
+    write()
+    resumed(comm, saved, **settings)  # what it is scored on is no part of its state
+    if comm.rank == comm.size - 1 or not own:
+        arrays["x_train"][7, 2] += 1
+    write()
+    says = f"features = .*{training.dataset.train.features_checksum}.* there"
+    with pytest.raises(ConfigError, match=says if comm.rank == comm.size - 1 or not own else "features = "):
+        resumed(comm, saved, **settings)
+    if comm.size > 1 and own:  # nobody's own data are those of another number of ranks
+        alone = Communicator(comm.mpi.Split(comm.rank))
+        assert resumed(alone, saved, **settings)[0].done
 
 
 def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):

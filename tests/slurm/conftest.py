@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from patience import patient
 from slurm_cluster import RUN, Cluster, Job, weights
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def submit(cluster, tmp_path):
             input=text,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=patient(30),
         )
         assert done.returncode == 0, done.stderr
         jobs.append(Job(cluster, done.stdout.strip(), log))
@@ -61,6 +62,8 @@ def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp("reference") / "run"
     launcher = os.environ.get("MPIRUN") or "mpirun"
     command = [launcher, "-n", "4", "istmpi", "train", *RUN, "--out", str(out)]
-    done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=patient(100)
+    )
     assert done.returncode == 0, done.stderr
     return weights(out)

@@ -1,6 +1,7 @@
 """The job scripts on a real SLURM: to the end, through every way of being disturbed, and where they must fail."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,16 @@ def test_a_job_that_is_signalled_requeued_and_killed_goes_on(submit, cluster, tm
     assert job.end() == "COMPLETED", job.output
     assert job.output.count("going on from") == 3
     assert weights(out) == undisturbed
+
+
+def test_a_job_whose_rank_is_killed_under_mpirun_is_queued_again(submit, tmp_path):
+    """MPICH's mpirun ends with the signal's bare number."""
+    once = 'test -e "$0" || { touch "$0"; kill -KILL $$; }'
+    words = ["istmpi-run", "--restarts", "1", "--launcher", "mpirun", "bash", "-c", once, str(tmp_path / "killed")]
+    job = submit(f"#!/bin/bash\n#SBATCH --requeue --nodes=1 --open-mode=append\n{shlex.join(words)}\n")
+    assert job.end() == "COMPLETED", job.output
+    assert job.restarts == 1
+    assert "the run was killed (exit code 137); queued again, restart 1 of 1" in job.output
 
 
 @pytest.mark.parametrize(

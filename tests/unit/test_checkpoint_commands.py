@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from istmpi.checkpoint.difference import tensors
-from istmpi.checkpoint.format import CREATION
 from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.summary import files
 from istmpi.cli import bars
+from istmpi.hdf5 import CREATION
 from istmpi.partition import Partition
 
 
@@ -138,6 +139,24 @@ def test_verify_names_each_damaged_place(istmpi_command, run_folder, monkeypatch
     size = (run_folder / "network.h5").stat().st_size
     assert "network.h5" in err and size > 20000
     assert istmpi_command("checkpoint", "verify", run_folder / "network.h5")[0] == 0
+
+
+@pytest.mark.parametrize("words", [["ls"], ["ls", "--verify"], ["verify"]], ids=" ".join)
+def test_a_file_that_is_removed_meanwhile_is_passed_over(istmpi_command, run_folder, monkeypatch, words):
+    """As retention does beside a run: what was listed is gone when it is to be opened."""
+
+    def listed(folder):
+        found = files(folder)
+        (run_folder / "checkpoints/round-00000003.h5").unlink()
+        return found
+
+    monkeypatch.setattr("istmpi.checkpoint.summary.files", listed)
+    verb, *options = words
+    code, out, err = istmpi_command("checkpoint", verb, run_folder, *options)
+    assert (code, err) == (0, "") and "round-00000003" not in out and "network.h5" in out
+    missing = run_folder / "checkpoints/round-00000003.h5"
+    code, out, _ = istmpi_command("checkpoint", "verify", missing)
+    assert code == 2 and f"{missing}: there is no such file" in out, "a file that was named is not passed over"
 
 
 def test_progress_comes_to_the_end(checkpoints):

@@ -1,27 +1,25 @@
 """Whatever is wrong with a checkpoint is said in one line, by name, and never by a hang."""
 
+import dataclasses
+import json
 import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from damage import as_version_1, judged
+from damage import checkpoint_contents as contents
+from damaging import damage
+from patience import patient
 
-from istmpi.checkpoint.format import CREATION, datasets
-from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.errors import DataError
+from istmpi.hdf5 import CREATION, datasets
 
 FLIPS = 200
-
-
-def contents(path):
-    """Everything that a checkpoint says, every byte checked; DataError where that fails."""
-    with open_checkpoint(path) as checkpoint:
-        checkpoint.require_valid()
-        values = {name: (dataset[...].tobytes(), dataset.dtype) for name, dataset in datasets(checkpoint.file).items()}
-        return checkpoint.header, values, checkpoint.classes
 
 
 @pytest.mark.parametrize("name", ["batch", "stopped"])
@@ -56,6 +54,22 @@ def test_a_truncated_file_is_refused_at_any_length(checkpoints, tmp_path):
         with pytest.raises(DataError) as refused:
             contents(path)
         assert str(refused.value).startswith(f"{path}: ") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["stopped", "codistillation", "local"])
+def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(checkpoints, tmp_path, name):
+    """A sample of benchmarks/campaigns/corrupt.py."""
+    expected = contents(checkpoints / f"{name}.h5")
+    generator = random.Random(11)
+    done = set()
+    for number in range(40):
+        (tmp_path / str(number)).mkdir()
+        path = tmp_path / str(number) / "damaged.h5"
+        path.write_bytes((checkpoints / f"{name}.h5").read_bytes())
+        done.add(what := damage(path, generator))
+        outcome, said = judged(path, contents, expected)
+        assert outcome != "wrong", f"{what}: {said}"
+    assert len(done) > 15
 
 
 @pytest.fixture
@@ -117,7 +131,7 @@ def test_a_group_that_is_gone_is_named(edited):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda file: file.attrs.modify("version", 2), "format version 2; this istmpi reads version 1"),
+        (lambda file: file.attrs.modify("version", 3), "format version 3; this istmpi reads versions 1 and 2"),
         (lambda file: file.attrs.__delitem__("run"), "it has no attribute run"),
         (lambda file: file.attrs.__setitem__("format", "other"), "not a checkpoint of istmpi"),
         (lambda file: file.attrs.__setitem__("run", b"{}]"), "damaged"),
@@ -136,6 +150,135 @@ def test_another_structure_is_refused(edited, istmpi_command, change, message):
     assert "\n" not in str(refused.value)
     code, out, err = istmpi_command("checkpoint", "verify", path)
     assert code == 2 and str(path) in out and len(err.splitlines()) == 1
+
+
+def set_root(name, value):
+    return lambda file: file.attrs.__setitem__(name, value)
+
+
+def set_in(name, key, value):
+    """Another value in an attribute that is JSON."""
+
+    def change(file):
+        file.attrs[name] = json.dumps({**json.loads(file.attrs[name]), key: value})
+
+    return change
+
+
+def remove_group(*names):
+    def change(file):
+        for name in names:
+            del file[name], file["checksums"][name]
+
+    return change
+
+
+def swap(one, other):
+    """Two datasets of one shape, each with its checksums, under each other's names."""
+
+    def change(file):
+        for prefix in ("", "checksums/"):
+            file.move(prefix + one, "aside")
+            file.move(prefix + other, prefix + one)
+            file.move("aside", prefix + other)
+
+    return change
+
+
+ODD = {
+    "a round that cannot be": set_root("round", 2**62),
+    "a round that is infinite": set_root("round", np.inf),
+    "a round below 0": set_root("round", -1),
+    "a round that is a text": set_root("round", "6"),
+    "several rounds": set_root("round", [3, 4]),
+    "no ranks": set_root("ranks", 0),
+    "seconds that are no number": set_root("seconds", np.nan),
+    "a loss that is empty": set_root("loss", h5py.Empty("f8")),
+    "another seed": set_root("seed", 6),
+    "a run that is null": set_root("run", "null"),
+    "a run that is nested": set_root("run", "[" * 20_000),
+    "a run of two lines": set_root("run", '{"a": \n'),
+    "data that is a list": set_root("data", "[1]"),
+    "a shape that is none": set_in("data", "shape", ["a"]),
+    "outputs that are null": set_in("data", "outputs", None),
+    "another task": set_in("data", "task", "art"),
+    "versions that are numbers": set_in("versions", "torch", 2),
+}
+"""Edits that no version of the format believes."""
+
+BELIEVABLE = {
+    "another round": set_root("round", 3),
+    "another local step": set_root("local_step", 1),
+    "more examples": set_root("examples", 1),
+    "another loss": set_root("loss", 0.5),
+    "other libraries": set_in("versions", "torch", "2"),
+    "other labels": set_in("data", "labels", 1),
+    "an attribute more": set_root("note", "x"),
+    "no checksum": lambda file: file.attrs.__delitem__("checksum"),
+    "another checksum": set_root("checksum", np.uint32(1)),
+    "an attribute of a dataset": lambda file: file["model/hidden1.linear.weight"].attrs.__setitem__("note", 1),
+    "a dataset more": lambda file: file.create_dataset("model/more", data=np.zeros(3)),
+    "no calibration": remove_group("norm"),
+    "no optimizer state": remove_group("optim"),
+    "no input": remove_group("input"),
+    "swapped datasets": swap("model/hidden1.norm.weight", "model/hidden1.norm.bias"),
+    "version 1": set_root("version", 1),
+}
+"""Edits that look right by themselves."""
+
+
+@pytest.mark.parametrize("change", [*ODD.values(), *BELIEVABLE.values()], ids=[*ODD, *BELIEVABLE])
+def test_whatever_is_edited_is_noticed(edited, change):
+    with pytest.raises(DataError, match=r"edited\.h5: (damaged|its run)") as refused:
+        contents(edited(change))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("change", ODD.values(), ids=ODD)
+def test_odd_values_in_files_of_version_1_are_refused(edited, change):
+    def odd(file):
+        as_version_1(file)
+        change(file)
+
+    with pytest.raises(DataError, match=r"edited\.h5: (damaged|its run)") as refused:
+        contents(edited(odd))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_of_version_1_is_read(edited, checkpoints, istmpi_command):
+    header, *rest = contents(checkpoints / "batch.h5")
+    path = edited(as_version_1)
+    assert header.data.features is not None
+    assert contents(path) == (dataclasses.replace(header, data=dataclasses.replace(header.data, features=None)), *rest)
+    code, out, _ = istmpi_command("checkpoint", "show", path, "--json")
+    assert (code, json.loads(out)["version"]) == (0, 1)
+
+
+def test_a_dataset_that_is_a_link_is_refused(edited, checkpoints):
+    def link(file):
+        del file["norm/labels/std"]
+        file["norm/labels/std"] = h5py.ExternalLink(str(checkpoints / "batch.h5"), "/norm/labels/std")
+
+    def link_in_version_1(file):
+        as_version_1(file)
+        link(file)
+
+    for change in (link, link_in_version_1):
+        with pytest.raises(DataError, match=r"norm/labels/std is (missing|a link)"):
+            contents(edited(change))
+
+
+def test_one_odd_file_does_not_end_what_is_done_to_the_folder(edited, checkpoints, tmp_path, istmpi_command):
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints/round-00000001.h5").write_bytes((checkpoints / "batch.h5").read_bytes())
+    for number, change in enumerate(ODD.values(), 2):
+        edited(change).rename(folder / f"checkpoints/round-{number:08d}.h5")
+    code, out, err = istmpi_command("checkpoint", "ls", folder)
+    assert (code, err) == (0, "") and len(out.splitlines()) == len(ODD) + 2
+    code, out, err = istmpi_command("checkpoint", "verify", folder)
+    assert code == 2 and len(out.splitlines()) == len(ODD) + 1 and "round-00000001.h5: valid" in out
+    assert err == f"istmpi: {len(ODD)} of {len(ODD) + 1} files cannot be used.\n"
 
 
 def replace(file, path, values):
@@ -195,7 +338,7 @@ import h5py, numpy as np
 
 with h5py.File(sys.argv[1], "r") as file:
     run = json.loads(file.attrs["run"])
-    assert file.attrs["format"].decode() == "istmpi-checkpoint" and file.attrs["version"] == 1
+    assert file.attrs["format"].decode() == "istmpi-checkpoint" and file.attrs["version"] == 2
     weight = file["model/hidden2.linear.weight"]
     assert weight.shape == (11, 13) and weight.attrs["axes"].decode() == "hidden2 hidden1"
     assert run["model"]["hidden"] == [13, 11]
@@ -211,8 +354,12 @@ with h5py.File(sys.argv[1], "r") as file:
 
     file.visititems(check)
     print(len(checked))
+    recipe = {"h5py": h5py, "json": json, "zlib": zlib}
+    exec(sys.argv[2], recipe)
+    assert recipe["sealed"](file) and recipe["valid"](file, "model/hidden2.linear.weight")
 """
-    command = [sys.executable, "-c", program, checkpoints / "batch.h5"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=60)
+    recipe = (Path(__file__).parents[2] / "docs/checkpoint-format.md").read_text().split("```python\n")[1]
+    command = [sys.executable, "-c", program, checkpoints / "batch.h5", recipe.partition("```")[0]]
+    result = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=patient(60))
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) == 7 + 7 + 6 + 3

@@ -82,6 +82,30 @@ def test_shipped_runs_can_be_read(name):
     assert Run.load(name).name == name
 
 
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device"])
+@pytest.mark.parametrize(
+    "name, command",
+    [
+        ("x.npz", ["train", "--dry-run", "--data"]),
+        ("x.h5", ["train", "--dry-run", "--data"]),
+        ("x.json", ["costmodel", "--cluster"]),
+        ("x.toml", ["train", "--dry-run"]),
+        ("x.csv", ["prepare", "csv"]),
+    ],
+)
+def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path, kind, name, command):
+    path = tmp_path / name
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    code, out, err = istmpi_command(*command, path, *[tmp_path / "x.out.h5"] * (command[0] == "prepare"))
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert str(path) in err and (f"is {kind}" in err or kind == "a folder" and name in ("x.toml", "x.csv"))
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -119,6 +143,23 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
     assert result.returncode == 2
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("istmpi: ")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("arguments", [["runs"], ["--version"], ["report", "--help"]])
+def test_a_standard_output_without_room_is_one_line_and_exit_code_74(arguments):
+    with open("/dev/full", "w") as full:
+        program = [sys.executable, "-c", "from istmpi.cli.main import main; main()"]
+        done = subprocess.run([*program, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 74, done.stderr
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("istmpi: the standard output cannot be written (No space left on device)")
+
+
+def test_a_pipe_is_no_run_to_report(tmp_path):
+    os.mkfifo(tmp_path / "f.json")
+    result = cli("report", str(tmp_path / "f.json"))
+    assert result.returncode == 2 and "f.json is a pipe; it must be a run's folder" in result.stderr, result.stderr
 
 
 @pytest.mark.parametrize(

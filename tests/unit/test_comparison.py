@@ -13,7 +13,7 @@ from istmpi.config import Run
 from istmpi.errors import ConfigError, DataError
 from istmpi.models.losses import TASKS
 from istmpi.record import FAILURE, RunFolder
-from istmpi.report.comparison import NOT_REACHED, Spread, compare, default_targets, reached, smoothed
+from istmpi.report.comparison import NOT_REACHED, Spread, by_data, compare, default_targets, reached, smoothed
 from istmpi.report.curves import LOWER_IS_BETTER, read
 from istmpi.report.sheets import notes, sheets
 
@@ -148,6 +148,22 @@ def test_runs_with_different_scores_are_not_compared():
         compare([curve("ist", FAST), curve("ist", FAST, score_name="mean absolute error")])
 
 
+def test_runs_on_different_data_are_not_compared():
+    def run(method, data="", **more):
+        return curve(method, FAST, settings={"data.source": data} if data else {}, **more)
+
+    runs = [run("ist", "/here/a.h5"), run("ist", "/tmp/job.1/a.h5", seed=1), run("local-sgd", "b.h5"), run("ist")]
+    with pytest.raises(DataError, match=r"different data cannot be compared: a\.h5, b\.h5, data not named\."):
+        compare(runs)
+    assert by_data(runs) == {"a.h5": runs[:2], "b.h5": runs[2:3], "data not named": runs[3:]}
+    (group,) = compare(runs[:2]).groups
+    assert (group.name, len(group.curves)) == ("ist", 2), "one data set in two places"
+    assert list(by_data([*runs[:2], run("torch-ddp")])) == ["a.h5"], "what does not tell counts to the only one"
+    told = [replace(one, data=contents) for one, contents in zip([*runs[:2], runs[0]], ("1f", "1f", "2e"))]
+    assert by_data(told) == {"a.h5 1f": told[:2], "a.h5 2e": told[2:]}, "one name, other contents"
+    assert list(by_data(told[:2])) == ["a.h5"]
+
+
 # ---- the table
 
 
@@ -268,16 +284,16 @@ def test_a_curve_of_another_program_is_read_back_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"format": "other"}, "is not istmpi curve of version 1"),
-        ({"version": 2}, "is not istmpi curve of version 1"),
-        ({"pionts": []}, "pionts is missing, unknown or of the wrong kind"),
-        ({"points": 3}, "of the wrong kind"),
-        ({"points": [{"round": 1}]}, "of the wrong kind"),
-        ({"points": [{"round": 1, "seconds": math.nan, "bytes": 0, "examples": 1, "score": 0.5}]}, "finite numbers"),
-        ({"points": [{"round": 1, "seconds": "2", "bytes": 0, "examples": 1, "score": 0.5}]}, "of the wrong kind"),
-        ({"method": ""}, "needs a method and ranks"),
-        ({"ranks": None}, "needs a method and ranks"),
-        ({"ranks": 0}, "needs a method and ranks"),
+        ({"format": "other"}, "format is 'other'; it must be 'istmpi curve'"),
+        ({"version": 2}, "version is 2; it must be 1"),
+        ({"pionts": []}, r"pionts is \[\]; it is no key of a curve"),
+        ({"points": 3}, "points is 3; it must be a list"),
+        ({"points": [{"round": 1}]}, r"points\[0\].score is missing"),
+        ({"points": [{"round": 1, "seconds": math.nan, "bytes": 0, "examples": 1, "score": 0.5}]}, "seconds is nan"),
+        ({"points": [{"round": 1, "seconds": "2", "bytes": 0, "examples": 1, "score": 0.5}]}, "seconds is '2'"),
+        ({"method": ""}, "must name the method"),
+        ({"ranks": None}, "ranks is None; it must be a whole number"),
+        ({"ranks": 0}, "ranks is 0; it must be a whole number of at least 1"),
     ],
 )
 def test_a_damaged_curve_is_refused_by_name(tmp_path, change, message):
@@ -293,7 +309,7 @@ def test_time_that_runs_backwards_is_refused(tmp_path):
     path = tmp_path / "curve.json"
     made = curve("torch-ddp", FAST)
     replace(made, points=made.points[::-1]).save(path)
-    with pytest.raises(DataError, match="that do not fall"):
+    with pytest.raises(DataError, match="must not fall"):
         read([path])
 
 

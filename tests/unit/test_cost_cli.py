@@ -155,8 +155,6 @@ def test_quantities_are_read_as_people_write_them(read, text, value):
         (["--latency", "100"], "--latency '100' must be a time"),
         (["--flops", "250X"], "--flops '250X' must be FLOP/s"),
         (["--memory", "16"], "--memory '16' must be bytes"),
-        (["--price", "-1"], "--price -1 must be greater than zero"),
-        (["--watts", "0"], "--watts 0 must be greater than zero"),
         (["--ranks", "0,1"], "--ranks '0,1' must be numbers of ranks from 1 to 100000"),
         (["--ranks", "8..2"], "--ranks '8..2'"),
         (["--ranks", "100001"], "--ranks '100001'"),
@@ -165,7 +163,7 @@ def test_quantities_are_read_as_people_write_them(read, text, value):
         (["--compare", "ist,dataparallel"], "'dataparallel' is not known; did you mean data-parallel?"),
         (["--compare", ""], "is not known"),
         (["--cluster", "m5"], "cluster m5 is neither a preset nor a file"),
-        (["--cluster", "nowhere.json"], "cluster file nowhere.json: cannot be read"),
+        (["--cluster", "nowhere.json"], "cluster file nowhere.json cannot be read"),
         (["--shares", "1,2", "--ranks", "4"], "shares has 2 numbers but the run has 4 ranks"),
         (["--plot", "f.gif"], "--plot f.gif: must end in .png, .svg, .pdf"),
         (["--plot", "nowhere/f.png"], "nowhere/f.png: cannot be written"),
@@ -181,7 +179,18 @@ def test_bad_input_is_one_line(arguments, message):
     with pytest.raises(IstmpiError) as raised:
         CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
     assert message in str(raised.value) and "\n" not in str(raised.value)
-    assert isinstance(raised.value, ConfigError) or raised.value.exit_code in (2, 74)
+    assert raised.value.exit_code == (74 if "cannot be written" in message else 2)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "0"])
+@pytest.mark.parametrize(
+    "words",
+    [("costmodel", "--price"), ("costmodel", "--watts"), ("report", ".", "--watts"), ("doctor", "--patience")],
+    ids=" ".join,
+)
+def test_a_figure_that_is_none_is_refused(istmpi_command, words, value):
+    code, _, err = istmpi_command(*words, value)
+    assert code == 2 and words[-1] in err and err.count("\n") == 1
 
 
 def test_a_run_file_of_an_unknown_model(tmp_path):

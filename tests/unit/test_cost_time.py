@@ -168,10 +168,10 @@ def test_a_cluster_file_reads_back(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("{", "is not JSON"),
-        ("[]", "is not a cluster file"),
-        ('{"format": "istmpi cluster", "version": 2}', "has version 2, this istmpi reads version 1"),
-        ('{"format": "istmpi cluster", "version": 1, "name": "x"}', "is damaged"),
+        ("{", "cannot be read: Expecting property name"),
+        ("[]", r"its content is \[\]; it must be an object"),
+        ('{"format": "istmpi cluster", "version": 2}', "version is 2; it must be 1"),
+        ('{"format": "istmpi cluster", "version": 1, "name": "x"}', "links is missing"),
         (None, "cannot be read"),
     ],
 )

@@ -60,3 +60,33 @@ def test_passes_differ():
 def test_the_order_is_fixed_for_ever():
     """A resumed run, or a rank with another NumPy, must draw these very rows."""
     assert make(100, 6, seed=7, stream=2).indices(20).tolist() == [46, 90, 71, 87, 67, 77]
+
+
+def test_a_fingerprint_is_of_what_training_sees():
+    x = np.random.default_rng(0).integers(0, 256, (40, 6)).astype(np.uint8)
+    mean, std = np.full(6, 3, np.float32), np.full(6, 2, np.float32)
+    y = np.arange(40)
+    checksum = Split(x, y).features_checksum
+    assert Split(x.astype(np.float32), 2 * y).features_checksum == checksum
+    assert Split((x.astype(np.float32) - 3) / 2, y).features_checksum == Split(x, y, mean, std).features_checksum
+    others = [Split(x, y, mean, std), Split(x[::-1], y), Split(x[:39], y[:39])]
+    for row, feature in ((0, 0), (39, 5), (17, 2)):
+        changed = x.copy()
+        changed[row, feature] ^= 1
+        others.append(Split(changed, y))
+    assert len({split.features_checksum for split in others} - {checksum}) == len(others)
+
+
+def test_the_fingerprint_of_many_rows_reads_a_sample_of_them(monkeypatch):
+    monkeypatch.setattr("istmpi.data.dataset.SAMPLE_BYTES", 4 * 6 * 50)
+    x = np.random.default_rng(0).normal(size=(2000, 6)).astype(np.float32)
+    seen = []
+    monkeypatch.setattr(Split, "_features", lambda split, rows: seen.extend(rows) or split._x[rows])
+    checksum = Split(x, np.arange(2000)).features_checksum
+    assert len(seen) == 50 and seen == sorted(seen) and max(seen) > 1800
+    touched = x.copy()
+    touched[seen[20], 3] += 1
+    assert Split(touched, np.arange(2000)).features_checksum != checksum
+    untouched = x.copy()
+    untouched[np.setdiff1d(np.arange(2000), seen)] += 1
+    assert Split(untouched, np.arange(2000)).features_checksum == checksum

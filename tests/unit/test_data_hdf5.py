@@ -1,8 +1,15 @@
 """The prepared file: what is written is read, complete or not at all; damage is named."""
 
+import os
+import random
+import zlib
+from pathlib import Path
+
+import damaging
 import h5py
 import numpy as np
 import pytest
+from damage import data_as_version_1, data_contents, judged
 
 from istmpi.data.hdf5 import Header, Writer, open_prepared
 from istmpi.errors import ConfigError, DataError, OutputError
@@ -142,8 +149,8 @@ def damage(file, edit):
     "edit, message",
     [
         (lambda f: f.attrs.__delitem__("format"), "not one of prepared data"),
-        (lambda f: f.attrs.__setitem__("version", 9), "has version 9; this istmpi reads version 1"),
-        (lambda f: f.attrs.__setitem__("version", "one"), "is damaged"),
+        (lambda f: f.attrs.__setitem__("version", 9), "has version 9; this istmpi reads versions 1 and 2"),
+        (lambda f: f.attrs.__setitem__("version", "one"), "has version 'one'"),
         (lambda f: f.attrs.__setitem__("shape", "wide"), "is damaged"),
         (lambda f: f.attrs.__setitem__("task", "art"), "has task 'art'"),
         (lambda f: f.attrs.__delitem__("shape"), "has no attribute shape"),
@@ -167,6 +174,171 @@ def test_damage_is_named(file, edit, message):
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_every_edit_of_an_attribute_or_the_list_of_datasets_is_noticed(file, istmpi_command):
+    whole = file.read_bytes()
+    for edit in (
+        lambda f: f.attrs.__setitem__("kind", "speech"),
+        lambda f: f.attrs.__setitem__("shape", (2, 3)),
+        lambda f: f.attrs.__setitem__("note", 1),
+        lambda f: f.attrs.__setitem__("version", 1),
+        lambda f: f.attrs.__delitem__("checksum"),
+        lambda f: f["train/x"].attrs.__setitem__("note", 1),
+        lambda f: f.create_dataset("train/z", data=[1]),
+        lambda f: f.__delitem__("checksums/train/x"),
+        lambda f: f["checksums/train/x"].__setitem__(0, 1),
+        lambda f: f.move("normalisation/mean", "normalisation/std2"),
+        lambda f: f.attrs.__setitem__("shape", (2**62, 2**62)),
+        lambda f: f.attrs.__setitem__("outputs", np.inf),
+        lambda f: f.attrs.__setitem__("task", h5py.Empty("f4")),
+    ):
+        file.write_bytes(whole)
+        damage(file, edit)
+        with pytest.raises(DataError) as refused:
+            data_contents(file)
+        assert str(refused.value).startswith(str(file)) and "\n" not in str(refused.value)
+        code, out, err = istmpi_command("data", "verify", file)
+        assert code == 2 and str(file) in out and len(err.splitlines()) == 1
+
+
+def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(file, tmp_path):
+    """A sample of benchmarks/campaigns/corrupt.py."""
+    expected = data_contents(file)
+    generator = random.Random(12)
+    for number in range(100):
+        (tmp_path / str(number)).mkdir()
+        path = tmp_path / str(number) / "damaged.h5"
+        path.write_bytes(file.read_bytes())
+        what = damaging.damage(path, generator)
+        outcome, said = judged(path, data_contents, expected)
+        assert outcome != "wrong", f"{what}: {said}"
+
+
+def elsewhere(kind):
+    """Put ``train/x`` of an open file into another file, or make it of another dataset."""
+
+    def edit(file):
+        x, folder = file["train/x"][...], Path(file.filename).parent
+        del file["train/x"]
+        if kind == "external link":
+            with h5py.File(folder / "other.h5", "w") as other:
+                other["x"] = x
+            file["train/x"] = h5py.ExternalLink("other.h5", "/x")
+        elif kind == "link to a pipe":
+            os.mkfifo(folder / "pipe.h5")
+            file["train/x"] = h5py.ExternalLink("pipe.h5", "/x")
+        elif kind == "group that is a link":
+            file.move("train", "aside")
+            file["train"] = h5py.SoftLink("/aside")
+        elif kind == "soft link":
+            file["aside"] = x
+            file["train/x"] = h5py.SoftLink("/aside")
+        elif kind == "external storage":
+            (folder / "raw.bin").write_bytes(x.tobytes())
+            file.create_dataset("train/x", x.shape, x.dtype, external=[(str(folder / "raw.bin"), 0, x.nbytes)])
+        else:
+            file["aside"] = x
+            layout = h5py.VirtualLayout(x.shape, x.dtype)
+            layout[:] = h5py.VirtualSource(file["aside"])
+            file.create_virtual_dataset("train/x", layout)
+
+    return edit
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    "kind, message",
+    [
+        ("external link", r"train/x is a link to another place \(/x in other.h5\)"),
+        ("link to a pipe", r"train/x is a link to another place \(/x in pipe.h5\)"),
+        ("group that is a link", r"train/x is a link to another place \(/aside\)"),
+        ("soft link", r"train/x is a link to another place \(/aside\)"),
+        ("external storage", r"train/x, which lies in another file \(.*raw.bin\)"),
+        ("virtual", "train/x, which is virtual"),
+    ],
+)
+def test_rows_that_lie_elsewhere_are_refused_by_name(file, version, kind, message):
+    if version == 1:
+        damage(file, data_as_version_1)
+    damage(file, elsewhere(kind))
+    with pytest.raises(DataError, match=message) as refused:
+        open_prepared(file)
+    assert str(file) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_file_of_version_1_is_read_and_said_to_have_no_checksums(file, istmpi_command):
+    expected = data_contents(file)
+    assert istmpi_command("data", "verify", file) == (0, f"{file}: valid\n", "")
+    damage(file, data_as_version_1)
+    assert data_contents(file) == expected
+    code, out, err = istmpi_command("data", "verify", file)
+    assert (code, err) == (0, "") and "no checksums (format version 1); prepare it again" in out
+
+
+@pytest.fixture
+def wide(tmp_path):
+    """The path of a file whose 50 training rows are 5 blocks, and its training rows as they are stored."""
+    x = np.random.default_rng(1).normal(size=(60, 1600)).astype(np.float32)
+    path = tmp_path / "wide.h5"
+    with Writer(path, header(shape=(1600,), groups=1, counts={"train": 50, "test": 10})) as writer:
+        for start, stop in ((0, 7), (7, 19), (19, 43), (43, 50)):
+            writer.append("train", x[start:stop], np.zeros(stop - start))
+        writer.append("test", x[50:], np.zeros(10))
+    return path, x[:50]
+
+
+def test_blocks_have_checksums_however_the_rows_came(wide):
+    path, x = wide
+    with h5py.File(path) as file:
+        checksums = file["checksums/train/x"][...]
+        assert file["checksums/train/y"].shape == (1,)
+    blocks = len(checksums)
+    assert blocks == -(-x.nbytes // 2**16) == 5
+    for block, checksum in enumerate(checksums):
+        assert zlib.crc32(x[50 * block // blocks : 50 * (block + 1) // blocks]) == checksum
+
+
+def test_a_damaged_block_is_noticed_when_a_row_of_it_is_read(wide, istmpi_command):
+    path, x = wide
+    with h5py.File(path) as file:
+        offset = file["train/x"].id.get_offset()
+    content = bytearray(path.read_bytes())
+    content[offset + x[:27].nbytes + 5] ^= 64  # row 27 is in block 2, rows 20 to 29
+    path.write_bytes(content)
+    split = open_prepared(path).train
+    split.rows(np.arange(20))
+    split.rows(np.arange(30, 50)[::-1])
+    for rows in ([29], [20, 0]):
+        with pytest.raises(DataError, match="is damaged: train/x, rows 20 to 29: the checksum differs") as refused:
+            split.normalised_by(None).rows(np.array(rows))
+        assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+    code, out, err = istmpi_command("data", "verify", path)
+    assert code == 2 and out == f"{path}: damaged: train/x, rows 20 to 29: the checksum differs.\n"
+    assert err == "istmpi: 1 of 1 file cannot be used.\n"
+
+
+def test_a_block_is_compared_once(wide, monkeypatch):
+    path, _ = wide
+    split = open_prepared(path).train
+    compared, crc32 = [], zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda rows: compared.append(len(rows)) or crc32(rows))
+    split.rows(np.array([3, 4, 45]))
+    assert compared == [10, 10]
+    split.rows(np.arange(50))
+    split.rows(np.arange(50))
+    assert compared == [10] * 5
+
+
+@pytest.mark.parametrize("labels", ["train/y", "test/y", "classes", "normalisation/mean"])
+def test_other_labels_and_normalisation_are_noticed_at_once(file, labels):
+    with h5py.File(file) as opened:
+        offset, nbytes = opened[labels].id.get_offset(), opened[labels].id.get_storage_size()
+    content = bytearray(file.read_bytes())
+    content[offset + nbytes // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=f"({labels}|label)"):
+        open_prepared(file)
+
+
 def test_a_compressed_dataset_is_refused(file):
     def compress(opened):
         x = opened["train/x"][()]
@@ -174,7 +346,7 @@ def test_a_compressed_dataset_is_refused(file):
         opened.create_dataset("train/x", data=x, compression="gzip")
 
     damage(file, compress)
-    with pytest.raises(DataError, match="does not hold train/x as one contiguous block"):
+    with pytest.raises(DataError, match="has train/x, which is not one contiguous block"):
         open_prepared(file)
 
 

@@ -357,3 +357,48 @@ def test_csv_zipped(tmp_path):
 def test_what_is_wrong_with_a_csv_is_named(tmp_path, text, options, message):
     with pytest.raises(DataError, match=message):
         table(tmp_path, text, **options)
+
+
+# --- labels of all kinds
+
+
+@pytest.mark.parametrize(
+    "label, message",
+    [
+        (0.5, "the label of train example 3 is 0.5; a class is a whole number or a name"),
+        (np.nan, "the label of train example 3 is nan; a class is a whole number or a name"),
+        (-np.inf, "the label of train example 3 is -inf; a class is a whole number or a name"),
+    ],
+)
+def test_a_class_that_is_no_whole_number_is_refused(tmp_path, label, message):
+    arrays = example_arrays()
+    arrays["y_train"] = arrays["y_train"].astype(np.float64)
+    np.savez(tmp_path / "whole.npz", **arrays)
+    assert prepared(tmp_path, "arrays", tmp_path / "whole.npz", task="classification")[0].classes == ("0", "1", "2")
+    arrays["y_train"][3] = label
+    np.savez(tmp_path / "in.npz", **arrays)
+    with pytest.raises(DataError, match=f"in.npz: {message}"):
+        prepared(tmp_path, "arrays", tmp_path / "in.npz", task="classification")
+    rows = [f"{i},{i * i},{i % 2}" for i in range(20)]
+    rows[3] = f"3,9,{label}"
+    with pytest.raises(DataError, match=f"in.csv: {message.replace('train ', '')}"):
+        table(tmp_path, "\n".join(rows), task="classification")
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, "datetime64[s]"])
+def test_labels_that_are_no_numbers_and_no_names_are_refused(tmp_path, dtype):
+    arrays = example_arrays()
+    arrays["y_train"] = arrays["y_train"].astype(dtype)
+    arrays["y_test"] = arrays["y_test"].astype(dtype)
+    np.savez(tmp_path / "in.npz", **arrays)
+    with pytest.raises(DataError, match=r"in.npz: the labels are of (complex|date).*; give whole numbers or names"):
+        prepared(tmp_path, "arrays", tmp_path / "in.npz")
+
+
+@pytest.mark.parametrize("missing", ["", "  "])
+def test_a_label_that_is_missing_in_a_table_is_refused(tmp_path, missing):
+    """It would be a class of its own, and make names of numbers."""
+    rows = ["i,square,label", *(f"{i},{i * i},{i % 2}" for i in range(20))]
+    rows[4] = f"3,9,{missing}"
+    with pytest.raises(DataError, match="in.csv, line 5: it has no label"):
+        table(tmp_path, "\n".join(rows))

@@ -15,11 +15,12 @@ from istmpi.errors import ConfigError, DataError, OutputError
 
 
 def content(path):
-    """All that a prepared file says, but for the name of its source."""
+    """All that a prepared file says, but for the name of its source and the checksum that guards it."""
     found = {}
     with h5py.File(path) as file:
         file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
-        found.update({f"@{name}": value for name, value in file.attrs.items() if name != "source"})
+        found.update({f"@{name}": value for name, value in file.attrs.items()})
+    del found["@source"], found["@checksum"]
     return found
 
 

@@ -1,5 +1,7 @@
 """What a run may name as its data."""
 
+import re
+
 import numpy as np
 import pytest
 from data_files import example_arrays, make_arrays
@@ -120,3 +122,33 @@ def test_an_npz_with_a_feature_that_is_not_finite(tmp_path, monkeypatch):
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
     with pytest.raises(DataError, match="data.npz: train example 33 has inf as feature 2; every feature"):
         open_dataset(str(tmp_path / "data.npz"))
+
+
+@pytest.mark.parametrize("kind", ["npz", "prepare arrays", "prepare csv", "predict npz", "predict csv"])
+def test_a_feature_beyond_float32_is_refused_by_its_place(tmp_path, istmpi_command, checkpoints, kind):
+    x = np.ones((30, 64))
+    x[17, 3] = -1e300
+    y = np.arange(30) % 3
+    path = tmp_path / ("data.csv" if kind.endswith("csv") else "data.npz")
+    if kind.endswith("npz") or kind.endswith("arrays"):
+        np.savez(path, x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+    else:
+        np.savetxt(path, x if kind.startswith("predict") else np.hstack([x, y[:, None]]), delimiter=",", fmt="%.17g")
+    if kind == "npz":
+        with pytest.raises(DataError) as refused:
+            open_dataset(str(path))
+        said = str(refused.value)
+    else:
+        verb = kind.split()[0]
+        options = ["--split", "train"] if kind == "predict npz" else []
+        words = [kind.split()[1], path, tmp_path / "data.h5"] if verb == "prepare" else [checkpoints / "batch.h5", path]
+        code, _, err = istmpi_command(verb, *words, *options)
+        assert code == 2 and len(err.splitlines()) == 1
+        said = err
+    assert re.search(r"data\.(npz|csv).* example \d+ has -1e\+300 as feature 3; every feature must be finite", said)
+
+
+def test_the_largest_float32_is_taken(tmp_path):
+    x = np.full((30, 4), np.finfo(np.float32).max, np.float64)
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(30) % 3)
+    assert np.isfinite(open_dataset(str(tmp_path / "data.npz")).train.rows(np.arange(5))[0]).all()

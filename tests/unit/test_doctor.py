@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import patient
 
 from istmpi.doctor import gpu, mpi, network, software
 from istmpi.doctor.finding import worst
@@ -21,7 +22,7 @@ def doctor(*arguments, **settings):
         [sys.executable, "-c", "from istmpi.cli.main import main; main()", "doctor", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         **settings,
     )
 
@@ -151,6 +152,6 @@ def test_a_hang_with_the_lock_held_is_ended_with_its_place():
         "with Watchdog(3).limit('starting MPI', 0.2):\n"
         "    ctypes.PyDLL(None).sleep(60)\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(30))
     assert result.returncode == -signal.SIGKILL
     assert result.stderr == f"istmpi doctor: rank 3 on {socket.gethostname()} hangs while starting MPI\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from patience import patient
 from torch import nn
 
 from istmpi.checkpoint.reader import Tensor, open_checkpoint
@@ -20,7 +21,7 @@ from istmpi.deploy import to_onnx
 from istmpi.deploy.export import FORMS, export
 from istmpi.deploy.network import CalibratedNetwork
 
-NAMES = ["batch", "layer", "none", "leaky", "regression"]
+NAMES = ["batch", "layer", "none", "dealt", "leaky", "regression"]
 
 
 def raw(source, split="test"):
@@ -129,7 +130,7 @@ def spoken_digits(shared_data, tmp_path_factory):
     words = ["train", "speech", "--hidden", "32", "--rounds", "2", "--local-steps", "5", "--batch", "16"]
     program = "from istmpi.cli.main import main; main()"
     command = [sys.executable, "-c", program, *words, "--data", data, "--out", folder / "run"]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    subprocess.run(command, check=True, capture_output=True, timeout=patient(100))
     return data, folder / "run" / "network.h5"
 
 

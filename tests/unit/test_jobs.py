@@ -86,13 +86,13 @@ def test_an_array_asks_for_its_largest_task():
 def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
     script = job(
         "ec2", harmful, "--instances", 8, "--spot", "--region", "eu-central-1", "--key", "my key",
-        "--ssh-from", "203.0.113.7/32", "--", "--out", "$(touch harm)",
+        "--ssh-from", "203.0.113.7/32", "--yes-open", "--hours", 100, "--", "--out", "$(touch harm)",
     )  # fmt: skip
     up, run, fetch, down = run_with_stubs(script, tmp_path)
     region, name = ["--region", "eu-central-1"], "istmpi-a-b-touch-harm-touch-harm-touch-h"
     assert up == [
-        *region, "up", name, "--instances", "8", "--type", "m5.2xlarge", "--spot", "--ssh-from", "203.0.113.7/32",
-        "--key", "my key",
+        *region, "up", name, "--instances", "8", "--type", "m5.2xlarge", "--hours", "100", "--spot", "--yes-open",
+        "--ssh-from", "203.0.113.7/32", "--key", "my key",
     ]  # fmt: skip
     train = ["--", "istmpi", "train", str(harmful), "--out", "$(touch harm)"]
     assert run == [*region, "run", name, "--send", str(harmful), *train]
@@ -107,6 +107,10 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("ec2", "nowhere.toml", "--instances", 2), "run nowhere.toml: neither a file nor a run of istmpi's"),
         (("slurm", "digits", "--nodes", 0), "'--nodes': 0 is not in the range"),
         (("ec2", "digits", "--instances", 0), "'--instances': 0 is not in the range"),
+        (("ec2", "digits", "--instances", 2, "--hours", 0), "'--hours': 0 is not in the range"),
+        (("ec2", "digits", "--instances", 2, "--hours", 1000), "'--hours': 1000 is not in the range"),
+        (("ec2", "digits", "--instances", 2, "--", "--out", "/out"), "--out /out: on EC2 a run's folder lies below"),
+        (("ec2", "digits", "--instances", 2, "--", "--out", "a/../../b"), "on EC2 a run's folder lies below /shared"),
         (("slurm", "digits", "--time", "soon"), "--time soon: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS"),
         (("slurm", "digits", "--array", "1,0"), "--array 1,0: must be numbers of nodes"),
         (("slurm", "digits", "--array", "1,4", "--nodes", 2), "--nodes 2: --array 1,4 needs 4. Leave --nodes out."),

@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "istmpi"
 
 LAYERS = [
-    ["istmpi", "axes", "partition", "config", "errors", "rng", "optional"],
-    ["layout", "blocks", "models", "data", "comm", "record", "stopping", "optimizers", "ring"],
+    ["istmpi", "axes", "partition", "config", "ranges", "errors", "files", "foreign", "rng", "optional", "signals"],
+    ["layout", "blocks", "models", "data", "comm", "record", "lock", "stopping", "optimizers", "ring", "hdf5"],
     ["transfer", "cost"],
     ["store", "devices", "allreduce"],
-    ["methods", "evaluate", "checkpoint"],
+    ["methods", "evaluate", "gathered", "network", "checkpoint"],
     ["train", "run", "compare", "deploy", "probe", "jobs"],
     ["cli", "report", "doctor", "__main__"],
 ]
@@ -23,10 +23,10 @@ LAYERS = [
 
 PLACES = {
     "mpi4py": ["comm/"],
-    "h5py": ["data/hdf5.py", "checkpoint/"],
+    "h5py": ["hdf5.py", "data/hdf5.py", "checkpoint/"],
     "matplotlib": ["report/plots.py", "report/cost_plots.py", "report/comparison_plots.py"],
     "click": ["cli/"],
-    "rich": ["cli/", "report/tables.py", "report/checkpoints.py"],
+    "rich": ["cli/", "report/tables.py", "report/checkpoints.py", "report/networks.py"],
     "torch.distributed": [],
     "multiprocessing": [],
 }

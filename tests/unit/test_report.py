@@ -58,19 +58,40 @@ def test_it_prints_the_tables(istmpi_command, runs):
 
 
 def test_json_and_csv_hold_the_same_figures(istmpi_command, runs):
-    tree = json.loads(istmpi_command("report", runs, "--json")[1])
+    (tree,) = json.loads(istmpi_command("report", runs, "--json")[1])["comparisons"]
     assert (tree["score"], tree["targets"]) == ("accuracy", [0.7, 0.75, 0.8])
     assert [row["method"] for row in tree["rows"]] == ["ist"] * 3 + ["torch-ddp"] * 3
     assert tree["rows"][-1]["seconds_ratio"] == 4
     table = list(csv.DictReader(io.StringIO(istmpi_command("report", runs, "--csv")[1])))
-    expected = [{key: "" if value is None else str(value) for key, value in row.items()} for row in tree["rows"]]
+    rows = [{"data": tree["data"], **row} for row in tree["rows"]]
+    expected = [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
     assert table == expected
+
+
+def test_each_data_set_makes_a_comparison_of_its_own(istmpi_command, tmp_path):
+    for method, data, step in (("ist", "a.h5", 1.0), ("local-sgd", "a.h5", 2.0), ("ist", "b.h5", 9.0)):
+        folder = tmp_path / f"{method}-{data}"
+        folder.mkdir()
+        curve(method, FAST, step=step, settings={"data.source": f"/there/{data}"}).save(folder / "curve.json")
+    code, out, err = istmpi_command("report", tmp_path, "--targets", "0.9")
+    assert (code, err) == (0, "")
+    first, second = out.split("data: b.h5")
+    assert first.startswith("data: a.h5") and "local-sgd" in first and "local-sgd" not in second
+    assert ["0.9", "4", "s", "1.00x", "8", "s", "2.00x"] in [line.split() for line in first.splitlines()]
+    assert ["0.9", "36", "s", "1.00x"] in [line.split() for line in second.splitlines()]
+    told = json.loads(istmpi_command("report", tmp_path, "--json")[1])["comparisons"]
+    assert [one["data"] for one in told] == ["a.h5", "b.h5"]
+    table = csv.DictReader(io.StringIO(istmpi_command("report", tmp_path, "--csv")[1]))
+    assert {(row["data"], row["method"]) for row in table} == {("a.h5", "ist"), ("a.h5", "local-sgd"), ("b.h5", "ist")}
+    code, out, err = istmpi_command("report", tmp_path, "--html", tmp_path / "x.html")
+    assert (code, out, len(err.splitlines())) == (2, "", 1) and "a.h5, b.h5" in err
 
 
 def test_what_nobody_reached_is_said(istmpi_command, runs):
     _, out, _ = istmpi_command("report", runs / "torch-ddp-0", "--targets", "0.95")
     assert "not reached" in out
-    row = json.loads(istmpi_command("report", runs / "torch-ddp-0", "--targets", "0.95", "--json")[1])["rows"][0]
+    told = json.loads(istmpi_command("report", runs / "torch-ddp-0", "--targets", "0.95", "--json")[1])
+    row = told["comparisons"][0]["rows"][0]
     assert (row["reached"], row["seconds_median"], row["seconds_ratio"]) == (0, None, None)
 
 

@@ -1,0 +1,119 @@
+"""bin/istmpi-run nobody else can plant what it copies to a local disk; exit codes are the same for any MPI."""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOBODY = 65534
+JOB = "77"
+
+
+def istmpi_run(tmp_path, *words, **environment):
+    launcher = os.environ.get("MPIRUN") or shutil.which("mpirun")
+    path = [str(Path(launcher).parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+    settings = {**os.environ, "PATH": os.pathsep.join(path), "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    for name in ("ISTMPI_LOCAL", "SLURM_TMPDIR"):
+        settings.pop(name, None)
+    return subprocess.run(
+        list(map(str, [ROOT / "bin/istmpi-run", "--launcher", "mpirun", *words])),
+        env={**settings, "SLURM_JOB_ID": JOB, **environment},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A folder like /tmp: everybody may write to it, and nobody may replace what is another's."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """A virtual environment whose istmpi says from where it was started."""
+    folder = tmp_path / "environment"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "pyvenv.cfg").write_text("home = here\n")
+    (folder / "bin/python").symlink_to("/bin/bash")
+    (folder / "bin/istmpi").write_text('echo "from $0 with $*"\n')
+    return folder
+
+
+def test_what_is_copied_lies_in_a_private_folder(tmp_path, shared, environment):
+    data = tmp_path / "data 'of $(touch harm)"
+    data.write_text("numbers")
+    data.chmod(0o755)
+    words = ["--stage", data, "--stage-venv", "istmpi", "read", data]
+    before = sorted(path.name for path in tmp_path.iterdir())
+    done = istmpi_run(tmp_path, *words, TMPDIR=str(shared), VIRTUAL_ENV=str(environment))
+    assert done.returncode == 0, done.stderr
+    private = shared / f"istmpi-{os.geteuid()}"
+    assert stat.S_IMODE(private.stat().st_mode) & 0o777 == 0o700
+    (copy,) = private.rglob(data.name)
+    assert copy.read_text() == "numbers" and os.access(copy, os.X_OK)
+    assert done.stdout == f"from {private}/venv-{JOB}/bin/istmpi with read {copy}\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == before, "what was packed is still there"
+
+    copied = copy.stat().st_ino
+    again = istmpi_run(tmp_path, *words, TMPDIR=str(shared), VIRTUAL_ENV=str(environment))
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == done.stdout and copy.stat().st_ino == copied, "it was copied again"
+
+
+@pytest.mark.parametrize(
+    "planted, message",
+    [
+        ("another's", "directory of nobody, mode 700"),
+        ("a link to another's", "symbolic link of nobody, mode 777"),
+        ("open", "directory of root, mode 777"),
+        ("replaceable", "anybody may replace what lies in"),
+    ],
+)
+def test_a_planted_folder_is_refused_and_nothing_of_it_runs(tmp_path, shared, environment, planted, message):
+    if os.geteuid() != 0:
+        pytest.skip("only root can plant another user's files")
+    private = shared / f"istmpi-{os.geteuid()}"
+    folder = tmp_path / "elsewhere" if planted == "a link to another's" else private
+    (folder / f"venv-{JOB}/bin").mkdir(parents=True)
+    python = folder / f"venv-{JOB}/bin/python"
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path}/harm\n")
+    python.chmod(0o755)
+    folder.chmod(0o777 if planted == "open" else 0o700)
+    if planted in ("another's", "a link to another's"):
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+    if folder != private:
+        private.symlink_to(folder)
+        os.lchown(private, NOBODY, NOBODY)
+    if planted == "replaceable":
+        shared.chmod(0o777)
+    done = istmpi_run(tmp_path, "--stage-venv", "istmpi", "go", TMPDIR=str(shared), VIRTUAL_ENV=str(environment))
+    assert done.returncode == 2
+    refusal = done.stderr.splitlines()[-1]
+    assert refusal.startswith(f"istmpi-run: {private}: on ") and message in refusal
+    assert refusal.endswith(" Remove it, or name a folder of your own: ISTMPI_LOCAL.")
+    assert len(done.stderr.splitlines()) == 2, done.stderr  # the other says that all ranks meet
+    assert not (tmp_path / "harm").exists() and done.stdout == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS])
+def test_a_killed_rank_gives_the_same_code_with_any_mpi(tmp_path, number):
+    done = istmpi_run(tmp_path, "bash", "-c", f"kill -{int(number)} $$")
+    assert done.returncode == 128 + number, done.stderr
+
+
+def test_any_other_code_is_the_commands_own(tmp_path):
+    assert istmpi_run(tmp_path, "bash", "-c", "exit 75").returncode == 75

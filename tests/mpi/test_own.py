@@ -1,0 +1,334 @@
+"""Networks of one's own in training: against a naive oracle, against the built-in mlp, in all uses of the result."""
+
+from importlib.util import find_spec
+
+import networks
+import numpy as np
+import pytest
+import torch
+from networks_oracle import train_convolutional
+from small import assert_same_bits, small_run, trained, whole
+from torch import nn
+from torch.nn import functional
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import commit
+from istmpi.comm import Communicator
+from istmpi.data.sources import open_dataset
+from istmpi.deploy.export import export
+from istmpi.deploy.network import CalibratedNetwork
+from istmpi.deploy.scoring import evaluate
+from istmpi.errors import ConfigError, DataError
+from istmpi.evaluate import calibration_rows
+from istmpi.train import Training
+
+FILE = networks.__file__
+CONVOLUTIONAL = {
+    "model__name": f"{FILE}:Convolutional",
+    "model__channels": [7, 5],
+    "model__hidden": 6,
+    "train__rounds": 2,
+}
+SHAKEN = {
+    "model__name": f"{FILE}:Shaken",
+    "optimizer__name": "adam",
+    "optimizer__lr": 0.01,
+    "method__optimizer_state": "carry",
+    "train__rounds": 4,
+}
+METHODS = ["ist", "local-sgd", "data-parallel", "diloco", "fedavg", "dynamic-averaging", "codistillation"]
+
+
+def own_run(**settings):
+    """A small run of a network of one's own: the mlp's settings are none of it."""
+    return small_run().override({key.replace("__", "."): value for key, value in settings.items()})
+
+
+def own_trained(comm, **settings):
+    training = Training(own_run(**settings), comm)
+    return training, list(training.rounds())
+
+
+def plain(training, weights, moments):
+    """The user's class itself, in evaluation, with the full network's weights and moments; by 1/P where it sums."""
+    ranks, model = training.communicator.size, training.run.model
+    network = networks.Convolutional((1, 8, 8), 10, **model.arguments).double()
+    network.load_state_dict({name: torch.from_numpy(values) for name, values in weights.items()}, strict=False)
+    network.norm.running_mean, network.norm.running_var = moments
+    with torch.no_grad():
+        for layer in (network.second, network.dense, network.last):
+            layer.weight /= ranks
+    return network.eval()
+
+
+# ---- training
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_it_trains_as_the_oracle_does(comm, momentum):
+    """Narrow modules, cut out of the full network by hand and averaged over their holders."""
+    run = own_run(**CONVOLUTIONAL, optimizer__momentum=momentum)
+    training = Training(run, comm)
+    initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items()}
+    progress = list(training.rounds())
+    expected, losses = train_convolutional(run, initial, comm.size)
+    found = whole(training)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values.numpy(), rtol=0, atol=1e-12, err_msg=name)
+    np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_mlp_written_by_hand_trains_to_the_same_numbers(comm, method):
+    """The names of its layers are the built-in one's, so are its initial values."""
+    settings = {"method__name": method, "train__rounds": 2, "optimizer__momentum": 0.5}
+    expected, theirs = trained(comm, **settings)
+    training, mine = own_trained(comm, model__name=f"{FILE}:Plain", **settings)
+    assert_near(training, mine, expected, theirs)
+
+
+def assert_near(training, mine, expected, theirs):
+    """Two runs have the same weights, losses and scores but for rounding."""
+    training.method.publish()
+    expected.method.publish()
+    found, other = whole(training), whole(expected)
+    assert found.keys() == other.keys()
+    for name in found:
+        np.testing.assert_allclose(found[name], other[name], rtol=0, atol=1e-10, err_msg=name)
+    np.testing.assert_allclose([one.loss for one in mine], [one.loss for one in theirs], rtol=1e-6)
+    assert mine[-1].score.loss == pytest.approx(theirs[-1].score.loss, rel=1e-9)
+    assert mine[-1].score.score == theirs[-1].score.score
+
+
+@pytest.mark.parametrize("norm", ["none", "layer"])
+def test_without_batch_normalisation_it_is_scaled_as_the_mlp_is(comm, norm):
+    bias = {"model__bias": True, "model__norm": norm, "model__output_norm": False}
+    expected, theirs = trained(comm, **bias)
+    training, mine = own_trained(comm, model__name=f"{FILE}:Plain", **bias)
+    assert_near(training, mine, expected, theirs)
+    assert dict(training.store.scale) == {"hidden1": 1 / comm.size, "hidden2": 1 / comm.size}
+
+
+@pytest.mark.ranks(also=4)
+def test_a_regression_is_as_good_in_use_as_in_training(comm, shared_tmp):
+    if comm.rank == 0:
+        random = np.random.default_rng(3)
+        x = random.uniform(size=(300, 6)).astype(np.float32)
+        y = 10 + x @ random.normal(size=(6, 1))
+        np.savez(shared_tmp / "numbers.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    comm.barrier()
+    settings = {"data__source": str(shared_tmp / "numbers.npz"), "model__name": f"{FILE}:Steps", "model__hidden": 96}
+    settings |= {"optimizer__lr": 0.005, "method__local_steps": 10, "train__rounds": 12, "train__batch": 32}
+    _, progress = own_trained(comm, evaluate__every=2, **settings)
+    trains, tests = np.sqrt([[one.loss, one.score.loss] for one in progress[-6:] if one.score]).T
+    assert np.median(trains) < 4
+    assert np.median(tests) < 1.2 * np.median(trains) + 0.5
+    comm.barrier()
+
+
+def test_a_group_can_be_left_out_of_the_deal(comm):
+    training, _ = own_trained(comm, **CONVOLUTIONAL, method__partition=["channels1"])
+    assert dict(training.store.scale) == {"channels1": 1 / comm.size}
+    if comm.size > 1:
+        assert training.method.build.__self__._built[0]["channels1"] < 7
+    with pytest.raises(ConfigError, match="chanels1 is no unit group of this model; did you mean channels1"):
+        Training(own_run(**CONVOLUTIONAL, method__partition=["chanels1"]), comm)
+
+
+# ---- the full network
+
+
+def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
+    training, progress = own_trained(comm, **CONVOLUTIONAL)
+    weights, moments = whole(training), training.evaluator.network.moments["norm"]
+    train, test = training.dataset.train, training.dataset.test
+
+    sample = torch.from_numpy(train.rows(calibration_rows(training.run, len(train)))[0]).double()
+    first = functional.conv2d(
+        sample.view(-1, 1, 8, 8),
+        torch.from_numpy(weights["first.weight"]),
+        torch.from_numpy(weights["first.bias"]),
+        padding=1,
+    )
+    torch.testing.assert_close(moments[0], first.mean((0, 2, 3)))
+    torch.testing.assert_close(moments[1], first.var((0, 2, 3), correction=0))
+
+    x, y = map(torch.from_numpy, test.rows(np.arange(len(test))))
+    with torch.no_grad():
+        outputs = plain(training, weights, moments)(x.double().view(-1, 1, 8, 8))
+    loss = float(functional.cross_entropy(outputs, y))
+    assert progress[-1].score.loss == pytest.approx(loss, rel=1e-9)
+    assert progress[-1].score.score == float((outputs.argmax(1) == y).double().mean())
+    assert progress[-1].score.examples == len(test)
+
+    path, name = shared_tmp / "network.h5", training.run.model.name
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    assert evaluate(path, comm, model=name).score.loss == pytest.approx(loss, rel=1e-9)
+    alone = Communicator(comm.mpi.Split(comm.rank))
+    assert evaluate(path, alone, model=name).score.loss == pytest.approx(loss, rel=1e-9)
+    assert evaluate(path, comm, model=name, calibrate=True).score.loss == pytest.approx(loss, rel=1e-9)
+    with open_checkpoint(path) as checkpoint:
+        assert list(checkpoint.errors()) == []
+        test_data = open_dataset("digits").normalised_by(None).test
+        raw = test_data.rows(np.arange(len(test_data)))[0]
+        found = CalibratedNetwork(checkpoint, model=name)(raw.copy())
+        np.testing.assert_allclose(found, outputs.numpy(), rtol=1e-9, atol=1e-9)
+        anew = CalibratedNetwork(checkpoint, "digits", name)(raw.copy())
+        np.testing.assert_allclose(anew, outputs.numpy(), rtol=1e-9, atol=1e-9)
+    if comm.rank == 0:
+        for form in ("torch", "npz", *["safetensors"] * bool(find_spec("safetensors"))):
+            done = export(path, form, model=name)
+            network = networks.Convolutional((1, 8, 8), 10, **training.run.model.arguments).double()
+            network.load_state_dict(exported(done.path))
+            with torch.no_grad():
+                torch.testing.assert_close(network.eval()(x.double().view(-1, 1, 8, 8)), outputs)
+        with pytest.raises(ConfigError, match="--to onnx: the network in .* is one of your own"):
+            export(path, "onnx", model=name)
+    with pytest.raises(DataError, match="not its code, which is run only when you name it: give --model"):
+        evaluate(path, comm)
+    comm.barrier()
+
+
+def exported(path):
+    """The state of an exported file, all of it."""
+    if path.suffix == ".pt":
+        return torch.load(path, weights_only=True)["state_dict"]
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            return {key: torch.from_numpy(arrays[key]) for key in arrays.files if key != "metadata"}
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def test_with_local_data_the_examples_of_all_ranks_are_scored_and_calibrated_on(comm, shared_tmp):
+    random = np.random.default_rng(comm.rank)
+    examples = 90 + 9 * comm.rank  # other numbers of batches, too
+    x = random.normal(comm.rank, 1 + comm.rank, (examples, 64)).astype(np.float32)
+    y = np.arange(examples) % 3
+    np.savez(shared_tmp / f"site-{comm.rank}.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
+    comm.barrier()
+    source = str(shared_tmp / "site-{rank}.npz")
+    sampled = {"evaluate__calibration_examples": 60 * comm.size, "evaluate__batch": 7}
+    settings = {"model__name": f"{FILE}:Shaken", "data__source": source, **sampled}
+    training, progress = own_trained(comm, **settings)
+    weights = {name: torch.from_numpy(values) for name, values in whole(training).items()}
+    everyones = comm.gather((x[:60], x[60:], y[60:]))
+    train, test, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*everyones))
+
+    network = networks.Shaken(64, 3).double().eval()
+    network.load_state_dict(weights | {"tied.weight": weights["inner.weight"]}, strict=False)
+    with torch.no_grad():
+        for layer, share in ((network.last, comm.size),):
+            layer.weight /= share
+        inner = network.inner(torch.relu(network.first(train.double() + network.table)))
+        network.norm.running_mean, network.norm.running_var = inner.mean(0), inner.var(0, correction=0)
+        network.tied.weight = nn.Parameter(weights["inner.weight"] / comm.size)
+        loss = float(functional.cross_entropy(network(test.double()), labels))
+    assert progress[-1].score.loss == pytest.approx(loss, rel=1e-9)
+    assert progress[-1].score.examples == len(labels)
+    comm.barrier()
+
+
+# ---- going on
+
+
+def test_two_halves_are_the_whole_and_another_number_of_ranks_goes_on(comm, shared_tmp):
+    expected, _ = own_trained(comm, **SHAKEN)
+    half, progress = own_trained(comm, **SHAKEN | {"train__rounds": 2})
+    path = shared_tmp / "half.h5"
+    commit(path, *half.state(), "direct", comm)
+    again = Training(expected.run, comm)
+    again.resume(path)
+    list(again.rounds())
+    assert_same_bits(whole(again), whole(expected))
+
+    alone = Training(expected.run, Communicator(comm.mpi.Split(comm.rank)))
+    alone.resume(path)
+    assert alone.evaluate().loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
+    assert np.isfinite(next(iter(alone.rounds())).loss)
+    comm.barrier()
+
+
+def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
+    path, file = shared_tmp / "network.h5", shared_tmp / "net.py"
+    source = "from networks import Steps\n\n\nclass Net(Steps):\n    pass\n"
+    write(comm, file, source)
+    settings = {"model__name": f"{file}:Net", "train__rounds": 1}
+    training, _ = own_trained(comm, **settings)
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    assert evaluate(path, comm, model=f"{file}:Net").note == ""
+
+    write(comm, file, source + "# a remark\n")
+    again = Training(own_run(**settings), comm)
+    assert again.resume(path) == [f"the source of {file}:Net, whose parameters are as they were"]
+    assert "has changed since it was trained" in evaluate(path, comm, model=f"{file}:Net").note
+
+    write(
+        comm,
+        file,
+        source.replace(
+            "    pass",
+            "    def __init__(self, features, outputs, hidden=10):\n"
+            "        super().__init__(features, outputs, hidden)",
+        ),
+    )
+    with pytest.raises(ConfigError, match="settings, hidden: 8 or 10"):
+        Training(own_run(**settings), comm).resume(path)
+    comm.barrier()
+
+
+def write(comm, file, text):
+    comm.barrier()
+    if comm.rank == 0:
+        file.write_text(text)
+    comm.barrier()
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"model__name": f"{FILE}:OtherOutputs"}, "its forward returns"),
+        ({"model__name": f"{FILE}:Failing", "model__hidden": 8}, "its forward fails on examples of shape 2 x 64"),
+        ({"model__name": f"{FILE}:Steps", "model__hiden": 8}, "unknown setting model.hiden; did you mean model.hidden"),
+        ({"model__name": f"{FILE}:Stepz"}, "has no class Stepz; did you mean Steps"),
+        ({"model__name": f"{FILE}:Attention"}, "examples of shape 2 x 1 x 8 x 8"),
+        (
+            {"model__name": f"{FILE}:Plain", "train__batch": 1},
+            "train.batch = 1 with the batch normalisation hidden1.norm",
+        ),
+        ({"model__name": f"{FILE}:Odd", "model__what": "by hand"}, "multiplied outside of nn.Linear"),
+        ({"model__name": f"{FILE}:Fixed"}, "no width that can be dealt out .its constructor has no integers."),
+        ({"model__name": "nowhere.py:Net"}, "there is no file nowhere.py"),
+        ({"model__name": f"{FILE}:Steps", "model__hidden": 2}, "hidden has 2 units but the run has"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_on_every_rank(comm, settings, message):
+    if "2 units" in message and comm.size < 3:
+        return
+    with pytest.raises(ConfigError, match=message) as refused:
+        Training(own_run(**settings), comm)
+    assert "\n" not in str(refused.value) and refused.value.everywhere
+
+
+def test_defaults_may_be_anything(comm, shared_tmp):
+    settings = {"model__name": f"{FILE}:Choosing", "train__rounds": 1}
+    training, _ = own_trained(comm, **settings)
+    commit(shared_tmp / "network.h5", *training.state(), "direct", comm)
+    assert Training(training.run, comm).resume(shared_tmp / "network.h5") == []
+    assert training.architecture.table.settings["activation"] == "ReLU"
+    comm.barrier()
+
+
+def test_without_a_deal_anything_trains(comm):
+    training, progress = own_trained(comm, model__name=f"{FILE}:Fixed", method__name="local-sgd", train__rounds=1)
+    assert np.isfinite(progress[-1].loss) and training.architecture.groups == ()
+
+
+@pytest.mark.ranks(only=[2])
+def test_a_width_that_cannot_be_as_narrow_is_refused_before_training(comm):
+    with pytest.raises(ConfigError, match="9 is odd"):
+        Training(own_run(model__name=f"{FILE}:Steps", model__hidden=18), comm)

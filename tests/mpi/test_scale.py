@@ -1,0 +1,123 @@
+"""The full network sums over more units than a subnet: what it multiplies them by, against NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from small import trained, whole
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import commit
+from istmpi.comm import Communicator
+from istmpi.deploy.network import CalibratedNetwork
+from istmpi.deploy.scoring import evaluate
+from istmpi.train import Training
+
+TARGET = 10.0
+NUMBERS = {
+    "optimizer__lr": 0.005,
+    "method__local_steps": 10,
+    "train__rounds": 20,
+    "train__batch": 32,
+    "model__norm": "none",
+    "model__hidden": [130, 87],
+}
+CASES = {
+    "none": {},
+    "layer": {"model__norm": "layer", "model__bias": True},
+    "one layer": {"model__hidden": [100]},
+    "uneven shares": {"method__shares": [2.0, 1.0, 1.5, 1.0, 2.5], "optimizer__lr": 0.003},
+    "a group dealt": {"method__partition": ["hidden1"], "model__bias": True},
+    "a tenth redealt": {"method__resample": 0.1, "model__hidden": [100]},
+    "a finish of local SGD": {"method__finish": "local-sgd:20%"},
+}
+
+
+def numbers(comm, folder):
+    """Numbers around TARGET that a linear map of six features gives: without noise, so that all losses come down."""
+    path = folder / "numbers.npz"
+    if comm.rank == 0:
+        random = np.random.default_rng(3)
+        x = random.uniform(size=(300, 6)).astype(np.float32)
+        y = TARGET + x @ random.normal(size=(6, 1))
+        np.savez(path, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    comm.barrier()
+    return {**NUMBERS, "data__source": str(path)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_regression_is_as_good_in_use_as_in_training(comm, shared_tmp, case):
+    """Summed over all units without the share, it would predict P times the target: an error of 10 at P = 2."""
+    settings = numbers(comm, shared_tmp) | CASES[case]
+    if "method__shares" in settings:
+        settings["method__shares"] = settings["method__shares"][: comm.size]
+    training, progress = trained(comm, evaluate__every=4, **settings)
+    # A deal can be an unlucky one: of the last rounds the median.
+    trains, tests = np.sqrt([[one.loss, one.score.loss] for one in progress[-12:] if one.score]).T
+    assert np.median(trains) < TARGET / 2.5
+    assert np.median(tests) < 1.2 * np.median(trains) + TARGET / 20
+    comm.barrier()
+
+
+def outputs(training, shares, x):
+    """The full network's outputs for examples: what NumPy makes of its weights and the shares of its hidden layers."""
+    weights = whole(training)
+    for number, (before, name) in enumerate([(None, "hidden1"), ("hidden1", "hidden2"), ("hidden2", "labels")]):
+        x = x @ weights[f"{name}.linear.weight"].T * shares.get(before, 1) + weights[f"{name}.linear.bias"]
+        x = np.maximum(x, 0) if number < 2 else x
+    return x
+
+
+@pytest.mark.parametrize("partition", [["hidden1", "hidden2"], ["hidden1"], ["hidden2"], []])
+def test_every_use_of_a_network_agrees_on_the_scale(comm, shared_tmp, partition):
+    """Training, its file, evaluation on any number of ranks and prediction: the formula with 1/P where it was dealt."""
+    settings = numbers(comm, shared_tmp) | {"model__bias": True, "train__rounds": 3, "method__partition": partition}
+    training, progress = trained(comm, **settings)
+    test = training.dataset.test
+    x, y = test.rows(np.arange(len(test)))
+    expected = outputs(training, dict.fromkeys(partition, 1 / comm.size), x.astype(np.float64))
+    loss = float(((expected - y) ** 2).mean())
+    assert progress[-1].score.loss == pytest.approx(loss, rel=1e-9)
+
+    path = shared_tmp / "network.h5"
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    assert evaluate(path, comm).score.loss == pytest.approx(loss, rel=1e-9)
+    alone = Communicator(comm.mpi.Split(comm.rank))
+    assert evaluate(path, alone).score.loss == pytest.approx(loss, rel=1e-9)
+    with open_checkpoint(path) as checkpoint:
+        np.testing.assert_allclose(CalibratedNetwork(checkpoint)(x.copy()), expected, rtol=1e-9)
+    comm.barrier()
+
+
+def test_on_other_ranks_it_goes_on_with_the_same_function(comm, shared_tmp):
+    """Resumed on one rank, whose subnet is the full network, the loss goes on where it was; and the scale stays."""
+    settings = numbers(comm, shared_tmp)
+    training, progress = trained(comm, **settings)
+    path = shared_tmp / "network.h5"
+    commit(path, *training.state(), "direct", comm)
+    alone = Communicator(comm.mpi.Split(comm.rank))
+    resumed = Training(training.run.override({"train.rounds": 22}), alone)
+    resumed.resume(path)
+    assert resumed.evaluate().loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
+    first = next(iter(resumed.rounds()))
+    assert np.sqrt(first.loss) < 1.2 * np.sqrt(progress[-1].loss) + TARGET / 20
+    assert dict(resumed.store.scale) == {"hidden1": 1 / comm.size, "hidden2": 1 / comm.size}
+    comm.barrier()
+
+
+def test_without_the_scale_it_would_be_wrong(comm, shared_tmp):
+    """The tests above can fail: the sum over all units is P times the target."""
+    training, _ = trained(comm, **numbers(comm, shared_tmp))
+    training.store.scale = {}
+    score = training.evaluate()
+    assert (np.sqrt(score.loss) > TARGET / 2) == (comm.size > 1)
+    comm.barrier()
+
+
+def test_behind_a_batch_normalisation_nothing_is_multiplied(comm):
+    training, _ = trained(comm)
+    assert training.store.scale == {}
+    assert all(
+        layer.factor == 1
+        for layer in training.method.build(training.architecture.lengths).modules()
+        if isinstance(layer, torch.nn.Linear)
+    )

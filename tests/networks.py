@@ -1,0 +1,302 @@
+"""Networks as users write them, for the tests of what is found out about them: they know nothing of istmpi."""
+
+from collections import OrderedDict
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Convolutional(nn.Module):
+    """Two convolutions, normalised over the batch, and two dense layers behind a flattening."""
+
+    def __init__(self, shape, outputs, channels=(16, 32), hidden=64):
+        super().__init__()
+        depth, height, width = shape
+        self.first = nn.Conv2d(depth, channels[0], 3, padding=1)
+        self.norm = nn.BatchNorm2d(channels[0])
+        self.second = nn.Conv2d(channels[0], channels[1], 3, padding=1)
+        self.dense = nn.Linear(channels[1] * (height // 4) * (width // 4), hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        x = functional.max_pool2d(functional.relu(self.norm(self.first(x))), 2)
+        x = functional.max_pool2d(functional.relu(self.second(x)), 2)
+        return self.last(functional.relu(self.dense(x.flatten(1))))
+
+
+class Attention(nn.Module):
+    """Blocks of fused attention and a gated feed-forward layer on a residual stream."""
+
+    def __init__(self, shape, outputs, heads=8, head_dim=16, embed=32, hidden=64, depth=2):
+        super().__init__()
+        self.heads = heads
+        self.embed = nn.Linear(shape[-1], embed)
+        self.norms = nn.ModuleList(nn.LayerNorm(embed) for _ in range(depth))
+        self.qkv = nn.ModuleList(nn.Linear(embed, 3 * heads * head_dim) for _ in range(depth))
+        self.out = nn.ModuleList(nn.Linear(heads * head_dim, embed) for _ in range(depth))
+        self.up = nn.ModuleList(nn.Linear(embed, 2 * hidden) for _ in range(depth))
+        self.down = nn.ModuleList(nn.Linear(hidden, embed) for _ in range(depth))
+        self.last = nn.Linear(embed, outputs)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for norm, qkv, out, up, down in zip(self.norms, self.qkv, self.out, self.up, self.down):
+            batch, length, _ = x.shape
+            q, k, v = qkv(norm(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+            heads = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+            x = x + out(heads.reshape(batch, length, -1))
+            gate, values = up(x).chunk(2, -1)
+            x = x + down(functional.silu(gate) * values)
+        return self.last(x.mean(1))
+
+
+class Interleaved(nn.Module):
+    """A gated layer whose gates and values take turns, and a weight that two layers share."""
+
+    def __init__(self, features, outputs, hidden=12, wide=10):
+        super().__init__()
+        self.up = nn.Linear(features, 2 * hidden)
+        self.inner = nn.Linear(hidden, wide)
+        self.back = nn.Linear(wide, hidden, bias=False)
+        self.back.weight = nn.Parameter(torch.randn(hidden, wide))
+        self.again = nn.Linear(wide, hidden, bias=False)
+        self.again.weight = self.back.weight
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        gate, values = self.up(x).unflatten(-1, (-1, 2)).unbind(-1)
+        x = torch.sigmoid(gate) * values
+        wide = torch.relu(self.inner(x))
+        return self.last(x + self.back(wide) + self.again(wide**2))
+
+
+class Grouped(nn.Module):
+    """A normalisation over groups of channels, which are not interchangeable."""
+
+    def __init__(self, shape, outputs, channels=16):
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], channels, 3)
+        self.norm = nn.GroupNorm(4, channels)
+        self.last = nn.Linear(channels, outputs)
+
+    def forward(self, x):
+        return self.last(functional.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+class Multihead(nn.Module):
+    """torch's own attention, which divides its width by the heads."""
+
+    def __init__(self, shape, outputs, embed=32, heads=4):
+        super().__init__()
+        self.first = nn.Linear(shape[-1], embed)
+        self.attention = nn.MultiheadAttention(embed, heads, batch_first=True)
+        self.last = nn.Linear(embed, outputs)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+class Joined(nn.Module):
+    """A width that is added to another on one axis: no axis is a multiple of it."""
+
+    def __init__(self, features, outputs, hidden=8):
+        super().__init__()
+        self.first = nn.Linear(features, hidden)
+        self.last = nn.Linear(hidden + features, outputs)
+
+    def forward(self, x):
+        return self.last(torch.cat([torch.relu(self.first(x)), x], dim=1))
+
+
+class Square(nn.Module):
+    """Takes no narrow width but squares."""
+
+    def __init__(self, features, outputs, hidden=16):
+        super().__init__()
+        if int(hidden**0.5) ** 2 != hidden:
+            raise ValueError(f"{hidden} is no square")
+        self.first = nn.Linear(features, hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+class Silent(nn.Module):
+    """Its hidden units never reach the outputs."""
+
+    def __init__(self, features, outputs, hidden=8):
+        super().__init__()
+        self.first = nn.Linear(features, 3 * hidden)
+        self.last = nn.Linear(features, outputs)
+
+    def forward(self, x):
+        return self.last(x) + 0 * self.first(x).sum()
+
+
+class NoDefault(nn.Module):
+    """An argument that nobody gives."""
+
+    def __init__(self, features, outputs, hidden):
+        super().__init__()
+        self.last = nn.Linear(features, outputs)
+
+
+class OtherOutputs(nn.Module):
+    """One output too few."""
+
+    def __init__(self, features, outputs, hidden=8):
+        super().__init__()
+        self.last = nn.Linear(features, outputs - 1)
+
+    def forward(self, x):
+        return self.last(x)
+
+
+class Failing(nn.Module):
+    """Its forward fails."""
+
+    def __init__(self, features, outputs, hidden=8):
+        super().__init__()
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(x)
+
+
+class Plain(nn.Module):
+    """What istmpi calls an mlp, with the same names of layers; dropout is none of it."""
+
+    def __init__(self, features, outputs, hidden=(13, 11), norm="batch", bias=False, output_norm=True):
+        super().__init__()
+        before = features
+        for number, width in enumerate(hidden, 1):
+            layers = {"linear": nn.Linear(before, width, bias=bias)}
+            if norm != "none":
+                layers["norm"] = nn.BatchNorm1d(width) if norm == "batch" else nn.LayerNorm(width)
+            stage = nn.Sequential(OrderedDict(layers, activation=nn.ReLU()))
+            self.add_module(f"hidden{number}", stage)
+            before = width
+        layers = {"linear": nn.Linear(before, outputs, bias=bias)}
+        if output_norm:
+            layers["norm"] = nn.BatchNorm1d(outputs, affine=False)
+        self.labels = nn.Sequential(OrderedDict(layers))
+
+    def forward(self, x):
+        for stage in self.children():
+            x = stage(x)
+        return x
+
+
+class Shaken(nn.Module):
+    """Dropout, a table that the constructor computes, a layer that is not used, and tied weights."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first = nn.Linear(features, hidden)
+        self.inner = nn.Linear(hidden, hidden)
+        self.tied = nn.Linear(hidden, hidden, bias=False)
+        self.tied.weight = self.inner.weight
+        self.norm = nn.BatchNorm1d(hidden, eps=1e-3)
+        self.dropout = nn.Dropout(0.3)
+        self.gain = nn.Parameter(torch.full((hidden,), 0.5))
+        self.unused = nn.Linear(3, 4)
+        self.last = nn.Linear(hidden, outputs)
+        self.register_buffer("table", torch.arange(features) / features, persistent=False)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x + self.table))
+        x = self.dropout(torch.relu(self.norm(self.inner(x))))
+        return self.last(self.gain * torch.tanh(self.tied(x)))
+
+
+class Odd(nn.Module):
+    """One thing that cannot be trained, by the name of it."""
+
+    def __init__(self, features, outputs, what, hidden=8):
+        super().__init__()
+        self.what = what
+        self.first = nn.Linear(features, hidden)
+        self.norm = nn.BatchNorm1d(hidden)
+        self.last = nn.Linear(hidden, outputs)
+        if what == "frozen":
+            self.first.weight.requires_grad_(False)
+        elif what == "scalar":
+            self.scale = nn.Parameter(torch.tensor(1.0))
+        elif what == "computed":
+            self.scale = nn.Parameter(torch.linspace(1, 2, features))
+        elif what == "random buffer":
+            self.register_buffer("noise", torch.randn(features))
+        elif what == "counting":
+            self.register_buffer("count", torch.zeros(1))
+        elif what == "complex":
+            self.scale = nn.Parameter(torch.ones(features, dtype=torch.complex64))
+        elif what == "lazy":
+            self.last = nn.LazyLinear(outputs)
+        elif what == "by hand":
+            self.weight = nn.Parameter(torch.randn(hidden, hidden))
+
+    def forward(self, x):
+        if self.what == "counting":
+            self.count.add_(1)
+        x = torch.relu(self.norm(self.first(x)))
+        x = self.norm(x) if self.what == "twice" else x
+        return self.last(x @ self.weight if self.what == "by hand" else x)
+
+
+class Steps(nn.Module):
+    """Takes even widths alone."""
+
+    def __init__(self, features, outputs, hidden=8):
+        super().__init__()
+        if hidden > 7 and hidden % 2:
+            raise ValueError(f"{hidden} is odd")
+        self.first = nn.Linear(features, hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+class Choosing(nn.Module):
+    """Defaults that neither JSON nor pickle knows."""
+
+    def __init__(self, features, outputs, hidden=8, activation=nn.ReLU, shift=lambda x: x + 1, names=("a", "b")):
+        super().__init__()
+        self.first = nn.Linear(features, hidden)
+        self.activation, self.shift = activation(), shift
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(self.shift(self.activation(self.first(x))))
+
+
+class InPlace(nn.Module):
+    """An activation between a product and its normalisation that changes the product's own output; a call by name."""
+
+    def __init__(self, features, outputs, hidden=8):
+        super().__init__()
+        self.first = nn.Linear(features, hidden)
+        self.inner = nn.Linear(hidden, hidden)
+        self.norm = nn.BatchNorm1d(hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        x = self.norm(torch.relu_(self.inner(torch.tanh(self.first(x)))))
+        return self.last(input=x)
+
+
+class Fixed(nn.Module):
+    """It has no width."""
+
+    def __init__(self, features, outputs):
+        super().__init__()
+        self.last = nn.Linear(features, outputs)
+
+    def forward(self, x):
+        return self.last(x)
+
+
+NOT_A_NETWORK = 3

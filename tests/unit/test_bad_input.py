@@ -1,0 +1,451 @@
+"""Files and command lines that make no sense are refused in one line, with the name of what is wrong."""
+
+import gzip
+import io
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from curves import curve
+from data_files import write_idx
+from rich.console import Console
+
+from istmpi.cli.main import main
+from istmpi.cli.settings import changes
+from istmpi.config import Run
+from istmpi.cost.cluster import PRESETS, load
+from istmpi.data.prepare import archive as archives
+from istmpi.data.prepare import prepare
+from istmpi.data.prepare.archive import Archive
+from istmpi.data.sources import open_dataset
+from istmpi.deploy.prediction import lines
+from istmpi.errors import ConfigError, DataError
+from istmpi.foreign import LINE, one_line, printable
+from istmpi.record import RunFolder
+from istmpi.report import plots
+from istmpi.report.checkpoints import tensors
+from istmpi.report.comparison import compare
+from istmpi.report.comparison_plots import draw
+from istmpi.report.curves import read
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+DEEP = 100_000
+
+
+# ---- NumPy's files
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def save(path, compression=zipfile.ZIP_STORED, change=lambda members: None):
+    """An .npz of 60 examples, its members changed."""
+    members = {"x.npy": npy(np.ones((60, 3), np.float32)), "y.npy": npy(np.arange(60) % 2)}
+    change(members)
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return path
+
+
+def with_field(path, offset, value, of=b"PK\x01\x02"):
+    """The file with two bytes of its first header of a kind changed."""
+    content = bytearray(path.read_bytes())
+    start = content.index(of) + offset
+    content[start : start + 2] = struct.pack("<H", value)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_member_that_is_shorter_than_its_header_says_is_refused(tmp_path, compression):
+    path = save(tmp_path / "x.npz", compression, lambda members: members.update({"x.npy": members["x.npy"][:-60]}))
+    with pytest.raises(DataError, match="x.npz cannot be read as a NumPy file: it is 60 bytes shorter than its header"):
+        open_dataset(str(path))
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_the_checksum_of_every_member_is_compared(tmp_path, compression):
+    path = save(tmp_path / "x.npz", compression)
+    open_dataset(str(path))
+    with_field(path, 16, 0)
+    with pytest.raises(DataError, match="Bad CRC-32 for file 'x.npy'"):
+        open_dataset(str(path))
+
+
+def test_a_member_that_cannot_be_unpacked_is_refused(tmp_path):
+    for offset, value, message in ((8, 1, "encrypted"), (10, 99, "compressed in a way that NumPy does not write")):
+        path = save(tmp_path / "x.npz")
+        with_field(path, offset, value)
+        with pytest.raises(DataError, match=message):
+            open_dataset(str(path))
+
+
+def test_a_member_that_says_it_unpacks_to_more_than_it_can_is_refused_before_any_memory_is_taken(tmp_path):
+    path = save(tmp_path / "x.npz", zipfile.ZIP_DEFLATED)
+    with_field(path, 26, 0x7000)
+    with pytest.raises(DataError, match="its member x.npy has fewer bytes than it says"):
+        open_dataset(str(path))
+
+
+@pytest.mark.parametrize(
+    "shape, descr",
+    [
+        ("(-1, 3)", "<f4"),
+        ("(1000000000000, 3)", "<f4"),
+        ("(18446744073709551616,)", "<f4"),
+        ("(60, True)", "<f4"),
+        ("(60, 3)", "|O"),
+        ("(60, 3)", "<U0"),
+        ("(60, 3)", "<U1000000000"),
+        ("(1" + 4000 * "0" + ",)", "<f4"),
+        ("('60', 3)", "<f4"),
+        ("(" * 5000, "<f4"),
+        ("{}", "<f4"),
+    ],
+)
+def test_a_header_that_no_array_has_is_refused(tmp_path, shape, descr):
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(720)
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        path = save(tmp_path / "x.npz", compression, lambda members: members.update({"x.npy": content}))
+        with pytest.raises(DataError, match=r"x.npz") as refused:
+            open_dataset(str(path))
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("task", [None, "regression", "classification"])
+def test_a_table_without_a_row_is_refused(tmp_path, task):
+    (tmp_path / "x.csv").write_text("a,b,label\n")
+    with pytest.raises(DataError, match="x.csv has no train examples"):
+        prepare("csv", tmp_path / "x.csv", tmp_path / "x.h5", **({"task": task} if task else {}))
+
+
+def test_a_table_of_one_endless_line_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"1," * 2**25)
+    with pytest.raises(DataError, match="x.csv is not a table: a line has more than 32 million characters"):
+        prepare("csv", tmp_path / "x.csv", tmp_path / "x.h5")
+
+
+# ---- archives
+
+
+def pack(path, entries):
+    """A tar file of (name, content, change of its header)."""
+    with tarfile.open(path, "w") as file:
+        for name, content, change in entries:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            change(entry)
+            file.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def test_names_out_of_archives_are_printable(tmp_path):
+    evil = "a\x1b[31m/two\nlines.wav"
+    (tmp_path / "folder" / os.fsdecode(b"\xff\xfe")).mkdir(parents=True)
+    (tmp_path / "folder" / os.fsdecode(b"\xff\xfe") / "1.png").write_bytes(b"1")
+    path = pack(tmp_path / "x.tar", [(evil, b"content", lambda entry: None)])
+    packed, loose = Archive(path), Archive(tmp_path / "folder")
+    assert packed.names == [r"a\x1b[31m/two\nlines.wav"] and loose.names == [r"\udcff\udcfe/1.png"]
+    assert list(packed.read(packed.names)) == [(packed.names[0], b"content")]
+    assert list(loose.read(loose.names)) == [(loose.names[0], b"1")]
+    with loose.open(loose.names[0]) as file:
+        assert file.read() == b"1"
+
+
+def test_a_large_member_is_refused_before_all_of_it_is_read(tmp_path, monkeypatch):
+    path = pack(tmp_path / "x.tar", [("a/1.wav", bytes(100), lambda entry: None)])
+    archive = Archive(path)
+    assert len(list(archive.read(archive.names, most=100))) == 1
+    with pytest.raises(DataError, match="x.tar: a/1.wav has more than 0 MB, the most for such a file"):
+        list(archive.read(archive.names, most=99))
+    hollow = tmp_path / "hollow.tar"
+    entry = tarfile.TarInfo("yes/s_nohash_0.wav")
+    entry.size = 2**33
+    with hollow.open("wb") as file:
+        file.write(entry.tobuf())
+        file.truncate(2**33 + 2048)  # takes no room on the disk
+    with pytest.raises(DataError, match="has more than 256 MB"):
+        list(Archive(hollow).read(["yes/s_nohash_0.wav"]))
+    assert archives.MOST == 2**28
+
+
+def test_a_member_of_a_packed_archive_that_says_it_has_no_end_is_not_looked_for(tmp_path):
+    entry = tarfile.TarInfo("1.wav")
+    header = bytearray(entry.tobuf())
+    header[124:136] = b"\x80\0\0\0\0\x7f" + b"\xff" * 6
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(bytes(header) + bytes(2048)))
+    with pytest.raises(DataError, match="the size of 1.wav cannot be"):
+        Archive(tmp_path / "x.tar.gz")
+
+
+def test_a_gzipped_idx_file_is_read_to_its_checksum(tmp_path):
+    for split, count in (("train", 4), ("t10k", 2)):
+        write_idx(tmp_path / f"{split}-images-idx3-ubyte", np.zeros((count, 2, 2), np.uint8))
+        write_idx(tmp_path / f"{split}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8))
+    for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).unlink()
+        packed = gzip.compress(content)
+        (tmp_path / f"{name}.gz").write_bytes(packed[:-8] + bytes(4) + packed[-4:])
+        with pytest.raises(DataError, match=f"{name}.gz is damaged: CRC check failed"):
+            prepare("idx", tmp_path, tmp_path / "x.h5")
+        (tmp_path / f"{name}.gz").unlink()
+        (tmp_path / name).write_bytes(content + b"more")
+        with pytest.raises(DataError, match=f"{name} has more bytes than its header says"):
+            prepare("idx", tmp_path, tmp_path / "x.h5")
+        (tmp_path / name).write_bytes(content)
+    prepare("idx", tmp_path, tmp_path / "x.h5")
+
+
+def test_headers_that_lie_are_refused(tmp_path):
+    path = pack(tmp_path / "x.tar", [("a/1.wav", b"1", lambda entry: None), ("a/2.wav", b"2", lambda entry: None)])
+    content = bytearray(path.read_bytes())
+    content[1024 + 124 : 1024 + 136] = b"\xff" * 10 + b"\xfc\x00"  # -1024: back to the member before, for ever
+    content[1024 + 148 : 1024 + 156] = b" " * 8
+    content[1024 + 148 : 1024 + 156] = b"%06o\0 " % sum(content[1024:1536])
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"x.tar cannot be read|holds no files"):
+        Archive(path)
+
+
+# ---- run files and options
+
+
+def test_a_run_file_that_is_nested_or_counts_too_far_is_refused(tmp_path):
+    for text in ("x = " + "[" * DEEP, "[model]\nhidden = [" + "9" * 6000 + "]", "a" + ".a" * 5000 + " = 1", "\0"):
+        path = tmp_path / "run.toml"
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"run\.toml") as refused:
+            Run.load(str(path))
+        assert "\n" not in str(refused.value)
+    path.write_text("#" * (2**20 + 1))
+    with pytest.raises(ConfigError, match="it has more than 1 MB"):
+        Run.load(str(path))
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "..", ".", "", "a\x00b", "two\nlines", "x" * 201])
+def test_a_runs_name_does_not_leave_its_folder(name):
+    with pytest.raises(ConfigError, match="name = "):
+        Run.from_tree({"name": name}, "run.toml")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, 2**64 + 1])
+@pytest.mark.parametrize("setting", ["method.threshold", "optimizer.weight_decay", "train.max_minutes", "data.alpha"])
+def test_no_setting_is_nan_infinite_or_too_large(setting, value):
+    with pytest.raises(ConfigError, match=setting):
+        Run().override({setting: value})
+
+
+def test_an_option_is_one_value_and_nothing_else():
+    for text in ("4]\n[train]\nrounds = [7", "4\nrounds = 7", "4] # x", "4], more = [7", "[" * DEEP, "9" * 5000):
+        with pytest.raises(ConfigError):
+            Run().override(changes((), {"hidden": text}))
+        with pytest.raises(ConfigError):
+            Run().override(changes((f"train.batch={text}",), {}))
+    assert changes(("model.hidden=[4, 5]",), {"seed": "7", "hidden": None}) == {"model.hidden": [4, 5], "train.seed": 7}
+
+
+@pytest.mark.parametrize("run", ["x" * 5000, "a\x00b", "two\nlines\x1b[31m"])
+def test_a_run_that_no_file_can_be_called(run):
+    with pytest.raises(ConfigError, match="neither a file nor a run"):
+        Run.load(run)
+
+
+def test_a_name_is_no_markup(tmp_path, istmpi_command):
+    (tmp_path / "x.toml").write_text("name = '[red]a'")
+    for words in (("train", tmp_path / "x.toml", "--dry-run"), ("costmodel", tmp_path / "x.toml", "--ranks", "2")):
+        code, out, err = istmpi_command(*words)
+        assert (code, err) == (0, "") and "[red]a" in out
+
+
+# ---- what runs and other programs leave
+
+
+def cluster(path, **change):
+    PRESETS["home"].save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"flops": []},
+        {"flops": [0]},
+        {"flops": ["1e9"]},
+        {"flops": None},
+        {"memory": "16GB"},
+        {"watts": -1},
+        {"price": float("nan")},
+        {"step_seconds": [1]},
+        {"deal_seconds": 10**400},
+        {"links": {"alltoallv": {"latency": None, "seconds_per_byte": 1}}},
+        {"links": []},
+        {"name": 3},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_cluster_whose_figures_are_none_is_refused(tmp_path, change):
+    with pytest.raises(DataError, match=rf"c\.json.*{next(iter(change))}"):
+        load(cluster(tmp_path / "c.json", **change))
+
+
+def test_a_cluster_is_read_back_as_it_was_written(tmp_path):
+    assert load(cluster(tmp_path / "c.json")) == PRESETS["home"]
+
+
+def leave(folder, metrics, summary):
+    made = RunFolder(folder)
+    made.make()
+    made.write("run.toml", Run().toml())
+    (folder / "metrics.jsonl").write_text(metrics + "\n")
+    (folder / "summary.json").write_text(summary)
+    return folder
+
+
+LINE_OF_METRICS = {
+    "round": 1, "seconds": 1.0, "bytes": 1, "examples": 1, "loss": 1.0,
+    "score": {"score": 1.0, "loss": 1.0, "examples": 1},
+}  # fmt: skip
+SUMMARY = {"ranks": 2, "score_name": "accuracy", "seconds": {"$x_ $compute": 1.0}}
+
+
+@pytest.mark.parametrize("text", ["[" * DEEP, "[]", "null", "9" * 6000, "{", '{"round": "1", "seconds": 1}', "\udc80"])
+def test_records_with_anything_in_them_are_refused_by_name(tmp_path, text):
+    good, whole = json.dumps(LINE_OF_METRICS), json.dumps(SUMMARY)
+    text = text.encode("utf-8", "surrogatepass").decode("latin1")
+    damaged = (f"{good}\n{text}", whole, "metrics.jsonl: .* line 2"), (good, text, "summary.json")
+    for metrics, summary, name in damaged:
+        folder = leave(tmp_path / "run", metrics, summary)
+        for use in (lambda folder: read([folder]), plots.draw):
+            with pytest.raises(DataError, match=name) as refused:
+                use(folder)
+            assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["seconds", "bytes", "examples", "score"])
+def test_an_evaluation_without_its_figures_is_refused(tmp_path, key):
+    for value in (None, "1", [], True, float("nan"), 10**400):
+        line = json.dumps({**LINE_OF_METRICS, key: value})
+        with pytest.raises(DataError, match=rf"line 1: {key} is"):
+            read([leave(tmp_path / "run", line, json.dumps(SUMMARY))])
+
+
+def test_dollars_in_names_are_no_mathematics(tmp_path):
+    folder = leave(tmp_path / "run", json.dumps(LINE_OF_METRICS), json.dumps({**SUMMARY, "score_name": r"$\frac{$"}))
+    assert all(path.is_file() for path in plots.draw(folder))
+    evil = r"$\frac{$ and $"
+    found = compare([curve(evil, [0.1, 0.2], phases={evil: 1.0}), curve("_", [0.1])])
+    draw(found, evil, tmp_path / "x.png")
+    assert (tmp_path / "x.png").is_file()
+
+
+def test_names_in_a_curve_reach_the_terminal_escaped(tmp_path, istmpi_command):
+    made = curve("a\x1b[31m", [0.1, 0.2], name="two\nlines", problem="\x9b31m", settings={"x\x1b": "\x1b"})
+    made.save(tmp_path / "curve.json")
+    curve("other", [0.1], settings={"x\x1b": "y"}).save(tmp_path / "other.json")
+    code, out, err = istmpi_command("report", tmp_path / "curve.json", tmp_path / "other.json")
+    assert code == 0 and r"a\x1b[31m" in out and not re.search(r"[\x1b\x9b]", out + err)
+
+
+@pytest.mark.parametrize("words", [("slurm", "digits", "--modules"), ("ec2", "digits", "--instances", "1", "--key")])
+def test_a_script_has_no_signs_that_nobody_sees(istmpi_command, words):
+    for value in ("\x1b[31m", "\x9b", "\udcff"):
+        code, out, err = istmpi_command("job", *words, value)
+        assert (code, out, err.count("\n")) == (2, "", 1) and "cannot be printed" in err
+
+
+def test_classes_that_another_program_stored_reach_the_terminal_escaped():
+    evil = ["a\x1b[31m", "two\nlines", "\x9b31m"]
+    outputs = np.zeros((3, 3), np.float32) + np.eye(3, dtype=np.float32)
+    for form in ("csv", "jsonl"):
+        text = "".join(lines([(range(3), outputs)], evil, 3, True, form))
+        assert text.count("\n") == 3 + (form == "csv") and not re.search(r"[\x1b\x9b]", text)
+    table = Console(file=io.StringIO())
+    table.print(tensors("x", [{"name": name, "axes": name, "shape": [1], "dtype": "", "bytes": 1} for name in evil]))
+    assert not re.search(r"[\x1b\x9b]", table.file.getvalue())
+
+
+# ---- the top
+
+
+def test_messages_are_one_line():
+    assert printable("a\x1b\n\udcff\u202e\x85é\U0001f9ea") == r"a\x1b\n\udcff\u202e\x85é" + "\U0001f9ea"
+    assert len(one_line("x" * 50_000 + ". The cure.")) < LINE and one_line("x" * 50_000 + "cure").endswith("cure")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RecursionError("maximum recursion depth exceeded"),
+        OverflowError("int too large"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory"),
+        OSError(36, "File name too long", "x" * 5000),
+        ConfigError("two\nlines and \x1b[31m"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_too_large_ends_in_one_line(capfd, monkeypatch, error):
+    def program():
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["istmpi", "runs"])
+    with pytest.raises(SystemExit) as ended:
+        main(program)
+    err = capfd.readouterr().err
+    assert ended.value.code == 2 and err.startswith("istmpi: ") and err.count("\n") == 1 and "\x1b" not in err
+    assert len(err) < 1100
+
+
+def test_other_errors_are_our_own(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["istmpi", "runs"])
+    with pytest.raises(SystemExit) as ended:
+        main(lambda: {}["key"])
+    assert ended.value.code == 1 and "Traceback" in capfd.readouterr().err
+
+
+# ---- a sample of the campaign
+
+
+def test_a_sample_of_the_campaign_finds_nothing(tmp_path):
+    words = [sys.executable, BENCHMARKS / "campaign.py", "bad-input", "--cases", "60", "--seed", "3", "--out", tmp_path]
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "campaign-bad-input.json").read_text())["rows"]
+    assert rows[-1]["cases"] == 60 and len(rows) > 10, "most readers have their turn"
+
+
+def test_the_campaign_finds_what_is_wrong(tmp_path):
+    """A command that ends in a traceback, in a signal, in two lines, with a file left or too late is each told."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        from campaigns.forked import Outcome, problems
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+    def found(code=2, timed_out=False, out="", err="istmpi: no.\n", left=(), refused=False):
+        return problems(Outcome(code, timed_out, out, err, left), refused, (0, 2))
+
+    assert found() == [] and found(0, err="") == []
+    assert found(0, err="", refused=True) == ["taken in silence"]
+    assert found(-11)[0] == "signal SIGSEGV" and found(timed_out=True)[0] == "hang" and found(7)[0] == "exit code 7"
+    assert found(1, err="x\nTraceback (most recent call last):\nKeyError: 1\n") == ["traceback: KeyError: 1"]
+    assert found(err="istmpi: a\nb\n")[0].startswith("2 lines")
+    assert found(0, out="a\x1b[31m", err="") == ["control characters"]
+    assert found(left=(".x.tmp",)) == ["left behind: .x.tmp"]

@@ -1,0 +1,91 @@
+"""The controls of benchmarks/controls.py: equal work, learning rates chosen without the test data."""
+
+import io
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def benchmarks():
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+def test_a_narrow_network_computes_what_a_subnet_does_and_only_ist_never_redealt_falls_silent():
+    from controls_plan import tasks
+    from controls_report import counted
+    from time_plan import NARROW, NEVER, OF_A_SUBNET
+
+    for task in tasks():
+        counts = {method: counted(task, method) for method in OF_A_SUBNET}
+        assert len({one.flops("products") for one in counts.values()}) == 1
+        assert 0 < counts[NEVER].sent_bytes(0, 20) == counts[NEVER].sent_bytes(0, 1) < counts["ist"].sent_bytes(0, 2)
+        for method in NARROW:
+            assert counts[method].sent_bytes(0, 20) > counts["ist"].sent_bytes(0, 20)
+
+
+def test_the_learning_rate_is_the_best_on_the_validation_split_and_of_equals_the_usual_one():
+    from controls_plan import chosen, rate_cell, rates, tasks
+
+    task = tasks()[0]
+    low, usual, high = rates(task)
+    assert usual == task.lr and low < usual < high
+
+    def record_of(accuracies):
+        points = {lr: [{"step": 20 * k, "accuracy": value} for k in range(4)] for lr, value in accuracies.items()}
+        cells = {rate_cell(task, "ist", lr).name: {"points": one} for lr, one in points.items()}
+        return lambda cell: cells.get(cell.name)
+
+    assert chosen(record_of({low: 0.5, usual: 0.6, high: 0.7}), task, "ist") == high
+    assert chosen(record_of({low: 0.7, usual: 0.6, high: 0.7}), task, "ist") in (low, high)
+    assert chosen(record_of({low: 0.7, usual: 0.7, high: 0.7}), task, "ist") == usual
+    assert chosen(record_of({low: 0.5, usual: 0.6}), task, "ist") is None
+
+
+def archive_of(files):
+    """A tar file in memory, rewound."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    content.seek(0)
+    return content
+
+
+def remade(kind, files):
+    """The files of an archive's validation archive."""
+    from controls_data import REMAKE
+
+    made = io.BytesIO()
+    with tarfile.open(fileobj=archive_of(files)) as source, tarfile.open(fileobj=made, mode="w") as target:
+        REMAKE[kind](source, target)
+    made.seek(0)
+    with tarfile.open(fileobj=made) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive.getmembers()}
+
+
+def test_no_recording_for_testing_is_in_the_validation_data():
+    speakers, words = ("cleo", "anna", "bert"), ("one", "two")
+    files = {f"set/{word}/{who}_nohash_0.wav": f"{word} {who}".encode() for word in words for who in speakers}
+    found = remade("speech", {**files, "set/testing_list.txt": b"one/anna_nohash_0.wav\ntwo/anna_nohash_0.wav\n"})
+    listed = found.pop("set/testing_list.txt").decode().split()
+    assert listed == ["one/bert_nohash_0.wav", "two/bert_nohash_0.wav"]
+    assert found == {name: content for name, content in files.items() if "anna" not in name}
+
+
+def test_no_image_for_testing_is_in_the_validation_data():
+    training = {f"set/train/cat/{number:03}.jpg": b"train %d" % number for number in range(50)}
+    found = remade("images", {"set/test/cat/000.jpg": b"test", **training})
+    assert sorted(found.values()) == sorted(training.values())
+    assert {name: found[name] for name in found if "/test/" in name} == {
+        "set/test/cat/000.jpg": b"train 0",
+        "set/test/cat/025.jpg": b"train 25",
+    }

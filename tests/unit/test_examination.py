@@ -1,0 +1,205 @@
+"""A network of one's own as it is made ready for training: its table, what is refused, and how it is built."""
+
+import json
+from pathlib import Path
+
+import networks
+import pytest
+import torch
+
+from istmpi.errors import ConfigError
+from istmpi.models.examination import examine
+from istmpi.models.inferred import InferredNetwork
+from istmpi.models.own import own_network
+from istmpi.models.table import Table
+
+FILE = Path(networks.__file__)
+EXAMPLE = FILE.parents[1] / "examples" / "convnet.py"
+
+
+def own(name, shape=(7,), **arguments):
+    return own_network(f"{FILE}:{name}", shape, 10, arguments)
+
+
+def ready(name, shape=(7,), dtype="float32", **arguments):
+    network = own(name, shape, **arguments)
+    return InferredNetwork(network.name, examine(network), dtype, network)
+
+
+@pytest.fixture(scope="module")
+def shaken():
+    return ready("Shaken", dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def convolutional():
+    return ready("Convolutional", (1, 8, 8), channels=[6, 4], hidden=9)
+
+
+# ---- the table
+
+
+def test_initial_values_do_not_come_from_the_constructor(convolutional):
+    """Uniform in one over the root of the inputs of the full network, as PyTorch's own; ones and zeros stay."""
+    initial = {name: (one.bound, one.centre) for name, one in convolutional.parameters.items()}
+    assert initial == {
+        "first.weight": (9**-0.5, 0),
+        "first.bias": (9**-0.5, 0),
+        "norm.weight": (0, 1),
+        "norm.bias": (0, 0),
+        "second.weight": ((6 * 9) ** -0.5, 0),
+        "second.bias": ((6 * 9) ** -0.5, 0),
+        "dense.weight": (16**-0.5, 0),
+        "dense.bias": (16**-0.5, 0),
+        "last.weight": (9**-0.5, 0),
+        "last.bias": (9**-0.5, 0),
+    }
+
+
+def test_the_bounds_are_those_that_pytorch_draws_from(convolutional):
+    torch.manual_seed(0)
+    built = networks.Convolutional((1, 8, 8), 10, channels=(600, 40), hidden=90)
+    large = ready("Convolutional", (1, 8, 8), channels=[600, 40], hidden=90)
+    for name, values in built.named_parameters():
+        bound = large.parameters[name].bound
+        if bound:
+            assert 0.9 * bound < float(values.detach().abs().max()) <= bound * (1 + 1e-6), name
+
+
+def test_products_that_sum_over_units_are_scaled_unless_a_batch_normalisation_is_behind_them(convolutional, shaken):
+    assert convolutional.sums == {"second": ("channels1",), "dense": ("channels2",), "last": ("hidden",)}
+    assert shaken.sums == {"tied": ("hidden",), "last": ("hidden",)}
+    in_place = ready("InPlace")
+    assert in_place.sums == {"inner": ("hidden",), "last": ("hidden",)}
+    in_place.build({"hidden": 4}, {"hidden": 0.25})(torch.ones(3, 7))  # by position and by name
+    assert ready("Attention", (5, 6), embed=8, heads=3, head_dim=4, hidden=6, depth=1).sums["out.0"] == (
+        "heads",
+        "head_dim",
+    )
+
+
+def test_norms_randomness_and_ties_are_found(convolutional, shaken):
+    assert {name: (norm.units, norm.epsilon) for name, norm in shaken.batch_norms.items()} == {"norm": (12, 1e-3)}
+    assert (convolutional.stochastic, shaken.stochastic) == (False, True)
+    assert "tied.weight" not in shaken.parameters and "inner.weight" in shaken.parameters
+    assert shaken.parameters["gain"].centre == 0.5
+
+
+def test_a_table_is_the_same_behind_json(convolutional):
+    table = convolutional.table
+    again = Table.from_tree(json.loads(json.dumps(table.tree())))
+    assert again.tree() == table.tree() and again.difference(table) == ""
+    other = examine(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=8))
+    assert other.difference(table) == "settings, hidden: 8 or 9"
+
+
+@pytest.mark.parametrize(
+    "what, problem",
+    [
+        ("frozen", "parameter first.weight is frozen"),
+        ("scalar", "parameter scale is a single number"),
+        ("computed", "parameter scale starts with values that the constructor computes"),
+        ("random buffer", "buffer noise has random values"),
+        ("counting", "buffer count is changed by a forward pass"),
+        ("complex", "parameter scale is of torch.complex64"),
+        ("lazy", "parameter last.weight has no shape before the first forward pass"),
+        ("twice", "batch normalisation norm is called 2 times"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_name(what, problem):
+    with pytest.raises(ConfigError, match=problem) as refused:
+        examine(own("Odd", what=what))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "network, problem",
+    [
+        ("OtherOutputs", r"forward returns \(2, 9\) for 2 examples; the data need \(2, 10\)"),
+        ("Failing", "forward fails"),
+    ],
+)
+def test_a_network_that_does_not_fit_the_data_is_refused(network, problem):
+    with pytest.raises(ConfigError, match=problem):
+        examine(own(network))
+
+
+def test_what_cannot_be_dealt_out_is_refused():
+    with pytest.raises(ConfigError, match="no width that can be dealt out .channels: permuting its units"):
+        ready("Grouped", (3, 16, 16)).require_dealable(())
+    by_hand = ready("Odd", what="by hand")
+    with pytest.raises(ConfigError, match="parameter weight is multiplied outside of nn.Linear and nn.Conv"):
+        by_hand.require_dealable(("hidden",))
+
+
+# ---- the commands
+
+
+def test_the_example_is_dealt_out_in_all_of_its_widths():
+    table = examine(own_network(f"{EXAMPLE}:ConvNet", (1, 8, 8), 10, {}))
+    assert table.groups == {"channels1": 32, "channels2": 64, "hidden": 128}
+    assert set(table.norms) == {"first_norm", "second_norm"} and table.stochastic
+    assert table.sums == {"dense": ("channels2",), "outputs": ("hidden",)}
+
+
+@pytest.mark.parametrize("arguments", [["train", "--dry-run"], ["costmodel", "digits"], ["calibrate"]])
+def test_what_is_not_possible_yet_is_one_line(arguments, istmpi_command):
+    code, _, said = istmpi_command(*arguments, "--model", f"{EXAMPLE}:ConvNet")
+    assert code == 2 and said.count("\n") == 1
+    assert "what a network of your own costs cannot be planned yet" in said
+
+
+@pytest.mark.parametrize("verb", [["evaluate"], ["predict"], ["export", "--to", "torch"]])
+def test_a_class_goes_with_checkpoints_of_own_networks_alone(verb, istmpi_command, checkpoints):
+    path = checkpoints / "batch.h5"
+    words = [verb[0], path, *(["digits"] if verb == ["predict"] else []), *verb[1:]]
+    code, _, said = istmpi_command(*words, "--model", f"{EXAMPLE}:ConvNet")
+    assert code == 2 and "is istmpi's own; leave --model out" in said
+
+
+# ---- building
+
+
+@pytest.mark.parametrize("hidden", [12, 5])
+def test_what_the_constructor_computed_is_kept(shaken, hidden):
+    with torch.device("meta"):
+        built = shaken.build({"hidden": hidden})
+    assert torch.equal(built.table, (torch.arange(7) / 7).double())
+    assert built.first.weight.dtype == torch.float64 and built.first.weight.device.type == "cpu"
+    assert built.tied.weight is built.inner.weight
+    shapes = {name: tuple(values.shape) for name, values in built.named_parameters()}
+    assert shapes == {name: of.pattern.shape({"hidden": hidden}) for name, of in shaken.parameters.items()}
+
+
+def test_examples_come_flat_and_arrive_in_their_shape(convolutional):
+    built = convolutional.build(convolutional.lengths).eval()
+    x = torch.randn(5, 64)
+    for layer in convolutional.batch_norm_layers(built).values():
+        layer.moments = torch.zeros(6), torch.ones(6)
+    plain = networks.Convolutional((1, 8, 8), 10, channels=[6, 4], hidden=9).eval()
+    plain.load_state_dict(built.state_dict(), strict=False)
+    assert torch.equal(built(x), plain(x.view(5, 1, 8, 8)))
+
+
+def test_the_factor_multiplies_products_and_not_their_biases(convolutional):
+    lengths = {"channels1": 3, "channels2": 2, "hidden": 9}
+    scale = {"channels1": 0.5, "channels2": 0.25}
+    torch.manual_seed(1)
+    built = convolutional.build(lengths, scale).eval()
+    plain = networks.Convolutional((1, 8, 8), 10, channels=[3, 2], hidden=9).eval()
+    plain.load_state_dict(built.state_dict(), strict=False)
+    with torch.no_grad():
+        plain.dense.weight *= 0.25 * 2  # channels1 is a half of all, as its scale says: nothing is multiplied
+        x = torch.randn(5, 64)
+        built.norm.moments = torch.zeros(3), torch.ones(3)
+        torch.testing.assert_close(built(x), plain(x.view(5, 1, 8, 8)))
+
+
+def test_without_its_code_a_network_can_be_described_but_not_built(convolutional):
+    described = InferredNetwork(convolutional.name, convolutional.table, "float32")
+    assert described.parameters == convolutional.parameters
+    with pytest.raises(ConfigError, match="give --model FILE.py:Class"):
+        described.build(described.lengths)
+    assert described.with_code(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=9)).has_its_source
+    with pytest.raises(ConfigError, match="its parameter first.weight has the shape"):
+        described.with_code(own("Convolutional", (2, 8, 8), channels=[6, 4], hidden=9))

@@ -1,0 +1,213 @@
+"""What is found out about networks of users: which axes go with which widths, proved; and what is refused."""
+
+import json
+from pathlib import Path
+
+import networks
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from istmpi.axes import Pattern
+from istmpi.models.inference import infer
+from istmpi.models.operators import operators
+from istmpi.models.own import own_network
+from istmpi.models.proof import Trial
+
+FILE = Path(networks.__file__)
+IMAGE, SEQUENCE, FLAT = (3, 16, 16), (10, 6), (7,)
+EXPECTED = {
+    ("Convolutional", IMAGE): {
+        "first.weight": "channels1 3 3 3",
+        "first.bias": "channels1",
+        "norm.weight": "channels1",
+        "norm.bias": "channels1",
+        "second.weight": "channels2 channels1 3 3",
+        "second.bias": "channels2",
+        "dense.weight": "hidden (channels2 16)",
+        "dense.bias": "hidden",
+        "last.weight": "10 hidden",
+        "last.bias": "10",
+    },
+    ("Attention", SEQUENCE): {
+        "embed.weight": "embed 6",
+        "norms.1.bias": "embed",
+        "qkv.0.weight": "(3 heads head_dim) embed",
+        "qkv.1.bias": "(3 heads head_dim)",
+        "out.0.weight": "embed (heads head_dim)",
+        "up.0.weight": "(2 hidden) embed",
+        "up.1.bias": "(2 hidden)",
+        "down.1.weight": "embed hidden",
+        "last.weight": "10 embed",
+    },
+    ("Interleaved", FLAT): {
+        "up.weight": "(hidden 2) 7",
+        "up.bias": "(hidden 2)",
+        "inner.weight": "wide hidden",
+        "back.weight": "hidden wide",
+        "last.weight": "10 hidden",
+    },
+}
+SPANNED = {"Attention": {"head_dim", "embed"}}
+
+
+def network(name, shape, **arguments):
+    return own_network(f"{FILE}:{name}", shape, 10, arguments)
+
+
+def inferred(name, shape, **arguments):
+    return infer(network(name, shape, **arguments))
+
+
+@pytest.mark.parametrize("name, shape", EXPECTED)
+def test_the_axes_are_found(name, shape):
+    found = inferred(name, shape)
+    for parameter, axes in EXPECTED[name, shape].items():
+        assert str(found.parameters[parameter]) == axes, parameter
+    dealt = {finding.width.name for finding in found.findings if finding.proved}
+    assert dealt == {word for axes in EXPECTED[name, shape].values() for word in words(axes)}
+    assert {of.width.name for of in found.findings if of.spanned} == SPANNED.get(name, set())
+
+
+def words(axes):
+    return Pattern.parse(axes).names
+
+
+@pytest.mark.parametrize("name, shape", EXPECTED)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_network_of_any_lengths_has_the_shapes_of_its_patterns(name, shape, data):
+    own = network(name, shape)
+    found = _FOUND.setdefault(name, infer(own))
+    lengths = {group: data.draw(st.integers(1, 9), group) for group in found.groups}
+    built = own.build(lengths)
+    shapes = {parameter: tuple(values.shape) for parameter, values in built.named_parameters()}
+    assert shapes == {parameter: axes.shape(lengths) for parameter, axes in found.parameters.items()}
+
+
+_FOUND = {}
+
+
+@pytest.mark.parametrize("name, shape", EXPECTED)
+def test_every_wrong_axis_is_caught(name, shape):
+    """Of what is proved, each axis is read otherwise where it can be, or left out: the outputs change."""
+    own = network(name, shape)
+    moving = {
+        of.width.name: {place: a * b for place, (a, b) in of.axes.items()} for of in infer(own).findings if of.axes
+    }
+    for finding in infer(own).findings:
+        if not finding.proved:
+            continue
+        trial = Trial(own, finding.width, moving)
+        assert trial.broken_by(finding.axes) == ""
+        for place, (outer, inner) in finding.axes.items():
+            others = [(a, outer * inner // a) for a in range(1, outer * inner + 1) if outer * inner % a == 0]
+            for other in others:
+                if other != (outer, inner):
+                    assert trial.broken_by({**finding.axes, place: other}), (finding.width.name, place, other)
+            if len(finding.axes) > 1:
+                left = {key: reading for key, reading in finding.axes.items() if key != place}
+                assert trial.broken_by(left), (finding.width.name, place)
+
+
+@pytest.mark.parametrize(
+    "name, shape, width, problem",
+    [
+        ("Grouped", IMAGE, "channels", "permuting its units changes the outputs, first behind norm"),
+        ("Multihead", SEQUENCE, "heads", "no parameter's shape depends on it"),
+        ("Multihead", SEQUENCE, "embed", "permuting its units changes the outputs, first behind attention"),
+        ("Attention", SEQUENCE, "depth", "it decides which parameters there are"),
+        ("Joined", FLAT, "hidden", "an axis of last.weight has 15 positions, and 23 with twice of it"),
+        (
+            "Square",
+            FLAT,
+            "hidden",
+            f"twice of it is refused ({FILE}:Square: its constructor fails with hidden = 32: ValueError: 32 is no",
+        ),
+        ("Silent", FLAT, "hidden", "the outputs do not tell how its units lie in first.weight"),
+    ],
+)
+def test_what_cannot_be_dealt_has_a_reason(name, shape, width, problem):
+    reasons = {finding.width.name: finding.problem for finding in inferred(name, shape).findings}
+    assert reasons[width].startswith(problem)
+
+
+def test_the_products_are_those_of_the_formulas():
+    """Multiply-adds are two FLOPs: convolutions by their positions, attention without weights, dense layers."""
+    by_module = {of.module: of for of in operators(network("Convolutional", IMAGE))}
+    assert {name: of.flops for name, of in by_module.items()} == {
+        "first": 2 * 16 * 16 * 16 * 3 * 9,
+        "second": 2 * 8 * 8 * 32 * 16 * 9,
+        "dense": 2 * 64 * 32 * 16,
+        "last": 2 * 10 * 64,
+    }
+    found = operators(network("Attention", SEQUENCE))
+    alone = [of for of in found if not of.weighted]
+    assert [(of.module, of.kind, of.flops) for of in alone] == [("", "Attention", 2 * 2 * 2 * 10 * 10 * 128)]
+    assert sum(of.flops for of in found if of.module.startswith("qkv")) == 2 * 2 * 10 * 32 * 384
+
+
+def test_what_ranks_hold():
+    found = inferred("Convolutional", IMAGE)
+    own = network("Convolutional", IMAGE)
+    assert found.elements == sum(parameter.numel() for parameter in own.build().parameters())
+    assert found.replicated == 10
+    narrow = own.build({"channels1": 4, "channels2": 8, "hidden": 16})
+    assert found.held(4) == sum(parameter.numel() for parameter in narrow.parameters())
+    assert found.held(17) is None
+
+
+def test_the_command_tells(istmpi_command):
+    words = "model", f"{FILE}:Convolutional", "--shape", "3x16x16", "--outputs", "10", "--set", "model.hidden=32"
+    code, out, err = istmpi_command(*words)
+    assert (code, err) == (0, "")
+    assert "hidden (channels2 16)" in out and "any" in out and "32 x 512" in out
+    code, out, err = istmpi_command(*words, "--json", "--ranks", "2,64")
+    facts = json.loads(out)
+    assert (code, err) == (0, "")
+    assert facts["settings"] == {"channels": [16, 32], "hidden": 32}
+    assert facts["held"]["64"] is None and facts["held"]["2"] < facts["elements"]
+    assert all(width["dealt"] for width in facts["widths"])
+
+
+def test_a_class_of_a_package_is_found():
+    own = own_network("torch.nn:Linear", FLAT, 10, {"in_features": 7, "out_features": 10})
+    assert own.kind is nn.Linear
+    assert [finding.proved for finding in infer(own).findings] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([f"{FILE}"], "give FILE.py:Class or package.module:Class"),
+        (["/nowhere.py:Net"], "there is no file /nowhere.py"),
+        (["no.such.package:Net"], "cannot be imported: ModuleNotFoundError: No module named 'no'"),
+        ([f"{FILE}:Convolutiona"], "has no class Convolutiona; did you mean Convolutional?"),
+        ([f"{FILE}:NOT_A_NETWORK"], "has something else than a torch.nn.Module as NOT_A_NETWORK"),
+        ([f"{FILE}:NoDefault"], "its argument hidden has no default and is no fact of the data"),
+        ([f"{FILE}:OtherOutputs"], r"its forward returns (2, 9) for 2 examples; the data need (2, 10)"),
+        ([f"{FILE}:Failing"], "its forward fails on examples of shape 2 x 64: RuntimeError"),
+        (
+            [f"{FILE}:Convolutional", "--shape", "3x2x2", "--outputs", "10"],
+            "its constructor fails with channels = (16, 32)",
+        ),
+        ([f"{FILE}:Joined", "--set", "model.hiden=3"], "unknown setting model.hiden; did you mean model.hidden?"),
+        ([f"{FILE}:Joined", "--set", "model.hidden='x'"], "its constructor fails with hidden = 'x': TypeError"),
+        ([f"{FILE}:Joined", "--set", "train.rounds=3"], "only arguments of the network can be set here"),
+        ([f"{FILE}:Joined", "--shape", "3xx"], "give --data, or both --shape and --outputs"),
+        ([f"{FILE}:Joined", "--shape", "3xx", "--outputs", "3"], "must be the lengths of an example's axes"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(istmpi_command, words, message):
+    code, out, err = istmpi_command("model", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert message in err
+
+
+def test_a_file_that_does_not_import(tmp_path, istmpi_command):
+    path = tmp_path / "broken.py"
+    path.write_text("import torch\n1 / 0\n")
+    code, _, err = istmpi_command("model", f"{path}:Net")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cannot be imported: ZeroDivisionError: division by zero" in err

@@ -1,0 +1,116 @@
+"""The reader of CIFAR's pickles: what they hold comes out, and nothing that a pickle names is called or built."""
+
+import io
+import pickle
+import struct
+import warnings
+
+import numpy as np
+import pytest
+from data_files import make_cifar, python2_batch
+
+from istmpi.data.prepare import pickles, prepare
+from istmpi.data.prepare.pickles import PickleError, read_pickle
+from istmpi.errors import DataError
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
+
+
+def read(content):
+    return read_pickle(io.BytesIO(content))
+
+
+def array(shape, dtype, content):
+    """The opcodes of an array, whatever its parts are."""
+    return (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR(K\x01" + shape + dtype
+        + b"\x89T" + struct.pack("<I", len(content)) + content + b"tb"
+    )  # fmt: skip
+
+
+BYTES = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR"
+OBJECTS = b"cnumpy\ndtype\n(U\x02O8K\x00K\x01tR"
+
+
+def test_python_2_and_3_are_read_alike():
+    python2 = python2_batch(PIXELS, [6, 9, 9], b"labels")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of how the published pickles build their dtype
+        known = pickle.loads(python2, encoding="bytes")
+    found = read(python2)
+    assert found.keys() == known.keys() == {b"batch_label", b"labels", b"data", b"filenames"}
+    assert found[b"labels"] == known[b"labels"] == [6, 9, 9] and found[b"filenames"] == [b"image.png"] * 3
+    for protocol in (2, 3, 4):
+        again = read(pickle.dumps(known, protocol=protocol))
+        np.testing.assert_array_equal(again.pop(b"data"), PIXELS)
+        assert again == {key: value for key, value in known.items() if key != b"data"}
+    np.testing.assert_array_equal(found[b"data"], known[b"data"])
+    fortran = {b"data": np.asfortranarray(PIXELS)}
+    np.testing.assert_array_equal(read(pickle.dumps(fortran, protocol=2))[b"data"], PIXELS)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        # An array of objects over any bytes: its first use is a jump to wherever they point.
+        (b"cnumpy\nndarray\n((K\x01t" + OBJECTS + b"U\x08AAAAAAAAtR", "an array of 'O8', not of bytes"),
+        (b"cnumpy\nndarray\n(K\x01\x85" + BYTES + b"U\x01AtR", "it asks for 'numpy.ndarray'"),
+        (array(b"K\x01\x85", OBJECTS, b"A" * 8), "an array of 'O8', not of bytes"),
+        (array(b"K\x01\x85", b"N", b"A"), "an array of something else than bytes"),
+        (array(b"M\x00\x10M\x00\x10\x86", BYTES, b"A" * 8), r"an array of shape \(4096, 4096\) in 8 bytes"),
+        (array(b"J\xff\xff\xff\xffJ\xff\xff\xff\xff\x86", BYTES, b"A"), "an array without a shape"),
+        (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nNU\x01btR", "an array without a form"),
+        (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nmatrix\nNU\x01btR", "it asks for 'numpy.core.multiarray._re"),
+        (b"cnumpy.core.multiarray\nscalar\n(" + BYTES + b"U\x01AtR", "it asks for 'numpy.core.multiarray.scalar'"),
+        (b"cos\nsystem\n(U\x02idtR", "it asks for 'os.system'"),
+        (b"cnumpy\ndtype\n}U\x04evilK\x01sb", "sets the state of something that has none"),
+        (b"cnumpy\nndarray\n)\x81", "it has NEWOBJ"),
+        (b"}" + b")" + b"K\x01s", "a dictionary with other keys than texts"),
+        (b"h\x00", "refers to what it does not hold"),
+        (b"(K\x01", "do not fit together"),
+        (b"R", "do not fit together"),
+        (b"\x93", "do not fit together"),
+        (b"B\xff\xff\xff\xff", "expected 4294967295 bytes"),
+        (b"I" + b"9" * 5000 + b"\n", "Exceeds the limit"),
+        (b"cos\n" + b"\x1b\x0b" * 500 + b"\n)R", "it asks for 'os"),
+    ],
+)
+def test_anything_else_is_refused_in_one_short_line(content, message):
+    with pytest.raises(PickleError, match=message) as refused:
+        read(content + b".")
+    assert str(refused.value).isprintable() and len(str(refused.value)) < 200
+
+
+def test_a_pickle_cannot_take_all_memory(monkeypatch):
+    """Neither by its steps nor by its size, nor by a place of the memo that Python's own would make room for."""
+    assert read(b"K\x07r\xff\xff\xff\x7f.") == 7
+    monkeypatch.setattr(pickles, "MOST_STEPS", 1000)
+    with pytest.raises(PickleError, match="more than 1000 steps"):
+        read(b"](" + b"}" * 1000 + b"e.")
+    monkeypatch.setattr(pickles, "MOST_BYTES", 100)
+    with pytest.raises(PickleError, match="more than 100 bytes"):
+        read(b"T" + struct.pack("<I", 100) + bytes(100) + b".")
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (lambda batch: {**batch, b"data": batch[b"data"].astype(np.float32)}, "an array of 'f4', not of bytes"),
+        (lambda batch: {**batch, b"labels": [0.5, 1, 2, 3]}, "the label of image 0 is 0.5; it must be a whole number"),
+        (
+            lambda batch: {**batch, b"labels": [0, 1, True, 3]},
+            "the label of image 2 is True; it must be a whole",
+        ),
+        (lambda batch: {**batch, b"labels": [0, 1, 2, [3]]}, "the label of image 3 is of list; it must be a whole"),
+        (lambda batch: {**batch, b"labels": [0, 1, 2, 10]}, "the label of image 3 is 10; it must be .* from 0 to 9"),
+        (lambda batch: {**batch, b"labels": [0, 1, 2]}, r"pixels \(4, 3072\) of uint8 and 3 labels are not CIFAR's"),
+        (lambda batch: {**batch, b"labels": 3}, "it has no list labels"),
+        (lambda batch: [batch], "it has no ndarray data"),
+    ],
+)
+def test_a_batch_that_is_not_cifars_is_named(tmp_path, content, message):
+    folder = make_cifar(tmp_path / "python", 10, binary=False)
+    batch = read((folder / "data_batch_3").read_bytes())
+    (folder / "data_batch_3").write_bytes(pickle.dumps(content(batch), protocol=2))
+    with pytest.raises(DataError, match=f"data_batch_3.*{message}"):
+        prepare("images", folder, tmp_path / "data.h5")
