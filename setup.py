@@ -26,6 +26,7 @@ EXTRAS = {
     "test": [
         "pytest>=8.3",
         "pytest-timeout>=2.3",
+        "pytest-mpi>=0.6",
         "hypothesis>=6.100",
         "ruff>=0.8",
         "setuptools>=68",

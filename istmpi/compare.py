@@ -10,13 +10,16 @@ that cannot train this run is found before anything is measured.
 import gc
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.errors import ConfigError, DivergedError, IstmpiError, StoppedError, UserError, did_you_mean
+from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, StoppedError, UserError, did_you_mean
+from istmpi.foreign import Fields
+from istmpi.lock import FolderLock
 from istmpi.methods import METHODS
 from istmpi.record import FAILURE, SETTINGS, SUMMARY, RunFolder
 from istmpi.run import Watch, carry_out
@@ -123,10 +126,15 @@ class Comparison:
         """
         first = self._communicator.rank == 0
         watch = watch if watch and first else ComparisonWatch()
-        with self._communicator.agreed():
-            if first:
-                self._make_folder()
-        failures = {}
+        with ExitStack() as at_the_end:
+            with self._communicator.agreed():
+                if first:
+                    self._make_folder()
+                    at_the_end.callback(FolderLock(self.folder, watch.noticed).release)
+            return self._carry_out(watch)
+
+    def _carry_out(self, watch: ComparisonWatch) -> dict[str, IstmpiError]:
+        failures, first = {}, self._communicator.rank == 0
         for number, turn in enumerate(self.turns, 1):
             self._leave_if_asked(turn)
             if self._communicator.from_first(turn.finished):
@@ -232,6 +240,6 @@ def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: 
 
 def _ranks(record: Path) -> Any:
     try:
-        return json.loads(record.read_text(encoding="utf-8")).get("ranks")
-    except (OSError, ValueError, AttributeError):
+        return Fields.read(record, record, "").whole("ranks", 1)
+    except DataError:
         return "an unknown number of"

@@ -6,7 +6,6 @@ the same run.
 
 import dataclasses
 import math
-import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,16 +14,12 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from istmpi.errors import ConfigError, did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
+from istmpi.foreign import exists, is_file, read_toml
+from istmpi.ranges import check
 
 SHIPPED = Path(__file__).parent / "runs"
 """The folder of the runs that come with the package."""
-
 
 _OUTER = {"diloco": (0.7, 0.9)}
 """Learning rate and momentum that DiLoCo's authors recommend for the outer step."""
@@ -62,6 +57,19 @@ class Model:
         if self.norm == "batch":
             return "model.norm = 'batch'"
         return "model.output_norm = true" if self.output_norm else ""
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A network of the user's own: all settings but these two are arguments of its constructor, as they were given."""
+
+    name: str
+    """FILE.py:Class or package.module:Class."""
+    dtype: str = "float32"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    batch_statistics = ""
+    """No setting tells whether it normalises over the batch: the network does, once it is made."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +195,7 @@ class Run:
     """A whole run: `Run.load`, then `Run.override`; both check."""
 
     data: Data = field(default_factory=Data)
-    model: Model = field(default_factory=Model)
+    model: Model | OwnModel = field(default_factory=Model)
     method: Method = field(default_factory=Method)
     optimizer: Optimizer = field(default_factory=Optimizer)
     train: Train = field(default_factory=Train)
@@ -200,17 +208,19 @@ class Run:
     def load(name_or_path: str) -> "Run":
         """The run of a TOML file, or of a name that ships with the package; ConfigError when it cannot be used."""
         path = Path(name_or_path)
-        if not path.is_file():
+        if exists(path) and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"run {path} is {kind_of(path)}; it must be a TOML file.")
+        if not is_file(path):
             path = SHIPPED / f"{name_or_path}.toml"
-        if not path.is_file():
+        if not is_file(path):
             known = shipped()
             raise ConfigError(
                 f"run {name_or_path}: neither a file nor a run of istmpi's{did_you_mean(name_or_path, known)}"
             )
         try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise ConfigError(f"{path}: not a readable TOML file ({error}).") from None
+            tree = read_toml(path, "Correct it: istmpi runs lists some that can be read.")
+        except DataError as error:
+            raise ConfigError(str(error)) from None
         tree.setdefault("name", path.stem)
         return _build(Run, tree, "", path.name)
 
@@ -222,6 +232,9 @@ class Run:
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
         """The run with some settings replaced: ``{"method.local_steps": 20}``."""
         tree = self.tree()
+        name = settings.get("model.name", self.model.name)
+        if name != self.model.name and (is_own(name) or is_own(self.model.name)):
+            tree["model"] = {"dtype": self.model.dtype}  # the other settings are those of another network
         for dotted, value in settings.items():
             *sections, key = dotted.split(".")
             branch = tree
@@ -280,10 +293,14 @@ class Run:
         """The run as nested dicts of plain values; settings that are None are left out."""
 
         def plain(value: Any) -> Any:
+            if isinstance(value, OwnModel):
+                return {"name": value.name, "dtype": value.dtype, **plain(dict(value.arguments))}
+            if isinstance(value, dict):
+                return {name: plain(item) for name, item in value.items()}
             if dataclasses.is_dataclass(value):
                 items = ((item.name, getattr(value, item.name)) for item in dataclasses.fields(value))
                 return {name: plain(item) for name, item in items if item is not None}
-            return list(value) if isinstance(value, tuple) else value
+            return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
         return plain(self)
 
@@ -317,6 +334,17 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def is_own(name: Any) -> bool:
+    """Whether the name of a network is that of a class of the user's own."""
+    return isinstance(name, str) and ":" in name
+
+
+def _with_arguments(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of a network of one's own, the arguments of its constructor in a section of their own."""
+    settings = {key: value for key, value in tree.items() if key in ("name", "dtype")}
+    return {**settings, "arguments": {key: value for key, value in tree.items() if key not in settings}}
+
+
 def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any:
     """A dataclass from a tree of plain values; every key known, every value of its type and in its range."""
     hints = get_type_hints(kind)
@@ -325,83 +353,47 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
         name = f"{prefix}{key}"
         if key not in hints:
             raise ConfigError(f"{source}: unknown key {name}{did_you_mean(key, hints, prefix)}")
-        if dataclasses.is_dataclass(hints[key]):
+        section = hints[key]
+        if key == "model":
+            section = OwnModel if isinstance(value, Mapping) and is_own(value.get("name")) else Model
+        if dataclasses.is_dataclass(section):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{source}: {name} = {value!r} must be a section with keys.")
-            values[key] = _build(hints[key], value, f"{name}.", source)
+                raise ConfigError(f"{source}: {name} = {_shown(value)} must be a section with keys.")
+            if section is OwnModel:
+                value = _with_arguments(value)
+            values[key] = _build(section, value, f"{name}.", source)
         else:
             values[key] = _converted(value, hints[key], name, source)
-            _check(name, values[key], source)
+            check(name, values[key], source)
     return kind(**values)
 
 
 def _converted(value: Any, hint: Any, name: str, source: str) -> Any:
     """A value as the type that its setting has; whole numbers serve as floats, lists as tuples."""
+    if get_origin(hint) is Mapping:
+        return value
     if get_origin(hint) in (Union, types.UnionType):
         return None if value is None else _converted(value, get_args(hint)[0], name, source)
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{source}: {name} = {value!r} must be a list.")
+            raise ConfigError(f"{source}: {name} = {_shown(value)} must be a list.")
         return tuple(_converted(item, get_args(hint)[0], name, source) for item in value)
+    if isinstance(value, int) and abs(value) > MOST:
+        raise ConfigError(f"{source}: {name} = {_shown(value)} must lie between -2^64 and 2^64.")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
-        raise ConfigError(f"{source}: {name} = {value!r} must be {_ENGLISH[hint]}.")
+        raise ConfigError(f"{source}: {name} = {_shown(value)} must be {_ENGLISH[hint]}.")
+    if isinstance(value, str) and not value.isprintable():
+        raise ConfigError(f"{source}: {name} = {_shown(value)} must be a text of signs that can be printed.")
     return value
 
 
+def _shown(value: Any) -> str:
+    """A value as a message shows it: an integer of thousands of digits has no decimals that Python would write."""
+    return hex(value) if isinstance(value, int) and abs(value) > MOST else repr(value)
+
+
+MOST = 2**64
+"""No whole number is larger."""
 _ENGLISH = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-
-_CHOICES = {
-    "data.placement": ("shared", "sharded", "by-label", "local"),
-    "method.optimizer_state": ("reset", "carry"),
-    "train.device": ("auto", "cpu", "cuda"),
-    "model.dtype": ("float32", "float64"),
-    "checkpoint.writer": ("auto", "mpio", "direct"),
-}
-
-_AT_LEAST = {
-    "method.local_steps": 1,
-    "method.epochs": 1,
-    "method.threshold": 0,
-    "method.burn_in": 0,
-    "train.rounds": 1,
-    "train.max_minutes": 0,
-    "train.batch": 1,
-    "train.seed": 0,
-    "train.threads": 0,
-    "evaluate.every": 0,
-    "evaluate.batch": 1,
-    "evaluate.calibration_examples": 2,
-    "checkpoint.every": 0,
-    "checkpoint.keep": 1,
-    "checkpoint.max_failures": 1,
-    "optimizer.weight_decay": 0,
-    "optimizer.warm_up": 0,
-}
-
-_INTERVALS = {
-    "data.alpha": (0, float("inf"), "()"),
-    "optimizer.lr": (0, float("inf"), "()"),
-    "optimizer.momentum": (0, 1, "[)"),
-    "method.outer_lr": (0, float("inf"), "()"),
-    "method.outer_momentum": (0, 1, "[)"),
-    "model.dropout": (0, 1, "[)"),
-    "method.resample": (0, 1, "[]"),
-    "method.fraction": (0, 1, "(]"),
-}
-
-
-def _check(name: str, value: Any, source: str) -> None:
-    """Refuse a value out of its range."""
-    where = f"{source}: {name} = {value!r}"
-    if name in _CHOICES and value not in _CHOICES[name]:
-        raise ConfigError(f"{where} is not known{did_you_mean(value, _CHOICES[name])}")
-    if name in _AT_LEAST and not value >= _AT_LEAST[name]:
-        raise ConfigError(f"{where} must be at least {_AT_LEAST[name]}.")
-    if name in _INTERVALS:
-        low, high, (left, right) = _INTERVALS[name]
-        if not ((value > low or (left == "[" and value == low)) and (value < high or (right == "]" and value == high))):
-            raise ConfigError(f"{where} must lie in {left}{low}, {high}{right}.")
-    if name == "model.hidden" and not (value and all(width >= 1 for width in value)):
-        raise ConfigError(f"{where} must name at least one hidden layer, each at least one unit wide.")

@@ -47,16 +47,17 @@ def choose_threads(wanted: int, local: Communicator) -> int:
 
 
 def materialise(network: nn.Module, device: torch.device | str) -> nn.Module:
-    """A network that was built on the meta device, with memory for its parameters; their values are undefined.
+    """A network on a device; what was built on the meta device has memory there, whose values are undefined.
 
-    ``Module.to_empty`` does the same, but imports the whole of torch's decompositions: seconds on a busy machine.
+    ``Module.to_empty`` gives memory, too, but imports the whole of torch's decompositions: seconds on a busy machine.
     """
     empty = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         for name, tensor in network.state_dict().items()
+        if tensor.is_meta
     }
-    network.load_state_dict(empty, assign=True)
-    return network
+    network.load_state_dict(empty, assign=True, strict=False)
+    return network.to(device)
 
 
 def empty_on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

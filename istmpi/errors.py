@@ -16,6 +16,7 @@ A message names the subject, its value, the constraint and the cure, in one line
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class IstmpiError(Exception):
@@ -62,10 +63,22 @@ class StoppedError(IstmpiError):
     exit_code = 75
 
 
+LONGEST_WORD = 100
+"""Nobody mistypes a longer one; comparing would take its length squared."""
+
+
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
     """``"; did you mean X?"`` for the nearest known word, else the list of known words; each with the prefix."""
     known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1)
+    if len(word) > LONGEST_WORD:
+        return ""
+    near = difflib.get_close_matches(word, [one for one in known if len(one) <= LONGEST_WORD], n=1)
     if near:
         return f"; did you mean {prefix}{near[0]}?"
     return f"; known: {', '.join(prefix + one for one in known)}"
+
+
+def kind_of(path: Path) -> str:
+    """What a path is that is no regular file: whoever opens a pipe waits until somebody writes to it."""
+    kinds = {"a folder": path.is_dir, "a pipe": path.is_fifo, "a socket": path.is_socket}
+    return next((kind for kind, is_one in kinds.items() if is_one()), "a device")

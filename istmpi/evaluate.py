@@ -1,12 +1,14 @@
-"""The full network, evaluated where its weights lie: no rank ever has it whole.
+"""The full network, evaluated: a chain of stages where its weights lie, so that no rank ever has it whole.
 
-Every rank has its owned rows of each stage's product. Where all ranks can read the examples, every rank computes its
-slice of the outputs and the activations are gathered. Where examples must not leave their rank, the rows come to them
-instead, one owner's at a time. Either way a rank needs memory for |W|/P weights and one batch of activations.
+Any other network is gathered (`istmpi.gathered`). Of a chain every rank has its owned rows of each stage's product.
+Where all ranks can read the examples, every rank computes its slice of the outputs and the activations are gathered.
+Where examples must not leave their rank, the rows come to them instead, one owner's at a time. Either way a rank needs
+memory for |W|/P weights and one batch of activations.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -17,7 +19,8 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset, Split
 from istmpi.devices import materialise
-from istmpi.models.architecture import Architecture
+from istmpi.gathered import GatheredNetwork
+from istmpi.models.architecture import Architecture, Chain
 from istmpi.models.losses import TASKS
 from istmpi.models.norms import BatchNorm
 from istmpi.store import ParameterStore
@@ -38,9 +41,12 @@ class ShardedNetwork:
     ``local_examples``: the ranks' examples differ and stay where they are. Else all ranks pass the same ones.
     """
 
+    collective = True
+    """All ranks run it together."""
+
     def __init__(
         self,
-        architecture: Architecture,
+        architecture: Chain,
         store: ParameterStore,
         communicator: Communicator,
         local_examples: bool = False,
@@ -94,7 +100,10 @@ class ShardedNetwork:
 
     def _multiply(self, stage: int, x: torch.Tensor) -> torch.Tensor:
         """A stage's product for all its units: ``[batch, units]``."""
-        counts = self._rows(self._architecture.stages[stage])
+        name, lengths = self._architecture.stages[stage], self._architecture.lengths
+        counts = self._rows(name)
+        if (factor := self._architecture.factor(name, lengths, self._store.scale)) != 1:
+            x = x * factor
         if self._local_examples:
             return torch.cat(
                 [self._products_of(stage, owner)(x) for owner in range(len(counts)) if counts[owner]], dim=1
@@ -161,7 +170,8 @@ class Evaluator:
         self._local = run.data.placement == "local"
         self._task = TASKS[dataset.task]
         self._dtype = getattr(torch, run.model.dtype)
-        self.network = ShardedNetwork(architecture, store, communicator, self._local)
+        kind = ShardedNetwork if isinstance(architecture, Chain) else GatheredNetwork
+        self.network = kind(architecture, store, communicator, self._local)
 
     def score(self) -> Score:
         """The score on the whole test split, at the store's present weights."""
@@ -171,12 +181,14 @@ class Evaluator:
     def measure(self, split: Split) -> Score:
         """The score on a whole split, with the normalisation as it is."""
         totals = np.zeros(3)
-        for rows in self._batches(len(split)):
+        spread = not self._local and not self.network.collective
+        first, step = (self._communicator.rank, self._communicator.size) if spread else (0, 1)
+        for rows in islice(self._batches(len(split)), first, None, step):
             x, y = split.rows(rows)
             outputs, y = self.network(self._tensor(x)), torch.from_numpy(y)
             if len(rows):
                 totals += float(self._task.loss(outputs, y, "sum")), self._task.points(outputs, y), len(rows)
-        if self._local:
+        if self._local or spread:
             totals = self._communicator.sum(totals)
         loss, points, examples = totals.tolist()
         return Score(loss / examples, points / examples, int(examples))
@@ -193,10 +205,10 @@ class Evaluator:
         return calibration_rows(self._run, len(self._dataset.train), share, stream)
 
     def _batches(self, length: int) -> Iterator[np.ndarray]:
-        """The rows of a split, as many batches on every rank."""
+        """The rows of a split, as many batches on every rank where all run the network together."""
         batch = self._run.evaluate.batch
         batches = -(-length // batch)
-        if self._local:
+        if self._local and self.network.collective:
             batches = self._communicator.maximum(batches)
         for number in range(batches):
             yield np.arange(min(number * batch, length), min((number + 1) * batch, length))

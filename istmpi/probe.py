@@ -51,10 +51,10 @@ def probe(run: Run, architecture: Architecture, features: int, communicator: Com
 
     ``features``: of an example.
     """
-    local = communicator.on_this_host()
-    with communicator.agreed():
-        device = choose_device(run.train.device, local)
-    threads = choose_threads(run.train.threads, local)
+    with communicator.on_this_host() as local:
+        with communicator.agreed():
+            device = choose_device(run.train.device, local)
+        threads = choose_threads(run.train.threads, local)
     ranks = communicator.size
     measured: dict[str, Any] = {}
     links = {}

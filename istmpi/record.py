@@ -9,13 +9,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from istmpi import lock
 from istmpi.errors import ConfigError, DataError, OutputError
+from istmpi.foreign import METRICS_BYTES, Fields, content, reading
 
 METRICS = "metrics.jsonl"
 SETTINGS = "run.toml"
 SUMMARY = "summary.json"
 FAILURE = "failure.json"
 """Why a run of a comparison failed."""
+CURE = "Repair the file, or take the run's folder away."
+"""For a record that cannot be read."""
 JOB = "job"
 """In a run's folder: what the script that started the run says of the machine. May be there before the run."""
 
@@ -71,14 +75,20 @@ class RunFolder:
             path = path.parent if path.name == "checkpoints" else path
         else:
             path = _free(home(wanted, name))
+        folder = RunFolder(path)
+        folder.require_usable(bool(resume))
+        return folder
+
+    def require_usable(self, resume: bool) -> None:
+        """ConfigError for a folder with anything in it but, to ``resume``, a run."""
+        path = self.path
         try:
-            used = path.exists() and any(entry.name != JOB for entry in path.iterdir())
+            used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
                 what = "is not empty and not a run's" if resume else "is not empty"
                 raise ConfigError(f"--out {path}: the folder {what}. Name another or remove it.")
         except OSError as error:
             raise _unusable(path, error) from None
-        return RunFolder(path)
 
     def make(self) -> None:
         """Have the folder and its metrics, empty if there are none yet; ConfigError when that cannot be."""
@@ -92,6 +102,13 @@ class RunFolder:
         """Forget the metrics of later rounds: they will be run again."""
         kept = [line for line in self.metrics() if line["round"] <= rounds]
         self.write(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def forget(self, name: str) -> None:
+        """Remove a file of a run that goes on; it will be written again."""
+        try:
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"{self.path / name}: cannot be removed ({error.strerror}).") from None
 
     def write(self, name: str, text: str) -> None:
         """A whole file, complete or not at all."""
@@ -113,12 +130,22 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl; half a line at its end, of a run that was killed, does not count."""
-        path = self.path / METRICS
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            return [json.loads(line) for line in lines if line.endswith("\n")]
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: not the metrics of a run ({error}).") from None
+        return [line.tree for line in self.lines()]
+
+    def lines(self) -> list[Fields]:
+        """The same lines, as what may hold anything but has a round; DataError where they are none."""
+        subject = f"{self.path / METRICS}: not the metrics of a run"
+        with reading(subject, CURE, OSError, ValueError):
+            texts = content(self.path / METRICS, METRICS_BYTES).split(b"\n")[:-1]
+        lines = [Fields.parsed(text, f"{subject}, line {number}", CURE) for number, text in enumerate(texts, 1)]
+        for line in lines:
+            line.whole("round")
+        return lines
+
+    def summary(self) -> Fields:
+        """How the run ended, as summary.json says; DataError where it cannot be read."""
+        path = self.path / SUMMARY
+        return Fields.read(path, f"{path}: not the summary of a run", CURE)
 
     def _open(self, name: str, mode: str, text: str) -> None:
         try:
@@ -131,6 +158,11 @@ class RunFolder:
 def home(wanted: str, name: str) -> Path:
     """The folder of a run that goes on in it: the wanted one, or runs/NAME."""
     return Path(wanted) if wanted else Path("runs") / name
+
+
+def _expected(name: str) -> bool:
+    """What may be in the folder of a run before it, by name."""
+    return name in (JOB, lock.FILE) or name.startswith(f".{lock.FILE}.")
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:

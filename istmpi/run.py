@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from istmpi.checkpoint.folder import NETWORK, newest_valid, require_valid
+from istmpi.checkpoint.folder import NETWORK, listed, newest_valid, require_valid, set_aside
 from istmpi.checkpoint.saver import Saver
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.errors import DataError, DivergedError, OutputError, StoppedError
+from istmpi.lock import FolderLock
 from istmpi.record import SETTINGS, SUMMARY, RunFolder
 from istmpi.stopping import FILE as STOP_FILE
 from istmpi.stopping import StopSign
@@ -29,6 +31,8 @@ class Summary:
     """After the last round, with its score."""
     seconds: dict[str, float]
     """Where the time went: by phase, the mean over ranks."""
+    data: str = ""
+    """A fingerprint of the training data; empty where each rank has its own."""
 
     @property
     def examples_per_second(self) -> float:
@@ -51,6 +55,9 @@ class Watch:
     def finished(self, summary: Summary) -> None:
         """The run is done."""
 
+    def already_finished(self, folder: RunFolder) -> None:
+        """An earlier job has done the run: nothing was left to do."""
+
 
 def carry_out(
     run: Run,
@@ -64,10 +71,11 @@ def carry_out(
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
     ``watch`` and ``deadline`` count on rank 0 alone. ``resume``: a checkpoint or the folder of a run to go on from,
-    ``auto`` for this run's own folder if there is something in it; without it the folder must be new. The run stops
-    early at the ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the
-    process; or on ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was killed
-    behind its last round only has its summary made.
+    ``auto`` for this run's own folder if there is something in it; without it the folder must be new. What checkpoints
+    there lie beyond are set aside. Nobody else may be at work in the folder meanwhile. The run stops early at the
+    ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
+    ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was killed behind its
+    last round only has its summary made.
 
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.
@@ -78,29 +86,75 @@ def carry_out(
     with communicator.agreed():
         folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
     folder = communicator.from_first(folder)
-    start = _start(folder, resume, communicator, note)
-    stop = stop or StopSign(communicator, folder.path / STOP_FILE, deadline)
-    if signals:
-        stop.listen()
-    training = Training(run, communicator, stop)
-    if start:
-        for change in training.resume(start):
-            note(f"changed since {start}: {change}")
-    trained = start == folder.path / NETWORK and training.done
-    if trained and communicator.from_first((folder.path / SUMMARY).is_file()):
-        note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
-        return None
-    with communicator.agreed():
-        if first:
-            folder.make()
-    saver = Saver(folder.path, run.checkpoint, communicator, note)
-    if first:
-        folder.write(SETTINGS, run.override({"output.folder": str(folder.path)}).toml())
-        folder.keep_metrics(training.rounds_done)
-        watch.started(training, folder, saver)
+    with ExitStack() as at_the_end:
+        with communicator.agreed():
+            lock = _lock(folder, resume, at_the_end, note) if first and folder.path.exists() else None
+        start = _start(folder, resume, communicator, note)
+        stop = stop or StopSign(communicator, folder.path / STOP_FILE, deadline)
+        if signals:
+            stop.listen()
+        training = Training(run, communicator, stop)
         if start:
-            note(f"going on from {start}, {training.position}.")
-    network, progress = folder.path / NETWORK, None
+            for change in training.resume(start):
+                note(f"changed since {start}: {change}")
+        trained = start == folder.path / NETWORK and training.done
+        if trained and communicator.from_first((folder.path / SUMMARY).is_file()):
+            note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
+            if first:
+                watch.already_finished(folder)
+            return None
+        with communicator.agreed():
+            if first:
+                lock = lock or _lock(folder, "", at_the_end, note)
+                folder.make()
+                if not trained:
+                    folder.forget(SUMMARY)
+                for path in set_aside(folder.path, start) if start else ():
+                    note(f"set aside, for the run goes on from {start}: {path}")
+        inside = first and start and next((path for path in listed(folder.path) if path.samefile(start)), None)
+        inside = communicator.from_first(inside)
+        saver = Saver(folder.path, run.checkpoint, communicator, note, inside)
+        at_the_end.callback(saver.close)
+        if first:
+            folder.write(SETTINGS, run.override({"output.folder": str(folder.path)}).toml())
+            folder.keep_metrics(training.rounds_done)
+            watch.started(training, folder, saver)
+            if start:
+                note(f"going on from {start}, {training.position}.")
+        if start and not inside and not training.done:
+            saver.save(*training.state())  # so that --resume auto goes on from there, too
+            saver.wait()
+        progress = _train(training, folder, saver, lock, watch, save_network=not trained)
+        everyones = communicator.gather(dict(training.clock.seconds))
+        phases = {phase: sum(seconds[phase] for seconds in everyones) / len(everyones) for phase in everyones[0]}
+        last = progress or training.progress(training.evaluate())
+        summary = Summary(folder.path, communicator.size, training.score_name, last, phases, training.data_fingerprint)
+        if first:
+            folder.write(SUMMARY, json.dumps(asdict(summary), default=str, indent=2) + "\n")
+            watch.finished(summary)
+        return summary
+
+
+def _lock(folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[[str], None]) -> FolderLock:
+    """Hold the run's folder until the end; ConfigError when another run is in it, or was until now."""
+    lock = FolderLock(folder.path, note)
+    at_the_end.callback(lock.release)
+    folder.require_usable(bool(resume))
+    return lock
+
+
+def _train(
+    training: Training, folder: RunFolder, saver: Saver, lock: FolderLock | None, watch: Watch, save_network: bool
+) -> Progress | None:
+    """Train to the end, with record and checkpoints; returns what is known after the last round, if there was one."""
+    communicator, network, progress = training.communicator, folder.path / NETWORK, None
+    first = communicator.rank == 0
+
+    def require_lock() -> None:
+        with communicator.agreed():
+            if lock:
+                lock.require()
+
     try:
         for progress in training.rounds():
             if first:
@@ -109,34 +163,29 @@ def carry_out(
                     folder.append({**known, "ranks": communicator.size, "score_name": training.score_name})
                 except OutputError as error:
                     if len(folder.pending) == 1:
-                        note(f"{error} The run goes on; its metrics are kept until they can be.")
+                        watch.noticed(f"{error} The run goes on; its metrics are kept until they can be.")
                 watch.progressed(progress)
             if training.checkpoint_due:
                 with training.clock("save"):
+                    require_lock()
                     saver.save(*training.state())
         with training.clock("save"):
+            require_lock()
             if not training.done:
                 path = saver.save_now(*training.state())
                 error = StoppedError(
-                    f"stopped by {stop.reason}, {training.position}; saved in {path}. "
-                    f"{stop.cure} command with --resume auto goes on."
+                    f"stopped by {training.stop.reason}, {training.position}; saved in {path}. "
+                    f"{training.stop.cure} command with --resume auto goes on."
                 )
                 error.everywhere = True
                 raise error
-            if not trained:
+            if save_network:
                 saver.save_now(*training.state(calibrated=True), network)
     except DivergedError as error:
         saver.save_now(*training.state(calibrated=True), network)
         error.args = (f"{error} They are in {network}.",)
         raise
-    everyones = communicator.gather(dict(training.clock.seconds))
-    phases = {phase: sum(seconds[phase] for seconds in everyones) / len(everyones) for phase in everyones[0]}
-    last = progress or training.progress(training.evaluate())
-    summary = Summary(folder.path, communicator.size, training.score_name, last, phases)
-    if first:
-        folder.write(SUMMARY, json.dumps(asdict(summary), default=str, indent=2) + "\n")
-        watch.finished(summary)
-    return summary
+    return progress
 
 
 def _start(folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]) -> Path | None:

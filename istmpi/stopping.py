@@ -2,24 +2,19 @@
 
 import math
 import os
-import signal
 import subprocess
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from istmpi.comm import Communicator, Rumour
 from istmpi.errors import ConfigError
+from istmpi.signals import receiver
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 FILE = "STOP"
 """A file of this name in the run's folder asks the run to stop."""
 
 _FILE_REASON = "the file "
-
-_SAME_REQUEST = 0.5
-"""Seconds in which a second signal counts as the same request: a terminal and a launcher may both pass on a Ctrl-C."""
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -57,29 +52,11 @@ class StopSign:
             self._rumour.settle()
 
     def listen(self) -> None:
-        """Take the process's signals as wishes to stop; a second SIGTERM or Ctrl-C ends the process at once.
+        """Take the process's signals as wishes to stop, as `istmpi.signals.Receiver` does. From the main thread."""
+        receiver().listen(self._take)
 
-        A thread receives them, for the main one may be waiting inside MPI. To be called from the main thread.
-        """
-        receiving, sending = os.pipe()
-        os.set_blocking(sending, False)
-        for number in SIGNALS:
-            signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(sending, warn_on_full_buffer=False)
-        threading.Thread(target=self._receive, args=(receiving,), daemon=True).start()
-
-    def _receive(self, pipe: int) -> None:
-        first: float | None = None
-        while True:
-            number = os.read(pipe, 1)[0]
-            if number not in SIGNALS:
-                continue
-            now = time.monotonic()
-            if first is None:
-                first = now
-                self._signal = signal.Signals(number).name
-            elif number in (signal.SIGTERM, signal.SIGINT) and now - first > _SAME_REQUEST:
-                os._exit(128 + number)
+    def _take(self, name: str) -> None:
+        self._signal = name
 
     def _look(self) -> str:
         now = time.time()

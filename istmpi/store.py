@@ -22,13 +22,15 @@ class ParameterStore:
     """The owned rows of named tensors, in host memory.
 
     ``tensors[name]`` has the shape of this rank's part in ``owners``. Optimizer state that is carried along is stored
-    beside its parameter, as ``name/slot``, with the same axes.
+    beside its parameter, as ``name/slot``, with the same axes. ``scale`` is what goes with the weights: what the full
+    network multiplies the contributions of each unit group by (`istmpi.models.architecture.Architecture.factor`).
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int):
         self.parameters = dict(parameters)
         self.owners = Owners(dict(lengths), ranks)
         self.rank = rank
+        self.scale: Mapping[str, float] = {}
         self.tensors = {name: self._zeros(parameter) for name, parameter in parameters.items()}
 
     def initialise(self, seed: int) -> None:

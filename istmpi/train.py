@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from istmpi.checkpoint.format import DataSummary, Header, Piece
-from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.state import deployment_pieces, model_pieces, partial_pieces, restore, versions
+from istmpi.checkpoint.format import DataSummary, Header, Piece, require_storable
+from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
+from istmpi.checkpoint.state import (
+    deployment_pieces,
+    model_pieces,
+    own_data_piece,
+    partial_pieces,
+    restore,
+    versions,
+)
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.batches import Batches
-from istmpi.data.dataset import SPLITS, Dataset
+from istmpi.data.dataset import SPLITS, Dataset, Split
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
 from istmpi.devices import choose_device, choose_threads
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluate import Evaluator, Score
 from istmpi.methods import Job, Method, Partial, method
-from istmpi.models import architecture
+from istmpi.models.inferred import InferredNetwork
 from istmpi.models.losses import TASKS
-from istmpi.partition import check
+from istmpi.network import network_of
+from istmpi.partition import blocks, check
 from istmpi.record import Clock
 from istmpi.stopping import StopSign
 from istmpi.store import ParameterStore
@@ -66,22 +74,24 @@ class Training:
             run = run.with_implied()
             self.dataset = open_dataset(run.data.source, communicator.rank)
             data = self.dataset
-            self.architecture = architecture(data.features, data.outputs, data.task, run.model)
+        _same_everywhere(run, data, communicator)
+        self.architecture = network_of(run, data, communicator)
+        with communicator.agreed():
             self.batches = self._stream(run)
             phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
             self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
             for phase, _ in phases:
                 name = phase.method.name
                 kind = method(name, "method.name" if name == run.method.name else "method.finish")
-                kind.check(phase, data.task, self.batches)
+                kind.check(phase, data.task, self.batches, self.architecture)
                 groups = kind.groups(phase, self.architecture)
                 check(self.architecture.lengths, groups, communicator.size, phase.method.shares)
-        _same_everywhere(run, self.dataset, communicator)
+                self.architecture.require_usable(self._subnet_lengths(groups, phase.method.shares))
         self.hosts = communicator.hosts()
-        local = communicator.on_this_host()
-        with communicator.agreed():
-            self.device = choose_device(run.train.device, local)
-        self.threads = choose_threads(run.train.threads, local)
+        with communicator.on_this_host() as local:
+            with communicator.agreed():
+                self.device = choose_device(run.train.device, local)
+            self.threads = choose_threads(run.train.threads, local)
         self.run = run
         self.time_is_up = False
         self._data_summary = self._summarise_data()
@@ -91,12 +101,30 @@ class Training:
         self._begun = Partial()
         self._calibrated: tuple[int, int] | None = None
         self.score_name = TASKS[self.dataset.task].score
-        self.store = ParameterStore(
-            self.architecture.parameters, self.architecture.lengths, communicator.size, communicator.rank
-        )
+        with communicator.agreed():
+            network = self.architecture
+            self.store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
+            self.store.scale = self._first_scale()
+            if communicator.rank == 0:
+                require_storable(self._header(), deployment_pieces({}, {}, self.dataset, 0))
         self.store.initialise(run.train.seed)
         self.method = self._next_method()
         self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
+
+    def _subnet_lengths(self, groups: tuple[str, ...], shares: Sequence[float] | None) -> dict[str, int]:
+        """The lengths of this rank's subnet, the same in every deal of these groups."""
+        full, ranks = self.architecture.lengths, self.communicator.size
+        return full | {name: blocks(full[name], ranks, shares)[self.communicator.rank] for name in groups}
+
+    def _first_scale(self) -> dict[str, float]:
+        """By how much the full network multiplies each group's contributions: the share that a first subnet has of it.
+
+        It stays with the weights from then on, whatever method goes on and on however many ranks.
+        """
+        first, _ = self.phases[0]
+        dealt = method(first.method.name).groups(first, self.architecture)
+        summed = {group for groups in self.architecture.sums.values() for group in groups}
+        return {group: 1 / self.communicator.size for group in dealt if group in summed}
 
     def _next_method(self, before: Method | None = None) -> Method:
         """The method of the next round, and its slots in the store; ``before`` itself where it goes on."""
@@ -217,23 +245,31 @@ class Training:
             self.evaluator.calibrate()
             self._calibrated = position
         moments = self.evaluator.network.moments if self._calibrated == position else {}
-        header = Header(
+        norms, rank = self.architecture.batch_norms, self.communicator.rank
+        pieces = [*model_pieces(self.store), *deployment_pieces(moments, norms, self.dataset, rank)]
+        begun = self._begun if self.local_step else Partial(tensors=self.method.own())
+        if self.local_step or begun.tensors:
+            steps = self.communicator.maximum(self.method.steps(self.rounds_done))
+            pieces += partial_pieces(begun, self.store, steps)
+        if self.run.data.placement == "local":
+            pieces.append(own_data_piece(_contents(self.dataset.train), self.store))
+        return self._header(), pieces
+
+    def _header(self) -> Header:
+        return Header(
             self.run,
             self.communicator.size,
-            *position,
+            self.rounds_done,
+            self.local_step,
             self._examples,
             self._seconds,
             self._bytes,
             self._loss,
             self._data_summary,
+            self.store.scale,
             versions(),
+            self.architecture.table.tree() if isinstance(self.architecture, InferredNetwork) else {},
         )
-        pieces = [*model_pieces(self.store), *deployment_pieces(moments, self.dataset, self.communicator.rank)]
-        begun = self._begun if self.local_step else Partial(tensors=self.method.own())
-        if self.local_step or begun.tensors:
-            steps = self.communicator.maximum(self.method.steps(self.rounds_done))
-            pieces += partial_pieces(begun, self.store, steps)
-        return header, pieces
 
     def resume(self, path: Path) -> list[str]:
         """Take over the state of a checkpoint that any number of ranks saved; returns settings that changed since.
@@ -242,7 +278,7 @@ class Training:
         """
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
-            changes = self._changes(header, path)
+            changes = self._changes(checkpoint)
             self.rounds_done, self.local_step = header.position
             self.method = self._next_method(self.method)
             self._begun = restore(checkpoint, self.store)
@@ -256,9 +292,9 @@ class Training:
             self.store.drop_slots(except_for=self.method.slots(self.method.job.run))
         return changes
 
-    def _changes(self, header: Header, path: Path) -> list[str]:
+    def _changes(self, checkpoint: Checkpoint) -> list[str]:
         """What may be different from a checkpoint's run and is; ConfigError where something else is, too."""
-        changed, refused = [], []
+        header, changed, refused = checkpoint.header, [], []
         for setting, (saved, wanted) in header.run.differences(self.run).items():
             text = f"{setting} = {saved} there, {wanted} here"
             if setting in MAY_CHANGE:
@@ -267,21 +303,34 @@ class Training:
                 refused.append(text)
         for fact, saved in asdict(header.data).items():
             wanted = getattr(self._data_summary, fact)
-            if saved != wanted and fact != "source":
+            if saved not in (None, wanted) and fact != "source":
                 refused.append(f"data: {fact} = {saved} there, {wanted} here")
+        if isinstance(self.architecture, InferredNetwork) and isinstance(checkpoint.architecture, InferredNetwork):
+            there, here = checkpoint.architecture.table, self.architecture.table
+            if difference := there.difference(here):
+                refused.append(f"network: {difference} (there, here)")
+            elif there.source != here.source:
+                changed.append(f"the source of {self.run.model.name}, whose parameters are as they were")
+        if self.run.data.placement == "local" and header.ranks == self.communicator.size:
+            saved, wanted = checkpoint.own_data(self.store.rank), _contents(self.dataset.train)
+            if saved not in (None, wanted):
+                refused.append(f"data: examples, labels and features = {saved} there, {wanted} here")
         if refused:
             raise ConfigError(
-                f"{path} is of another run: {'; '.join(refused)}. Give the same settings, or a new --out."
+                f"{checkpoint.path} is of another run: {'; '.join(refused)}. Give the same settings, or a new --out."
             )
         return changed
 
     def _summarise_data(self) -> DataSummary:
         data, own_files = self.dataset, self.run.data.placement == "local"
-        labels = 0 if own_files else data.train.labels_checksum
-        examples = 0 if own_files else len(data.train)
-        return DataSummary(
-            self.run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, examples, labels
-        )
+        contents = (0, 0, 0) if own_files else _contents(data.train)
+        return DataSummary(self.run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, *contents)
+
+    @property
+    def data_fingerprint(self) -> str:
+        """What tells training data of the same name apart; empty where each rank has its own."""
+        features, labels = self._data_summary.features, self._data_summary.labels
+        return f"{features:08x}{labels:08x}" if features or labels else ""
 
     def _stream(self, run: Run) -> Batches:
         """This rank's batches."""
@@ -308,7 +357,7 @@ def _same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> Non
                 f"All ranks' files must agree on them."
             )
     if run.data.placement != "local":
-        splits = communicator.gather({name: (len(split), split.labels_checksum) for name, split in data.splits.items()})
+        splits = communicator.gather({name: _contents(split) for name, split in data.splits.items()})
         with communicator.agreed():
             if differences := _differences(splits):
                 raise DataError(
@@ -317,16 +366,23 @@ def _same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> Non
                 )
 
 
-def _differences(everyones: list[dict[str, tuple[int, int]]]) -> str:
-    """Which ranks' splits, by length and checksum of the labels, differ from rank 0's in what; empty if none does."""
+def _contents(split: Split) -> tuple[int, int, int]:
+    """How many examples, and checksums of their labels and features: alike where the data are."""
+    return len(split), split.labels_checksum, split.features_checksum
+
+
+def _differences(everyones: list[dict[str, tuple[int, int, int]]]) -> str:
+    """Which ranks' splits, by their `_contents`, differ from rank 0's in what; empty if none does."""
     found: dict[str, list[str]] = {}
     for rank, mine in enumerate(everyones):
         for split in SPLITS:
-            (length, labels), (wanted, same) = (splits.get(split, (0, 0)) for splits in (mine, everyones[0]))
-            if length != wanted:
-                found.setdefault(f"{length} {split} examples, not {wanted}", []).append(str(rank))
-            elif labels != same:
-                found.setdefault(f"other {split} labels", []).append(str(rank))
+            here, first = (splits.get(split, (0, 0, 0)) for splits in (mine, everyones[0]))
+            if here[0] != first[0]:
+                found.setdefault(f"{here[0]} {split} examples, not {first[0]}", []).append(str(rank))
+                continue
+            for what, checksum, same in zip(("labels", "features"), here[1:], first[1:], strict=True):
+                if checksum != same:
+                    found.setdefault(f"other {split} {what}", []).append(str(rank))
     return "; ".join(
         f"{what} (rank {', '.join(ranks[:4])}{', ...' * (len(ranks) > 4)})" for what, ranks in found.items()
     )

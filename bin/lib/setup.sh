@@ -20,6 +20,10 @@ pip_install() {
     "$PYTHON" -m pip install -qq --disable-pip-version-check "$@"
 }
 
+# A plain path instead of setuptools' finder: to the finder Python prefers a folder istmpi/ in the current one, such as the
+# clone itself seen from the folder that holds it.
+EDITABLE=(--config-settings editable_mode=compat --editable)
+
 # The stamp makes a second start cheap; it changes with anything that would make pip do something else.
 fingerprint() {
     { echo "$ROOT"; "$PYTHON" -VV; cat "$ROOT/setup.py" "$ROOT/pyproject.toml" "${BASH_SOURCE[0]}"; } | cksum
@@ -27,9 +31,10 @@ fingerprint() {
 
 make_venv() {
     "$PYTHON" -m pip --version >/dev/null 2>&1 && return
-    local python candidates=${ISTMPI_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}
-    for python in $candidates ""; do
-        [ -n "$python" ] || die "needs Python 3.10 or newer; ${candidates%% *} is $(${candidates%% *} -V 2>&1). Name one: ISTMPI_PYTHON=/path/to/python3"
+    local python candidates=(python3 python3.13 python3.12 python3.11 python3.10)
+    [ -z "${ISTMPI_PYTHON:-}" ] || candidates=("$ISTMPI_PYTHON")
+    for python in "${candidates[@]}" ""; do
+        [ -n "$python" ] || die "needs Python 3.10 or newer; ${candidates[0]} is $("${candidates[0]}" -V 2>&1). Name one: ISTMPI_PYTHON=/path/to/python3"
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && break
     done
     say "making $VENV with $("$python" -V)"
@@ -62,7 +67,7 @@ prepare() {
     if ! grep -qsxF "$now" "$VENV"/.istmpi-*"$1"; then
         say "installing torch $TORCH, mpi4py, h5py and istmpi[$1] into $VENV (some 300 MB the first time)"
         install_torch
-        pip_install --editable "${ROOT}[$1]"
+        pip_install "${EDITABLE[@]}" "${ROOT}[$1]"
         echo "$now" >"$VENV/.istmpi-$1"
     fi
     PATH=$VENV/bin:$PATH
@@ -107,7 +112,7 @@ find_mpi() {
         MPIRUN=$system
     else
         say "${system:-no MPI found}${system:+ and mpi4py do not work together}; installing PyPI's MPICH into $VENV"
-        pip_install --editable "${ROOT}[mpich]"
+        pip_install "${EDITABLE[@]}" "${ROOT}[mpich]"
         MPIRUN=$VENV/bin/mpirun
         works "$MPIRUN" || die "$MPIRUN does not work either. Load or install an MPI, or use conda: environment.yml"
     fi
@@ -146,7 +151,7 @@ find_parallel_hdf5() {
                 --no-cache-dir --no-binary=h5py --wheel-dir "$wheels" "$h5py" || return 1
         fi
         "${install[@]}" install -qq --disable-pip-version-check --no-deps --ignore-installed "$wheels"/h5py-*.whl || return 1
-        "${install[@]}" install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable "$ROOT" || return 1
+        "${install[@]}" install -qq --disable-pip-version-check --no-deps --no-build-isolation "${EDITABLE[@]}" "$ROOT" || return 1
     fi
     HDF5_LACKS="$HDF5_MPIRUN and $HDF5_PYTHON do not work together"
     HDF5_MPIRUN=$(command -v "$HDF5_MPIRUN") && PYTHON=$HDF5_PYTHON works "$HDF5_MPIRUN"

@@ -8,9 +8,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from istmpi.checkpoint.format import datasets, dtype_name
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.summary import header_values
+from istmpi.hdf5 import datasets, dtype_name
 
 _CHUNK = 2**22
 """Elements that are compared at a time: bounds the memory."""

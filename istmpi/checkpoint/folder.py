@@ -1,14 +1,15 @@
 """The checkpoints of a run's folder: their names, the newest that is valid, and which are kept."""
 
 import contextlib
-import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import Communicator
-from istmpi.errors import DataError
+from istmpi.errors import DataError, OutputError
 
 FOLDER = "checkpoints"
 """In a run's folder: what training can go on from."""
@@ -16,6 +17,7 @@ NETWORK = "network.h5"
 """In a run's folder: the trained network, the last checkpoint of all."""
 
 _PATTERN = "round-*.h5"
+_NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?\.h5")
 
 
 def name(header: Header) -> str:
@@ -73,16 +75,48 @@ def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
     return [path for _, path in sorted(found, key=lambda entry: entry[0], reverse=True)]
 
 
-def retain(folder: Path, keep: int) -> None:
-    """Remove all but the last ``keep`` checkpoints of a folder of checkpoints. One that cannot be removed stays."""
-    for path in listed(folder)[keep:]:
-        with contextlib.suppress(OSError):
-            path.unlink()
+def set_aside(folder: Path, start: Path) -> list[Path]:
+    """Rename the checkpoints of a run's folder that would be taken for newer than ``start``, from where it goes on.
+
+    They are no part of what is trained next. One that cannot be read is where its name says. Returns their new names,
+    which nobody had before. Raises OutputError.
+    """
+    paths = sorted(listed(folder), key=_position, reverse=True)
+    if inside := [number for number, path in enumerate(paths) if path.samefile(start)]:
+        beyond = paths[: inside[0]]
+    else:
+        beyond = [path for path in paths if _position(path) >= _position(start)]
+    ending = next(f".aside-{n}" for n in count(1) if not any(folder.rglob(f"*.aside-{n}"))) if beyond else ""
+    renamed = [path.with_name(path.name + ending) for path in beyond]
+    for path, new in zip(beyond, renamed, strict=True):
+        try:
+            path.rename(new)
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be renamed ({error.strerror}).") from None
+    return renamed
 
 
-def temporary(path: Path) -> Path:
-    """A name beside a file that nobody has had before: other hosts may remember what a name stood for."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+def _position(path: Path) -> tuple[float, float]:
+    """How far training had got; behind everything for a file that says so neither inside nor by its name."""
+    try:
+        with open_checkpoint(path) as checkpoint:
+            return checkpoint.header.position
+    except DataError:
+        named = _NAME.fullmatch(path.name)
+        return (int(named[1]), int(named[2] or 0)) if named else (float("inf"), 0)
+
+
+def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
+    """Remove all but the last ``keep`` of the ``valid`` checkpoints, from a folder of checkpoints.
+
+    None is removed while fewer are known to be valid, for others may not be. One that cannot be removed stays.
+    """
+    if len(valid) < keep:
+        return
+    for path in listed(folder):
+        if path not in valid[-keep:]:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -1,22 +1,23 @@
 """What a checkpoint holds and where: the one place that knows the file's groups, attributes and types.
 
-    /                           attributes: see `Header`
+    /                           attributes: see `Header`; ``checksum`` guards them and the list of datasets
     /model/PARAMETER            the whole parameter in its global shape; attribute: axes
     /optim/PARAMETER/SLOT       optimizer state that is carried along, likewise
     /norm/STAGE/{mean,std}      calibrated moments of each unit, where the weights were calibrated
     /input/{mean,std}           what examples are normalised with; /input/classes: their names
     /partial/                   what each rank has beside the above, of a stopped round or of a network of its own:
     /partial/{local_steps,losses}, and like /model and /optim the tensors of which every rank has its own values
+    /data/own                   a row for each rank that has data of its own: examples, CRC-32 of labels and of features
     /checksums/PATH             a CRC-32 for each block of rows of the dataset PATH
 
-Every dataset is contiguous and has its place in the file from the start. Structure and attributes are guarded by HDF5's
-own checksums (object headers of version 2), contents by ours. docs/checkpoint-format.md is the description for readers.
+Every dataset is contiguous and has its place in the file from the start; istmpi/hdf5.py says what guards a file.
+docs/checkpoint-format.md is the description for readers.
 """
 
 import dataclasses
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -26,18 +27,23 @@ import numpy as np
 
 from istmpi.axes import ITEMSIZE
 from istmpi.config import Run
+from istmpi.data.dataset import TASKS
 from istmpi.errors import ConfigError, DataError
+from istmpi.hdf5 import CHECKSUM, CHECKSUMS, CREATION, hdf5_type, seal, set_attribute, shown
 
-FORMAT, VERSION = "istmpi-checkpoint", 1
+FORMAT, VERSION = "istmpi-checkpoint", 2
+READABLE = (1, 2)
+"""Versions; those of the first have nothing that guards their attributes and the list of their datasets."""
 
-LOCKING = False
-"""A file appears under its name complete and never changes: nothing to lock, and cluster file systems often cannot."""
-
-CREATION = {"libver": ("v108", "v110"), "alignment_threshold": 2**16, "alignment_interval": 2**12}
-"""Object headers with checksums, readable since HDF5 1.8; large datasets begin at a block of the file system."""
-
-_CHUNK = 2**26
-"""Bytes that are read at a time when checksums are compared."""
+_RANGES = {
+    "ranks": (1, 2**31 - 1),
+    "round": (0, 2**31 - 1),
+    "local_step": (0, 2**31 - 1),
+    "examples": (0, 2**63 - 1),
+    "bytes": (0, 2**63 - 1),
+    "seconds": (0.0, 1e12),
+}
+"""What the numbers of a header can be: what lies outside would otherwise be believed in files of version 1."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class DataSummary:
     """Training examples; 0 where each rank has its own."""
     labels: int
     """CRC-32 of the training labels; 0 where each rank has its own."""
+    features: int | None = None
+    """CRC-32 of a sample of the training features; 0 where each rank has its own, None in files of version 1."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,12 @@ class Header:
     loss: float
     """Mean training loss of the last round."""
     data: DataSummary
+    scale: Mapping[str, float] = field(default_factory=dict)
+    """What the full network multiplies the contributions of each unit group by, in products that sum over it."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the libraries."""
+    network: Mapping[str, Any] = field(default_factory=dict)
+    """Of a network of one's own its `istmpi.models.table.Table` as JSON has it; empty for one of istmpi's."""
 
     @property
     def position(self) -> tuple[int, int]:
@@ -122,37 +134,56 @@ def with_checksums(pieces: Iterable[Piece]) -> list[Piece]:
     extended = []
     for piece in pieces:
         crc = [] if piece.block is None else [zlib.crc32(piece.bytes)]
-        guard = Piece(f"checksums/{piece.path}", (piece.blocks,), "uint32", np.array(crc, "<u4"), piece.block or 0)
+        guard = Piece(CHECKSUMS + piece.path, (piece.blocks,), "uint32", np.array(crc, "<u4"), piece.block or 0)
         extended += piece, guard
     return extended
 
 
-def create(file: h5py.File, header: Header, pieces: Iterable[Piece]) -> dict[str, int]:
-    """Make the attributes and every dataset, without values; returns where in the file each dataset begins."""
+def parts_of_checksums(pieces: Iterable[Piece]) -> list[np.ndarray]:
+    """This rank's values of every piece of /checksums, in order."""
+    return [piece.values for piece in pieces if piece.path.startswith(CHECKSUMS)]
+
+
+def create(
+    file: h5py.File, header: Header, pieces: Sequence[Piece], checksums: Sequence[Sequence[np.ndarray]]
+) -> dict[str, int]:
+    """Make the attributes and every dataset, without values; returns where in the file each dataset begins.
+
+    ``checksums`` are all ranks' `parts_of_checksums`, for the attributes and the list of datasets to be sealed with.
+    """
     attributes = {"format": FORMAT, "version": VERSION, "seed": header.run.train.seed}
     for item in dataclasses.fields(header):
         value = getattr(header, item.name)
+        if item.name == "network" and not value:
+            continue
         plain = value.tree() if isinstance(value, Run) else value
         plain = dataclasses.asdict(value) if isinstance(value, DataSummary) else plain
         attributes[item.name] = plain if isinstance(plain, int | float) else json.dumps(plain)
     for name, value in attributes.items():
-        _attribute(file, name, value)
+        set_attribute(file, name, value)
     offsets = {}
     for piece in pieces:
         dataset = _allocate(file, piece)
         if piece.axes is not None:
-            _attribute(dataset, "axes", piece.axes)
+            set_attribute(dataset, "axes", piece.axes)
         offsets[piece.path] = dataset.id.get_offset() or 0
+    guards = [piece.path for piece in pieces if piece.path.startswith(CHECKSUMS)]
+    seal(file, {path: np.concatenate(parts) for path, *parts in zip(guards, *checksums, strict=True)})
     return offsets
 
 
-def _attribute(place: h5py.HLObject, name: str, value: str | int | float) -> None:
-    """Texts of fixed length: those of variable length would lie outside of what HDF5's checksums guard."""
-    if isinstance(value, str):
-        text = value.encode()
-        place.attrs.create(name, np.array(text), dtype=h5py.string_dtype("utf-8", max(len(text), 1)))
-    else:
-        place.attrs[name] = value
+def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
+    """Make a header and some pieces in memory; ConfigError for what a file of HDF5, or of TOML, cannot hold."""
+    try:
+        with h5py.File("rehearsal", "w", driver="core", backing_store=False, **CREATION) as file:
+            pieces = with_checksums(pieces)
+            create(file, header, pieces, [parts_of_checksums(pieces)])
+        header.run.toml().encode()
+    except (OSError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"run {header.run.name!a}: what is to be saved of it cannot be stored ({error}). Use texts of Unicode "
+            f"and numbers of 64 bits in its settings, its path, and its classes' names."
+        ) from None
 
 
 def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
@@ -168,119 +199,83 @@ def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
     return h5py.Dataset(h5py.h5d.create(place.id, name.encode(), hdf5_type(piece.dtype), space, settings))
 
 
-def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
-    """The type in the file, little-endian; bfloat16 as the true float that it is, which HDF5 converts for readers."""
-    if dtype.startswith("S"):
-        return h5py.h5t.py_create(h5py.string_dtype("utf-8", int(dtype[1:])))
-    if dtype != "bfloat16":
-        return h5py.h5t.py_create(np.dtype(dtype).newbyteorder("<"))
-    kind = h5py.h5t.IEEE_F32LE.copy()
-    kind.set_fields(15, 7, 8, 0, 7)
-    kind.set_size(2)
-    kind.set_ebias(127)
-    return kind
-
-
-def dtype_name(dataset: h5py.Dataset) -> str:
-    """The inverse of `hdf5_type`."""
-    kind = dataset.id.get_type()
-    return "bfloat16" if kind.equal(hdf5_type("bfloat16")) else dataset.dtype.name
+def read_version(file: h5py.File, path: Any) -> int:
+    """The version of the format of an open file; DataError for a file of another format or version."""
+    if _text(file.attrs.get("format", "")) != FORMAT:
+        raise DataError(f"{path}: an HDF5 file, but not a checkpoint of istmpi.")
+    version = file.attrs.get("version", 0)
+    if version not in READABLE:
+        raise DataError(
+            f"{path}: a checkpoint of format version {shown(version)}; this istmpi reads versions "
+            f"{' and '.join(map(str, READABLE))}. Use the version of istmpi that wrote it, or a newer one."
+        )
+    if (CHECKSUM in file.attrs) != (version > 1):
+        of = "no attribute" if version == 1 else "an attribute"
+        raise DataError(f"{path}: damaged: its format version is {shown(version)}, which has {of} {CHECKSUM}.")
+    return int(version)
 
 
 def read_header(file: h5py.File, path: Any) -> Header:
-    """The root attributes of an open file; DataError for a file of another format or version."""
+    """The root attributes of an open file; DataError for whatever cannot be one of them."""
     attributes = dict(file.attrs)
-    if _text(attributes.get("format", "")) != FORMAT:
-        raise DataError(f"{path}: an HDF5 file, but not a checkpoint of istmpi.")
-    if (version := int(attributes.get("version", 0))) != VERSION:
-        raise DataError(
-            f"{path}: a checkpoint of format version {version}; this istmpi reads version {VERSION}. "
-            f"Use the version of istmpi that wrote it, or a newer one."
-        )
+    if attributes["version"] == 1:
+        attributes.setdefault("scale", "{}")
+    attributes.setdefault("network", "{}")
     values = {}
     for item in dataclasses.fields(Header):
         if item.name not in attributes:
             raise DataError(f"{path}: damaged: it has no attribute {item.name}.")
         value = attributes[item.name]
-        values[item.name] = item.type(value) if item.type in (int, float) else json.loads(_text(value))
+        values[item.name] = _number(value, item, path) if item.type in (int, float) else _tree(value, item.name, path)
     try:
         values["run"] = Run.from_tree(values["run"], str(path))
     except ConfigError as error:
         raise DataError(f"{path}: its run cannot be read ({error}).") from None
-    data = values["data"]
-    values["data"] = DataSummary(**{**data, "shape": tuple(data["shape"])})
+    values["data"] = _data_summary(values["data"], path)
+    if not all(isinstance(factor, float) and 0 < factor < np.inf for factor in values["scale"].values()):
+        raise DataError(f"{path}: damaged: its attribute scale has other values than positive numbers.")
+    if not all(isinstance(version, str) for version in values["versions"].values()):
+        raise DataError(f"{path}: damaged: its attribute versions has other values than texts.")
+    if (seed := attributes.get("seed")) != values["run"].train.seed:
+        raise DataError(f"{path}: damaged: its seed is {shown(seed)}, its run's {values['run'].train.seed}.")
     return Header(**values)
 
 
-def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Every dataset by its path, checksums left out, in the file's order."""
-    found = {}
-
-    def visit(path: str, item: h5py.HLObject) -> None:
-        if isinstance(item, h5py.Dataset) and not path.startswith("checksums/"):
-            found[path] = item
-
-    file.visititems(visit)
-    return found
-
-
-def checksum_errors(
-    file: h5py.File, part: int = 0, parts: int = 1, read: Callable[[int], None] = lambda nbytes: None
-) -> Iterator[str]:
-    """What is wrong with the contents, one line each, of every ``parts``-th block from number ``part`` on.
-
-    ``read`` is told of bytes as they are read.
-    """
-    number = 0
-    found = datasets(file)
-    for path in _guarded(file):
-        if path not in found:
-            yield f"{path} is missing"
-    for path, dataset in found.items():
-        if f"checksums/{path}" not in file:
-            yield f"{path} has no checksums"
-            continue
-        expected = file[f"checksums/{path}"][...]
-        rows = dataset.shape[0]
-        for block, crc in enumerate(expected):
-            if number % parts == part:
-                first, last = rows * block // len(expected), rows * (block + 1) // len(expected)
-                if _crc(dataset, first, last, read) != crc:
-                    yield f"{path}, rows {first} to {last - 1}: the checksum differs"
-            number += 1
+def _number(value: Any, item: dataclasses.Field, path: Any) -> int | float:
+    """A root attribute that is a number, and in its range where it has one."""
+    low, high = _RANGES.get(item.name, (-np.inf, np.inf))
+    kinds = (np.integer,) if item.type is int else (np.integer, np.floating)
+    if not isinstance(value, kinds) or (item.name in _RANGES and not low <= value <= high):
+        kind = "whole number" if item.type is int else "number"
+        raise DataError(
+            f"{path}: damaged: its attribute {item.name} is {shown(value)}, no {kind} from {low} to {high}."
+        )
+    return item.type(value)
 
 
-def _guarded(file: h5py.File) -> list[str]:
-    """The paths of the datasets that have checksums."""
-    paths: list[str] = []
-    guards = file.get("checksums")
-    if isinstance(guards, h5py.Group):
-        guards.visititems(lambda path, item: paths.append(path) if isinstance(item, h5py.Dataset) else None)
-    return paths
+def _tree(value: Any, name: str, path: Any) -> dict[str, Any]:
+    """A root attribute that is a JSON object."""
+    try:
+        tree = json.loads(_text(value))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: damaged: its attribute {name} is not readable JSON ({error}).") from None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path}: damaged: its attribute {name} is no JSON object.")
+    return tree
 
 
-def _crc(dataset: h5py.Dataset, first: int, last: int, read: Callable[[int], None]) -> int:
-    row = dataset.id.get_type().get_size() * prod(dataset.shape[1:])
-    step = max(_CHUNK // max(row, 1), 1)
-    crc = 0
-    for start in range(first, last, step):
-        rows = read_rows(dataset, start, min(start + step, last))
-        crc = zlib.crc32(rows, crc)
-        read(len(rows))
-    return crc
-
-
-def read_rows(dataset: h5py.Dataset, first: int, last: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Rows of a dataset as the bytes that the file has, flat uint8; into ``out`` where it is given."""
-    kind = dataset.id.get_type()
-    row = kind.get_size() * prod(dataset.shape[1:])
-    out = np.empty((last - first) * row, dtype=np.uint8) if out is None else out
-    if len(out):
-        count = (last - first, *dataset.shape[1:])
-        space = dataset.id.get_space()
-        space.select_hyperslab((first, *(0 for _ in dataset.shape[1:])), count)
-        dataset.id.read(h5py.h5s.create_simple(count), space, out, kind)
-    return out
+def _data_summary(tree: Mapping[str, Any], path: Any) -> DataSummary:
+    """What the attribute ``data`` says; files of version 1 have no fingerprint of the features."""
+    tree = {"features": None, **tree}
+    counts = ["outputs", "train", "labels"] + ["features"] * (tree["features"] is not None)
+    fits = {name: isinstance(tree.get(name), str) for name in ("source", "kind")}
+    fits |= {name: type(tree.get(name)) is int and 0 <= tree[name] < 2**63 for name in counts}
+    fits["task"] = tree.get("task") in TASKS
+    shape = tree.get("shape")
+    fits["shape"] = isinstance(shape, list) and all(type(length) is int and length > 0 for length in shape)
+    if wrong := [name for name in fits if not fits[name]]:
+        raise DataError(f"{path}: damaged: its attribute data has {wrong[0]} = {shown(tree.get(wrong[0]))}.")
+    return DataSummary(**{**tree, "shape": tuple(shape)})
 
 
 def _text(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -13,11 +13,27 @@ import h5py
 import numpy as np
 
 from istmpi.axes import Pattern
-from istmpi.checkpoint.format import LOCKING, Header, checksum_errors, datasets, dtype_name, read_header, read_rows
+from istmpi.checkpoint.format import Header, read_header, read_version
+from istmpi.config import is_own
 from istmpi.data.dataset import CLASSIFICATION
 from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean
+from istmpi.hdf5 import (
+    CHANGED,
+    LOCKING,
+    Read,
+    checksum_errors,
+    dataset_at,
+    datasets,
+    dtype_name,
+    read_rows,
+    sealed,
+    structure_errors,
+    unheard,
+)
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
+from istmpi.models.inferred import InferredNetwork
+from istmpi.models.table import Table
 
 MOMENTS = ("mean", "std")
 
@@ -54,12 +70,14 @@ class Checkpoint:
 
     def __init__(self, path: Path, file: h5py.File):
         self.path, self.file = path, file
+        self.version = read_version(file, path)
+        """Of the format."""
         self.header: Header = read_header(file, path)
-        data = self.header.data
-        self.architecture: Architecture = architecture(prod(data.shape), data.outputs, data.task, self.header.run.model)
+        self._datasets = datasets(file)
+        self.architecture = self._described()
         self.tensors: dict[str, Tensor] = {name: self._tensor(f"model/{name}") for name in self.architecture.parameters}
         self.tensors |= {
-            path.removeprefix("optim/"): self._tensor(path) for path in datasets(file) if path.startswith("optim/")
+            path.removeprefix("optim/"): self._tensor(path) for path in self._datasets if path.startswith("optim/")
         }
         for name, parameter in self.architecture.parameters.items():
             shape, tensor = parameter.pattern.shape(self.architecture.lengths), self.tensors[name]
@@ -68,15 +86,24 @@ class Checkpoint:
                     f"{path}: damaged: {name} is {tensor.shape} {tensor.dtype} of ({tensor.pattern}); its run has "
                     f"{shape} {parameter.dtype} of ({parameter.pattern})."
                 )
+        if self.version > 1 and not sealed(file):
+            raise DataError(f"{path}: damaged: {next(self._misfits(), CHANGED)}.")
+
+    def _described(self) -> Architecture:
+        """The network; one of the user's own without its code."""
+        data, model = self.header.data, self.header.run.model
+        if is_own(model.name):
+            return InferredNetwork(model.name, Table.from_tree(self.header.network), model.dtype)
+        return architecture(prod(data.shape), data.outputs, data.task, model)
 
     @property
     def calibrated(self) -> bool:
         """Whatever is normalised over the batch in training has its moments here, so that one example can be scored."""
-        return all(f"norm/{stage}" in self.file for stage in self.architecture.batch_norms)
+        return all(self._has(f"norm/{stage}/") for stage in self.architecture.batch_norms)
 
     @property
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Calibrated mean and standard deviation of the units of every stage that normalises over the batch.
+        """Calibrated mean and standard deviation of the units of all that normalises over the batch.
 
         Empty when the weights were saved without calibration.
         """
@@ -86,17 +113,21 @@ class Checkpoint:
     @property
     def normalisation(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Mean and standard deviation ``[features]`` that examples are normalised with, if they are."""
-        return (self.array("input/mean"), self.array("input/std")) if "input/mean" in self.file else None
+        return (self.array("input/mean"), self.array("input/std")) if self._has("input/mean") else None
 
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The classes' names; None for regression."""
-        return tuple(name.decode() for name in self.array("input/classes")) if "input/classes" in self.file else None
+        return tuple(name.decode() for name in self.array("input/classes")) if self._has("input/classes") else None
+
+    def own_data(self, rank: int) -> tuple[int, ...] | None:
+        """What tells the data of a rank from others where each has its own; None in files of version 1."""
+        return tuple(self.array("data/own")[rank].tolist()) if self._has("data/own") else None
 
     @property
     def has_partial(self) -> bool:
         """Each rank has something of its own in it."""
-        return "partial" in self.file
+        return self._has("partial/")
 
     @property
     def steps_of_begun_round(self) -> int | None:
@@ -106,7 +137,7 @@ class Checkpoint:
     @property
     def partial(self) -> dict[str, Tensor]:
         """The tensors of which every rank has its own values, one rank's after the other along axis 0."""
-        paths = [path for path in datasets(self.file) if path.startswith(("partial/model/", "partial/optim/"))]
+        paths = [path for path in self._datasets if path.startswith(("partial/model/", "partial/optim/"))]
         return {tensor.name: tensor for tensor in map(self._tensor, paths)}
 
     def array(self, path: str, rows: slice = slice(None)) -> np.ndarray:
@@ -117,9 +148,9 @@ class Checkpoint:
     @property
     def nbytes(self) -> int:
         """Of all contents, checksums left out."""
-        return sum(dataset.id.get_storage_size() for dataset in datasets(self.file).values())
+        return sum(dataset.id.get_storage_size() for dataset in self._datasets.values())
 
-    def errors(self, part: int = 0, parts: int = 1, read: Callable[[int], None] = lambda nbytes: None) -> Iterator[str]:
+    def errors(self, part: int = 0, parts: int = 1, read: Read = unheard) -> Iterator[str]:
         """What is wrong with the contents, one line each; only every ``parts``-th block, from number ``part`` on.
 
         ``read`` is told of bytes as they are read, `nbytes` in all.
@@ -135,14 +166,14 @@ class Checkpoint:
 
     def _misfits(self) -> Iterator[str]:
         """What is missing or of another shape, beside the parameters: of each of these groups, there is all or none."""
-        data, lengths = self.header.data, self.architecture.lengths
+        data, lengths, norms = self.header.data, self.architecture.lengths, self.architecture.batch_norms
         slots = dict.fromkeys(name.rpartition("/")[2] for name in self.tensors if "/" in name)
         parameters = self.architecture.parameters
-        found = datasets(self.file)
+        found = self._datasets
         classes = {"input/classes": (data.outputs,)} if data.task == CLASSIFICATION else {}
         groups = [
             {f"optim/{name}/{slot}": parameters[name].pattern.shape(lengths) for slot in slots for name in parameters},
-            {f"norm/{stage}/{kind}": (lengths[stage],) for stage in self.architecture.batch_norms for kind in MOMENTS},
+            {f"norm/{name}/{kind}": (norm.units,) for name, norm in norms.items() for kind in MOMENTS},
             {f"input/{kind}": (prod(data.shape),) for kind in MOMENTS},
         ]
         expected = self._of_a_stopped_round(found) | classes
@@ -153,6 +184,7 @@ class Checkpoint:
                 yield f"{path} is missing"
             elif found[path].shape != shape:
                 yield f"{path} is {found[path].shape}, not {shape}"
+        yield from structure_errors(self.file)
 
     def _of_a_stopped_round(self, found: Mapping[str, h5py.Dataset]) -> dict[str, tuple[int, ...]]:
         """How far each rank was, and its losses: how many there can be in a round is the method's affair."""
@@ -162,6 +194,10 @@ class Checkpoint:
         columns = found[losses].shape[1:2] if losses in found else ()
         return {"partial/local_steps": (ranks,), losses: (ranks, max([self.header.local_step, *columns]))}
 
+    def _has(self, prefix: str) -> bool:
+        """A dataset of that path, or one in a group of that name."""
+        return any(path.startswith(prefix) for path in self._datasets)
+
     def _tensor(self, path: str) -> Tensor:
         dataset = self._dataset(path)
         axes = dataset.attrs.get("axes", b"")
@@ -169,9 +205,9 @@ class Checkpoint:
         return Tensor(path.removeprefix("partial/").partition("/")[2], pattern, dtype_name(dataset), dataset, self.path)
 
     def _dataset(self, path: str) -> h5py.Dataset:
-        dataset = self.file.get(path)
-        if not isinstance(dataset, h5py.Dataset):
-            raise DataError(f"{self.path}: damaged: it has no dataset {path}{did_you_mean(path, datasets(self.file))}")
+        dataset = dataset_at(self.file, path)
+        if dataset is None:
+            raise DataError(f"{self.path}: damaged: it has no dataset {path}{did_you_mean(path, self._datasets)}")
         return dataset
 
 
@@ -193,15 +229,16 @@ def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn what h5py raises when it meets what it did not expect into one line."""
+    """Turn whatever h5py and others raise where they meet what they did not expect into one line."""
     try:
         yield
     except ConfigError as error:
         raise DataError(f"{path}: damaged ({error})") from None
     except IstmpiError:
         raise
-    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
-        reason = "truncated" if "truncated" in str(error) else f"damaged ({str(error).splitlines()[0]})"
+    except Exception as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = "truncated" if "truncated" in said else f"damaged ({said})"
         raise DataError(f"{path}: {reason}.") from error
 
 

@@ -1,6 +1,7 @@
 """Saving while training goes on: the commit of a file, and a thread that does it in the background."""
 
 import contextlib
+import queue
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -9,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from istmpi.checkpoint.folder import FOLDER, name, remove_leftovers, retain, temporary
+from istmpi.checkpoint.folder import FOLDER, name, remove_leftovers, retain
 from istmpi.checkpoint.format import Header, Piece, with_checksums
 from istmpi.checkpoint.writers import WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call
 from istmpi.config import Checkpoint as Settings
-from istmpi.data.hdf5 import reason, sync
 from istmpi.errors import OutputError
+from istmpi.files import sync, temporary
+from istmpi.foreign import reason
 
 
 def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:
@@ -52,24 +54,35 @@ def _output(path: Path) -> Iterator[None]:
 
 
 class Saver:
-    """Commits a run's checkpoints, one after the other, by default in the background. Collective throughout.
+    """Commits a run's checkpoints, one after the other, by default in the background. Collective, but for `close`.
 
     A checkpoint that cannot be written is reported to ``warn`` on rank 0 and the run goes on; after
-    ``settings.max_failures`` in a row the next call raises OutputError.
+    ``settings.max_failures`` in a row the next call raises OutputError. ``start``: the valid checkpoint that the run
+    goes on from, if it does.
     """
 
     def __init__(
-        self, folder: Path, settings: Settings, communicator: Communicator, warn: Callable[[str], None] = lambda _: None
+        self,
+        folder: Path,
+        settings: Settings,
+        communicator: Communicator,
+        warn: Callable[[str], None] = lambda _: None,
+        start: Path | None = None,
     ):
         self.folder = folder / FOLDER
         self.writer = choose(settings.writer, communicator)
         self.background = not settings.wait and all(communicator.gather(threads_may_call()))
         self._settings, self._warn = settings, warn
         self._communicator = communicator.duplicate()
-        self._thread: threading.Thread | None = None
         self._staged: dict[str, np.ndarray] = {}
+        self._valid = [start] if start else []
         self._failures = 0
         self._outcome: BaseException | None = None
+        self._jobs: queue.SimpleQueue[tuple[Header, list[Piece]] | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        if self.background:
+            self._start_thread()
         with communicator.agreed():
             if communicator.rank == 0:
                 with _output(self.folder):
@@ -80,18 +93,17 @@ class Saver:
     def save(self, header: Header, pieces: Sequence[Piece]) -> None:
         """Take a checkpoint of this state, which may change as soon as this returns."""
         self.wait()
-        if not self.background:
+        if self.background:
+            staged = self._stage(pieces)
+            self._idle.clear()
+            self._jobs.put((header, staged))
+        else:
             self._save(header, pieces)
             self.wait()
-            return
-        self._thread = threading.Thread(target=self._save, args=(header, self._stage(pieces)), daemon=True)
-        self._thread.start()
 
     def wait(self) -> None:
         """Until the last checkpoint is on the disk or has failed."""
-        if self._thread:
-            self._thread.join()
-            self._thread = None
+        self._idle.wait()
         outcome, self._outcome = self._outcome, None
         if outcome is not None and (
             not isinstance(outcome, OutputError) or self._failures >= self._settings.max_failures
@@ -105,13 +117,36 @@ class Saver:
         commit(path, header, pieces, self.writer, self._communicator)
         return path
 
+    def close(self) -> None:
+        """Let the thread end, when it has nothing left to do."""
+        self._jobs.put(None)
+
+    def _start_thread(self) -> None:
+        """One for all checkpoints, so that none fails when the system has no thread left; or none on any rank."""
+        failure = ""
+        try:
+            threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()
+        except RuntimeError as error:
+            failure = f"rank {self._communicator.rank}: no thread for checkpoints ({error})"
+        failures = list(filter(None, self._communicator.gather(failure)))
+        if failures:
+            self.background = False
+            self.close()
+            self._warn(f"{failures[0]}; training waits while they are written.")
+
+    def _serve(self) -> None:
+        while job := self._jobs.get():
+            self._save(*job)
+            self._idle.set()
+
     def _save(self, header: Header, pieces: Sequence[Piece]) -> None:
         path = self.folder / name(header)
         try:
             commit(path, header, pieces, self.writer, self._communicator)
             self._failures = 0
+            self._valid = [*self._valid, path][-self._settings.keep :]
             if self._communicator.rank == 0:
-                retain(self.folder, self._settings.keep)
+                retain(self.folder, self._settings.keep, self._valid)
         except OutputError as error:
             self._failures += 1
             last = self._failures >= self._settings.max_failures

@@ -1,7 +1,7 @@
 """Between a checkpoint and a running job: a rank's rows as pieces of the file, and back, on any number of ranks."""
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import h5py
 import numpy as np
@@ -14,7 +14,7 @@ from istmpi.comm import library
 from istmpi.data.dataset import Dataset
 from istmpi.errors import DataError
 from istmpi.methods.base import Partial
-from istmpi.models.norms import EPSILON
+from istmpi.models.architecture import BatchNormalisation
 from istmpi.store import ParameterStore
 
 Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
@@ -36,12 +36,14 @@ def model_pieces(store: ParameterStore) -> Iterator[Piece]:
         )
 
 
-def deployment_pieces(moments: Moments, data: Dataset, rank: int) -> Iterator[Piece]:
-    """What it takes to predict, beside the weights: moments (mean and variance by stage), normalisation, classes."""
+def deployment_pieces(
+    moments: Moments, norms: Mapping[str, BatchNormalisation], data: Dataset, rank: int
+) -> Iterator[Piece]:
+    """What it takes to predict, beside the weights: moments (mean and variance), normalisation, classes."""
     arrays = {}
-    for stage, (mean, variance) in moments.items():
-        arrays[f"norm/{stage}/mean"] = mean.numpy()
-        arrays[f"norm/{stage}/std"] = np.sqrt(variance.numpy() + EPSILON)
+    for name, (mean, variance) in moments.items():
+        arrays[f"norm/{name}/mean"] = mean.numpy()
+        arrays[f"norm/{name}/std"] = np.sqrt(variance.numpy() + norms[name].epsilon)
     if data.mean is not None:
         arrays |= {"input/mean": data.mean, "input/std": data.std}
     if data.classes is not None:
@@ -75,6 +77,12 @@ def partial_pieces(partial: Partial, store: ParameterStore, local_steps: int) ->
         yield Piece(f"partial/{place(name)}", shape, of.dtype, _bytes(values), rank * rows, axes, ranks, rank)
 
 
+def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
+    """What tells this rank's own data from others: one row of numbers for each rank."""
+    ranks, rank, values = store.owners.ranks, store.rank, np.array([contents], dtype=np.int64)
+    return Piece("data/own", (ranks, len(contents)), "int64", values, rank, None, ranks, rank)
+
+
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> Partial:
     """Fill the store; returns what this rank alone had, of a round that was stopped in the middle perhaps.
 
@@ -99,7 +107,8 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> Partial:
 
 
 def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
-    """Read this rank's rows of whatever the store has."""
+    """Read this rank's rows of whatever the store has, and the scale that goes with them."""
+    store.scale = checkpoint.header.scale
     for name, values in store.tensors.items():
         tensor = checkpoint.tensors.get(name)
         if tensor is None:
@@ -109,11 +118,12 @@ def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
 
 
 def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The calibration as the networks take it: mean and variance of the units by stage; the inverse of its pieces."""
+    """The calibration as the networks take it: mean and variance of the units; the inverse of its pieces."""
     moments = {}
-    for stage, (mean, std) in checkpoint.moments.items():
-        variance = np.maximum(np.square(std, dtype=np.float64) - EPSILON, 0).astype(std.dtype)
-        moments[stage] = torch.from_numpy(mean), torch.from_numpy(variance)
+    for name, (mean, std) in checkpoint.moments.items():
+        epsilon = checkpoint.architecture.batch_norms[name].epsilon
+        variance = np.maximum(np.square(std, dtype=np.float64) - epsilon, 0).astype(std.dtype)
+        moments[name] = torch.from_numpy(mean), torch.from_numpy(variance)
     return moments
 
 

@@ -1,7 +1,7 @@
 """What a checkpoint holds, as plain values: for tables and for other programs. Needs neither MPI nor torch."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from istmpi.checkpoint.folder import FOLDER
-from istmpi.checkpoint.format import FORMAT, VERSION, Header
+from istmpi.checkpoint.format import FORMAT, Header
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
 from istmpi.cost import COSTS, cost
 from istmpi.errors import DataError
+from istmpi.hdf5 import Read, unheard
 from istmpi.partition import Partition
 
 FIRST_UNITS = 6
@@ -54,10 +55,12 @@ def files(folder: Path) -> list[Path]:
     return found
 
 
-def entry(path: Path, folder: Path, verify: bool, read: Callable[[int], None] = lambda nbytes: None) -> Entry:
-    """One file of a folder; with ``verify`` every byte of it is read."""
+def entry(path: Path, folder: Path, verify: bool, read: Read = unheard) -> Entry | None:
+    """One file of a folder, None when it was removed since; with ``verify`` every byte of it is read."""
     try:
         status = path.stat()
+    except FileNotFoundError:
+        return None
     except OSError as error:
         return Entry(str(path.relative_to(folder)), 0, "", f"{error.strerror}.")
     modified = datetime.fromtimestamp(status.st_mtime, timezone.utc).isoformat(timespec="seconds")
@@ -78,6 +81,8 @@ def entry(path: Path, folder: Path, verify: bool, read: Callable[[int], None] = 
             if verify:
                 facts["problem"] = next(checkpoint.errors(read=read), None)
     except DataError as error:
+        if not path.exists():
+            return None
         facts["problem"] = str(error).removeprefix(f"{path}: ")
     return Entry(**facts)
 
@@ -88,7 +93,9 @@ def header_values(header: Header) -> dict[str, Any]:
     return values | {
         "run": header.run.tree(),
         "data": dataclasses.asdict(header.data),
+        "scale": dict(header.scale),
         "versions": dict(header.versions),
+        "network": dict(header.network),
     }
 
 
@@ -100,7 +107,7 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "path": str(checkpoint.path),
         "format": FORMAT,
-        "version": VERSION,
+        "version": checkpoint.version,
         "header": header_values(checkpoint.header),
         "steps_of_begun_round": checkpoint.steps_of_begun_round,
         "parameters": tensors[False],

@@ -15,9 +15,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from istmpi.checkpoint.format import CREATION, LOCKING, Header, Piece, create, hdf5_type
+from istmpi.checkpoint.format import Header, Piece, create, parts_of_checksums
 from istmpi.comm import Communicator
 from istmpi.errors import ConfigError
+from istmpi.hdf5 import CREATION, LOCKING, hdf5_type
 
 _AT_ONCE = 2**30
 """Most bytes in one call: larger ones fail in older libraries."""
@@ -83,10 +84,11 @@ def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: 
     HDF5 is done with its own part of the file then: it does not survive a disk that is too full for that.
     """
     made: dict[str, int] | OSError = {}
+    checksums = communicator.gather(parts_of_checksums(pieces))
     if communicator.rank == 0:
         try:
             with h5py.File(path, "x", locking=LOCKING, **CREATION) as file:
-                made = create(file, header, pieces)
+                made = create(file, header, pieces, checksums)
         except OSError as error:
             made = error
     made = communicator.from_first(made)

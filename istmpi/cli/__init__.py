@@ -1,1 +1,24 @@
 """The command line: a skin over the library; each command parses, calls the library and prints."""
+
+import os
+import sys
+from types import TracebackType
+
+from istmpi.signals import receiver
+
+STOPPABLE = ("train", "compare")
+"""Commands that save and stop when they are signalled."""
+_AT_ONCE = {"-h", "--help", "--dry-run"}
+"""With one of these they have nothing to save."""
+
+
+def _report_no_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+
+
+# Before the imports of the command itself, which take seconds, and a minute on a busy machine.
+if os.path.basename(sys.argv[0]) == "istmpi":
+    sys.excepthook = _report_no_interrupt
+    if sys.argv[1:2] and sys.argv[1] in STOPPABLE and _AT_ONCE.isdisjoint(sys.argv):
+        receiver()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.settings import changes, planning
+from istmpi.cli.settings import planning, resolve
+from istmpi.foreign import one_line
 
 
 @click.command("calibrate")
@@ -23,10 +24,9 @@ def command(run: str, assignments: tuple[str, ...], layers: str | None, out: str
     communicator = comm.world()
     with communicator.agreed():
         from istmpi.cli.networks import described
-        from istmpi.config import Run
         from istmpi.cost import cost
 
-        found = described(Run.load(run).override(changes(assignments, given)), layers)
+        found = described(resolve(run, assignments, given), layers)
         cost(found.run, found.architecture, communicator.size)  # refuses a deal that cannot be made
 
     from istmpi.probe import probe
@@ -41,4 +41,4 @@ def command(run: str, assignments: tuple[str, ...], layers: str | None, out: str
         from istmpi.report import tables
 
         tables.cluster(Console(highlight=False, soft_wrap=True), cluster)
-        print(f"written: {out}")
+        print(one_line(f"written: {out}"))

@@ -49,10 +49,11 @@ def command(
 
     communicator = comm.world()
     with communicator.agreed():
-        changed = changes(assignments, given)
+        loaded = Run.load(run)
+        changed = changes(assignments, given, loaded.model.name)
         if "method.name" in changed:
             raise ConfigError("--set method.name: istmpi compare sets it itself; use --methods.")
-        resolved = Run.load(run).override(changed)
+        resolved = loaded.override(changed)
         wanted = as_targets(targets)
         stop_at = deadline(stop_before_walltime, communicator)
 

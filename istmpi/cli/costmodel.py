@@ -17,15 +17,17 @@ from istmpi.config import Run
 from istmpi.cost import COSTS, RIVALS
 from istmpi.cost import survey as costs
 from istmpi.cost.advice import advise
-from istmpi.cost.cluster import Cluster, load, network, preset
+from istmpi.cost.cluster import LEAST, Cluster, load, network, preset
 from istmpi.cost.methods import method_cost
 from istmpi.cost.survey import Scenario
 from istmpi.errors import ConfigError, OutputError
+from istmpi.foreign import MOST, is_file, one_line
 from istmpi.report import tables
 from istmpi.report.units import number, size
 
 EXAMPLES = 1_000_000
 """In an epoch, where there are no data to count."""
+_AMOUNT = quantities.FiniteRange(min=LEAST, max=MOST)
 COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
 
 
@@ -40,8 +42,8 @@ COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
 @click.option("--latency", metavar="TIME", help="Of a message: 100us.")
 @click.option("--flops", metavar="RATE", help="FLOP/s of a rank, or of each: 250G or 250G,250G,100G.")
 @click.option("--memory", metavar="SIZE", help="Of a rank: 16GB.")
-@click.option("--price", type=float, metavar="MONEY", help="Of a node for an hour.")
-@click.option("--watts", type=float, metavar="W", help="Of a node.")
+@click.option("--price", type=_AMOUNT, metavar="MONEY", help="Of a node for an hour.")
+@click.option("--watts", type=_AMOUNT, metavar="W", help="Of a node.")
 @click.option("--advise", "advice", is_flag=True, help="Method, ranks and local steps to take, and why: five lines.")
 @click.option("--most-ranks", type=click.IntRange(2, 100_000), default=8, show_default=True, help="For --advise.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
@@ -98,7 +100,7 @@ def _cluster(given: dict[str, str | None]) -> Cluster:
     """The cluster that the options name, changed as they say."""
     name = given["cluster"]
     path = Path(name)
-    cluster = load(path) if path.suffix == ".json" or path.is_file() else preset(name)
+    cluster = load(path) if path.suffix == ".json" or is_file(path) else preset(name)
     changed = {}
     if given["bandwidth"] or given["latency"]:
         link = cluster.links["alltoallv"]
@@ -112,12 +114,7 @@ def _cluster(given: dict[str, str | None]) -> Cluster:
         changed["flops"] = quantities.speeds("--flops", given["flops"])
     if given["memory"]:
         changed["memory"] = quantities.memory("--memory", given["memory"])
-    for option in ("price", "watts"):
-        value = given[option]
-        if value is not None:
-            if not 0 < value < float("inf"):
-                raise ConfigError(f"--{option} {value:g} must be greater than zero.")
-            changed[option] = value
+    changed |= {option: given[option] for option in ("price", "watts") if given[option] is not None}
     if not changed:
         return cluster
     return replace(cluster, **changed, name=f"{cluster.name} with {', '.join(f'--{one}' for one in _named(given))}")
@@ -161,8 +158,7 @@ def _ranks(text: str | None, scenario: Scenario) -> list[int]:
 
 
 def _title(scenario: Scenario) -> str:
-    run, lengths = scenario.run, scenario.architecture.lengths
-    widths = "-".join(str(lengths[name]) for name in ("features", *scenario.architecture.stages))
+    run, widths = scenario.run, scenario.architecture.outline
     batch = "in all for data parallel, a rank for the others" if scenario.shared_batch else "a rank"
     return f"{run.name}: {widths}, batch {run.train.batch} {batch}, J = {run.method.local_steps}"
 
@@ -246,4 +242,4 @@ def _draw(rows: list[costs.Row], scenario: Scenario, path: Path) -> None:
         draw(rows, f"{_title(scenario)}; times on {scenario.cluster.name}", path)
     except ImportError:
         raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
-    click.echo(f"drawn: {path}", err=True)
+    click.echo(one_line(f"drawn: {path}"), err=True)

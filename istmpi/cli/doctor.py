@@ -8,6 +8,9 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from istmpi.cli.quantities import FiniteRange
+from istmpi.foreign import printable
+
 _PATIENCE = 20.0
 
 
@@ -17,7 +20,7 @@ _PATIENCE = 20.0
 @click.option("--meet", is_flag=True, help="Only see whether all ranks meet: prints how many, and the library.")
 @click.option(
     "--patience",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True, max=86400),
     default=_PATIENCE,
     metavar="SECONDS",
     help="How long to wait for a rank that says nothing (20).",
@@ -59,8 +62,8 @@ def _show(report) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for finding in report.findings:
         state = f"[{finding.state}]{finding.state:<6}[/]"
-        console.print(f"{state}  [bold]{escape(finding.name):<9}[/] {escape(finding.fact)}")
+        console.print(f"{state}  [bold]{escape(finding.name):<9}[/] {escape(printable(finding.fact))}")
         if finding.cure:
-            console.print(f"{'':19}{escape(finding.cure)}")
+            console.print(f"{'':19}{escape(printable(finding.cure))}")
     counts = ((state, sum(finding.state == state for finding in report.findings)) for state in STATES)
     console.print(", ".join(f"{count} {state}" for state, count in counts if count))

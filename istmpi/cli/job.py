@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from istmpi.cli.settings import resolve
-from istmpi.config import Run
+from istmpi.config import Run, is_own
 from istmpi.errors import ConfigError, OutputError, did_you_mean
 
 
@@ -77,7 +77,7 @@ def slurm(
     text = job.text()
     most = max(map(int, array.split(","))) if array else nodes or 1
     check(arguments, most * (gpus or 1), "compare" if compare else "train")
-    click.echo(text, nl=False)
+    _print_script(text)
 
 
 @command.command("ec2")
@@ -91,6 +91,14 @@ def slurm(
 @click.option("--region", metavar="NAME", help="Else as the AWS command line has it.")
 @click.option("--key", metavar="NAME", help="The key pair to log in with; else $KEY when the script runs.")
 @click.option("--ssh-from", metavar="CIDR", help="Who may log in, as 203.0.113.7/32; else $SSH_FROM.")
+@click.option("--yes-open", is_flag=True, help="Let that be more addresses than a /16.")
+@click.option(
+    "--hours",
+    type=click.IntRange(1, 720),
+    default=24,
+    metavar="N",
+    help="They end by themselves after it (24).",
+)
 @click.option("--package", metavar="REQUIREMENT", help="What pip installs there: a version, or an address of git.")
 def ec2(
     run: str,
@@ -101,6 +109,8 @@ def ec2(
     region: str | None,
     key: str | None,
     ssh_from: str | None,
+    yes_open: bool,
+    hours: int,
     package: str | None,
 ) -> None:
     """Print a script that makes a cluster on EC2, trains RUN there, brings the results here and removes the cluster.
@@ -115,18 +125,23 @@ def ec2(
     from istmpi.record import home
 
     resolved = check((run, *options), instances)
+    out = home(resolved.output.folder, resolved.name)
+    if out.is_absolute() or ".." in out.parts:
+        raise ConfigError(
+            f"--out {out}: on EC2 a run's folder lies below /shared; name it without .. and no / in front."
+        )
     arguments = (run, *options)
     files = [run] if Path(run).is_file() else []
     data = resolved.data.source
     if Path(data).is_file():
         files.append(data)
         arguments += ("--data", data)
-    up = ["--instances", str(instances), "--type", kind, *["--spot"] * spot]
+    up = ["--instances", str(instances), "--type", kind, "--hours", str(hours)]
+    up += ["--spot"] * spot + ["--yes-open"] * yes_open
     up += ["--package", package] if package else []
     given = {name: value for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items() if value}
     name = f"istmpi-{job_name(run)}"[:40].strip("-")
-    out = str(home(resolved.output.folder, resolved.name))
-    click.echo(Ec2(name, region, up, given, files, out, arguments).text(), nl=False)
+    _print_script(Ec2(name, region, up, given, files, str(out), arguments).text())
 
 
 @command.command("folder")
@@ -162,6 +177,14 @@ def show_table(folder: Path) -> None:
     click.echo(text, nl=False)
 
 
+def _print_script(text: str) -> None:
+    """Print a script; ConfigError where an option brings signs into it that nobody sees, or that are no text."""
+    for line in text.split("\n"):
+        if not line.replace("\t", "").isprintable():
+            raise ConfigError(f"the script would have a line that cannot be printed: {line}. Name it otherwise.")
+    click.echo(text, nl=False)
+
+
 def check(arguments: tuple[str, ...], ranks: int, verb: str = "train") -> Run:
     """The run of a command line of istmpi train or compare; refused if it could not be trained on so many ranks."""
     from istmpi.cli.main import istmpi
@@ -173,7 +196,10 @@ def check(arguments: tuple[str, ...], ranks: int, verb: str = "train") -> Run:
     if command is None:
         raise ConfigError(f"this istmpi has no command {verb}.")
     given = command.make_context(f"istmpi {verb} {shlex.join(arguments)}", list(arguments)).params
-    found = described(resolve(given.pop("run"), given.pop("assignments"), given), None)
+    run = resolve(given.pop("run"), given.pop("assignments"), given)
+    if is_own(run.model.name):
+        return run.with_implied()  # what it deals out is found where it trains
+    found = described(run, None)
     methods = given["methods"].split(",") if verb == "compare" else [found.run.method.name]
     for name in methods:
         if verb == "compare" and name not in COSTS:

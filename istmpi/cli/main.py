@@ -1,7 +1,9 @@
 """``istmpi``: finds the command, and turns whatever ends it into one message, from one rank, and an exit code."""
 
+import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
@@ -11,9 +13,13 @@ import click
 from istmpi import __version__, comm
 from istmpi.cli.lazy import LazyGroup
 from istmpi.errors import IstmpiError, UserError
+from istmpi.foreign import no_room, one_line, past_a_limit
 
-ALONE = ("report", "runs", "costmodel", "prepare", "checkpoint", "predict", "export", "job")
+ALONE = ("report", "runs", "costmodel", "prepare", "data", "checkpoint", "predict", "export", "job", "model")
 """Commands that need no MPI: each process is on its own, however many were started."""
+
+FOR_THE_LAUNCHER = 5.0
+"""Seconds in which a launcher ends the job with the code of a rank that is gone, before one that misses it does."""
 
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
@@ -30,7 +36,9 @@ Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
         "runs": "List the runs that ship with istmpi.",
         "costmodel": "Say what a run will cost in bytes, FLOPs, memory and time; no MPI, no training.",
         "calibrate": "Measure this cluster's network and ranks for costmodel.",
+        "model": "Say which widths of a network of your own can be dealt out, and prove it.",
         "prepare": "Turn raw data into one file that training reads.",
+        "data": "Verify prepared data.",
         "checkpoint": "List, show, verify and compare checkpoints.",
         "evaluate": "Score a trained network on data.",
         "predict": "Run a trained network on files.",
@@ -48,6 +56,7 @@ def istmpi() -> None:
 
 def main(program: Callable[[], object] = lambda: istmpi(standalone_mode=False)) -> NoReturn:
     """The console script. Whatever ends the program on one rank ends it on all, with that rank's message."""
+    comm.announce(sys.argv[1:])
     code, together = _outcome(program)
     if code and not together:
         comm.abort_at_exit(code)
@@ -60,7 +69,9 @@ def main(program: Callable[[], object] = lambda: istmpi(standalone_mode=False)) 
 def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     """Run the program; its exit code, and whether all ranks end with it by themselves."""
     try:
-        return int(program() or 0), True
+        code = int(program() or 0)
+        sys.stdout.flush()
+        return code, True
     except click.exceptions.Abort:
         return 130, False
     except click.ClickException as error:
@@ -69,12 +80,21 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
         return _report(error)
     except SystemExit as error:
         if isinstance(error.code, str):
-            print(f"istmpi: rank {comm.current_rank()}: {error.code}", file=sys.stderr, flush=True)
+            print(f"istmpi: rank {comm.current_rank()}: {one_line(error.code)}", file=sys.stderr, flush=True)
         return error.code if isinstance(error.code, int) else int(error.code is not None), False
     except KeyboardInterrupt:
         return 130, False
-    except BaseException:
-        print(f"istmpi: rank {comm.current_rank()} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+    except BaseException as error:
+        if full := no_room(error):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again, and fails aloud
+            return _report(full)
+        if limit := past_a_limit(error):
+            return _report(limit)
+        lost = comm.lost_connection(error)
+        what = f": {lost}" if lost else f" failed:\n{traceback.format_exc()}"
+        print(f"istmpi: rank {comm.current_rank()}{what}", file=sys.stderr, flush=True)
+        if lost:
+            time.sleep(FOR_THE_LAUNCHER)
         return 1, False
 
 
@@ -85,9 +105,9 @@ def _report(error: IstmpiError) -> tuple[int, bool]:
         error = comm.meet_with(error)
     rank = comm.current_rank()
     if not error.everywhere and not (alone and rank == 0):
-        print(f"istmpi: rank {rank}: {error}", file=sys.stderr, flush=True)
+        print(f"istmpi: rank {rank}: {one_line(error)}", file=sys.stderr, flush=True)
     elif rank == 0:
-        print(f"istmpi: {error}", file=sys.stderr, flush=True)
+        print(f"istmpi: {one_line(error)}", file=sys.stderr, flush=True)
     if error.everywhere:
         comm.leave_together()
     return error.exit_code, error.everywhere

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from istmpi.cli import quantities
-from istmpi.config import Run
+from istmpi.config import Run, is_own
+from istmpi.errors import ConfigError
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
 
@@ -21,6 +22,11 @@ class Described:
 
 def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None) -> Described:
     """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data."""
+    if is_own(run.model.name):
+        raise ConfigError(
+            f"model.name = {run.model.name}: what a network of your own costs cannot be planned yet, only what an mlp "
+            f"does. istmpi model {run.model.name} tells its parameters, istmpi train trains it."
+        )
     run = run.with_implied()
     task, examples = "classification", None
     if layers is not None:

@@ -9,6 +9,7 @@ import click
 
 from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
+from istmpi.foreign import one_line
 
 
 @click.command("predict")
@@ -22,6 +23,7 @@ from istmpi.data.dataset import SPLITS
 @click.option("--label", metavar="COLUMN", help="csv: pass over this column, a name or a number from 0.")
 @click.option("--resize", is_flag=True, help="images: resize to the size of the training data.")
 @click.option("--calibrate-on", metavar="DATA", help="For a CKPT without calibration: what it was trained on.")
+@click.option("--model", metavar="FILE.py:Class", help="The class of a network of your own; its code is run.")
 def command(
     path: str,
     source: str,
@@ -33,6 +35,7 @@ def command(
     label: str | None,
     resize: bool,
     calibrate_on: str | None,
+    model: str | None,
 ) -> None:
     """Run the network in CKPT on the examples of INPUT; needs no MPI.
 
@@ -59,8 +62,10 @@ def command(
     if out:
         require_free(Path(out), force)
     with open_checkpoint(path) as checkpoint:
-        network = CalibratedNetwork(checkpoint, calibrate_on)
+        network = CalibratedNetwork(checkpoint, calibrate_on, model)
         data, classes = checkpoint.header.data, checkpoint.classes
+    if network.note:
+        click.echo(one_line(f"istmpi: {network.note}."), err=True)
     blocks = read_inputs(source, data.kind, data.shape, split=split, label=label, resize=resize, skipped=_tell_skipped)
     text = lines(predict(network, blocks), classes, data.outputs, all_outputs, form)
     if not out:
@@ -72,7 +77,7 @@ def command(
 
 
 def _tell_skipped(name: str, reason: str) -> None:
-    click.echo(f"istmpi: {name} is passed over: it cannot be read ({reason}).", err=True)
+    click.echo(one_line(f"istmpi: {name} is passed over: it cannot be read ({reason})."), err=True)
 
 
 def _print(text: Iterable[str]) -> None:

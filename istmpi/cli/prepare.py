@@ -6,6 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from istmpi.cli.bars import progress
+from istmpi.foreign import printable
 
 
 @click.command("prepare")
@@ -43,5 +44,5 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
     table.add_row("took", f"{report.seconds:.1f} s")
     table.add_row("size", f"{report.bytes / 1e6:,.1f} MB")
     console = Console(highlight=False)
-    console.print(escape(report.target.name), style="bold")
+    console.print(escape(printable(report.target.name)), style="bold")
     console.print(table)

@@ -1,5 +1,6 @@
 """What rank 0 shows of a run: a banner, live progress on a terminal or plain lines in a log, and the outcome."""
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -15,12 +16,16 @@ from istmpi.checkpoint.saver import Saver
 from istmpi.compare import ComparisonWatch, Turn
 from istmpi.cost import cost
 from istmpi.errors import IstmpiError
+from istmpi.foreign import one_line
 from istmpi.record import RunFolder
+from istmpi.report import plots
 from istmpi.report.units import duration, number, size
 from istmpi.run import Summary, Watch
 from istmpi.train import Progress, Training
 
 SECONDS_BETWEEN_LINES = 10
+LONGEST_ROUNDS = 4 * 3600.0
+"""Seconds that have two rounds in them, from which the time left is known."""
 
 
 class TrainingDisplay(Watch):
@@ -30,10 +35,13 @@ class TrainingDisplay(Watch):
     """Has a line, not just one every few seconds."""
 
     def __init__(self) -> None:
-        # Open MPI gives rank 0 a terminal for its output even where that ends in a file; for its errors it does not.
-        live = sys.stdout.isatty() and sys.stderr.isatty()
-        self._console = Console(highlight=False, soft_wrap=True, force_terminal=live)
+        # A rank's output is no sign under mpirun: MPICH gives it a pipe, Open MPI a terminal, whatever mpirun's own is.
+        columns = comm.terminal_columns()
+        self._live = columns is not None or (sys.stdout.isatty() and sys.stderr.isatty())
+        coloured = self._live or bool(os.environ.get("FORCE_COLOR"))
+        self._console = Console(highlight=False, soft_wrap=True, force_terminal=coloured, width=columns or None)
         self._bar: bars.Progress | None = None
+        self._to_draw: Path | None = None
         self._line_at = 0.0
 
     def __enter__(self) -> "TrainingDisplay":
@@ -50,7 +58,7 @@ class TrainingDisplay(Watch):
         """Begin to show the progress of a run."""
         self._score_name = training.score_name
         self._rounds = training.run.train.rounds
-        if self._console.is_terminal:
+        if self._live:
             self._bar = bars.Progress(
                 bars.TextColumn("round"),
                 bars.MofNCompleteColumn(),
@@ -59,6 +67,7 @@ class TrainingDisplay(Watch):
                 bars.TextColumn("{task.fields[note]}"),
                 console=self._console,
                 transient=True,
+                speed_estimate_period=LONGEST_ROUNDS,
             )
             self._task = self._bar.add_task("", total=self._rounds, note="")
             self._bar.start()
@@ -79,30 +88,34 @@ class TrainingDisplay(Watch):
             self._console.print(line)
 
     def noticed(self, message: str) -> None:
-        self._console.print(message, markup=False)
+        self._console.print(one_line(message), markup=False)
 
     def finished(self, summary: Summary) -> None:
         self._stop_bar()
         self._facts(_outcome(summary))
+        self._to_draw = summary.folder
+
+    def already_finished(self, folder: RunFolder) -> None:
+        self._to_draw = folder.path if plots.missing(folder.path) else None
 
     def _stop_bar(self) -> None:
         if self._bar:
             self._bar.stop()
             self._bar = None
 
-    def plots(self, folder: Path) -> None:
-        """Draw the run's plots and name them."""
+    def plots(self) -> None:
+        """Draw the plots of a finished run, if it has none yet, and name them."""
+        if not self._to_draw:
+            return
         try:
-            from istmpi.report.plots import draw
-
-            drawn = ", ".join(str(path) for path in draw(folder))
+            drawn = ", ".join(str(path) for path in plots.draw(self._to_draw))
         except ImportError:
             drawn = "none: matplotlib is not installed (pip install 'istmpi[plots]')"
         self._facts({"plots": drawn})
 
     def _facts(self, facts: Mapping[str, str]) -> None:
         for name, fact in facts.items():
-            self._console.print(f"[bold]{name:<10}[/] {escape(fact)}")
+            self._console.print(f"[bold]{name:<10}[/] {escape(one_line(fact))}")
 
 
 class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
@@ -138,14 +151,13 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
 
     def failed(self, turn: Turn, error: IstmpiError) -> None:
         self._stop_bar()
-        self._console.print(f"{turn.folder.name} failed: {error}", markup=False)
+        self._console.print(one_line(f"{turn.folder.name} failed: {error}"), markup=False)
 
 
 def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str]:
     run, ranks, network, data = training.run, training.communicator.size, training.architecture, training.dataset
     hosts = list(dict.fromkeys(training.hosts))
     shown = ", ".join(hosts[:4]) + ", ..." * (len(hosts) > 4)
-    widths = "-".join(str(network.lengths[name]) for name in ("features", *network.stages))
     weights = sum(parameter.size(network.lengths) for parameter in network.parameters.values())
     plan = cost(run, network, ranks)
     dealt = ", ".join(plan.groups) or "nothing"
@@ -162,7 +174,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
         "ranks": f"{ranks} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {shown}{alone}",
         "compute": f"{training.device}, {training.threads} thread{'s' * (training.threads > 1)} a rank",
         "data": f"{run.data.source}, {len(data.train):,} + {len(data.test):,} examples, placement {run.data.placement}",
-        "network": f"{run.model.name} {widths}, {number(weights)} weights",
+        "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
         "method": f"{run.method.name}, {run.train.rounds} rounds of {steps}",
         "dealt out": f"{dealt}; each rank trains {number(plan.largest.elements)} weights",
         "checkpoint": f"{every}, writer {saver.writer}{how}",

@@ -3,11 +3,27 @@
 import math
 import re
 
+import click
+
 from istmpi.errors import ConfigError
+from istmpi.foreign import MOST, one_line
+
+MOST_UNITS = 2**40
+"""No layer is wider."""
 
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _QUANTITY = re.compile(r"\s*([0-9.eE+-]+?)\s*([^\d\s.]*)\s*")
+
+
+class FiniteRange(click.FloatRange):
+    """click's range of numbers without NaN, which lies in every range of click's, and without infinity."""
+
+    def convert(self, value, param, ctx):
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number.", param, ctx)
+        return number
 
 
 def bandwidth(option: str, text: str) -> float:
@@ -68,6 +84,18 @@ def ranks(option: str, text: str) -> list[int]:
     return found
 
 
+def shape(option: str, text: str) -> tuple[int, ...]:
+    """The lengths of an example's axes: ``3x32x32``."""
+    expected = "the lengths of an example's axes, as 3x32x32"
+    try:
+        lengths = tuple(int(one) for one in text.split("x"))
+    except ValueError:
+        raise _refused(option, text, expected) from None
+    if not 1 <= min(lengths) <= max(lengths) <= MOST_UNITS:
+        raise _refused(option, text, expected)
+    return lengths
+
+
 def widths(option: str, text: str) -> list[int]:
     """Lengths of all layers, ``1000-4000-200``: features, hidden widths, labels."""
     expected = "features, hidden widths and labels, as 1000-4000-4000-200"
@@ -75,7 +103,7 @@ def widths(option: str, text: str) -> list[int]:
         found = [int(one) for one in text.split("-")]
     except ValueError:
         raise _refused(option, text, expected) from None
-    if len(found) < 3 or min(found) < 1:
+    if len(found) < 3 or not 1 <= min(found) <= max(found) <= MOST_UNITS:
         raise _refused(option, text, expected)
     return found
 
@@ -86,10 +114,10 @@ def _split(option: str, text: str, expected: str) -> tuple[float, str]:
         number = float(match[1]) if match else math.nan
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
+    if not 1 / MOST < number < MOST:
         raise _refused(option, text, expected)
     return number, match[2]
 
 
 def _refused(option: str, text: str, expected: str) -> ConfigError:
-    return ConfigError(f"{option} {text.strip()!r} must be {expected}, greater than zero.")
+    return ConfigError(f"{option} {one_line(text.strip())!r} must be {expected}, greater than zero.")

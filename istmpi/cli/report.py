@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from istmpi.cli.reporting import as_targets, draw, print_comparison, reporting, write_page
-from istmpi.errors import OutputError
-from istmpi.report.comparison import compare
+from istmpi.errors import DataError, OutputError
+from istmpi.report.comparison import by_data, compare
 from istmpi.report.curves import read
 from istmpi.report.sheets import notes
 
@@ -37,29 +37,37 @@ def command(
     istmpi report runs/speech runs/speech-2 runs/speech-3 --targets 0.63,0.69,0.75 --watts 150
 
     DIR is the folder of a run or of a comparison, or any folder of runs. Repeats of a method make one column; runs that
-    differ in settings do not.
+    differ in settings do not. Each data set, by the name of its file, makes a comparison of its own.
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")
     wanted = as_targets(targets)
     curves = read(map(Path, paths))
-    found = compare(curves, wanted, watts)
-    rows = found.rows()
+    found = {data: compare(those, wanted, watts) for data, those in by_data(curves).items()}
+    if (html or plot) and len(found) > 1:
+        raise DataError(f"--html and --plot show runs on one data set, these are on {', '.join(found)}. Name the runs.")
     if as_json:
-        tree = {"score": found.score_name, "targets": found.targets, "notes": notes(found), "rows": rows}
-        print(json.dumps(tree, indent=1))
+        trees = [
+            {"data": data, "score": one.score_name, "targets": one.targets, "notes": notes(one), "rows": one.rows()}
+            for data, one in found.items()
+        ]
+        print(json.dumps({"comparisons": trees}, indent=1))
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, rows[0] if rows else ["method"])
+        rows = [{"data": data, **row} for data, one in found.items() for row in one.rows()]
+        writer = csv.DictWriter(sys.stdout, rows[0] if rows else ["data", "method"])
         writer.writeheader()
         writer.writerows(rows)
     else:
-        print_comparison(found)
+        for data, one in found.items():
+            if len(found) > 1:
+                click.echo(f"data: {data}\n")
+            print_comparison(one)
     names = " ".join(dict.fromkeys(curve.name for curve in curves if curve.name))
     title = f"{names or ' '.join(paths)}: {' '.join(dict.fromkeys(curve.method for curve in curves))}"
     if html:
-        write_page(found, title, Path(html))
+        write_page(*found.values(), title, Path(html))
     if plot:
         try:
-            draw(found, title, Path(plot))
+            draw(*found.values(), title, Path(plot))
         except ImportError:
             raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None

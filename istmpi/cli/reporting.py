@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from istmpi.cli.quantities import FiniteRange
 from istmpi.errors import ConfigError
+from istmpi.foreign import MOST, one_line
 from istmpi.report import tables
 from istmpi.report.comparison import Comparison
 
@@ -19,7 +21,7 @@ WIDTH_OF_A_LOG = 200
 def reporting(command: Callable) -> Callable:
     """Decorate a click command with --targets and --watts."""
     command = click.option(
-        "--watts", type=click.FloatRange(min=0, min_open=True), metavar="W", help="Of a node, for the energy."
+        "--watts", type=FiniteRange(min=0, min_open=True, max=MOST), metavar="W", help="Of a node, for the energy."
     )(command)
     return click.option(
         "--targets",
@@ -53,7 +55,7 @@ def write_page(found: Comparison, title: str, path: Path) -> None:
     except ImportError:
         picture = None
     write(page(found, title, picture), path)
-    click.echo(f"written: {path}", err=True)
+    click.echo(one_line(f"written: {path}"), err=True)
 
 
 def draw(found: Comparison, title: str, path: Path) -> None:
@@ -61,4 +63,4 @@ def draw(found: Comparison, title: str, path: Path) -> None:
     from istmpi.report import comparison_plots
 
     comparison_plots.draw(found, title, path)
-    click.echo(f"drawn: {path}", err=True)
+    click.echo(one_line(f"drawn: {path}"), err=True)

@@ -1,22 +1,17 @@
 """The options that set a run: those that people change all the time by their own names, the rest by --set."""
 
-import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import click
 
-from istmpi.config import Run
+from istmpi.config import Run, is_own
 from istmpi.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from istmpi.foreign import toml_value
 
 OPTIONS = {
     "--data": ("data.source", "FILE", "A prepared .h5, an .npz, or digits; {rank} in it is the rank's number."),
-    "--model": ("model.name", "NAME", "The network: mlp."),
+    "--model": ("model.name", "NAME", "The network: mlp, or one of your own as FILE.py:Class."),
     "--hidden": ("model.hidden", "N,N,...", "Widths of the hidden layers."),
     "--method": (
         "method.name",
@@ -82,35 +77,47 @@ def settings(command: Callable) -> Callable:
 
 def resolve(run: str, assignments: tuple[str, ...], options: dict[str, str | None]) -> Run:
     """The run that a command line describes; ConfigError names the option."""
-    return Run.load(run).override(changes(assignments, options))
+    loaded = Run.load(run)
+    return loaded.override(changes(assignments, options, loaded.model.name))
 
 
-def changes(assignments: tuple[str, ...], options: dict[str, str | None]) -> dict[str, Any]:
-    """What a command line changes in a run: ``{"method.local_steps": 20}``."""
-    found = {}
+def changes(assignments: tuple[str, ...], options: dict[str, str | None], model: str = "mlp") -> dict[str, Any]:
+    """What a command line changes in a run whose network is ``model``: ``{"method.local_steps": 20}``."""
+    typed = []
     for option, (setting, _, _) in OPTIONS.items():
         given = options.get(option.lstrip("-").replace("-", "_"))
         if given is not None:
-            found[setting] = _read(option, setting, given)
+            typed.append((option, setting, given))
+    typed += [(f"--set {setting}", setting, value) for setting, value in assigned(assignments)]
+    for option, setting, text in typed:
+        model = _read(option, setting, text, model) if setting == "model.name" else model
+    return {setting: _read(option, setting, text, model) for option, setting, text in typed}
+
+
+def assigned(assignments: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Each setting that ``--set SECTION.KEY=VALUE`` names, and its value as it was typed."""
     for assignment in assignments:
         setting, equals, value = assignment.partition("=")
         if not equals:
             raise ConfigError(f"--set {assignment}: must be SECTION.KEY=VALUE, as in --set model.norm=layer.")
-        found[setting.strip()] = _read(f"--set {setting}", setting.strip(), value.strip())
-    return found
+        yield setting.strip(), value.strip()
 
 
-def _read(option: str, setting: str, text: str) -> Any:
-    """A value as the run file would have it: numbers, lists with or without brackets, texts with or without quotes."""
+def _read(option: str, setting: str, text: str, model: str) -> Any:
+    """A value as the run file would have it: numbers, lists with or without brackets, texts with or without quotes.
+
+    Of a network of one's own (``model``) a single number is one, for nobody knows which of its arguments are lists.
+    """
     if setting in _TEXTS and not text.startswith(("'", '"')):
         return text
     if setting == "train.threads" and text == "auto":
         return 0
-    if setting in ("model.hidden", "method.shares") and not text.startswith("["):
+    is_list = setting == "method.shares" or (setting == "model.hidden" and ("," in text or not is_own(model)))
+    if is_list and not text.startswith("["):
         text = f"[{text}]"
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return toml_value(text)
+    except ValueError:
         if text.startswith("["):
             raise ConfigError(f"{option} {text.strip('[]')}: must be numbers with commas between them.") from None
         return text

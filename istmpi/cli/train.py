@@ -36,6 +36,7 @@ def command(
     mpirun -n 4 istmpi train
     mpirun -n 8 istmpi train speech --data speech.h5 --hidden 4096,4096 --lr 0.01
     mpirun -n 8 istmpi train speech --checkpoint-every 10 --resume auto
+    mpirun -n 4 istmpi train --model mynet.py:Net --set model.channels=[64,128]
 
     SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C or a file STOP in the run's folder save and stop it, exit code 75; --resume auto
     goes on from there, on any number of ranks.
@@ -61,7 +62,7 @@ def command(
     from istmpi.run import carry_out
 
     with TrainingDisplay() if communicator.rank == 0 else nullcontext() as display:
-        summary = carry_out(resolved, communicator, display, resume, stop_at, signals=True)
+        carry_out(resolved, communicator, display, resume, stop_at, signals=True)
     with communicator.agreed():
-        if display and summary:
-            display.plots(summary.folder)
+        if display:
+            display.plots()

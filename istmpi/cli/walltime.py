@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from istmpi.cli.quantities import FiniteRange
+
 if TYPE_CHECKING:
     from istmpi.comm import Communicator
+
+
+MOST_MINUTES = 1e6
+"""Nearly two years."""
 
 
 def walltime(command: Callable) -> Callable:
     """Decorate a click command with the option; it receives ``stop_before_walltime``, in minutes."""
     return click.option(
         "--stop-before-walltime",
-        type=click.FloatRange(min=0),
+        type=FiniteRange(min=0, max=MOST_MINUTES),
         metavar="MINUTES",
         help="Save and stop that long before the SLURM job's time is up.",
     )(command)

@@ -1,19 +1,14 @@
 """The ranks of a job and all that goes on between them. The only package that imports mpi4py."""
 
 from istmpi.comm.communicator import STAGING_BYTES, Communicator, Nap, Traffic
-from istmpi.comm.launch import (
-    abort_at_exit,
-    current_rank,
-    handshake,
-    launched,
-    leave_together,
-    meet_with,
-    world,
-)
+from istmpi.comm.launch import announce, current_rank, handshake, meet_with, world
+from istmpi.comm.launcher import launched, terminal_columns
+from istmpi.comm.leaving import abort_at_exit, leave_together
 from istmpi.comm.mpi import (
     THREAD_LEVELS,
     library,
     library_before_start,
+    lost_connection,
     send_to_self,
     start,
     thread_level,
@@ -29,15 +24,18 @@ __all__ = [
     "Rumour",
     "Traffic",
     "abort_at_exit",
+    "announce",
     "current_rank",
     "handshake",
     "launched",
     "leave_together",
     "library",
     "library_before_start",
+    "lost_connection",
     "meet_with",
     "send_to_self",
     "start",
+    "terminal_columns",
     "thread_level",
     "threads_may_call",
     "world",

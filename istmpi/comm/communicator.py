@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from istmpi.errors import IstmpiError
+from istmpi.foreign import past_a_limit
 
 T = TypeVar("T")
 
@@ -152,14 +153,18 @@ class Communicator:
     def agreed(self) -> Iterator[None]:
         """Local work that every rank must get through: if one fails, all raise the lowest failing rank's error.
 
-        The message names that rank if other ranks got through. Only errors meant for the user are agreed on; any other
-        ends the job at once.
+        The message names that rank if other ranks got through. Only errors meant for the user are agreed on, and want
+        of memory, which becomes one of them; any other ends the job at once.
         """
         error: IstmpiError | None = None
         try:
             yield
         except IstmpiError as raised:
             error = raised
+        except Exception as raised:
+            error = past_a_limit(raised)
+            if error is None:
+                raise
         by_rank = self.gather(error)
         failed = [rank for rank, error in enumerate(by_rank) if error is not None]
         if failed:
@@ -231,11 +236,14 @@ class Communicator:
 
         return all(request == MPI.REQUEST_NULL for request in requests)
 
-    def on_this_host(self) -> "Communicator":
-        """The ranks on this host."""
+    @contextmanager
+    def on_this_host(self) -> Iterator["Communicator"]:
+        """The ranks on this host, for as long as the block lasts. Entering and leaving it are collective."""
         from mpi4py import MPI
 
-        return Communicator(self._mpi.Split_type(MPI.COMM_TYPE_SHARED))
+        local = Communicator(self._mpi.Split_type(MPI.COMM_TYPE_SHARED))
+        yield local
+        local.mpi.Free()
 
     def hosts(self) -> list[str]:
         """Every rank's host name."""

@@ -1,34 +1,92 @@
-"""From processes that a launcher started to ranks that know each other, and how they end together."""
+"""From processes that a launcher started to ranks that know each other and do the same."""
 
+import hashlib
 import os
+import shlex
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
+from istmpi import __version__
 from istmpi.comm import mpi
-from istmpi.comm.communicator import Communicator
+from istmpi.comm.arrival import expected
+from istmpi.comm.communicator import Communicator, Nap
+from istmpi.comm.launcher import launched
+from istmpi.comm.leaving import end_with_this_script
 from istmpi.errors import IstmpiError, LaunchError
 
-LAUNCHERS = {
-    "PMI": ("PMI_RANK", "PMI_SIZE"),
-    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    "SLURM": ("SLURM_PROCID", "SLURM_NTASKS"),
-}
-"""How launchers tell a process its rank and the number of ranks."""
+_command: list[str] | None = None
+"""What the console script was called with; None in a program of the user's own."""
+_agreed = False
+
+
+def announce(words: Sequence[str]) -> None:
+    """Say with what the console script was called: `world` lets ranks meet that were called with the same."""
+    global _command
+    _command = list(words)
 
 
 def world() -> Communicator:
     """All ranks of this job, on a communicator of our own.
 
-    LaunchError when there is no MPI library, or when it does not belong to the launcher that started this process.
+    LaunchError when there is no MPI library, when it does not belong to the launcher that started this process, or when
+    ranks have other versions or were called with other words. In a program of the user's own, one that fails on a rank
+    ends on all from now on.
     """
-    communicator = Communicator(mpi.start().COMM_WORLD.Dup())
-    announced = launched()[1]
-    if communicator.size == 1 and announced > 1:
-        raise LaunchError(
-            f"{announced} ranks were started but {mpi.library()} sees only one: launcher and MPI library do not belong "
-            f"together. Use the mpirun (or srun --mpi=...) of that library."
-        )
+    global _agreed
+    with expected():
+        everyone = mpi.start().COMM_WORLD
+        announced = launched()[1]
+        if everyone.Get_size() == 1 and announced > 1:
+            raise LaunchError(
+                f"{announced} ranks were started but {mpi.library()} sees only one: launcher and MPI library do not "
+                f"belong together. Use the mpirun (or srun --mpi=...) of that library."
+            )
+        if not _agreed:
+            _agree(everyone)
+            _agreed = True
+    communicator = Communicator(everyone.Dup())
+    if _command is None:
+        end_with_this_script(communicator)
     return communicator
+
+
+def _agree(everyone: Any) -> None:
+    """Raise the same LaunchError on all ranks where not all have the same version and were called with the same."""
+    started_as = __version__, _command
+    digest = np.frombuffer(hashlib.sha256(repr(started_as).encode()).digest(), dtype=np.uint8)
+    digests = np.empty((everyone.Get_size(), digest.size), dtype=np.uint8)
+    request, nap = everyone.Iallgather(digest, digests), Nap()
+    while not request.Test():  # a rank that does something else never comes, and `expected` has to be able to say so
+        nap.after(False)
+    if (digests == digests[0]).all():
+        return
+    versions, commands = zip(*everyone.allgather(started_as))
+    if len(set(versions)) > 1:
+        error = LaunchError(
+            f"the ranks have different versions of istmpi: {_by_rank(versions)}. Install the same one on all hosts."
+        )
+    else:
+        lines = [shlex.join(["istmpi", *words]) if words is not None else "a program" for words in commands]
+        error = LaunchError(
+            f"the ranks were started with different commands: {_by_rank(lines)}. Start the same command on all ranks."
+        )
+    error.everywhere = True
+    raise error
+
+
+def _by_rank(values: Iterable[str]) -> str:
+    """``A on ranks 0, 2, 3; B on rank 1``; no more than four of either."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    shown = [
+        f"{value} on rank{'s' * (len(those) > 1)} {', '.join(map(str, those[:4]))}{', ...' * (len(those) > 4)}"
+        for value, those in ranks.items()
+    ]
+    return "; ".join(shown[:4]) + "; ..." * (len(shown) > 4)
 
 
 def handshake(seconds: float) -> list[tuple[int, int]]:
@@ -74,14 +132,6 @@ def _unheard(everyone: Any, peers: list[int], tag: int, seconds: float) -> tuple
     return heard, list(waiting)
 
 
-def launched() -> tuple[int, int]:
-    """This process's rank and the number of ranks as its launcher told it, before MPI is up; (0, 1) without one."""
-    for rank, size in LAUNCHERS.values():
-        if rank in os.environ and size in os.environ:
-            return int(os.environ[rank]), int(os.environ[size])
-    return 0, 1
-
-
 def current_rank() -> int:
     """This process's rank: as MPI tells it, or as the launcher did while MPI is not up."""
     MPI = mpi.if_up()
@@ -108,21 +158,3 @@ def meet_with(error: IstmpiError) -> IstmpiError:
 def _in_batch_script() -> bool:
     """This process runs in a SLURM job's script, beside no other rank, though the variables of ranks are set."""
     return "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and "PMI_RANK" not in os.environ
-
-
-def leave_together() -> None:
-    """Wait for all ranks, if MPI is up: once one leaves with an error, a launcher ends the others unheard.
-
-    Only for an end that every rank knows of.
-    """
-    MPI = mpi.if_up()
-    if MPI:
-        MPI.COMM_WORLD.Barrier()
-
-
-def abort_at_exit(code: int) -> None:
-    """Let this process end through MPI_Abort, if MPI is up: its peers may be waiting for it."""
-    if mpi.if_up():
-        from mpi4py.run import set_abort_status
-
-        set_abort_status(code)

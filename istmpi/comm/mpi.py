@@ -1,5 +1,6 @@
 """The MPI library itself: how it is loaded, what it says of itself, and what it lets us do."""
 
+import ctypes
 import sys
 import warnings
 from typing import Any
@@ -13,7 +14,12 @@ def start() -> Any:
         with warnings.catch_warnings():
             # mpi4py warns of a foreign launcher in three lines; we refuse it in one.
             warnings.simplefilter("ignore", RuntimeWarning)
+            import mpi4py
+
+            mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
             from mpi4py import MPI
+        if not MPI.Is_initialized():
+            _initialise(MPI)
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
             f"no MPI library can be loaded ({error}). Install one (pip install 'istmpi[mpich]') or load its module."
@@ -21,10 +27,49 @@ def start() -> Any:
     return MPI
 
 
+def _initialise(MPI: Any) -> None:
+    """MPI_Init_thread without Python's lock, which mpi4py keeps: other threads shall see who waits there for ever."""
+    from mpi4py import rc
+
+    level = getattr(MPI, f"THREAD_{rc.thread_level}".upper()) if rc.threads else MPI.THREAD_SINGLE
+    try:
+        call = ctypes.CDLL(MPI.__file__).MPI_Init_thread
+    except (AttributeError, OSError):  # a library that shows its names to mpi4py alone
+        MPI.Init_thread(level)
+        return
+    if call(None, None, level, ctypes.byref(ctypes.c_int())):
+        raise RuntimeError("MPI_Init_thread failed")
+    for communicator in MPI.COMM_WORLD, MPI.COMM_SELF:
+        communicator.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py makes exceptions of what is returned
+
+
 def if_up() -> Any:
     """mpi4py's MPI module while the library is up, else None; starts nothing."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
+
+
+def lost_connection(error: BaseException) -> str:
+    """What an exception says of a rank that is gone, in one line; empty for one of any other kind."""
+    MPI = if_up()
+    if MPI is None or not isinstance(error, MPI.Exception):
+        return ""
+    if error.Get_error_class() not in {getattr(MPI, name) for name in _OF_THE_CONNECTION if hasattr(MPI, name)}:
+        return ""
+    reason = error.Get_error_string().strip().splitlines()[-1].strip()  # the end of a chain of calls
+    return f"a rank is gone: the connection to it broke ({reason}). Its own message or the launcher's says why."
+
+
+_OF_THE_CONNECTION = (
+    "ERR_OTHER",
+    "ERR_INTERN",
+    "ERR_UNKNOWN",
+    "ERR_IN_STATUS",  # of a request; who asks for several is not told more
+    "ERR_PROC_ABORTED",
+    "ERR_PROC_FAILED",
+    "ERR_PROC_FAILED_PENDING",
+)
+"""Classes of MPI's errors that no wrong argument of ours leads to."""
 
 
 def library_before_start() -> str:

@@ -8,14 +8,17 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from istmpi.errors import ConfigError, DataError, OutputError, did_you_mean
+from istmpi.errors import ConfigError, OutputError, did_you_mean
+from istmpi.foreign import Fields, is_figure, printable
 
 FORMAT = "istmpi cluster"
 VERSION = 1
+LEAST = 1e-9
+"""Of what memory, money and power may be."""
 
 
 @dataclass(frozen=True)
@@ -87,28 +90,33 @@ class Cluster:
 
 def load(path: Path) -> Cluster:
     """A cluster of a file; DataError for one that is missing, damaged, or of another version."""
-    again = "Make it anew: mpirun -n P istmpi calibrate."
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"cluster file {path}: cannot be read ({error.strerror}). {again}") from None
-    except ValueError:
-        raise DataError(f"cluster file {path}: is not JSON. {again}") from None
-    if not isinstance(tree, dict) or tree.pop("format", None) != FORMAT:
-        raise DataError(f"cluster file {path}: is not a cluster file of istmpi's. {again}")
-    version = tree.pop("version", None)
-    if version != VERSION:
-        raise DataError(f"cluster file {path}: has version {version}, this istmpi reads version {VERSION}. {again}")
-    try:
-        tree["links"] = {name: Link(**link) for name, link in tree["links"].items()}
-        tree["flops"] = tuple(map(float, tree["flops"]))
-        cluster = Cluster(**tree)
-        positive = all(flops > 0 for flops in cluster.flops) and {"alltoallv", "allreduce"} <= {*cluster.links}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        positive = False
-    if not positive:
-        raise DataError(f"cluster file {path}: is damaged. {again}")
-    return cluster
+    file = Fields.read(path, f"cluster file {path}", "Make it anew: mpirun -n P istmpi calibrate.")
+    if "format" not in file or file.value("format") != FORMAT:
+        raise file.refused("format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}")
+    if file.value("version") != VERSION:
+        raise file.refused("version", file.value("version"), f"must be {VERSION}, the version that this istmpi reads")
+    known = {one.name for one in fields(Cluster)}
+    if unknown := [printable(key) for key in file if key not in {*known, "format", "version"}]:
+        raise file.refused(unknown[0], file.value(unknown[0]), "is no key of a cluster file")
+    named = {"alltoallv", "allreduce"}
+    links = {
+        name: Link(link.figure("latency", 0), link.figure("seconds_per_byte", 0))
+        for name in sorted({*file.inner("links")} | named)
+        for link in [file.inner("links").inner(name)]
+    }
+    flops = file.value("flops")
+    if not isinstance(flops, list) or not flops or not all(is_figure(one, 1) for one in flops):
+        raise file.refused("flops", flops, "must be a list of numbers of at least 1")
+    extras = {name: file.figure(name, 0) for name in _SECONDS if name in file}
+    for name in ("memory", "price", "watts"):
+        if name in file and file.value(name) is not None:
+            extras[name] = file.figure(name, LEAST)
+    measured = file.value("measured") if "measured" in file else {}
+    return Cluster(file.text("name"), file.text("source"), links, tuple(map(float, flops)), **extras, measured=measured)
+
+
+_SECONDS = tuple(one.name for one in fields(Cluster) if "seconds" in one.name)
+"""What a file may say of times beside its links."""
 
 
 def network(latency: float, bandwidth: float) -> dict[str, Link]:

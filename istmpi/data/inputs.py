@@ -16,7 +16,7 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import BadFileError
 from istmpi.data.prepare.material import rows_per_block
 from istmpi.data.sources import open_dataset
-from istmpi.errors import DataError
+from istmpi.errors import DataError, kind_of
 from istmpi.optional import optional
 
 Block = tuple[Sequence[str | int], np.ndarray]
@@ -45,7 +45,7 @@ def read_inputs(
     for names, x in blocks:
         require_finite(x, "input", source, count)
         count += len(x)
-        yield (range(count - len(x), count) if names is None else names), x
+        yield (range(count - len(x), count) if names is None else names), x.astype(np.float32, copy=False)
     if count == 0:
         raise DataError(f"{source} has no examples that can be read.")
 
@@ -64,6 +64,8 @@ def _blocks(
         return _of_dataset(open_dataset(source), source, shape, split)
     if not path.exists():
         raise DataError(f"{path} does not exist. Give a file or a folder to predict.")
+    if not (path.is_file() or path.is_dir()):
+        raise DataError(f"{path} is {kind_of(path)}. Give a file or a folder to predict.")
     name = path.name.lower()
     if name.endswith(SUFFIXES):
         return _of_dataset(open_prepared(path), source, shape, split)
@@ -72,13 +74,13 @@ def _blocks(
     if name.endswith(tables.ENDINGS):
         return _of_table(path, shape, label)
     if kind == "speech":
-        return _of_files(path, (speech.ENDING,), speech.clip_decoder(), speech.one_thread, skipped)
+        return _of_files(path, (speech.ENDING,), speech.clip_decoder(), speech.one_thread, speech.MOST_BYTES, skipped)
     if kind in ("images", "idx"):
         pillow = optional("PIL.Image", "Pillow", "images")
         mode = "L" if shape[0] == 1 else "RGB"
         extent = shape[2], shape[1]
         decode = images.image_decoder(pillow, "the training data", mode, extent, resize, "Give --resize.")
-        return _of_files(path, images.ENDINGS, decode, nullcontext, skipped)
+        return _of_files(path, images.ENDINGS, decode, nullcontext, images.MOST_BYTES, skipped)
     raise DataError(f"{path}: this network takes {prod(shape)} numbers; give a .csv, .npz, .npy or a prepared .h5.")
 
 
@@ -107,7 +109,7 @@ def _of_array(path: Path, shape: tuple[int, ...], split: str) -> Iterator[tuple[
     step = rows_per_block(prod(shape))
     for start in range(0, len(x), step):
         # A copy: what is predicted is normalised in place.
-        yield None, np.array(x[start : start + step], dtype=np.float32).reshape(-1, prod(shape))
+        yield None, np.array(x[start : start + step]).reshape(-1, prod(shape))
 
 
 def _of_table(path: Path, shape: tuple[int, ...], label: str | None) -> Iterator[tuple[None, np.ndarray]]:
@@ -124,6 +126,7 @@ def _of_files(
     endings: tuple[str, ...],
     decode: Callable[[str, bytes], np.ndarray],
     context: Callable[[], object],
+    most_bytes: int,
     skipped: Callable[[str, str], None],
 ) -> Iterator[tuple[list[str], np.ndarray]]:
     """Each file of a folder, a tar file or by itself."""
@@ -131,7 +134,7 @@ def _of_files(
     names = [name for name in archive.names if name.lower().endswith(endings)]
     if not names:
         raise DataError(f"{path} holds no {' '.join(endings)}; the network was trained on such files.")
-    contents = archive.read(names)
+    contents = archive.read(names, most_bytes)
     step = 1
     while part := list(islice(contents, step)):
         rows: dict[str, np.ndarray] = {}

@@ -4,6 +4,7 @@ import numpy as np
 
 from istmpi.data.dataset import CLASSIFICATION, REGRESSION, TASKS
 from istmpi.errors import ConfigError, DataError, did_you_mean
+from istmpi.foreign import printable
 
 
 def read_labels(
@@ -13,12 +14,16 @@ def read_labels(
 
     Raw labels are [n] or [n, 1] of integers, booleans, strings or floats, or [n, outputs] of numbers. Without ``task``,
     one string, boolean or integer an example is its class and all else is regression. Classes are numbered in the order
-    of their values, over all splits. y is [n] int64, or [n, outputs] float32.
+    of their values, over all splits; floats are classes only where they are whole. y is [n] int64, or [n, outputs]
+    float32.
     """
     if task is not None and task not in TASKS:
         raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, TASKS)}")
     sizes = [len(part) for part in parts.values()]
+    _require_alike(parts, source)
     labels = np.concatenate([_flat(part) for part in parts.values()])
+    if not len(labels):
+        raise DataError(f"{source} has no train examples; a data set needs at least one.")
     cuts = np.cumsum(sizes)[:-1]
     if task is None:
         task = CLASSIFICATION if labels.ndim == 1 and labels.dtype.kind != "f" else REGRESSION
@@ -28,15 +33,42 @@ def read_labels(
                 f"{source}: the labels are {labels.shape[1]} numbers an example; classification needs one. "
                 "Give class numbers, or --task regression."
             )
+        _require_classes(parts, source)
         values, y = np.unique(labels, return_inverse=True)
         return task, tuple(_name(value) for value in values), dict(zip(parts, np.split(y.astype(np.int64), cuts)))
     if labels.dtype.kind not in "fiub":
         raise DataError(f"{source}: the label {labels.flat[0]!s} is not a number; regression needs one. Check --label.")
-    y = labels.astype(np.float32).reshape(len(labels), -1)
+    with np.errstate(over="ignore"):  # it is infinite then
+        y = labels.astype(np.float32).reshape(len(labels), -1)
     if not np.isfinite(y).all():
         row = int(np.argwhere(~np.isfinite(y))[0, 0])
         raise DataError(f"{source}: the label of example {row} is {y[row]}; it must be finite. Remove such examples.")
     return task, None, dict(zip(parts, np.split(y, cuts)))
+
+
+def _require_alike(parts: dict[str, np.ndarray], source: str) -> None:
+    """DataError for labels that cannot be put one behind the other."""
+    kinds = {split: part.dtype.kind for split, part in parts.items()}
+    if len({kind in "US" for kind in kinds.values()}) > 1 or not set(kinds.values()) <= {*"biufUS"}:
+        types = ", ".join(str(part.dtype) for part in parts.values())
+        raise DataError(f"{source}: the labels are of {types}; give whole numbers or names.")
+    if len({_flat(part).shape[1:] for part in parts.values()}) > 1:
+        raise DataError(f"{source}: the labels of its splits are of different shapes; give them one.")
+
+
+def _require_classes(parts: dict[str, np.ndarray], source: str) -> None:
+    """DataError for numbers that cannot name a class, for they are not whole."""
+    for split, part in parts.items():
+        labels = _flat(part)
+        if labels.dtype.kind != "f":
+            continue
+        whole = np.isfinite(labels) & (labels == np.trunc(labels))
+        if not whole.all():
+            row = int(np.argmin(whole))
+            raise DataError(
+                f"{source}: the label of {f'{split} example'.strip()} {row} is {labels[row]}; a class is a whole "
+                "number or a name. Correct it, or predict it as a number: --task regression."
+            )
 
 
 def _flat(labels: np.ndarray) -> np.ndarray:
@@ -45,4 +77,5 @@ def _flat(labels: np.ndarray) -> np.ndarray:
 
 def _name(value: object) -> str:
     """A class's name; 3.0 is class 3."""
-    return str(int(value)) if isinstance(value, np.floating) and value == int(value) else str(value)
+    whole = isinstance(value, np.floating) and value == int(value)
+    return printable(str(int(value)) if whole else str(value))

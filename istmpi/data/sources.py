@@ -12,7 +12,7 @@ from istmpi.data.digits import open_digits
 from istmpi.data.hdf5 import SUFFIXES, open_prepared
 from istmpi.data.holdout import held_out
 from istmpi.data.labels import read_labels
-from istmpi.errors import ConfigError, DataError
+from istmpi.errors import ConfigError, DataError, kind_of
 
 RANK = "{rank}"
 _CHECKED = 2**22
@@ -33,6 +33,8 @@ def open_dataset(source: str, stream: int | None = None) -> Dataset:
     path = Path(source.replace(RANK, str(stream)))
     if not path.exists():
         raise DataError(f"data {path} does not exist{_nearest(path)}")
+    if not path.is_file():
+        raise DataError(f"data {path} is {kind_of(path)}; it must be a file.")
     if path.suffix == ".npz":
         return open_npz(path)
     if path.suffix in SUFFIXES:
@@ -70,7 +72,14 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> dict[str, tuple[
         raise DataError(f"{source} holds {held}; it needs x_train, y_train, x_test and y_test, or x and y.")
     shape = next(iter(found.values()))[0].shape[1:]
     for x, y in found.values():
-        if x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y) or x.shape[1:] != shape or x.dtype.kind not in "fiub":
+        if (
+            x.ndim < 2
+            or y.ndim not in (1, 2)
+            or len(x) != len(y)
+            or x.shape[1:] != shape
+            or 0 in shape
+            or x.dtype.kind not in "fiub"
+        ):
             raise DataError(
                 f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit; needed are numbers [n, ...] and n "
                 "labels, with examples of one shape in all splits."

@@ -12,13 +12,16 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
+from istmpi.checkpoint.reader import MOMENTS, Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import stored_moments
 from istmpi.deploy import to_onnx
+from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.layers import Layer, Values, bytes_of, chunks, dtype_of, plain_layers, shape_of
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
 from istmpi.deploy.output import appearing, require_free
+from istmpi.deploy.own_layers import own_layers
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.models.inferred import InferredNetwork
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Export:
     layers: list[Layer]
     beside: Path | None = None
     """A second file that the first one refers to."""
+    note: str = ""
+    """Something that the user should know."""
 
 
 def export(
@@ -38,11 +43,13 @@ def export(
     target: Path | None = None,
     calibrate_on: str | None = None,
     force: bool = False,
+    model: str | None = None,
 ) -> Export:
     """Write a checkpoint's network as ``form``, beside the checkpoint unless a ``target`` is given.
 
-    ``calibrate_on`` as for `CalibratedNetwork`, which then needs the whole network in memory. Raises DataError for a
-    checkpoint that cannot be used, ConfigError for a form or a target that cannot be, OutputError where writing fails.
+    ``calibrate_on`` and ``model`` as for `CalibratedNetwork`, which needs the whole network in memory. Raises DataError
+    for a checkpoint that cannot be used, ConfigError for a form or a target that cannot be, OutputError where writing
+    fails.
     """
     if form not in FORMS:
         raise ConfigError(f"--to {form} is not known{did_you_mean(form, FORMS)}")
@@ -52,14 +59,23 @@ def export(
     if form == "onnx":
         to_onnx.require_library()
     with open_checkpoint(path) as checkpoint, ExitStack() as stack:
+        network = runnable(checkpoint, model)
+        if form == "onnx" and isinstance(network, InferredNetwork):
+            raise ConfigError(
+                f"--to onnx: the network in {path} is one of your own, {network.name}, which is exported to torch, "
+                f"safetensors or npz so far. torch.onnx.export takes it from there."
+            )
         if calibrate_on is None:
             require_calibrated(checkpoint)
             checkpoint.require_valid()
             moments = stored_moments(checkpoint)
         else:
-            moments = CalibratedNetwork(checkpoint, calibrate_on).moments
-        layers = plain_layers(checkpoint, moments)
+            moments = CalibratedNetwork(checkpoint, calibrate_on, model).moments
+        own = isinstance(network, InferredNetwork)
+        layers = own_layers(checkpoint, moments, network) if own else plain_layers(checkpoint, moments)
         metadata = _metadata(checkpoint, layers)
+        if own and checkpoint.normalisation:
+            metadata["input"] = json.dumps(dict(zip(MOMENTS, (values.tolist() for values in checkpoint.normalisation))))
         beside = None
         if form == "onnx" and to_onnx.needs_second_file(layers):
             beside = target.with_name(f"{target.name}.data")
@@ -71,7 +87,9 @@ def export(
             to_onnx.write(layers, metadata, file, stack.enter_context(appearing(beside)), beside.name)
         else:
             write(layers, metadata, file)
-    return Export(target, sum(one.stat().st_size for one in (target, beside) if one), layers, beside)
+    return Export(
+        target, sum(one.stat().st_size for one in (target, beside) if one), layers, beside, changed_source(network)
+    )
 
 
 def _metadata(checkpoint: Checkpoint, layers: Sequence[Layer]) -> dict[str, str]:
@@ -90,7 +108,11 @@ def _metadata(checkpoint: Checkpoint, layers: Sequence[Layer]) -> dict[str, str]
 
 def _state(layers: Sequence[Layer]) -> dict[str, Values]:
     """Every tensor by its name in the state of a Sequential of these layers."""
-    return {f"{layer.name}.{kind}": values for layer in layers for kind, values in layer.tensors.items()}
+    return {f"{layer.name}.{kind}".lstrip("."): of for layer in layers for kind, of in layer.tensors.items()}
+
+
+_SAFETENSORS = {"float32": "F32", "float64": "F64", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
+"""What the format calls the types of weights and buffers."""
 
 
 def _safetensors(layers: Sequence[Layer], metadata: Mapping[str, str], file: BinaryIO) -> None:
@@ -99,7 +121,7 @@ def _safetensors(layers: Sequence[Layer], metadata: Mapping[str, str], file: Bin
     state, end = _state(layers), 0
     for name, values in state.items():
         start, end = end, end + bytes_of(values)
-        dtype = {"float32": "F32", "float64": "F64"}[dtype_of(values)]
+        dtype = _SAFETENSORS[dtype_of(values)]
         header[name] = {"dtype": dtype, "shape": shape_of(values), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -1,6 +1,7 @@
 """A checkpoint's network as a chain of plain PyTorch layers, with the calibration as running statistics.
 
-Nothing is folded into the weights. What examples are normalised with becomes a first layer of its own.
+What examples are normalised with becomes a first layer of its own. Only what the full network multiplies a product by
+is folded into its weights.
 """
 
 from collections.abc import Iterator
@@ -16,12 +17,35 @@ from istmpi.axes import ITEMSIZE
 from istmpi.checkpoint.reader import Checkpoint, Tensor
 from istmpi.checkpoint.state import Moments
 from istmpi.errors import ConfigError
-from istmpi.models.norms import EPSILON, BatchNorm
+from istmpi.models.norms import BatchNorm
 
 _CHUNK = 2**24
 """Bytes that are in memory at a time."""
 
-Values = Tensor | np.ndarray
+
+@dataclass(frozen=True)
+class Scaled:
+    """A tensor of the checkpoint, multiplied by a number as it is read."""
+
+    tensor: Tensor
+    factor: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype
+
+    def read_bytes(self, first: int, last: int, out: np.ndarray) -> None:
+        """Rows as the file would have them, into flat uint8 memory."""
+        self.tensor.read_bytes(first, last, out)
+        values = out.view(self.dtype)
+        values *= values.dtype.type(self.factor)
+
+
+Values = Tensor | Scaled | np.ndarray
 """Of a tensor: in the checkpoint, or in memory where it is small."""
 
 
@@ -55,6 +79,9 @@ def plain_layers(checkpoint: Checkpoint, moments: Moments) -> list[Layer]:
             tensors: dict[str, Values] = {
                 kind: checkpoint.tensors[f"{stage}.{key}.{kind}"] for kind in module.state_dict()
             }
+            factor = 1.0 if place else network.factor(stage, network.lengths, checkpoint.header.scale)
+            if factor != 1:
+                tensors["weight"] = Scaled(checkpoint.tensors[f"{stage}.{key}.weight"], factor)
             if isinstance(module, BatchNorm):
                 running = (values.numpy() for values in moments[stage])
                 tensors |= dict(zip(("running_mean", "running_var"), running, strict=True))
@@ -66,7 +93,7 @@ def plain_layers(checkpoint: Checkpoint, moments: Moments) -> list[Layer]:
 def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
     """The plain layer for a module of ours, and how it is made."""
     if isinstance(module, BatchNorm):
-        return "BatchNorm1d", {"num_features": units, "eps": EPSILON, "affine": module.weight is not None}
+        return "BatchNorm1d", {"num_features": units, "eps": module.eps, "affine": module.weight is not None}
     if isinstance(module, nn.Linear):
         settings = {"in_features": module.in_features, "out_features": module.out_features}
         return "Linear", {**settings, "bias": module.bias is not None}
@@ -82,11 +109,11 @@ def shape_of(values: Values) -> tuple[int, ...]:
 
 
 def dtype_of(values: Values) -> str:
-    return values.dtype if isinstance(values, Tensor) else values.dtype.name
+    return values.dtype.name if isinstance(values, np.ndarray) else values.dtype
 
 
 def bytes_of(values: Values) -> int:
-    return prod(values.shape) * ITEMSIZE[dtype_of(values)]
+    return values.nbytes if isinstance(values, np.ndarray) else prod(values.shape) * ITEMSIZE[values.dtype]
 
 
 def chunks(values: Values) -> Iterator[np.ndarray]:

@@ -7,10 +7,13 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, stored_moments
 from istmpi.data.dataset import normalise
 from istmpi.data.sources import open_dataset
+from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.scoring import require_fitting
+from istmpi.devices import materialise
 from istmpi.errors import DataError
 from istmpi.evaluate import calibration_rows
-from istmpi.models.norms import BatchNorm
+from istmpi.models.inferred import fill as fill_parameters
+from istmpi.models.norms import calibrate, moments_of
 from istmpi.store import ParameterStore
 
 
@@ -18,19 +21,24 @@ class CalibratedNetwork:
     """Scores examples, each by itself; whole in memory.
 
     Every byte of the checkpoint is checked. Where it was saved without calibration, ``calibrate_on`` names the data
-    whose training split stands in; without it a DataError says so.
+    whose training split stands in; without it a DataError says so. ``model`` names the class of a network of one's own,
+    which is then run.
     """
 
-    def __init__(self, checkpoint: Checkpoint, calibrate_on: str | None = None):
-        architecture = checkpoint.architecture
+    def __init__(self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None):
+        architecture = runnable(checkpoint, model)
+        self.note = changed_source(architecture)
+        """Something that the user should know; empty where there is nothing."""
         if calibrate_on is None:
             require_calibrated(checkpoint)
         checkpoint.require_valid()
         store = ParameterStore(architecture.parameters, architecture.lengths, 1, 0)
         fill(checkpoint, store)
         with torch.device("meta"):
-            self._network = architecture.build(architecture.lengths).eval()
-        self._network.load_state_dict(store.tensors, assign=True)
+            network = architecture.build(architecture.lengths, store.scale).eval()
+        self._network = materialise(network, "cpu").requires_grad_(False)
+        fill_parameters(self._network, store.tensors)
+        self._norms = architecture.batch_norm_layers(self._network)
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self._normalisation = checkpoint.normalisation
         if calibrate_on is None:
@@ -47,29 +55,20 @@ class CalibratedNetwork:
 
     @property
     def moments(self) -> Moments:
-        """Mean and variance of every unit of the stages that normalise over the batch."""
-        return {stage: layer.moments for stage, layer in self._norms()}
-
-    def _norms(self) -> list[tuple[str, BatchNorm]]:
-        stages = self._network.named_children()
-        return [(stage, layer) for stage, layers in stages for layer in layers if isinstance(layer, BatchNorm)]
+        """Mean and variance of every unit of what normalises over the batch."""
+        return {name: layer.moments for name, layer in self._norms.items()}
 
     def _adopt(self, moments: Moments) -> None:
-        for stage, layer in self._norms():
-            layer.moments = moments[stage]
+        for name, layer in self._norms.items():
+            layer.moments = moments[name]
 
-    @torch.no_grad()
     def _calibrate(self, checkpoint: Checkpoint, source: str) -> None:
         """Take the moments on the same examples as training would."""
         data = open_dataset(source)
         require_fitting(data, checkpoint)
         train = data.normalised_by(checkpoint.normalisation).train
         x = torch.from_numpy(train.rows(calibration_rows(checkpoint.header.run, len(train)))[0]).to(self._dtype)
-        for layer in (layer for stage in self._network for layer in stage):
-            if isinstance(layer, BatchNorm):
-                variance, mean = torch.var_mean(x, dim=0, correction=0)
-                layer.moments = mean, variance
-            x = layer(x)
+        calibrate(self._network, self._norms, x, moments_of)
 
 
 def require_calibrated(checkpoint: Checkpoint) -> None:

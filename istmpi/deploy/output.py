@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from istmpi.checkpoint.folder import temporary
-from istmpi.data.hdf5 import reason, sync
 from istmpi.errors import ConfigError, OutputError
+from istmpi.files import sync, temporary
+from istmpi.foreign import reason
 
 
 def require_free(path: Path, force: bool) -> None:

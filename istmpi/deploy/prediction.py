@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.data.inputs import Block
+from istmpi.foreign import printable
 
 BATCH = 256
 """Examples whose activations are in memory at a time."""
@@ -30,6 +31,7 @@ def lines(
     A classifier's example gets its class, the probability of that class and, with ``all_outputs``, every output as it
     leaves the network; otherwise an example gets its outputs.
     """
+    classes = classes and tuple(map(printable, classes))
     names = [f"output_{name}" for name in classes or range(outputs)] if all_outputs or classes is None else []
     header = ["example", *(["class", "probability"] if classes else []), *names]
     first = True

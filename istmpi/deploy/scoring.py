@@ -8,6 +8,7 @@ from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
 from istmpi.data.dataset import Dataset, same_form
 from istmpi.data.sources import open_dataset
+from istmpi.deploy.code import changed_source, runnable
 from istmpi.devices import choose_threads
 from istmpi.errors import DataError
 from istmpi.evaluate import Evaluator, Score
@@ -26,6 +27,8 @@ class Evaluation:
     split: str
     calibrated: bool
     """The normalisation was calibrated now, on the training split of these data, not taken from the file."""
+    note: str = ""
+    """Something that the user should know."""
 
 
 def evaluate(
@@ -34,11 +37,13 @@ def evaluate(
     source: str | None = None,
     split: str = "test",
     calibrate: bool = False,
+    model: str | None = None,
 ) -> Evaluation:
     """The loss and the score of a checkpoint's network on a split, by default of its own run's data. Collective.
 
     Each rank reads its rows of the weights alone. The normalisation is the file's where it has one, unless
-    ``calibrate``. Raises DataError on every rank for a checkpoint or data that cannot be used.
+    ``calibrate``. ``model`` names the class of a network of one's own, which is then run. Raises DataError on every
+    rank for a checkpoint or data that cannot be used.
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
@@ -49,19 +54,22 @@ def evaluate(
         data = data.normalised_by(checkpoint.normalisation)
         if split not in data.splits:
             raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
-        network = checkpoint.architecture
+        network = runnable(checkpoint, model)
         store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
         fill(checkpoint, store)
         moments = stored_moments(checkpoint)
         calibrate = calibrate or not checkpoint.calibrated
-    choose_threads(run.train.threads, communicator.on_this_host())
+    with communicator.on_this_host() as local:
+        choose_threads(run.train.threads, local)
     evaluator = Evaluator(run, network, data, store, communicator)
     if calibrate:
         evaluator.calibrate()
     else:
         evaluator.network.adopt(moments)
     score = evaluator.measure(data.splits[split])
-    return Evaluation(score, TASKS[data.task].score, source, split, calibrate and bool(network.batch_norms))
+    return Evaluation(
+        score, TASKS[data.task].score, source, split, calibrate and bool(network.batch_norms), changed_source(network)
+    )
 
 
 def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:

@@ -33,7 +33,7 @@ def writers(communicator: Communicator, folder: Path) -> list[Finding]:
     store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
     store.initialise(0)
     data = DataSummary("", "", REGRESSION, (_WIDTH,), 2, 0, 0)
-    header = Header(run, communicator.size, 0, 0, 0, 0.0, 0, 0.0, data, versions())
+    header = Header(run, communicator.size, 0, 0, 0, 0.0, 0, 0.0, data, versions=versions())
     nbytes = sum(parameter.itemsize * parameter.size(network.lengths) for parameter in network.parameters.values())
     mine = tempfile.mkdtemp(prefix=".istmpi-doctor-", dir=folder) if communicator.rank == 0 else None
     scratch = Path(communicator.from_first(mine))

@@ -55,9 +55,9 @@ def devices(communicator: Communicator, aware: bool | None) -> list[Finding]:
     names = (
         [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if aware is not None else []
     )
-    local = communicator.on_this_host()
     driver = Path("/proc/driver/nvidia/version").exists()
-    everyones = communicator.gather((names, local.size, driver, aware))
+    with communicator.on_this_host() as local:
+        everyones = communicator.gather((names, local.size, driver, aware))
     with_devices = [one for one in everyones if one[0]]
     if not with_devices:
         if any(driver for _, _, driver, _ in everyones):

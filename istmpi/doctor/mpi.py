@@ -61,8 +61,8 @@ def library(communicator: Communicator) -> list[Finding]:
 
 def cores(communicator: Communicator) -> list[Finding]:
     """Which cores the ranks of each host may use, and whether some are shared or idle. Collective."""
-    local = communicator.on_this_host()
-    mine = socket.gethostname(), usable_cores(), os.cpu_count() or 1, fair_threads(local)
+    with communicator.on_this_host() as local:
+        mine = socket.gethostname(), usable_cores(), os.cpu_count() or 1, fair_threads(local)
     return list(spread(communicator.gather(mine)))
 
 

@@ -72,7 +72,7 @@ class Method(ABC):
         return ()
 
     @classmethod
-    def check(cls, run: Run, task: str, batches: Batches) -> None:
+    def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
         """Refuse, with a ConfigError, a run that this method cannot train; by default it can train all.
 
         ``batches``: this rank's; another may find a reason where this one finds none.
@@ -129,7 +129,7 @@ class Method(ABC):
         if self._built is None or self._built[0] != lengths:
             self._built = None
             with torch.device("meta"):
-                network = self.job.architecture.build(lengths)
+                network = self.job.architecture.build(lengths, self.job.store.scale)
             self._built = dict(lengths), materialise(network, self.job.device).train()
         return self._built[1]
 

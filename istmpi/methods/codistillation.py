@@ -20,6 +20,7 @@ from istmpi.errors import ConfigError
 from istmpi.layout import Whole
 from istmpi.methods.base import Job, Partial
 from istmpi.methods.whole import WholeNetwork
+from istmpi.models.architecture import Architecture
 from istmpi.optimizers import recipe
 from istmpi.transfer import Transfer
 
@@ -39,7 +40,7 @@ class Codistillation(WholeNetwork):
         self._published = True
 
     @classmethod
-    def check(cls, run: Run, task: str, batches: Batches) -> None:
+    def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
         if task != "classification":
             raise ConfigError(
                 f"method.name = 'codistillation' needs predictions of classes, but this is {task}. Use another method."

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import torch
+
 from istmpi.allreduce import MeanOverRanks
 from istmpi.config import Run
 from istmpi.methods.base import Job, Partial
@@ -51,5 +53,9 @@ class DataParallel(WholeNetwork):
         return mean
 
     def _finish(self) -> None:
+        for name, parameter in self.network.named_parameters():
+            if parameter.grad is None:  # a network of one's own may not have used it in this step
+                parameter.grad = torch.zeros_like(parameter)
+                self._mean.add(name, parameter.grad)
         with self.job.clock("all-reduce"):
             self._mean.finish()

@@ -26,12 +26,13 @@ class FedAvg(IST):
         self._own_steps = job.run.method.epochs * job.batches.in_a_pass
 
     @classmethod
-    def check(cls, run: Run, task: str, batches: Batches) -> None:
+    def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
         left = batches.examples - (batches.in_a_pass - 1) * batches.batch
-        if run.model.batch_statistics and left == 1:
+        if architecture.batch_norms and left == 1:
+            normalisation = run.model.batch_statistics or "batch normalisation"
             raise ConfigError(
                 f"train.batch = {batches.batch} leaves fedavg a last batch of one of a rank's {batches.examples} "
-                f"examples, too few for {run.model.batch_statistics}. Use another train.batch, or normalisation."
+                f"examples, too few for {normalisation}. Use another train.batch, or normalisation."
             )
 
     @classmethod

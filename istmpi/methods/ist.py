@@ -13,6 +13,7 @@ import torch
 
 from istmpi.axes import Parameter, narrowed
 from istmpi.config import Run
+from istmpi.data.batches import Batches
 from istmpi.devices import copy_from_host, empty_on_host, on_host
 from istmpi.errors import IstmpiError
 from istmpi.layout import Whole
@@ -33,6 +34,11 @@ class IST(Method):
         self._held: Held | None = None
         self._room: dict[str, torch.Tensor] = {}
         self._deals: dict[int, Partition] = {}
+
+    @classmethod
+    def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
+        if run.method.partition != ():
+            architecture.require_dealable(cls.groups(run, architecture))
 
     @classmethod
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:

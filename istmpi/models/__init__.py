@@ -1,14 +1,14 @@
 """The networks that can be trained, by the name that a run file gives them."""
 
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.models.architecture import Architecture
+from istmpi.models.architecture import Chain
 from istmpi.models.mlp import MLP
 
-MODELS: dict[str, type[Architecture]] = {"mlp": MLP}
+MODELS: dict[str, type[Chain]] = {"mlp": MLP}
 
 
-def architecture(features: int, labels: int, task: str, settings: object) -> Architecture:
-    """The network that a run's model section describes, for data with so many features and labels."""
+def architecture(features: int, labels: int, task: str, settings: object) -> Chain:
+    """The network of istmpi's own that a run's model section describes, for so many features and labels."""
     name = settings.name
     if name not in MODELS:
         raise ConfigError(f"model.name = {name!r} is not known{did_you_mean(name, MODELS)}")

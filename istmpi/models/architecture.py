@@ -9,6 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from istmpi.axes import Parameter
@@ -16,27 +19,86 @@ from istmpi.axes import Parameter
 if TYPE_CHECKING:
     from torch import nn
 
+    from istmpi.models.norms import BatchNorm
+
+EPSILON = 1e-5
+"""What PyTorch's normalisations add to a variance unless they are told otherwise."""
+
+
+@dataclass(frozen=True)
+class BatchNormalisation:
+    """A normalisation over the batch: how many units have a mean and a variance, and what is added to a variance."""
+
+    units: int
+    epsilon: float = EPSILON
+
 
 class Architecture(ABC):
-    """A network as a chain of stages; a stage is named by the axis of its output.
+    """A network that can be built at any lengths of its axes.
 
-    ``lengths``: the full length of every axis. ``parameters``: every parameter by its name in the built network, which
-    starts with its stage's name. ``groups``: the unit groups that may be dealt out. ``stages``: from input to output.
-    ``batch_norms``: the stages that normalise over the batch, whose moments are calibrated. ``normalised``: the stages
-    with any normalisation. ``stochastic``: training draws random numbers (dropout).
+    ``lengths``: the full length of every axis. ``parameters``: every parameter by its name in the built network.
+    ``groups``: the unit groups that may be dealt out. ``batch_norms``: what normalises over the batch, by the name that
+    its calibrated moments are saved under. ``normalised``: the first parts of the names of those parameters whose
+    products are normalised in any way. ``sums``: the modules whose product adds up what the units of some groups
+    contribute, with no batch normalisation directly behind it, and these groups. ``stochastic``: training draws random
+    numbers (dropout).
     """
 
     lengths: dict[str, int]
     parameters: dict[str, Parameter]
     groups: tuple[str, ...]
-    stages: tuple[str, ...]
-    batch_norms: tuple[str, ...]
+    batch_norms: Mapping[str, BatchNormalisation]
     normalised: tuple[str, ...] = ()
+    sums: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     stochastic: bool
+
+    @abstractmethod
+    def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Module:
+        """The network at the given lengths: every parameter has exactly the shape that its pattern gives.
+
+        Its products are multiplied by their `factor` where ``scale`` is given, else by nothing.
+        """
+
+    @abstractmethod
+    def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
+        """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""
+
+    @property
+    @abstractmethod
+    def outline(self) -> str:
+        """The widths of the network, in a few words."""
+
+    def require_dealable(self, groups: tuple[str, ...]) -> None:
+        """Refuse, with a ConfigError, to deal out these groups where that cannot be trained."""
+        return
+
+    def require_usable(self, lengths: Mapping[str, int]) -> None:
+        """Refuse, with a ConfigError, lengths at which the network cannot be built and run."""
+        return
+
+    def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+        """What a module's product (not its bias) is multiplied by at the given lengths.
+
+        ``scale`` is for each unit group what the full network multiplies the contributions of its units by: the share
+        of them that a subnet has while it trains, as with dropout. A network with fewer units multiplies by as much
+        more. A group that is not named has 1. So the sums are as large in the full network as in any subnet; behind a
+        batch normalisation that makes no difference, and nothing is multiplied.
+        """
+        groups = self.sums.get(module, ())
+        return prod((scale.get(group, 1.0) * (self.lengths[group] / lengths[group]) for group in groups), start=1.0)
+
+
+class Chain(Architecture):
+    """A network as a chain of stages, from input to output; a stage is named by the axis of its output.
+
+    A parameter's name begins with its stage's. ``batch_norms`` and ``sums`` have the stages' names.
+    """
+
+    stages: tuple[str, ...]
 
     @classmethod
     @abstractmethod
-    def from_settings(cls, features: int, labels: int, task: str, settings: object) -> Architecture:
+    def from_settings(cls, features: int, labels: int, task: str, settings: object) -> Chain:
         """The network that a run's model section describes."""
 
     @abstractmethod
@@ -47,8 +109,21 @@ class Architecture(ABC):
         unit, or normalise over the units. So the full network can be evaluated with the rows spread over ranks.
         """
 
-    def build(self, lengths: Mapping[str, int]) -> nn.Sequential:
-        """The network at the given lengths: every parameter has exactly the shape that its pattern gives."""
+    def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Sequential:
         from torch import nn
 
-        return nn.Sequential(OrderedDict((name, self.stage(name, lengths)) for name in self.stages))
+        network = nn.Sequential(OrderedDict((name, self.stage(name, lengths)) for name in self.stages))
+        if scale is not None:
+            for name in self.sums:
+                network.get_submodule(name)[0].factor = self.factor(name, lengths, scale)
+        return network
+
+    def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
+        from istmpi.models.norms import BatchNorm
+
+        layers = ((stage, layer) for stage, layers in network.named_children() for layer in layers)
+        return {stage: layer for stage, layer in layers if isinstance(layer, BatchNorm)}
+
+    @property
+    def outline(self) -> str:
+        return "-".join(str(self.lengths[name]) for name in ("features", *self.stages))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from istmpi.axes import Parameter, Pattern
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.models.architecture import Architecture
+from istmpi.models.architecture import BatchNormalisation, Chain
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,7 +21,7 @@ ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu"
 NORMS = ("batch", "layer", "none")
 
 
-class MLP(Architecture):
+class MLP(Chain):
     """features -> hidden1 -> hidden2 -> ... -> labels."""
 
     def __init__(
@@ -42,13 +42,19 @@ class MLP(Architecture):
             raise ConfigError(f"model.activation = {activation!r} is not known{did_you_mean(activation, ACTIVATIONS)}")
         self.groups = tuple(f"hidden{number}" for number in range(1, len(hidden) + 1))
         self.stages = (*self.groups, "labels")
-        self.batch_norms = self.groups * (norm == "batch") + ("labels",) * output_norm
         self.lengths = {"features": features, **dict(zip(self.groups, hidden, strict=True)), "labels": labels}
+        over_the_batch = self.groups * (norm == "batch") + ("labels",) * output_norm
+        self.batch_norms = {name: BatchNormalisation(self.lengths[name]) for name in over_the_batch}
         self.normalised = self.groups * (norm != "none") + ("labels",) * output_norm
         self.stochastic = dropout > 0
         self._norm, self._activation, self._dropout = norm, activation, dropout
         self._bias, self._output_norm = bias, output_norm
         self._inputs = dict(zip(self.stages, ("features", *self.groups), strict=True))
+        self.sums = {
+            name: (inputs,)
+            for name, inputs in self._inputs.items()
+            if inputs in self.groups and name not in self.batch_norms
+        }
         self.parameters = {}
         for name, inputs in self._inputs.items():
             bound = self.lengths[inputs] ** -0.5

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from istmpi.checkpoint.difference import TensorDifference
 from istmpi.checkpoint.summary import Entry
+from istmpi.foreign import printable
 from istmpi.report.units import duration, number, size
 
 SHOWN_CLASSES = 12
@@ -38,6 +39,7 @@ def facts(contents: Mapping[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, value in {
         "run": f"{run['name']}, method {method['name']}, seed {run['train']['seed']}",
+        "network": _network(run["model"], header["network"]),
         "position": f"{header['round']} of {run['train']['rounds']} rounds{inside}",
         "loss": f"{header['loss']:.4f}",
         "so far": f"{number(header['examples'])} examples, {duration(header['seconds'])}, {size(header['bytes'])} sent",
@@ -47,8 +49,16 @@ def facts(contents: Mapping[str, Any]) -> Table:
         "calibrated": calibrated,
         "format": f"{contents['format']}, version {contents['version']}",
     }.items():
-        table.add_row(f"[bold]{name}", escape(value))
+        table.add_row(f"[bold]{name}", escape(printable(value)))
     return table
+
+
+def _network(model: Mapping[str, Any], table: Mapping[str, Any]) -> str:
+    """The network's name; of one of the user's own its settings, and what tells its source from others."""
+    if not table:
+        return model["name"]
+    settings = ", ".join(f"{name} = {value!r}" for name, value in table["settings"].items())
+    return f"{model['name']} with {settings or 'no settings'}; source {table['source']}"
 
 
 def tensors(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -111,7 +121,7 @@ def _table(*columns: str) -> Table:
 
 def _row(table: Table, *cells: object) -> None:
     """A row of plain text: names may have brackets in them."""
-    table.add_row(*(escape(str(cell)) for cell in cells))
+    table.add_row(*(escape(printable(str(cell))) for cell in cells))
 
 
 def _steps(entry: Entry) -> str:

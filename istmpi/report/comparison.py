@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from statistics import median
 from typing import Any
 
@@ -17,7 +18,7 @@ from istmpi.report.curves import LOWER_IS_BETTER, Curve, Point
 
 NOT_REACHED = math.inf
 
-WITHOUT_MEANING = ("name", "method.name", "train.seed", "evaluate.", "checkpoint.", "output.")
+WITHOUT_MEANING = ("name", "method.name", "train.seed", "data.source", "evaluate.", "checkpoint.", "output.")
 """Settings, or sections of them, in which runs of one comparison may differ."""
 
 MORE_ERROR = (0.5, 0.25, 0.0)
@@ -148,6 +149,8 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
         raise DataError(f"runs with different scores cannot be compared: {', '.join(sorted(names))}.")
+    if len(data := by_data(curves)) > 1:
+        raise DataError(f"runs on different data cannot be compared: {', '.join(data)}.")
     score_name = _one(names) or "accuracy"
     check_targets(targets, score_name)
     higher = score_name not in LOWER_IS_BETTER
@@ -161,6 +164,25 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float
         score_name,
         watts,
     )
+
+
+def by_data(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+    """Runs by the data set that they learnt: by its file's name, as jobs copy it to folders of their own, and contents.
+
+    Those that do not say what they learnt, as other programs' may not, count to the only data set, if there is one.
+    """
+    names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
+    contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
+    names = [
+        f"{name} {curve.data}" if name and curve.data and len(contents[name]) > 1 else name
+        for curve, name in zip(curves, names)
+    ]
+    known = set(filter(None, names))
+    unnamed = _one(known) or "data not named"
+    found: dict[str, list[Curve]] = {}
+    for curve, name in zip(curves, names):
+        found.setdefault(name or unnamed, []).append(curve)
+    return found
 
 
 def check_targets(targets: Sequence[float], score_name: str) -> None:

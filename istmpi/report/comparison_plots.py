@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from istmpi.errors import ConfigError
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison
 from istmpi.report.cost_plots import FORMATS, STYLES
-from istmpi.report.figures import save
+from istmpi.report.figures import plain, quietly, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def svg(comparison: Comparison, title: str) -> str:
 
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with matplotlib.rc_context({"svg.hashsalt": "istmpi"}):
+    with matplotlib.rc_context({"svg.hashsalt": "istmpi"}), quietly():
         figure(comparison, title).savefig(file, format="svg", metadata=nothing)
     text = file.getvalue()
     return text[text.index("<svg") :]
@@ -67,7 +67,7 @@ def figure(comparison: Comparison, title: str) -> "Figure":
     if comparison.groups:
         axes["a"].legend(loc="lower right", fontsize=8)
     _bars(axes["d"], comparison)
-    drawn.suptitle(_plain(title), fontsize=11)
+    drawn.suptitle(plain(title), fontsize=11)
     return drawn
 
 
@@ -86,7 +86,7 @@ def _colours(comparison: Comparison) -> dict[str, str]:
 def _lines(axis: "Axes", comparison: Comparison, colours: dict[str, str], value) -> None:
     there = [point for group in comparison.groups for curve in group.curves for point in curve.points]
     for group in comparison.groups:
-        label = _plain(group.name)
+        label = plain(group.name)
         for curve in group.curves:
             axis.plot(
                 [value(point) for point in curve.points],
@@ -115,13 +115,13 @@ def _bars(axis: "Axes", comparison: Comparison) -> None:
     by_group = [comparison.phases(group) for group in comparison.groups]
     found = dict.fromkeys(name for phases in by_group for name in phases if name not in OFF_THE_CLOCK)
     found = sorted(found, key=lambda name: [*PHASES].index(name) if name in PHASES else len(PHASES))
-    names = [_plain(group.name) for group in comparison.groups]
+    names = [plain(group.name) for group in comparison.groups]
     starts = [0.0] * len(names)
     places = range(len(names))
     for number, phase in enumerate(found):
         lengths = [phases.get(phase, 0.0) for phases in by_group]
         colour = PHASES.get(phase, REST[number % len(REST)])
-        axis.barh(places, lengths, left=starts, color=colour, label=_plain(phase), height=0.7)
+        axis.barh(places, lengths, left=starts, color=colour, label=plain(phase), height=0.7)
         starts = [start + length for start, length in zip(starts, lengths)]
     axis.set_yticks(places, names)
     axis.invert_yaxis()
@@ -129,8 +129,3 @@ def _bars(axis: "Axes", comparison: Comparison) -> None:
     axis.set_xlabel("seconds, mean over ranks and repeats; evaluating and saving are not on the clock")
     if found:
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(found), fontsize=8, frameon=False)
-
-
-def _plain(text: str) -> str:
-    """Text that is not read as mathematics."""
-    return text.replace("$", r"\$")

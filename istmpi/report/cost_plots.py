@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from istmpi.cost.survey import Row
 from istmpi.errors import ConfigError
-from istmpi.report.figures import save
+from istmpi.report.figures import plain, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def figure(rows: Sequence[Row], title: str) -> "Figure":
     drawn.axes[3].plot(counts, counts, color="grey", linewidth=0.8, label="linear speed-up")
     handles, labels = drawn.axes[3].get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
-    drawn.suptitle(title, fontsize=11)
+    drawn.suptitle(plain(title), fontsize=11)
     return drawn
 
 

@@ -7,15 +7,15 @@ Runs of istmpi leave it in their folders. Other programs that are to be compared
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from istmpi.config import Run
-from istmpi.errors import DataError, OutputError
-from istmpi.record import FAILURE, METRICS, SETTINGS, SUMMARY, RunFolder
+from istmpi.errors import DataError, OutputError, kind_of
+from istmpi.foreign import Fields, plain_value, printable
+from istmpi.record import CURE, FAILURE, METRICS, SETTINGS, SUMMARY, RunFolder
 
 FILE = "curve.json"
 FORMAT = "istmpi curve"
@@ -63,6 +63,8 @@ class Curve:
     """Why the run is not what it was meant to be: failed, or not finished."""
     source: str = ""
     """Where this was read from."""
+    data: str = ""
+    """A fingerprint of the training data, where it is known."""
 
     def save(self, path: Path) -> None:
         """Write it as a file that `read` reads."""
@@ -85,6 +87,8 @@ def _found(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder.")
+    if not path.is_dir():
+        raise DataError(f"{path} is {kind_of(path)}; it must be a run's folder, or a file like {FILE}.")
     inside = sorted(one for one in path.iterdir() if one.is_dir() and _is_run(one))
     if not inside:
         raise DataError(f"{path}: is no run's folder and has none in it ({METRICS} and {SETTINGS}, or {FILE}).")
@@ -103,61 +107,76 @@ def _curve(path: Path) -> Curve:
 
 def _of_run(folder: Path) -> Curve:
     """What a run of istmpi left."""
-    run = Run.load(str(folder / SETTINGS))
-    lines = RunFolder(folder).metrics()
-    summary, failure = (_json(folder / name) if (folder / name).is_file() else {} for name in (SUMMARY, FAILURE))
-    last = lines[-1] if lines else {}
-    done, rounds = last.get("round", 0), run.train.rounds
+    run, record = Run.load(str(folder / SETTINGS)), RunFolder(folder)
+    lines = record.lines()
+    summary = record.summary() if (folder / SUMMARY).is_file() else None
+    failure = None
+    if (folder / FAILURE).is_file():
+        failure = Fields.read(folder / FAILURE, f"{folder / FAILURE}: not why a run failed", CURE)
+    done, rounds = lines[-1].whole("round") if lines else 0, run.train.rounds
     problem = ""
     if failure:
-        problem = f"failed: {failure['error']}"
+        problem = f"failed: {failure.text('error')}"
     elif not summary and done < rounds:
         problem = f"not finished: {done} of {rounds} rounds"
-    points = tuple(
-        Point(line["round"], line["seconds"], line["bytes"], line["examples"], line["score"]["score"])
-        for line in lines
-        if "score" in line
-    )
-    known = {**failure, **last, **summary}
+    known = [*([summary] if summary else []), *lines[-1:], *([failure] if failure else [])]
     return Curve(
         run.method.name,
-        points,
+        _points([_of_line(line) for line in lines if "score" in line], str(folder)),
         run.train.seed,
-        known.get("ranks"),
-        known.get("score_name", ""),
+        next((one.whole("ranks", 1) for one in known if "ranks" in one), None),
+        next((one.text("score_name") for one in known if "score_name" in one), ""),
         run.name,
-        summary.get("seconds", {}),
+        summary.figures("seconds", 0) if summary and "seconds" in summary else {},
         run.flat(),
         problem,
-        source=str(folder),
+        source=printable(str(folder)),
+        data=printable(summary.text("data")) if summary and "data" in summary else "",
     )
+
+
+def _of_line(line: Fields) -> Point:
+    """An evaluation, of a line of metrics."""
+    return _point(line, line.inner("score").figure("score"))
+
+
+def _point(figures: Fields, score: float) -> Point:
+    costs = (figures.figure(name, 0) for name in ("seconds", "bytes", "examples"))
+    return Point(figures.whole("round"), *costs, score)
 
 
 def _load(path: Path) -> Curve:
     """A file of another program's."""
-    tree = _json(path)
-    if tree.pop("format", None) != FORMAT or tree.pop("version", None) != VERSION:
-        raise DataError(f"{path}: is not {FORMAT} of version {VERSION}.")
-    unknown = set(tree) - {one.name for one in fields(Curve)}
-    try:
-        points = tuple(Point(**point) for point in tree.pop("points"))
-        figures = [(p.round, p.seconds, p.bytes, p.examples) for p in points]
-        ordered = all(a <= b for one, next in zip(figures, figures[1:]) for a, b in zip(one, next))
-        finite = all(math.isfinite(value) for point in points for value in asdict(point).values())
-        curve = Curve(**{**tree, "points": points, "source": tree.get("source") or str(path)})
-        named = isinstance(curve.method, str) and curve.method and isinstance(curve.ranks, int) and curve.ranks > 0
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: {', '.join(unknown) or error} is missing, unknown or of the wrong kind.") from None
-    if not (ordered and finite and named):
-        raise DataError(f"{path}: its points must be finite numbers that do not fall, and it needs a method and ranks.")
-    return curve
+    tree = Fields.read(path, printable(str(path)), f"Write it as {FORMAT} of version {VERSION}.")
+    for key, expected in (("format", FORMAT), ("version", VERSION)):
+        if tree.value(key) != expected:
+            raise tree.refused(key, tree.value(key), f"must be {expected!r}")
+    known = {one.name for one in fields(Curve)} | {"format", "version"}
+    if unknown := [key for key in tree if key not in known]:
+        raise tree.refused(printable(unknown[0]), tree.value(unknown[0]), "is no key of a curve")
+    texts = {
+        key: tree.text(key) for key in ("method", "score_name", "name", "problem", "source", "data") if key in tree
+    }
+    if not texts.get("method"):
+        raise tree.refused("method", tree.value("method"), "must name the method")
+    settings = tree.inner("settings") if "settings" in tree else {}
+    return Curve(
+        **{**texts, "source": texts.get("source") or printable(str(path))},
+        points=_points([_point(point, point.figure("score")) for point in tree.inners("points")], str(path)),
+        seed=tree.whole("seed") if "seed" in tree else 0,
+        ranks=tree.whole("ranks", 1),
+        phases=tree.figures("phases", 0) if "phases" in tree else {},
+        settings={printable(key): plain_value(settings.value(key)) for key in settings},
+    )
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}).") from None
-    if not isinstance(tree, dict):
-        raise DataError(f"{path}: must hold a JSON object.")
-    return tree
+def _points(points: Iterable[Point], source: str) -> tuple[Point, ...]:
+    """The points, once it is seen that no cost falls."""
+    points = tuple(points)
+    for one, next in zip(points, points[1:]):
+        if any(getattr(next, name) < getattr(one, name) for name in ("round", "seconds", "bytes", "examples")):
+            raise DataError(
+                f"{source}: the point of round {next.round} has less of something than that of round {one.round} "
+                "before it; rounds, seconds, bytes and examples must not fall."
+            )
+    return points

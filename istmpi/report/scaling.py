@@ -1,14 +1,15 @@
 """The table of several finished runs: how fast each trained, on how many ranks, and how well."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from istmpi.config import Run
-from istmpi.errors import DataError
+from istmpi.record import SETTINGS, SUMMARY, RunFolder
 from istmpi.report.units import number, size
 
 TABLE = "table.md"
+LEAST = 1e-9
+"""Seconds of a run: there is no rate without."""
 
 
 @dataclass(frozen=True)
@@ -33,24 +34,21 @@ class Row:
 def finished(folder: Path) -> list[Row]:
     """The runs in a folder's folders that have a summary, by method and ranks."""
     rows = []
-    for path in sorted(folder.glob("*/summary.json")):
-        try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-            last = summary["last"]
-            rows.append(
-                Row(
-                    Run.load(str(path.with_name("run.toml"))).method.name,
-                    summary["ranks"],
-                    last["round"],
-                    last["seconds"],
-                    last["examples"],
-                    last["bytes"],
-                    summary["score_name"],
-                    last["score"]["score"],
-                )
+    for path in sorted(folder.glob(f"*/{SUMMARY}")):
+        summary = RunFolder(path.parent).summary()
+        last = summary.inner("last")
+        rows.append(
+            Row(
+                Run.load(str(path.with_name(SETTINGS))).method.name,
+                summary.whole("ranks", 1),
+                last.whole("round"),
+                last.figure("seconds", LEAST),
+                last.whole("examples", 1),
+                last.whole("bytes"),
+                summary.text("score_name"),
+                last.inner("score").figure("score"),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: not the summary of a run ({error!r}).") from None
+        )
     return sorted(rows, key=lambda row: (row.method, row.ranks))
 
 

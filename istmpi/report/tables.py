@@ -25,7 +25,8 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     cost = phases[0][0]
     largest, one = cost.largest, alone.largest
     console.print(
-        f"[bold]{run.name}[/]: {cost.method} on {cost.ranks} ranks, {', '.join(cost.groups) or 'nothing'} dealt out"
+        f"[bold]{escape(run.name)}[/]: {cost.method} on {cost.ranks} ranks, "
+        f"{', '.join(cost.groups) or 'nothing'} dealt out"
     )
     shapes = Table("parameter", "axes", "network", "largest subnet", box=None, pad_edge=False)
     for name, parameter in network.parameters.items():
@@ -137,7 +138,7 @@ def cluster(console: Console, found: Cluster) -> None:
     table.add_row("beside products", "", rate, f"{error:.0%}")
     table.add_row("local step", f"{found.step_seconds * 1e6:.1f} µs", "", "")
     table.add_row("deal", f"{found.deal_seconds * 1e6:.1f} µs", "", "")
-    console.print(f"[bold]{found.name}[/], {found.source}")
+    console.print(f"[bold]{escape(found.name)}[/], {escape(found.source)}")
     console.print(table)
 
 

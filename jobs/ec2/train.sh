@@ -3,7 +3,8 @@
 #
 #   KEY=my-key SSH_FROM=203.0.113.7/32 jobs/ec2/train.sh RUN [options of istmpi train]
 #
-# The cost is said, and asked about, before anything is started. `istmpi job ec2 RUN --instances 8` fills this in.
+# The cost is said, and asked about, before anything is started; whatever goes wrong, the instances end by themselves after
+# a day, or after UP's --hours. `istmpi job ec2 RUN --instances 8` fills this in.
 set -euo pipefail
 
 # ---- the cluster, as options of jobs/ec2/cluster up, and files that the run needs

@@ -1,6 +1,7 @@
 """A folder, a tar file or a single file as a set of named files, read in sequence and never unpacked."""
 
 import gzip
+import lzma
 import os
 import shutil
 import tarfile
@@ -11,9 +12,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from istmpi.errors import DataError
+from istmpi.errors import DataError, kind_of
+from istmpi.foreign import MEGABYTE, printable, reading
 
-_DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error)
+MOST = 256 * MEGABYTE
+"""The most bytes of a file that is read whole, where its kind says nothing else."""
+
+# As tarfile and the libraries that unpack raise them; the first three where numbers in a header are none.
+_DAMAGE = (ValueError, LookupError, AttributeError, tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
 class Archive:
@@ -21,8 +27,9 @@ class Archive:
 
     A tar file may be compressed in any way that ``tarfile`` knows. Its links and devices are no files here, nor is a
     member whose name is absolute or climbs out with "..", nor anything hidden (".name"); nothing is ever written under
-    a member's name. Of members with one name the last counts, as for tar. ``scratch`` is the folder for ``open``'s
-    copies. Raises DataError where ``path`` does not exist, is damaged or holds no file at all.
+    a member's name. Of members with one name the last counts, as for tar. In ``names`` everything is escaped that is
+    no visible character: they become classes, and lines on a terminal. ``scratch`` is the folder for ``open``'s copies.
+    Raises DataError where ``path`` does not exist, is damaged or holds no file at all.
     """
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
@@ -30,29 +37,43 @@ class Archive:
         self._scratch = scratch
         if not self.path.exists():
             raise DataError(f"{self.path} does not exist. Give a folder, a .tar or .tar.gz, or a file.")
+        if not (self.path.is_file() or self.path.is_dir()):
+            raise DataError(f"{self.path} is {kind_of(self.path)}. Give a folder, a .tar or .tar.gz, or a file.")
         self._is_tar = self.path.is_file() and _is_tar(self.path)
         if self._is_tar:
             names = self._list_tar()
         elif self.path.is_dir():
-            names = self._list_folder()
+            self._paths = self._list_folder()
+            names = self._paths
         else:
-            names = [self.path.name]
+            self._paths = {printable(self.path.name): ""}
+            names = self._paths
         self.names = sorted(names)
         if not self.names:
             raise DataError(f"{self.path} holds no files (links and hidden files do not count). Give one that does.")
 
-    def read(self, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        """The names and contents of the files ``names``, in one pass, in the order in which they are stored."""
+    def read(self, names: Collection[str], most: int = MOST) -> Iterator[tuple[str, bytes]]:
+        """The names and contents of the files ``names``, in one pass, in the order in which they are stored.
+
+        DataError for one that has more than ``most`` bytes.
+        """
         if not self._is_tar:
             for name in sorted(names):
-                with self._named_damage():
-                    content = self._local(name).read_bytes()
-                yield name, content
+                with self._named_damage(), self._local(name).open("rb") as file:
+                    content = file.read(most + 1)
+                yield name, self._small(name, content, most)
             return
         for name, stream in self._members(names):
             with self._named_damage():
-                content = stream.read()
-            yield name, content
+                content = stream.read(most + 1)
+            yield name, self._small(name, content, most)
+
+    def _small(self, name: str, content: bytes, most: int) -> bytes:
+        if len(content) > most:
+            raise DataError(
+                f"{self.path}: {name} has more than {most // MEGABYTE} MB, the most for such a file. Take it out."
+            )
+        return content
 
     def open(self, name: str) -> BinaryIO:
         """One file, open for reading and seekable; out of a tar file it is a nameless copy on the disk."""
@@ -73,22 +94,22 @@ class Archive:
             if not name.endswith(".gz"):
                 yield file
                 return
-            try:
-                with gzip.GzipFile(fileobj=file) as stream:
-                    yield stream
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise DataError(f"{name} is damaged: {error}. Copy or download it again.") from error
+            kinds = EOFError, gzip.BadGzipFile, zlib.error
+            with reading(f"{name} is damaged", _AGAIN, *kinds), gzip.GzipFile(fileobj=file) as stream:
+                yield stream
 
     def _local(self, name: str) -> Path:
-        return self.path / name if self.path.is_dir() else self.path
+        return self.path / self._paths[name]
 
-    def _list_folder(self) -> list[str]:
-        names = []
+    def _list_folder(self) -> dict[str, str]:
+        """The paths in the folder by their names."""
+        paths: dict[str, str] = {}
         with self._named_damage():
             for folder, _, files in os.walk(self.path, onerror=_raise):
                 relative = Path(folder).relative_to(self.path)
-                names += [(relative / file).as_posix() for file in files if (Path(folder) / file).is_file()]
-        return [name for name in names if _plain(name)]
+                inside = [(relative / file).as_posix() for file in sorted(files) if (Path(folder) / file).is_file()]
+                paths |= {printable(name): name for name in inside if _plain(name)}
+        return paths
 
     def _list_tar(self) -> set[str]:
         """Also remembers which of several members with one name is the last."""
@@ -96,7 +117,7 @@ class Archive:
         for number, (member, _) in enumerate(self._walk_tar()):
             name = _clean(member.name)
             if member.isreg() and _plain(name):
-                self._last[name] = number
+                self._last[printable(name)] = number
         return set(self._last)
 
     def _members(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
@@ -104,22 +125,31 @@ class Archive:
         wanted = {self._last[name]: name for name in names}
         for number, (member, tar) in enumerate(self._walk_tar()):
             if number in wanted:
+                if member.issparse():
+                    raise DataError(f"{self.path}: {wanted[number]} is stored as sparse. Pack it without --sparse.")
                 yield wanted.pop(number), tar.extractfile(member)
                 if not wanted:
                     return
 
     def _walk_tar(self) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
         with self._named_damage(), closing(_open_tar(self.path)) as tar:
+            reached, most = -1, _DENSEST * self.path.stat().st_size
             while (member := tar.next()) is not None:
+                if not 0 <= member.size <= most or tar.offset <= reached:
+                    raise tarfile.ReadError(f"the size of {printable(member.name)} cannot be {member.size}")
+                reached = tar.offset
                 yield member, tar
                 tar.members.clear()  # tarfile remembers every member; a large archive has millions
 
     @contextmanager
     def _named_damage(self) -> Iterator[None]:
-        try:
+        with reading(f"{self.path} cannot be read", _AGAIN, *_DAMAGE):
             yield
-        except _DAMAGE as error:
-            raise DataError(f"{self.path} cannot be read: {error}. Copy or download it again.") from error
+
+
+_DENSEST = 2**20
+"""No compression that tarfile knows makes one byte of more; a member that claims it would be looked for without end."""
+_AGAIN = "Copy or download it again."
 
 
 def _open_tar(path: Path) -> tarfile.TarFile:
@@ -135,7 +165,7 @@ def _is_tar(path: Path) -> bool:
     try:
         with closing(_open_tar(path)):
             return path.stat().st_size > 0
-    except _DAMAGE:
+    except (*_DAMAGE, MemoryError, RecursionError, OverflowError):
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
             raise DataError(f"{path} is not a tar file, or is damaged. Copy or download it again.") from None
         return False

@@ -29,7 +29,7 @@ def read(archive: Archive, decoder: Decoder, *, task: str | None = None) -> Mate
     dtype = np.dtype(np.uint8 if x.dtype == np.uint8 else np.float32)
     groups = shape[0] if len(shape) == 1 and dtype != np.uint8 else 1
     counts = {split: len(y) for split, y in labels.items()}
-    blocks = slices({split: (splits[split][0], y) for split, y in labels.items()}, dtype)
+    blocks = slices({split: (splits[split][0], y) for split, y in labels.items()})
     return Material(task, shape, outputs, classes, dtype, groups, counts, blocks)
 
 

@@ -1,11 +1,8 @@
 """CIFAR-10 and CIFAR-100 as their authors publish them, binary or as Python pickles.
 
-Krizhevsky, "Learning multiple layers of features from tiny images", 2009. The pickles are read by an unpickler that can
-build NumPy arrays and nothing else.
+Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
 """
 
-import pickle
-import warnings
 from typing import BinaryIO
 
 import numpy as np
@@ -13,6 +10,7 @@ import numpy as np
 from istmpi.data.dataset import CLASSIFICATION
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.material import Material, slices
+from istmpi.data.prepare.pickles import PickleError, read_pickle
 from istmpi.errors import DataError
 
 SHAPE = (3, 32, 32)
@@ -49,7 +47,7 @@ def read(archive: Archive) -> Material:
             splits = {"train": (x, y), "test": parts[test]}
             counts = {split: len(labels) for split, (_, labels) in splits.items()}
             dtype = np.dtype(np.uint8)
-            return Material(CLASSIFICATION, SHAPE, len(classes), classes, dtype, 3, counts, slices(splits, dtype))
+            return Material(CLASSIFICATION, SHAPE, len(classes), classes, dtype, 3, counts, slices(splits))
     raise AssertionError("call read only where recognised")
 
 
@@ -67,60 +65,53 @@ def _find(archive: Archive, layout: tuple) -> list[str] | None:
 def _loaded(archive: Archive, path: str, load: object, detail: object, classes: int) -> tuple[np.ndarray, np.ndarray]:
     with archive.open(path) as file:
         x, y = load(file, path, detail)
-    if len(x) == 0 or x.shape != (len(y), PIXELS) or x.dtype != np.uint8 or y.min() < 0 or y.max() >= classes:
+    if len(y) == 0 or x.shape != (len(y), PIXELS):
         raise DataError(f"{path}: pixels {x.shape} of {x.dtype} and {len(y)} labels are not CIFAR's. Copy it again.")
-    return x, y.astype(np.int64)
+    for row, label in enumerate(y):
+        # True is 1 for Python, and 0.5 would become 0 on its way into an array.
+        if type(label) is not int or not 0 <= label < classes:
+            shown = label if isinstance(label, int | float) else f"of {type(label).__name__}"
+            raise DataError(
+                f"{path}: the label of image {row} is {shown}; it must be a whole number from 0 to {classes - 1}. "
+                "Download it again."
+            )
+    return x, np.array(y, np.int64)
 
 
-def _load_binary(file: BinaryIO, path: str, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+def _load_binary(file: BinaryIO, path: str, label_bytes: int) -> tuple[np.ndarray, list[object]]:
     content = np.frombuffer(file.read(), dtype=np.uint8)
     if len(content) % (label_bytes + PIXELS):
         raise DataError(f"{path} is {len(content)} bytes, no multiple of {label_bytes + PIXELS}. Download it again.")
     records = content.reshape(-1, label_bytes + PIXELS)
-    return records[:, label_bytes:], records[:, label_bytes - 1]
+    return records[:, label_bytes:], records[:, label_bytes - 1].tolist()
 
 
 def _names_binary(file: BinaryIO, path: str, label_bytes: int) -> tuple[str, ...]:
     return tuple(file.read().decode("utf-8", errors="replace").split())
 
 
-def _load_python(file: BinaryIO, path: str, keys: tuple[bytes, bytes]) -> tuple[np.ndarray, np.ndarray]:
-    batch = _unpickle(file, path, b"data", keys[0])
-    return np.asarray(batch[b"data"]), np.asarray(batch[keys[0]])
+def _load_python(file: BinaryIO, path: str, keys: tuple[bytes, bytes]) -> tuple[np.ndarray, list[object]]:
+    batch = _unpickle(file, path, {b"data": np.ndarray, keys[0]: list})
+    return batch[b"data"], batch[keys[0]]
 
 
 def _names_python(file: BinaryIO, path: str, keys: tuple[bytes, bytes]) -> tuple[str, ...]:
-    return tuple(name.decode("utf-8", errors="replace") for name in _unpickle(file, path, keys[1])[keys[1]])
+    names = _unpickle(file, path, {keys[1]: list})[keys[1]]
+    if not all(isinstance(name, bytes) for name in names):
+        raise DataError(f"{path} is not one of CIFAR's pickles: a class's name is no text. Download it again.")
+    return tuple(name.decode("utf-8", errors="replace") for name in names)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Builds NumPy arrays and plain values; anything else in a pickle could run code."""
-
-    ALLOWED = {
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("_codecs", "encode"),
-    }
-
-    def find_class(self, module: str, name: str) -> object:
-        if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        # NumPy 2 renamed its core; the published pickles are older.
-        module = np.ndarray.__reduce__(np.empty(0))[0].__module__ if module.endswith(".multiarray") else module
-        return super().find_class(module, name)
-
-
-def _unpickle(file: BinaryIO, path: str, *keys: bytes) -> dict[bytes, object]:
-    """A pickled dictionary that has ``keys``; DataError for anything else."""
+def _unpickle(file: BinaryIO, path: str, wanted: dict[bytes, type]) -> dict[bytes, object]:
+    """A pickled dictionary that has the ``wanted`` keys with values of these types; DataError for anything else."""
     try:
-        with warnings.catch_warnings():
-            # The published pickles build their dtype in a way that NumPy 2.4 deprecates.
-            warnings.simplefilter("ignore")
-            content = _Unpickler(file, encoding="bytes").load()
-    except Exception as error:  # a damaged pickle can raise nearly anything
+        content = read_pickle(file)
+    except PickleError as error:
         raise DataError(f"{path} is not one of CIFAR's pickles: {error}. Download it again.") from error
-    if not isinstance(content, dict) or not all(key in content for key in keys):
-        raise DataError(f"{path} is not one of CIFAR's pickles: it lacks one of {keys}. Download it again.")
+    for key, kind in wanted.items():
+        if not isinstance(content, dict) or not isinstance(content.get(key), kind):
+            shown = key.decode("latin-1")
+            raise DataError(
+                f"{path} is not one of CIFAR's pickles: it has no {kind.__name__} {shown}. Download it again."
+            )
     return content

@@ -57,11 +57,13 @@ class Decoder:
         shape: tuple[int, ...],
         dtype: np.dtype,
         groups: int,
+        most_bytes: int,
     ) -> Material:
         """All examples as a classification set whose classes are their labels, sorted.
 
         ``decode(name, content)`` gives an array of ``shape`` and ``dtype`` or raises BadFileError. Raises DataError
-        where too many files are bad, or where none is left in the training or the test split.
+        where a file has more than ``most_bytes``, where too many files are bad, or where none is left in the training
+        or the test split.
         """
         classes = tuple(sorted({example.label for example in examples}))
         examples = sorted(examples, key=lambda example: example.name)
@@ -69,7 +71,7 @@ class Decoder:
         row_bytes = int(np.prod(shape)) * dtype.itemsize
         scratch = self._stack.enter_context(tempfile.TemporaryFile(dir=self._scratch, buffering=0))  # noqa: SIM115
         bad: dict[str, str] = {}
-        for done, (name, content) in enumerate(archive.read(row_of), start=1):
+        for done, (name, content) in enumerate(archive.read(row_of, most_bytes), start=1):
             try:
                 row = np.ascontiguousarray(decode(name, content), dtype)
                 assert row.nbytes == row_bytes, (name, row.shape, row.dtype)

@@ -13,6 +13,7 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.material import Block, Material, rows_per_block
 from istmpi.errors import DataError
+from istmpi.foreign import MEGABYTE
 
 _FILE = re.compile(r"(?:.*[/-])?(train|t10k|test)-(images|labels)[.-]idx[13]-ubyte(?:\.gz)?")
 _SPLITS = {"train": "train", "t10k": "test", "test": "test"}
@@ -73,11 +74,14 @@ def _blocks(
             for start in range(0, len(y), step):
                 part = y[start : start + step]
                 yield split, _take(stream, name, len(part) * features).reshape(len(part), features), part
+            _require_end(stream, name)
 
 
 def _labels(archive: Archive, name: str) -> np.ndarray:
     with archive.unzipped(name) as stream:
-        return _take(stream, name, _header(stream, name, axes=1)[0])
+        labels = _take(stream, name, _header(stream, name, axes=1)[0])
+        _require_end(stream, name)
+        return labels
 
 
 def _header(stream: BinaryIO, name: str, axes: int) -> tuple[int, ...]:
@@ -86,11 +90,22 @@ def _header(stream: BinaryIO, name: str, axes: int) -> tuple[int, ...]:
     zeros, kind, count = struct.unpack(">HBB", header[:4])
     if (zeros, kind, count) != (0, 8, axes):
         raise DataError(f"{name} is not an idx file of bytes with {axes} axes (it starts {header[:4].hex(' ')}).")
-    return struct.unpack(f">{axes}I", header[4:])
+    lengths = struct.unpack(f">{axes}I", header[4:])
+    if 0 in lengths[1:]:
+        raise DataError(f"{name} has images of {' x '.join(map(str, lengths[1:]))} pixels; needed is at least one.")
+    return lengths
+
+
+def _require_end(stream: BinaryIO, name: str) -> None:
+    """Refuse what is longer than it says; and at its end a gzipped file compares its checksum."""
+    if stream.read(1):
+        raise DataError(f"{name} has more bytes than its header says. Download it again.")
 
 
 def _take(stream: BinaryIO, name: str, count: int) -> np.ndarray:
-    content = stream.read(count)
+    content = bytearray()
+    while len(content) < count and (piece := stream.read(min(count - len(content), MEGABYTE))):
+        content += piece
     if len(content) != count:
         raise DataError(f"{name} is truncated: {count - len(content)} bytes are missing. Download it again.")
     return np.frombuffer(content, dtype=np.uint8)

@@ -1,7 +1,11 @@
 """Images in class folders, or in one of the two layouts of CIFAR."""
 
 import io
-from collections.abc import Callable
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import numpy as np
@@ -11,10 +15,26 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import BadFileError, Decoder, Example, with_holdout
 from istmpi.data.prepare.material import Material
 from istmpi.errors import ConfigError, DataError
+from istmpi.foreign import MEGABYTE, reason
 from istmpi.optional import optional
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 SPLITS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
+MOST_BYTES = 64 * MEGABYTE
+MOST_PIXELS = 2**26
+"""Of a file, and of the picture in it."""
+_PILLOW = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    EOFError,
+    MemoryError,
+)
+_PILLOW += (struct.error, zlib.error, RuntimeError)
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
@@ -26,8 +46,8 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
     is for testing; or that of CIFAR-10 and CIFAR-100, binary or Python. The first image says whether all are grey or
     RGB. All must be of one size unless ``size`` is given: then each is resized to size x size pixels.
     """
-    if size is not None and size < 1:
-        raise ConfigError(f"size is {size}; it needs at least 1 pixel.")
+    if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
+        raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
     if cifar.recognised(archive):
         if size is not None:
             raise ConfigError("size is for images in class folders; CIFAR's are 32x32.")
@@ -37,7 +57,9 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
     first, mode, extent = _first(archive, examples, pillow, size)
     decode = image_decoder(pillow, first, mode, extent, size is not None, "Give --size N to resize them.")
     channels = len(mode)
-    return decoder.run(archive, examples, decode, (channels, extent[1], extent[0]), np.dtype(np.uint8), groups=channels)
+    return decoder.run(
+        archive, examples, decode, (channels, extent[1], extent[0]), np.dtype(np.uint8), channels, MOST_BYTES
+    )
 
 
 def find_examples(archive: Archive) -> list[Example]:
@@ -63,8 +85,8 @@ def _first(
     """The first image by name that can be read, the mode it asks for, "L" or "RGB", and its width and height."""
     for name in sorted(example.name for example in examples):
         try:
-            with archive.open(name) as file:
-                image = _open(pillow, name, file.read())
+            for _, content in archive.read([name], MOST_BYTES):
+                image = _open(pillow, name, content)
         except BadFileError:
             continue
         return name, "L" if image.mode in GREY else "RGB", (size, size) if size else image.size
@@ -84,11 +106,12 @@ def image_decoder(
         image = _open(pillow, name, content)
         if mode == "L" and image.mode not in GREY:
             raise DataError(f"{name} is in colour but {first} is grey; all must be alike. Convert them first.")
-        if image.mode != mode:
-            image = image.convert(mode)
-        if resize:
-            image = image.resize(extent, pillow.Resampling.BILINEAR)
-        elif image.size != extent:
+        with _as_bad_file(pillow):
+            if image.mode != mode:
+                image = image.convert(mode)
+            if resize:
+                image = image.resize(extent, pillow.Resampling.BILINEAR)
+        if image.size != extent:
             raise DataError(
                 f"{name} is {image.width}x{image.height} but {first} is {extent[0]}x{extent[1]}; all must be of one "
                 f"size. {cure}"
@@ -101,11 +124,22 @@ def image_decoder(
 
 def _open(pillow: ModuleType, name: str, content: bytes) -> object:
     """A decoded image; BadFileError where it cannot be, DataError where 8 bits a channel cannot hold it."""
-    try:
+    with _as_bad_file(pillow):
         image = pillow.open(io.BytesIO(content))
+        if image.width * image.height > MOST_PIXELS:
+            raise BadFileError(f"{image.width}x{image.height} pixels; that is too much")
         image.load()
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:  # as Pillow documents none
-        raise BadFileError(str(error)) from error
     if image.mode not in GREY + COLOUR:
         raise DataError(f"{name} has pixels of mode {image.mode}; 8 bits a channel are needed. Convert it first.")
     return image
+
+
+@contextmanager
+def _as_bad_file(pillow: ModuleType) -> Iterator[None]:
+    """A context in which Pillow meets an image; it documents no errors, and its readers raise whatever they meet."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it can read in spite of damage, and of sizes that we limit
+        try:
+            yield
+        except (*_PILLOW, pillow.DecompressionBombError) as error:
+            raise BadFileError(reason(error)) from error

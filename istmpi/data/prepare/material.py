@@ -9,7 +9,7 @@ Progress = Callable[[str, int, int], None]
 """Called as ``progress(stage, done, total)``, often."""
 
 Block = tuple[str, np.ndarray, np.ndarray]
-"""A split, x [b, features] float32 or uint8, and y [b] int64 or [b, outputs] float32."""
+"""A split, x [b, features] of numbers, and y [b] int64 or [b, outputs] float32."""
 
 BLOCK = 2**20
 """How many features of how many examples are in memory at a time, about."""
@@ -43,11 +43,10 @@ def rows_per_block(features: int) -> int:
     return max(1, BLOCK // features)
 
 
-def slices(arrays: dict[str, tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> Iterator[Block]:
-    """Whole arrays per split, x [n, ...] and y, as blocks of ``dtype``; maps are read as they are needed."""
+def slices(arrays: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[Block]:
+    """Whole arrays per split, x [n, ...] and y, as blocks; maps are read as they are needed."""
     for split, (x, y) in arrays.items():
         features = int(np.prod(x.shape[1:]))
         step = rows_per_block(features)
         for start in range(0, len(x), step):
-            part = np.asarray(x[start : start + step]).reshape(-1, features)
-            yield split, part.astype(dtype, copy=False), y[start : start + step]
+            yield split, np.asarray(x[start : start + step]).reshape(-1, features), y[start : start + step]

@@ -15,11 +15,20 @@ from istmpi.data.prepare.files import BadFileError, Decoder, Example
 from istmpi.data.prepare.material import Material
 from istmpi.data.prepare.melspectrogram import BANDS, FRAMES, log_mel
 from istmpi.errors import DataError
+from istmpi.foreign import MEGABYTE, reason
 from istmpi.optional import optional
 
 ENDING = ".wav"
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
 TEST_PERCENT = 10
+RATES = 1_000, 768_000
+"""Samples a second of what can be sound."""
+MOST_SAMPLES = 2**26
+"""Of a file, over all channels: more than an hour at 16 kHz."""
+MOST_BYTES = 128 * MEGABYTE
+"""Of a file."""
+LOUDEST = 1e9
+"""The power of louder samples would not be finite."""
 
 
 def read(archive: Archive, decoder: Decoder) -> Material:
@@ -30,7 +39,7 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     """
     examples = _examples(archive)
     with one_thread():
-        return decoder.run(archive, examples, clip_decoder(), (1, BANDS, FRAMES), np.dtype(np.float32), groups=1)
+        return decoder.run(archive, examples, clip_decoder(), (1, BANDS, FRAMES), np.dtype(np.float32), 1, MOST_BYTES)
 
 
 def one_thread() -> AbstractContextManager:
@@ -80,11 +89,19 @@ def clip_decoder() -> Callable[[str, bytes], np.ndarray]:
     def decode(name: str, content: bytes) -> np.ndarray:
         nonlocal first
         try:
-            sound, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
-        except soundfile.LibsndfileError as error:
-            raise BadFileError(error.error_string) from error
-        if len(sound) == 0 or not np.isfinite(sound).all():
-            raise BadFileError("no samples" if len(sound) == 0 else "samples that are not finite")
+            with soundfile.SoundFile(io.BytesIO(content)) as file:
+                rate = file.samplerate
+                if not RATES[0] <= rate <= RATES[1]:
+                    raise BadFileError(f"{rate:,} samples a second; they must be from {RATES[0]:,} to {RATES[1]:,}")
+                if file.frames * file.channels > MOST_SAMPLES:
+                    raise BadFileError(f"{file.frames:,} samples of {file.channels} channels; that is too much")
+                sound = file.read(dtype="float32", always_2d=True)
+        except (soundfile.SoundFileError, MemoryError, ValueError) as error:
+            raise BadFileError(reason(error)) from error
+        if len(sound) == 0:
+            raise BadFileError("no samples")
+        if not np.abs(sound).max() < LOUDEST:
+            raise BadFileError("samples that are not finite, or far too large")
         first = first or (name, rate)
         if rate != first[1]:
             raise DataError(f"{name} has {rate} Hz but {first[0]} has {first[1]}; resample them to one rate first.")

@@ -15,8 +15,10 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.material import Block, Material, rows_per_block
 from istmpi.errors import DataError, did_you_mean
+from istmpi.foreign import MEGABYTE, one_line, reading
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
+LONGEST_LINE = 32 * MEGABYTE
 FEW = 100
 """Integers with at most this many different values are taken for classes."""
 
@@ -84,17 +86,22 @@ class Table:
 
     def labels(self) -> list[str]:
         with self._lines() as lines:
-            return [row[self._label] for _, row in self._examples(lines)]
+            labels = []
+            for line, row in self._examples(lines):
+                if not row[self._label].strip():
+                    raise DataError(f"{self.name}, line {line}: it has no label. Add it, or remove the line.")
+                labels.append(row[self._label])
+            return labels
 
     def features(self) -> Iterator[np.ndarray]:
-        """x [b, features] float32, block by block."""
+        """x [b, features] float64, block by block."""
         with self._lines() as lines:
             examples = self._examples(lines)
             while numbered := list(islice(examples, rows_per_block(self.columns))):
                 yield self._numbers(numbered)
 
     def blocks(self, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """x [b, features] float32 and the labels given for these rows."""
+        """x [b, features] float64 and the labels given for these rows."""
         start = 0
         for x in self.features():
             yield x, y[start : start + len(x)]
@@ -103,13 +110,14 @@ class Table:
     def _numbers(self, numbered: list[tuple[int, list[str]]]) -> np.ndarray:
         features = [self._features(row) for _, row in numbered]
         try:
-            return np.array(features, dtype=np.float32)
+            return np.array(features, dtype=np.float64)
         except ValueError:
             for (line, _), row in zip(numbered, features):
                 for field in row:
                     if not _is_number(field):
                         raise DataError(
-                            f"{self.name}, line {line}: {field!r} is not a number; features must be. Encode or drop it."
+                            f"{self.name}, line {line}: {one_line(field)!r} is not a number; features must be. "
+                            "Encode or drop it."
                         ) from None
             raise
 
@@ -121,7 +129,7 @@ class Table:
             yield line, row
 
     def _rows(self, lines: io.TextIOBase) -> Iterator[tuple[int, list[str]]]:
-        reader = csv.reader(lines, delimiter=self._delimiter, skipinitialspace=True)
+        reader = csv.reader(_bounded(lines), delimiter=self._delimiter, skipinitialspace=True)
         return ((reader.line_num, row) for row in reader if row)
 
     def _find_label(self, first: list[str], label: str) -> int:
@@ -136,11 +144,20 @@ class Table:
     @contextmanager
     def _lines(self) -> Iterator[io.TextIOBase]:
         with self._archive.unzipped(self.name) as file:
-            try:
-                with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
-                    yield lines
-            except (csv.Error, UnicodeDecodeError) as error:
-                raise DataError(f"{self.name} is not a table: {error}. Write it as plain UTF-8 text.") from error
+            cure = "Write it as plain UTF-8 text."
+            with (
+                reading(f"{self.name} is not a table", cure, csv.Error, UnicodeDecodeError),
+                io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines,
+            ):
+                yield lines
+
+
+def _bounded(lines: io.TextIOBase) -> Iterator[str]:
+    """The lines; csv.Error for one that is too long to be held."""
+    while line := lines.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise csv.Error(f"a line has more than {LONGEST_LINE // MEGABYTE} million characters")
+        yield line
 
 
 def _find(archive: Archive) -> dict[str, str]:
@@ -187,7 +204,6 @@ def _is_number(field: str) -> bool:
 
 def _is_integer(field: str) -> bool:
     try:
-        int(field)
+        return abs(int(field)) < 2**63
     except ValueError:
         return False
-    return True

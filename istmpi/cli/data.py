@@ -1,0 +1,22 @@
+"""``istmpi data``: whether prepared data are what was prepared."""
+
+from pathlib import Path
+
+import click
+
+from istmpi.cli.verifying import verify as verify_files
+
+
+@click.group("data")
+def command() -> None:
+    """Look at prepared data; needs neither MPI nor torch."""
+
+
+@command.command("verify")
+@click.argument("paths", metavar="FILE...", nargs=-1, required=True)
+def verify(paths: tuple[str, ...]) -> None:
+    """Read every byte of each FILE that `istmpi prepare` wrote and name whatever is damaged; exit code 2 if any is."""
+    from istmpi.data.hdf5 import prepared_file
+
+    unguarded = " as far as can be seen: it has no checksums (format version 1); prepare it again to have them"
+    verify_files([Path(path) for path in paths], prepared_file, unguarded)

@@ -1,0 +1,112 @@
+"""``istmpi model``: what a network of one's own is made of, and which of its widths can be dealt out."""
+
+import json
+from typing import Any
+
+import click
+
+from istmpi.cli.settings import assigned
+from istmpi.foreign import toml_value
+
+
+@click.command("model")
+@click.argument("network", metavar="NET")
+@click.option("--data", metavar="DATA", help="Data whose shape and outputs the network is for.  [default: digits]")
+@click.option("--shape", metavar="NxN...", help="In place of data: the shape of an example, as 3x32x32.")
+@click.option(
+    "--outputs", type=click.IntRange(min=1), metavar="N", help="With --shape: classes, or numbers to predict."
+)
+@click.option("--ranks", default="2,4,8", show_default=True, metavar="P,P,...", help="What each of P ranks would hold.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An argument, as model.hidden=512.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+def command(
+    network: str,
+    data: str | None,
+    shape: str | None,
+    outputs: int | None,
+    ranks: str,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Say which widths of NET, a torch.nn.Module named FILE.py:Class or package.module:Class, can be dealt out.
+
+    \b
+    istmpi model mynet.py:Net --data mine.h5
+    istmpi model mynet.py:Net --shape 3x32x32 --outputs 10 --set model.channels=128
+
+    The integers among the arguments of its constructor are its widths; `shape`, `features` and `outputs` are filled in.
+    Each width is doubled, to see which axes of which parameters go with it, and proved: its units are permuted, which
+    must leave the outputs as they were. The code of NET is run.
+    """
+    from istmpi.cli import quantities
+
+    counts = quantities.ranks("--ranks", ranks)
+    if (shape is None) != (outputs is None) or (shape and data):
+        raise click.UsageError("give --data, or both --shape and --outputs.")
+    if shape is None:
+        from istmpi.data.sources import open_dataset
+
+        dataset = open_dataset(data or "digits")
+        example, outputs = tuple(dataset.shape), dataset.outputs
+    else:
+        example = quantities.shape("--shape", shape)
+
+    from istmpi.models.inference import infer
+    from istmpi.models.operators import operators
+    from istmpi.models.own import own_network
+
+    own = own_network(network, example, outputs, _arguments(assignments))
+    inferred = infer(own)
+    facts = {
+        "network": network,
+        "shape": list(example),
+        "outputs": outputs,
+        "settings": dict(own.settings),
+        "widths": [
+            {
+                "name": of.width.name,
+                "length": of.width.length,
+                "dealt": of.proved,
+                "spanned": of.spanned,
+                "problem": of.problem,
+            }
+            for of in inferred.findings
+        ],
+        "parameters": [{"name": name, "axes": str(axes)} for name, axes in inferred.parameters.items()],
+        "elements": inferred.elements,
+        "replicated": inferred.replicated,
+        "held": {str(count): inferred.held(count) for count in counts},
+        "operators": [
+            {"module": of.module, "kind": of.kind, "flops": of.flops, "weighted": of.weighted} for of in operators(own)
+        ],
+        "source": own.source_hash,
+    }
+    if as_json:
+        click.echo(json.dumps(facts, indent=2, default=str))
+        return
+    from rich.console import Console
+
+    from istmpi.report.networks import tables
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 1000
+    shapes = {name: axes.shape(inferred.lengths) for name, axes in inferred.parameters.items()}
+    for table in tables(facts, shapes):
+        console.print(table, "")
+
+
+def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of the network that ``--set`` gives; ConfigError for a setting that is none."""
+    from istmpi.errors import ConfigError
+
+    arguments = {}
+    for name, text in assigned(assignments):
+        section, _, argument = name.partition(".")
+        if section != "model":
+            raise ConfigError(f"--set {name}: only arguments of the network can be set here, as model.hidden=512.")
+        try:
+            arguments[argument] = toml_value(text)
+        except ValueError:
+            arguments[argument] = text
+    return arguments

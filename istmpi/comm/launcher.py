@@ -1,0 +1,79 @@
+"""What a process can tell of the launcher that started it, before MPI is up: from its variables and from /proc."""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+LAUNCHERS = {
+    "PMI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "SLURM": ("SLURM_PROCID", "SLURM_NTASKS", ""),
+}
+"""How launchers tell a process its rank, the number of ranks, and the number of those on its host."""
+
+_BETWEEN = ("hydra_pmi_proxy",)
+"""What MPICH's mpirun puts between itself and the ranks of a host."""
+
+
+def launched() -> tuple[int, int]:
+    """This process's rank and the number of ranks as its launcher told it, before MPI is up; (0, 1) without one."""
+    for rank, size, _ in LAUNCHERS.values():
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return 0, 1
+
+
+def on_this_host() -> tuple[list[int], int]:
+    """Which ranks run on this host, and how many were started there; this one alone where that cannot be seen."""
+    for name, _, local in LAUNCHERS.values():
+        if name in os.environ and os.environ.get(local, "").isdecimal():
+            try:
+                environments = [_environment(child) for child in _children(_above(name))]
+            except (OSError, ValueError):
+                break
+            present = sorted(int(variables[name]) for variables in environments if name in variables)
+            return present, int(os.environ[local])
+    return [launched()[0]], 1
+
+
+def terminal_columns() -> int | None:
+    """How wide the terminal is to which mpirun, on this host, hands on what ranks print; None where there is none."""
+    for name, *_ in LAUNCHERS.values():
+        if name in os.environ:
+            with suppress(OSError, ValueError):
+                process = _above(name)
+                if Path(f"/proc/{process}/comm").read_text().strip() in _BETWEEN:
+                    process = _parent(process)
+                output = os.open(f"/proc/{process}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+                try:
+                    return os.get_terminal_size(output).columns if os.isatty(output) else None
+                finally:
+                    os.close(output)
+    return None
+
+
+def _above(name: str) -> int:
+    """The process that started this rank, through however many shells: the nearest above that has no rank."""
+    process = os.getpid()
+    while name in _environment(process):
+        process = _parent(process)
+    return process
+
+
+def _parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _children(process: int) -> list[int]:
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
+def _environment(process: int) -> Mapping[str, str]:
+    """A process's variables; none where it has ended. PermissionError for another user's."""
+    try:
+        text = Path(f"/proc/{process}/environ").read_text(errors="replace")
+    except FileNotFoundError:
+        return {}
+    return dict(entry.partition("=")[::2] for entry in text.split("\0"))

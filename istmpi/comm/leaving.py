@@ -1,0 +1,79 @@
+"""How ranks end together: in order where all know of it, by force where one fails and others may wait for it."""
+
+import atexit
+import builtins
+import sys
+import time
+from types import TracebackType
+from typing import NoReturn
+
+from istmpi.comm import mpi
+from istmpi.comm.communicator import Communicator, Nap
+
+GRACE = 3.0
+"""Seconds in which all ranks of a script that fails on all of them come to its end."""
+_exit_code = 0
+_installed = False
+
+
+def leave_together() -> None:
+    """Wait for all ranks, if MPI is up: once one leaves with an error, a launcher ends the others unheard.
+
+    Only for an end that every rank knows of.
+    """
+    MPI = mpi.if_up()
+    if MPI:
+        MPI.COMM_WORLD.Barrier()
+
+
+def abort_at_exit(code: int) -> None:
+    """Let this process end through MPI_Abort, if MPI is up: its peers may be waiting for it."""
+    if mpi.if_up():
+        from mpi4py.run import set_abort_status
+
+        set_abort_status(code)
+
+
+def end_with_this_script(communicator: Communicator) -> None:
+    """From now on an exception, or sys.exit with a code that is not 0, ends all ranks of a user's own program.
+
+    Where all of them fail each keeps its code. Python tells nobody behind the program how it ended; so sys.exit, exit
+    and quit are replaced by one that takes a note. A program that raises SystemExit by itself goes unseen.
+    """
+    global _installed
+    if _installed or communicator.size == 1:
+        return
+    _installed = True
+    excepthook, leave = sys.excepthook, sys.exit
+
+    def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _note(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        excepthook(kind, error, trace)
+
+    def exit(status: object = None, /) -> NoReturn:
+        _note(status if isinstance(status, int) else int(status is not None))
+        leave(status)
+
+    sys.excepthook = failed
+    sys.exit = builtins.exit = builtins.quit = exit
+    everyone = communicator.duplicate()
+    atexit.register(_end, everyone)
+
+
+def _note(code: int) -> None:
+    global _exit_code
+    _exit_code = code
+
+
+def _end(everyone: Communicator) -> None:
+    if not mpi.if_up():
+        return
+    all_here, nap = everyone.mpi.Ibarrier(), Nap()
+    deadline = time.monotonic() + GRACE
+    while not all_here.Test():
+        if _exit_code and time.monotonic() > deadline:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            abort_at_exit(_exit_code)
+            return
+        nap.after(False)

@@ -1,0 +1,232 @@
+"""What others wrote: files and names that may hold anything, turned into plain values or into one line of an error."""
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from istmpi.errors import DataError, IstmpiError, OutputError, UserError, kind_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MEGABYTE = 2**20
+TOML_BYTES = MEGABYTE
+JSON_BYTES = 64 * MEGABYTE
+METRICS_BYTES = 512 * MEGABYTE
+"""The most that a file of each kind may have: all of it is read into memory."""
+MOST = 1e30
+"""No figure of a run or of a cluster is larger."""
+LINE = 1000
+"""Characters of a message; a longer one is cut in its middle, for the cure stands at its end."""
+
+_LIMITS = (MemoryError, RecursionError, OverflowError)
+"""What any reader may meet in a file that was made for it."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
+"""Of a name that was given: nothing can be asked of such a file."""
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that is no visible character: new lines, ESC, what is no UTF-8."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def one_line(message: object) -> str:
+    """A message as one line that a terminal shows as it is."""
+    line = printable(str(message))
+    return line if len(line) <= LINE else f"{line[: LINE // 2]} ... {line[-LINE // 3 :]}"
+
+
+def plain_value(value: Any) -> Any:
+    """A value of JSON's that only is compared and shown: its texts printable, what is long or deep cut."""
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+        return [plain_value(item) for item in value]
+    return value if isinstance(value, bool | None) or is_figure(value) else one_line(json.dumps(value)[:LINE])
+
+
+@contextmanager
+def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[None]:
+    """A context in which a library reads a file: what it raises of the given kinds, or for want of room, is DataError.
+
+    ``subject`` is what the message calls the file, ``cure`` its last sentence. Errors of istmpi's pass.
+    """
+    try:
+        yield
+    except IstmpiError:
+        raise
+    except (*kinds, *_LIMITS) as error:
+        raise DataError(f"{subject}: {reason(error)}. {cure}") from error
+
+
+def reason(error: BaseException) -> str:
+    """The system's words for an error where there are any, else the first line of its own, or its kind."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, MemoryError):
+        return f"out of memory ({error})" if str(error) else "out of memory"
+    if isinstance(number := getattr(error, "errno", None), int) and number:
+        return os.strerror(number)  # HDF5's own run over several clauses
+    words = str(error).strip()
+    return words.splitlines()[0].rstrip(".") if words else type(error).__name__
+
+
+def past_a_limit(error: BaseException) -> UserError | None:
+    """The message for what ends a program because something given to it is too large; None for any other error."""
+    if isinstance(error, _LIMITS) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
+        return UserError(f"what was given is too large or too deep: {reason(error)}. Give less, or smaller numbers.")
+    if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
+        return UserError(f"{error.filename}: cannot be used ({error.strerror}). Give another name or other rights.")
+    return None
+
+
+def no_room(error: BaseException) -> OutputError | None:
+    """The message for the standard output's disk being full; None for any other error."""
+    if isinstance(error, OSError) and error.errno in _NO_ROOM and not error.filename:
+        return OutputError(
+            f"the standard output cannot be written ({error.strerror}). Free space, or lead it elsewhere."
+        )
+    return None
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a thing; a name that no file can have names none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def is_file(path: Path) -> bool:
+    """Whether it is a regular file."""
+    return exists(path) and path.is_file()
+
+
+def content(path: Path, most: int) -> bytes:
+    """All of a small file; ValueError where it is a pipe, or has more bytes than a file of its kind may have."""
+    if exists(path) and not path.is_file():
+        raise ValueError(f"it is {kind_of(path)}, not a file")
+    with path.open("rb") as file:
+        held = file.read(most + 1)
+    if len(held) > most:
+        raise ValueError(f"it has more than {most // MEGABYTE} MB")
+    return held
+
+
+def read_toml(path: Path, cure: str) -> dict[str, Any]:
+    """A TOML file; DataError where it is none."""
+    with reading(f"{path} is not a readable TOML file", cure, OSError, ValueError):
+        return tomllib.loads(content(path, TOML_BYTES).decode("utf-8"))
+
+
+def toml_value(text: str) -> Any:
+    """One value as TOML writes it; ValueError for anything else, and for anything behind it."""
+    if not text.isprintable():
+        raise ValueError(f"{printable(text)} holds what cannot be printed")
+    try:
+        values = tomllib.loads(f"values = [{text}, 0]")["values"]
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if len(values) != 2:
+        raise ValueError(f"{text} is not one value")
+    return values[0]
+
+
+class Fields:
+    """A JSON object in which anything may stand: every value is asked for by its name and its kind.
+
+    ``subject`` is what a DataError calls the file, ``cure`` its last sentence.
+    """
+
+    def __init__(self, tree: Any, subject: object, cure: str, prefix: str = ""):
+        self._subject, self._cure, self._prefix = subject, cure, ""
+        if not isinstance(tree, dict):
+            raise self.refused(prefix.rstrip(".") or "its content", tree, "must be an object with keys")
+        self._prefix = prefix
+        self.tree: dict[str, Any] = tree
+
+    @staticmethod
+    def parsed(text: str | bytes, subject: object, cure: str) -> "Fields":
+        """From JSON's text."""
+        with reading(f"{subject} cannot be read", cure, ValueError):
+            return Fields(json.loads(text), subject, cure)
+
+    @staticmethod
+    def read(path: Path, subject: object, cure: str) -> "Fields":
+        """From a file."""
+        with reading(f"{subject} cannot be read", cure, OSError, ValueError):
+            text = content(path, JSON_BYTES).decode("utf-8")
+        return Fields.parsed(text, subject, cure)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.tree
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tree)
+
+    def refused(self, key: str, value: Any, constraint: str) -> DataError:
+        """The error for a value that cannot be."""
+        with reading(self._subject, self._cure, ValueError):
+            shown = repr(value)
+        shown = shown if len(shown) < 80 else f"{shown[:60]}..."
+        return DataError(f"{self._subject}: {self._prefix}{key} is {shown}; it {constraint}. {self._cure}")
+
+    def value(self, key: str) -> Any:
+        """Whatever there is; DataError where there is nothing."""
+        if key not in self.tree:
+            raise DataError(f"{self._subject}: {self._prefix}{key} is missing. {self._cure}")
+        return self.tree[key]
+
+    def figure(self, key: str, least: float = -MOST) -> float:
+        """A finite number of at least so much."""
+        value = self.value(key)
+        if not is_figure(value, least):
+            limit = f" of at least {least:g}" if least > -MOST else ""
+            raise self.refused(key, value, f"must be a finite number{limit}")
+        return value
+
+    def whole(self, key: str, least: int = 0) -> int:
+        """A whole number of at least so much."""
+        value = self.value(key)
+        if not isinstance(value, int) or not is_figure(value, least):
+            raise self.refused(key, value, f"must be a whole number of at least {least}")
+        return value
+
+    def text(self, key: str) -> str:
+        """A text, made printable."""
+        value = self.value(key)
+        if not isinstance(value, str):
+            raise self.refused(key, value, "must be a text")
+        return printable(value)
+
+    def figures(self, key: str, least: float = -MOST) -> dict[str, float]:
+        """Numbers by name; the names made printable."""
+        inner = self.inner(key)
+        return {printable(name): inner.figure(name, least) for name in inner}
+
+    def inner(self, key: str) -> "Fields":
+        """An object in this one."""
+        return Fields(self.value(key), self._subject, self._cure, f"{self._prefix}{key}.")
+
+    def inners(self, key: str) -> list["Fields"]:
+        """A list of objects in this one."""
+        value = self.value(key)
+        if not isinstance(value, list):
+            raise self.refused(key, value, "must be a list")
+        prefix = f"{self._prefix}{key}"
+        return [Fields(one, self._subject, self._cure, f"{prefix}[{n}].") for n, one in enumerate(value)]
+
+
+def is_figure(value: Any, least: float = -MOST) -> bool:
+    """Whether a value is a finite number of at least so much; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= MOST

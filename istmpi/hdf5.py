@@ -1,0 +1,231 @@
+"""HDF5 files that guard themselves: what a checkpoint and a prepared data set have in common.
+
+    /                 attribute ``checksum``: the CRC-32 of all that the file says beside its contents, see `seal`
+    /checksums/PATH   [blocks] uint32: a CRC-32 for each block of rows of the dataset /PATH; of n rows block b has rows
+                      ``n*b//blocks`` to ``n*(b+1)//blocks``
+
+Every dataset is contiguous, lies in the file itself and is reached by hard links. So a reader may map its rows, and
+nothing that is read comes from another file. HDF5's own structures have checksums, too (object headers of version 2).
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from math import prod
+from typing import Any
+
+import h5py
+import numpy as np
+
+LOCKING = False
+"""A file appears under its name complete and never changes: nothing to lock, and cluster file systems often cannot."""
+
+CREATION = {"libver": ("v108", "v110"), "alignment_threshold": 2**16, "alignment_interval": 2**12}
+"""Object headers with checksums, readable since HDF5 1.8; large datasets begin at a block of the file system."""
+
+CHECKSUM = "checksum"
+CHECKSUMS = "checksums/"
+
+CHANGED = "its attributes, or the list of its datasets, are not those that were saved"
+
+_CHUNK = 2**26
+"""Bytes that are read at a time when checksums are compared."""
+
+Read = Callable[[int], None]
+"""Is told of bytes as they are read."""
+
+
+def unheard(nbytes: int) -> None:
+    """A `Read` for nobody."""
+
+
+def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tuple[int, ...]) -> None:
+    """Texts of fixed length: those of variable length would lie outside of what HDF5's checksums guard."""
+    if isinstance(value, str):
+        text = value.encode()
+        place.attrs.create(name, np.array(text), dtype=h5py.string_dtype("utf-8", max(len(text), 1)))
+    else:
+        place.attrs[name] = value
+
+
+def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
+    """Guard all attributes, the list of all datasets and the given values of those in /checksums; to be done last."""
+    file.attrs[CHECKSUM] = np.uint32(_crc_of_description(file, checksums))
+
+
+def sealed(file: h5py.File) -> bool:
+    """Whether all that is what it was when the file was sealed."""
+    guards = {path: dataset for path, dataset in all_datasets(file).items() if path.startswith(CHECKSUMS)}
+    if any(misplaced(dataset, file.id.get_filesize()) for dataset in guards.values()):
+        return False  # and perhaps of a size that nobody can read
+    checksums = {path: dataset[...] for path, dataset in guards.items()}
+    return file.attrs.get(CHECKSUM) == _crc_of_description(file, checksums)
+
+
+def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> int:
+    """The CRC-32 of a JSON text of values, so that it is the same however a library encodes them."""
+    description = {
+        "attributes": {name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM},
+        "datasets": {
+            path: [list(dataset.shape), dtype_name(dataset), {name: plain(v) for name, v in dataset.attrs.items()}]
+            for path, dataset in all_datasets(file).items()
+        },
+        "checksums": {path: zlib.crc32(np.ascontiguousarray(values, "<u4")) for path, values in checksums.items()},
+    }
+    return zlib.crc32(json.dumps(description, sort_keys=True).encode())
+
+
+def plain(value: Any) -> Any:
+    """An attribute's value as JSON knows it."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+
+
+def shown(value: Any) -> str:
+    """An attribute's value for a message of one line."""
+    return " ".join(repr(plain(value)).split())[:50]
+
+
+def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
+    """The type in the file, little-endian; bfloat16 as the true float that it is, which HDF5 converts for readers."""
+    if dtype.startswith("S"):
+        return h5py.h5t.py_create(h5py.string_dtype("utf-8", int(dtype[1:])))
+    if dtype != "bfloat16":
+        return h5py.h5t.py_create(np.dtype(dtype).newbyteorder("<"))
+    kind = h5py.h5t.IEEE_F32LE.copy()
+    kind.set_fields(15, 7, 8, 0, 7)
+    kind.set_size(2)
+    kind.set_ebias(127)
+    return kind
+
+
+def dtype_name(dataset: h5py.Dataset) -> str:
+    """The inverse of `hdf5_type`."""
+    kind = dataset.id.get_type()
+    return "bfloat16" if kind.equal(hdf5_type("bfloat16")) else dataset.dtype.name
+
+
+def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
+    """Every dataset of the file itself by its path, checksums left out, in the file's order."""
+    return {path: dataset for path, dataset in all_datasets(file).items() if not path.startswith(CHECKSUMS)}
+
+
+def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
+    """Likewise, with the checksums."""
+    found = {}
+
+    def visit(path: str, item: h5py.HLObject) -> None:
+        if isinstance(item, h5py.Dataset):
+            found[path] = item
+
+    file.visititems(visit)
+    return found
+
+
+def dataset_at(file: h5py.File, path: str) -> h5py.Dataset | None:
+    """The dataset of a path, None where there is none; ValueError where the way to it leads over a link."""
+    place: h5py.HLObject = file
+    for name in path.split("/"):
+        # h5py's own look-ups would follow a link before they tell that it is one.
+        links = place.id.links if isinstance(place, h5py.Group) else None
+        if links is None or not links.exists(name.encode()):
+            return None
+        if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+            raise ValueError(f"{path} is a link to another place ({_target(links.get_val(name.encode()))})")
+        place = place[name]
+    return place if isinstance(place, h5py.Dataset) else None
+
+
+def _target(value: Any) -> str:
+    parts = value if isinstance(value, tuple) else (value,)
+    return " in ".join(part.decode(errors="replace") for part in reversed(parts))
+
+
+def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
+    """Why the rows of a dataset are no one block of a file of ``size`` bytes; None when they are."""
+    layout = dataset.id.get_create_plist()
+    if layout.get_external_count():
+        return f"lies in another file ({layout.get_external(0)[0].decode(errors='replace')})"
+    if layout.get_layout() == h5py.h5d.VIRTUAL:
+        return "is virtual: it is made of other datasets"
+    nbytes, offset = dataset.size * dataset.id.get_type().get_size(), dataset.id.get_offset()
+    if nbytes and (layout.get_layout() != h5py.h5d.CONTIGUOUS or offset is None or offset + nbytes > size):
+        return "is not one contiguous block"
+    return None
+
+
+def structure_errors(file: h5py.File) -> Iterator[str]:
+    """Which datasets and checksums have no counterpart, and which are not where they should be; one line each."""
+    found, size = all_datasets(file), file.id.get_filesize()
+    contents = [path for path in found if not path.startswith(CHECKSUMS)]
+    for guard in found:
+        if guard.startswith(CHECKSUMS) and guard.removeprefix(CHECKSUMS) not in contents:
+            yield f"{guard.removeprefix(CHECKSUMS)} is missing"
+    for path in contents:
+        if CHECKSUMS + path not in found:
+            yield f"{path} has no checksums"
+    for path, dataset in found.items():
+        if problem := misplaced(dataset, size):
+            yield f"{path} {problem}"
+
+
+def checksum_errors(
+    file: h5py.File, part: int = 0, parts: int = 1, read: Read = unheard, paths: Collection[str] | None = None
+) -> Iterator[str]:
+    """What is wrong with the contents, one line each, of every ``parts``-th block from number ``part`` on.
+
+    Of all datasets, or those of the ``paths``.
+    """
+    number = 0
+    for path, dataset in datasets(file).items():
+        if (paths is not None and path not in paths) or (expected := expected_checksums(file, path)) is None:
+            continue
+        rows = dataset.shape[0]
+        for block, crc in enumerate(expected):
+            if number % parts == part:
+                first, last = rows * block // len(expected), rows * (block + 1) // len(expected)
+                if _crc(dataset, first, last, read) != crc:
+                    yield differs(path, first, last)
+            number += 1
+
+
+def differs(path: str, first: int, last: int) -> str:
+    """What is wrong with a block of rows."""
+    return f"{path}, rows {first} to {last - 1}: the checksum differs"
+
+
+def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
+    """Those of a dataset's blocks; None where it has none. ValueError for what cannot be checksums."""
+    guard = dataset_at(file, CHECKSUMS + path)
+    if guard is None:
+        return None
+    if guard.dtype != np.uint32 or guard.ndim != 1 or guard.size == 0 or misplaced(guard, file.id.get_filesize()):
+        raise ValueError(f"{CHECKSUMS}{path} has no checksums in it")
+    return guard[...]
+
+
+def _crc(dataset: h5py.Dataset, first: int, last: int, read: Read) -> int:
+    row = dataset.id.get_type().get_size() * prod(dataset.shape[1:])
+    step = max(_CHUNK // max(row, 1), 1)
+    crc = 0
+    for start in range(first, last, step):
+        rows = read_rows(dataset, start, min(start + step, last))
+        crc = zlib.crc32(rows, crc)
+        read(len(rows))
+    return crc
+
+
+def read_rows(dataset: h5py.Dataset, first: int, last: int, out: np.ndarray | None = None) -> np.ndarray:
+    """Rows of a dataset as the bytes that the file has, flat uint8; into ``out`` where it is given."""
+    kind = dataset.id.get_type()
+    row = kind.get_size() * prod(dataset.shape[1:])
+    out = np.empty((last - first) * row, dtype=np.uint8) if out is None else out
+    if len(out):
+        count = (last - first, *dataset.shape[1:])
+        space = dataset.id.get_space()
+        space.select_hyperslab((first, *(0 for _ in dataset.shape[1:])), count)
+        dataset.id.read(h5py.h5s.create_simple(count), space, out, kind)
+    return out

@@ -1,0 +1,238 @@
+"""A folder is one run's at a time: a file in it says whose.
+
+It is made in one step that fails where it is there already, as on every file system that ranks share: locks of the
+system's own are often missing there, or hold on one host alone. What a killed run leaves is known to be left over when
+its process is gone, on the same host, or else when nobody has touched the file for a while.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from istmpi.errors import ConfigError, OutputError
+from istmpi.files import temporary
+
+FILE = "lock.json"
+"""In the folder of a run or of a comparison while somebody writes there."""
+
+SECONDS_BETWEEN_TOUCHES = 10.0
+"""While the folder is held."""
+SECONDS_UNTIL_LEFT = 120.0
+"""Untouched for so long, another host's file is left over: file systems may show its time a minute late."""
+SECONDS_TO_END = 10.0
+"""That a process of this host is given to end: its launcher may still be at it."""
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+
+class FolderLock:
+    """Holds a folder, made if it is not there, until it is released or this process ends.
+
+    ``note`` is told when it takes long to see whether somebody else holds it. ConfigError where somebody does, or where
+    it cannot be written.
+    """
+
+    def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
+        self.path = folder / FILE
+        self._own = json.dumps(_this_process()) + "\n"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            while not _link(self._own, self.path):
+                self._await_end(note)
+            self._remove_leftovers()
+        except OSError as error:
+            raise ConfigError(f"--out {folder}: cannot be written ({error.strerror}). Name another folder.") from None
+        self._released = threading.Event()
+        with contextlib.suppress(RuntimeError):  # without a thread this host can still tell
+            threading.Thread(target=self._touch, name="lock", daemon=True).start()
+
+    def require(self) -> None:
+        """OutputError when somebody took the folder for left, as may happen to a process that was suspended."""
+        if _read(self.path) not in (self._own, ""):
+            raise OutputError(f"{self.path} is no longer this run's: another one goes on in its place.")
+
+    def release(self) -> None:
+        """Let others have the folder."""
+        self._released.set()
+        if _read(self.path) == self._own:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+    def _remove_leftovers(self) -> None:
+        """Remove what others have left beside the file that were killed while they made it."""
+        for path in self.path.parent.glob(f".{FILE}.*.tmp"):
+            if _age(path) > SECONDS_UNTIL_LEFT:
+                path.unlink(missing_ok=True)
+
+    def _await_end(self, note: Callable[[str], None]) -> None:
+        """Come back once the file is gone, or is known to be left over and removed; ConfigError when it is in use."""
+        said, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
+        holder, told = _parsed(said), False
+        while not _continued_by_this_job(holder):
+            alive, waited = _alive(holder), time.monotonic() - begun
+            if touched is None or _read(self.path) != said:
+                return
+            if alive is False:
+                break
+            if alive and waited > SECONDS_TO_END or _touched(self.path) not in (touched, None):
+                raise ConfigError(_refusal(self.path, holder))
+            if alive is None and max(waited, _age(self.path)) > SECONDS_UNTIL_LEFT:
+                break
+            if alive is None and not told:
+                note(f"{self.path} is of {_name(holder)}; left over if not touched for {SECONDS_UNTIL_LEFT:g} s.")
+                told = True
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        self._remove(said)
+
+    def _remove(self, said: str) -> None:
+        """Remove the file if it still says that: of those that see that it is left over one at a time may act."""
+        turn = self.path.with_name(f".{FILE}.turn")
+        if not _link(self._own, turn):
+            if _age(turn) > SECONDS_UNTIL_LEFT:  # of one that was killed right here
+                turn.unlink(missing_ok=True)
+            return
+        try:
+            if _read(self.path) == said:
+                self.path.unlink(missing_ok=True)
+        finally:
+            turn.unlink(missing_ok=True)
+
+    def _touch(self) -> None:
+        while not self._released.wait(SECONDS_BETWEEN_TOUCHES):
+            if _read(self.path) == self._own:
+                with contextlib.suppress(OSError):
+                    os.utime(self.path)
+
+
+def _link(text: str, path: Path) -> bool:
+    """Whether a file could be made that was not there; the text is in it from the start."""
+    beside = _beside(path, text)
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return beside.stat().st_nlink == 2  # network file systems may call a success a failure
+    except OSError:
+        return _create(text, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return True
+
+
+def _create(text: str, path: Path) -> bool:
+    """The same on a file system that has no hard links, but for the text, which comes a moment later."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _this_process() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "system": _system(),
+        "process": os.getpid(),
+        "started": _started(os.getpid()),
+        "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "job": os.environ.get("SLURM_JOB_ID", ""),
+        "restarts": _restarts(),
+    }
+
+
+def _system() -> str:
+    """What gives processes their numbers: a start of a host's system and, in containers, a name space of its own."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
+def _started(process: int) -> str | None:
+    """When a process of this system began, in its own clock's ticks; None when it is no more."""
+    try:
+        state, *facts = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else facts[18]
+
+
+def _restarts() -> int:
+    """How often SLURM has queued this job again."""
+    count = os.environ.get("SLURM_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0
+
+
+def _alive(holder: dict[str, Any]) -> bool | None:
+    """Whether the holder's process still runs; None where this system cannot know."""
+    if not holder.get("system") or (holder.get("host"), holder["system"]) != (socket.gethostname(), _system()):
+        return None
+    return holder.get("started") is not None and _started(holder.get("process", 0)) == holder["started"]
+
+
+def _continued_by_this_job(holder: dict[str, Any]) -> bool:
+    """SLURM has queued the holder's job again, so that it is over, and this is its next part."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return bool(job) and holder.get("job") == job and _restarts() > holder.get("restarts", 0)
+
+
+def _refusal(path: Path, holder: dict[str, Any]) -> str:
+    return (
+        f"--out {path.parent}: another run is at work there, {_name(holder)}. "
+        f"Wait for its end, name another folder, or remove {path} if there is no such run."
+    )
+
+
+def _name(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "a process that does not say its name"
+    return f"process {holder.get('process')} on host {holder.get('host')} since {holder.get('since')}"
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """What a lock's file says of its holder; nothing where it is damaged."""
+    try:
+        said = json.loads(text)
+        return said if isinstance(said, dict) and isinstance(said.get("restarts"), int) else {}
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _read(path: Path) -> str:
+    """The file's text; empty when it is gone or cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _touched(path: Path) -> int | None:
+    """When the file was touched last; None when it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _age(path: Path) -> float:
+    """Seconds since a file was touched, by the clock of its file system: other hosts' clocks differ."""
+    beside = _beside(path, "")
+    try:
+        now, touched = _touched(beside), _touched(path)
+        return (now - touched) / 1e9 if now and touched else 0.0
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _beside(path: Path, text: str) -> Path:
+    """A new file with this text, beside another."""
+    beside = temporary(path.with_name(FILE))
+    beside.write_text(text, encoding="utf-8")
+    return beside

@@ -1,0 +1,228 @@
+"""A network of one's own, looked at as a whole before it is trained: one table of all that the engine asks of it.
+
+The network is built twice in its full size, with different random numbers, and run on two examples. What cannot be
+trained is refused by name.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from istmpi.axes import Pattern
+from istmpi.errors import ConfigError
+from istmpi.models.inference import infer
+from istmpi.models.inferred import built
+from istmpi.models.norms import BatchNorm
+from istmpi.models.own import OwnNetwork
+from istmpi.models.table import NormEntry, ParameterEntry, Table
+
+PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+"""Layers that sum over an axis of their weight: the second one, and transposed ones the first."""
+UNIT_BY_UNIT = (nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.PReLU, BatchNorm)
+"""Layers with weights that sum over no axis of them."""
+EXAMPLES = 2
+
+
+def examine(network: OwnNetwork) -> Table:
+    """The table of a network; ConfigError in one line for whatever cannot be trained."""
+    inferred = infer(network)
+    module = built(network, seed=0)
+    _refuse_what_cannot_be_trained(network, module)
+    first = _contents(module)
+    trace = _trace(network, module)
+    stochastic = _draws_random_numbers(network, module)
+    again = built(network, seed=1)
+    second = _contents(again)
+    for name, _ in module.named_buffers():
+        if first[name] != second[name]:
+            raise ConfigError(
+                f"{network.name}: its buffer {name} has random values, which would be others on every rank. Compute it "
+                f"from a generator with a seed of its own."
+            )
+    layers = _layers(module)
+    parameters = {}
+    for name, parameter in module.named_parameters():
+        bound, centre = _initial(network, name, parameter, layers[name], first[name], second[name])
+        parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
+    sums = _sums(module, inferred.parameters)
+    return Table(
+        source=network.source_hash,
+        settings=network.settings,
+        groups=inferred.lengths,
+        undealt={of.width.name: of.problem for of in inferred.findings if not of.proved},
+        parameters=parameters,
+        norms={name: NormEntry(*_norm(layer)) for name, layer in trace.norms.items()},
+        sums={name: groups for name, groups in sums.items() if groups and name in trace.bare},
+        unscaled=_unscaled(inferred.parameters, layers, trace),
+        stochastic=stochastic,
+    )
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A module that has a parameter, and what the parameter is called in it."""
+
+    path: str
+    module: nn.Module
+    key: str
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """What one forward pass has shown of the layers, by the names of their modules."""
+
+    norms: Mapping[str, BatchNorm]
+    called: frozenset[str]
+    """The products that were called."""
+    bare: frozenset[str]
+    """Those of them whose output went elsewhere than straight into a batch normalisation."""
+
+
+def _refuse_what_cannot_be_trained(network: OwnNetwork, module: nn.Module) -> None:
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        raise ConfigError(f"{network.name}: it has no parameters to train.")
+    for name, parameter in parameters.items():
+        problem = ""
+        if not parameter.requires_grad:
+            problem = "is frozen (requires_grad=False), which istmpi cannot keep. Register it as a buffer"
+        elif parameter.ndim == 0:
+            problem = "is a single number without an axis. Give it one, as torch.ones(1)"
+        elif not parameter.is_floating_point():
+            problem = f"is of {parameter.dtype}; istmpi trains real floating-point numbers alone"
+        elif "/" in name:
+            problem = "has a / in its name, which checkpoints need. Rename it"
+        if problem:
+            raise ConfigError(f"{network.name}: its parameter {name} {problem}.")
+
+
+def _contents(module: nn.Module) -> dict[str, tuple[int, float | None]]:
+    """Of every parameter and buffer a checksum, and the value that all of its elements have, if they do."""
+    found = {}
+    for name, values in [*module.named_parameters(), *module.named_buffers()]:
+        array = values.detach().cpu().contiguous()
+        checksum = zlib.crc32(array.reshape(-1).view(torch.uint8).numpy())
+        constant = array.numel() > 0 and not array.is_complex() and bool((array == array.reshape(-1)[0]).all())
+        found[name] = checksum, float(array.reshape(-1)[0]) if constant else None
+    return found
+
+
+def _trace(network: OwnNetwork, module: nn.Module) -> _Trace:
+    """Watch one forward pass in evaluation; refuses batch normalisations that are not called once in it."""
+    norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, BatchNorm)}
+    calls = dict.fromkeys(norms, 0)
+    outputs: list[tuple[str, torch.Tensor, int]] = []
+    normalised: set[int] = set()
+
+    def made(name: str, output: torch.Tensor) -> None:
+        outputs.append((name, output, output._version))
+
+    def arrives(name: str, x: torch.Tensor) -> None:
+        calls[name] += 1
+        # The version counts what was done in place since, such as an activation.
+        normalised.update(n for n, (_, output, version) in enumerate(outputs) if output is x and x._version == version)
+
+    hooks = [
+        layer.register_forward_hook(lambda _, __, output, name=name: made(name, output))
+        for name, layer in module.named_modules()
+        if isinstance(layer, PRODUCTS + TRANSPOSED)
+    ]
+    hooks += [
+        layer.register_forward_pre_hook(lambda _, inputs, name=name: arrives(name, inputs[0]))
+        for name, layer in norms.items()
+    ]
+    network.forward(module.eval(), network.examples(EXAMPLES, torch.get_default_dtype()))
+    for hook in hooks:
+        hook.remove()
+    for name, count in calls.items():
+        if count != 1:
+            raise ConfigError(
+                f"{network.name}: its batch normalisation {name} is called {count} times in a forward pass; istmpi "
+                f"calibrates one mean and variance, of one call. Use a layer for each call."
+            )
+    bare = frozenset(name for number, (name, *_) in enumerate(outputs) if number not in normalised)
+    return _Trace(norms, frozenset(name for name, *_ in outputs), bare)
+
+
+def _draws_random_numbers(network: OwnNetwork, module: nn.Module) -> bool:
+    """Whether a forward pass in training does; refuses one that changes a buffer."""
+    before = _contents(module)
+    with torch.random.fork_rng(devices=[]):
+        state = torch.get_rng_state()
+        network.forward(module.train(), network.examples(EXAMPLES, torch.get_default_dtype()))
+        draws = not torch.equal(state, torch.get_rng_state())
+    after = _contents(module)
+    for name, _ in module.named_buffers():
+        if before[name] != after[name]:
+            raise ConfigError(
+                f"{network.name}: its buffer {name} is changed by a forward pass in training; ranks would not agree on "
+                f"it, nor would checkpoints have it. Of what changes so, istmpi knows nn.BatchNorm1d, 2d and 3d alone."
+            )
+    return draws
+
+
+def _layers(module: nn.Module) -> dict[str, list[_Layer]]:
+    """The modules that have each parameter: several where it is tied."""
+    name_of = {id(parameter): name for name, parameter in module.named_parameters()}
+    found: dict[str, list[_Layer]] = {name: [] for name in name_of.values()}
+    for path, layer in module.named_modules():
+        for key, parameter in layer.named_parameters(recurse=False):
+            found[name_of[id(parameter)]].append(_Layer(path, layer, key))
+    return found
+
+
+def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple[str, ...]]:
+    """The groups whose units each product sums over."""
+    name_of = {id(parameter): name for name, parameter in module.named_parameters()}
+    found = {}
+    for path, layer in module.named_modules():
+        if isinstance(layer, PRODUCTS + TRANSPOSED) and (name := name_of.get(id(layer.weight))):
+            axis = patterns[name].axes[0 if isinstance(layer, TRANSPOSED) else 1]
+            found[path] = tuple(factor.name for factor in axis.factors if factor.name)
+    return found
+
+
+def _unscaled(
+    patterns: Mapping[str, Pattern], layers: Mapping[str, list[_Layer]], trace: _Trace
+) -> dict[str, tuple[str, ...]]:
+    """The parameters of several axes, with their groups, of which it is not known where they are multiplied."""
+
+    def known(layer: _Layer) -> bool:
+        seen = isinstance(layer.module, PRODUCTS + TRANSPOSED) and layer.path in trace.called
+        return isinstance(layer.module, UNIT_BY_UNIT) or (seen and layer.key in ("weight", "bias"))
+
+    several = {name: pattern for name, pattern in patterns.items() if len(pattern.axes) > 1 and pattern.names}
+    return {name: tuple(sorted(of.names)) for name, of in several.items() if not all(map(known, layers[name]))}
+
+
+def _initial(
+    network: OwnNetwork,
+    name: str,
+    parameter: nn.Parameter,
+    layers: list[_Layer],
+    one: tuple[int, float | None],
+    other: tuple[int, float | None],
+) -> tuple[float, float]:
+    """Bound and centre of a parameter's initial values, from what two constructions gave it."""
+    if one == other:
+        if one[1] is None:
+            raise ConfigError(
+                f"{network.name}: its parameter {name} starts with values that the constructor computes, which istmpi "
+                f"cannot deal out. Start it with random numbers or a constant, or register it as a buffer."
+            )
+        return 0.0, one[1]
+    inputs = parameter[0].numel()
+    if parameter.ndim == 1:
+        with_weights = (of.module for of in layers if isinstance(of.module, PRODUCTS + TRANSPOSED) and of.key == "bias")
+        inputs = next((product.weight[0].numel() for product in with_weights), len(parameter))
+    return max(inputs, 1) ** -0.5, 0.0
+
+
+def _norm(layer: BatchNorm) -> tuple[int, float]:
+    return layer.num_features, layer.eps

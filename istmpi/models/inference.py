@@ -1,0 +1,228 @@
+"""Which axes of a network's parameters go with which integers of its constructor: found by doubling, then proved.
+
+An integer is doubled; every axis that doubles with it is ``a * units * b``. Where ``a * b`` is more than 1 there are
+several readings, as ``(3 heads 64)`` and ``(heads 192)``: those that `istmpi.models.proof` refutes are out. Where none
+is left, the integer cannot be dealt out. Nothing is asked of the network's code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from istmpi.axes import Pattern
+from istmpi.errors import ConfigError
+from istmpi.models.own import OwnNetwork, Width
+from istmpi.models.proof import Place, Reading, Trial
+
+READINGS = 512
+"""Most readings of one width that are tried."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of one width: the axes that go with it, or why it cannot be dealt out."""
+
+    width: Width
+    axes: Reading = field(default_factory=dict)
+    spanned: bool = False
+    """A network with some of the units computes something else than the whole one whose other units are silent."""
+    problem: str = ""
+
+    @property
+    def proved(self) -> bool:
+        return not self.problem
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """The named axes of all parameters of a network, and what was found of each width."""
+
+    parameters: Mapping[str, Pattern]
+    findings: tuple[Finding, ...]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The widths that can be dealt out."""
+        return tuple(finding.width.name for finding in self.findings if finding.proved)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The full length of every width that can be dealt out."""
+        return {finding.width.name: finding.width.length for finding in self.findings if finding.proved}
+
+    @property
+    def elements(self) -> int:
+        """Of all parameters."""
+        return sum(self._size(pattern, self.lengths) for pattern in self.parameters.values())
+
+    @property
+    def replicated(self) -> int:
+        """Elements of parameters of which no axis can be dealt out: every rank has all of them."""
+        names = set(self.groups)
+        whole = (pattern for pattern in self.parameters.values() if pattern.names.isdisjoint(names))
+        return sum(self._size(pattern, self.lengths) for pattern in whole)
+
+    def held(self, ranks: int) -> int | None:
+        """Most elements that one of so many ranks trains, all widths dealt out; None where one has too few units."""
+        if any(length < ranks for length in self.lengths.values()):
+            return None
+        narrow = {name: -(-length // ranks) for name, length in self.lengths.items()}
+        return sum(self._size(pattern, narrow) for pattern in self.parameters.values())
+
+    @staticmethod
+    def _size(pattern: Pattern, lengths: Mapping[str, int]) -> int:
+        return prod(pattern.shape(lengths))
+
+
+def infer(network: OwnNetwork) -> Inferred:
+    """Find and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all."""
+    shapes = _shapes(network)
+    network.forward(network.build().eval(), network.examples(2, torch.get_default_dtype()))
+    doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
+    moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
+    candidates = {}
+    for name, width in network.widths.items():
+        candidates[name] = (
+            _proved(network, width, moving) if name in moving else [Finding(width, problem=doubled[name])]
+        )
+    findings = _agreeing(candidates, shapes)
+    return Inferred({name: _pattern(name, shape, findings) for name, shape in shapes.items()}, tuple(findings))
+
+
+def _shapes(network: OwnNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter, tied ones once; nothing is allocated."""
+    with torch.device("meta"), _WithoutValues():
+        built = network.build(lengths)
+    return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Lets nobody fill tensors on the meta device, which have no values: torch would import its decompositions first.
+
+    That takes seconds.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensor = args[0] if args else kwargs.get("tensor")
+        name = getattr(func, "__name__", "")
+        in_place = name.endswith("_") and not name.startswith("__") and name not in ("requires_grad_", "detach_")
+        if in_place and isinstance(tensor, torch.Tensor) and tensor.is_meta:
+            return tensor
+        return func(*args, **kwargs)
+
+
+def _doubled(network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width) -> dict[Place, int] | str:
+    """What doubling a width does: each axis that doubles, and how many positions a unit has there; or what is wrong."""
+    try:
+        wider = _shapes(network, {width.name: 2 * width.length})
+    except ConfigError as error:
+        return f"twice of it is refused ({error})"
+    if wider.keys() != shapes.keys():
+        return "it decides which parameters there are"
+    ratios: dict[Place, int] = {}
+    for name, shape in shapes.items():
+        if len(wider[name]) != len(shape):
+            return f"{name} has another number of axes with twice of it"
+        for place, (length, longer) in enumerate(zip(shape, wider[name])):
+            if longer == length:
+                continue
+            if longer != 2 * length or length % width.length:
+                return f"an axis of {name} has {length} positions, and {longer} with twice of it"
+            ratios[name, place] = length // width.length
+    return ratios or "no parameter's shape depends on it"
+
+
+def _proved(network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]]) -> list[Finding]:
+    """The readings of a width under which its units can be permuted, or why there is none."""
+    try:
+        trial = Trial(network, width, moving)
+    except ConfigError as error:
+        return [Finding(width, problem=str(error))]
+    proved: list[Finding] = []
+    furthest = ""
+    for alike in _ALIKE:
+        for reading in itertools.islice(_readings(moving[width.name], alike), READINGS):
+            if broken := trial.broken_by(reading):
+                furthest = max(furthest, broken, key=trial.order)
+            elif vague := trial.indifferent_to(reading):
+                return [Finding(width, problem=f"the outputs do not tell how its units lie in {vague}")]
+            else:
+                proved.append(Finding(width, reading, trial.spanned(reading)))
+        if proved:
+            return sorted(proved, key=lambda finding: finding.spanned)
+    problem = f"permuting its units changes the outputs, first behind {furthest}"
+    return [Finding(width, problem=problem)]
+
+
+def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
+    """One finding of each width, so that no two cross on an axis; the surest choose first."""
+    chosen: dict[str, Finding] = {}
+    for name in sorted(candidates, key=lambda name: candidates[name][0].spanned):
+        for finding in candidates[name]:
+            if _crossing([*chosen.values(), finding], shapes) is None:
+                chosen[name] = finding
+                break
+        else:
+            crossed = _crossing([*chosen.values(), candidates[name][0]], shapes)
+            problem = f"its units cannot be told from those of other widths in {crossed}"
+            chosen[name] = Finding(candidates[name][0].width, problem=problem)
+    return [chosen[name] for name in candidates]
+
+
+def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """A parameter on an axis of which two widths do not lie inside each other."""
+    for name, shape in shapes.items():
+        if any(_factors(length, _on(findings, (name, place))) is None for place, length in enumerate(shape)):
+            return name
+    return None
+
+
+_ALIKE: tuple[Callable[[Place, int], object], ...] = (
+    lambda place, ratio: ratio,
+    lambda place, ratio: (ratio, place[1]),
+    lambda place, ratio: (ratio, re.sub(r"\d+", "#", place[0].rpartition(".")[0])),
+)
+"""Which axes are read alike, the simplest guess first: those with as many positions a unit; of them those that are the
+same axis of their parameters; those of modules whose names differ in numbers alone."""
+
+
+def _readings(ratios: Mapping[Place, int], alike: Callable[[Place, int], object]) -> Iterator[Reading]:
+    """All ways to read the axes, of which some are read alike."""
+    kinds = {place: alike(place, ratio) for place, ratio in ratios.items()}
+    ratio_of = {kinds[place]: ratio for place, ratio in ratios.items()}
+    factors = [[(a, ratio // a) for a in range(1, ratio + 1) if ratio % a == 0] for ratio in ratio_of.values()]
+    for chosen in itertools.product(*factors):
+        reading = dict(zip(ratio_of, chosen))
+        yield {place: reading[kind] for place, kind in kinds.items()}
+
+
+def _on(findings: Sequence[Finding], place: Place) -> list[tuple[int, Width]]:
+    """The widths on an axis, outermost first, each with the positions that one of its units has there."""
+    widths = [(of.axes[place][1], of.width) for of in findings if of.proved and place in of.axes]
+    return sorted(widths, key=lambda pair: pair[0], reverse=True)
+
+
+def _factors(length: int, widths: Sequence[tuple[int, Width]]) -> list[str] | None:
+    """The factors of an axis, outermost first; None where the widths cross."""
+    factors, left = [], length
+    for inner, width in widths:
+        outer, odd = divmod(left, width.length * inner)
+        if odd or not outer:
+            return None
+        factors += [str(outer)] * (outer > 1) + [width.name]
+        left = inner
+    return factors + [str(left)] * (left > 1 or not factors)
+
+
+def _pattern(name: str, shape: tuple[int, ...], findings: Sequence[Finding]) -> Pattern:
+    """The named axes of a parameter: on each the widths that were proved, and numbers for the rest."""
+    axes = [_factors(length, _on(findings, (name, place))) for place, length in enumerate(shape)]
+    return Pattern.parse(" ".join(axis[0] if len(axis) == 1 else f"({' '.join(axis)})" for axis in axes))

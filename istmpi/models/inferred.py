@@ -1,0 +1,152 @@
+"""A network of one's own as the engine asks for it: from its table, and with its code from its constructor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from istmpi.axes import Parameter, Pattern
+from istmpi.errors import ConfigError
+from istmpi.models.architecture import Architecture, BatchNormalisation
+from istmpi.models.table import Table
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from istmpi.models.norms import BatchNorm
+    from istmpi.models.own import OwnNetwork
+
+
+class InferredNetwork(Architecture):
+    """A network of one's own, described by its table; it can be built where its code (``network``) is given, too.
+
+    Moments and products that are scaled have the names of their modules.
+    """
+
+    def __init__(self, name: str, table: Table, dtype: str, network: OwnNetwork | None = None):
+        self.name, self.table, self._dtype, self._network = name, table, dtype, network
+        self.lengths = dict(table.groups)
+        self.groups = tuple(table.groups)
+        self.parameters = {
+            key: Parameter(Pattern.parse(entry.axes), dtype, entry.bound, entry.centre)
+            for key, entry in table.parameters.items()
+        }
+        self.batch_norms = {key: BatchNormalisation(norm.units, norm.epsilon) for key, norm in table.norms.items()}
+        self.sums = dict(table.sums)
+        self.stochastic = table.stochastic
+
+    def with_code(self, network: OwnNetwork) -> InferredNetwork:
+        """The same network, that can be built; ConfigError where this code makes another one."""
+        ready = InferredNetwork(self.name, self.table, self._dtype, network)
+        ready.require_usable(self.lengths)
+        norms = ready.batch_norm_layers(ready.build(self.lengths))
+        found = {name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in norms.items()}
+        if found != self.batch_norms:
+            raise ConfigError(f"{network.name}: its batch normalisations are others than when it was trained.")
+        return ready
+
+    @property
+    def has_its_source(self) -> bool:
+        """Whether its code is, to the last byte of its file, that of which the table tells."""
+        return self._network is not None and self._network.source_hash == self.table.source
+
+    def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Module:
+        """The network at the given lengths, really built whatever the default device: its buffers are computed.
+
+        It takes examples as they lie in the data, flat, and gives its own ``forward`` the shape that it needs.
+        """
+        import torch
+
+        if self._network is None:
+            raise ConfigError(f"{self.name} is a network of your own: give --model FILE.py:Class.")
+        network = built(self._network, {name: lengths[name] for name in self.groups})
+        network.to(getattr(torch, self._dtype))
+        found = {}
+        for name, parameter in network.named_parameters():
+            parameter.data = parameter.data.contiguous()
+            found[name] = tuple(parameter.shape)
+        expected = {name: parameter.pattern.shape(lengths) for name, parameter in self.parameters.items()}
+        if found != expected:
+            name = next(name for name in {**expected, **found} if found.get(name) != expected.get(name))
+            shown = ", ".join(f"{group} = {lengths[group]}" for group in self.groups)
+            raise ConfigError(
+                f"{self.name}: with {shown} its parameter {name} has the shape {found.get(name)}; its axes, as they "
+                f"were found, give {expected.get(name)}."
+            )
+        shape = self._network.inputs
+        network.register_forward_pre_hook(lambda _, inputs: (inputs[0].reshape(-1, *shape), *inputs[1:]))
+        for module in self.sums if scale is not None else ():
+            if (factor := self.factor(module, lengths, scale)) != 1:
+                network.get_submodule(module).register_forward_pre_hook(
+                    lambda _, inputs, named, factor=factor: _scaled(inputs, named, factor), with_kwargs=True
+                )
+        return network
+
+    def plain(self) -> nn.Module:
+        """The network as its class makes it, of the run's dtype, with PyTorch's own batch normalisations."""
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            return self._network.build(self.lengths).to(getattr(torch, self._dtype))
+
+    def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
+        from istmpi.models.norms import BatchNorm
+
+        return {name: layer for name, layer in network.named_modules() if isinstance(layer, BatchNorm)}
+
+    @property
+    def outline(self) -> str:
+        widths = ", ".join(f"{name} {length}" for name, length in self.lengths.items())
+        return f"with {widths}" if widths else "with no width that can be dealt out"
+
+    def require_dealable(self, groups: tuple[str, ...]) -> None:
+        if not groups:
+            reasons = "; ".join(f"{name}: {problem}" for name, problem in self.table.undealt.items())
+            raise ConfigError(
+                f"{self.name}: it has no width that can be dealt out ({reasons or 'its constructor has no integers'}). "
+                f"Use another method, as --method local-sgd."
+            )
+        for name, names in self.table.unscaled.items():
+            if dealt := [group for group in names if group in groups]:
+                raise ConfigError(
+                    f"{self.name}: its parameter {name} is multiplied outside of nn.Linear and nn.Conv, where istmpi "
+                    f"cannot tell whether it sums over units of {dealt[0]}. Use such a layer, or leave {dealt[0]} "
+                    f"out of method.partition."
+                )
+
+    def require_usable(self, lengths: Mapping[str, int]) -> None:
+        import torch
+
+        network = self.build(lengths).eval()
+        self._network.forward(network, self._network.examples(2, getattr(torch, self._dtype)))
+
+
+def _scaled(inputs: tuple[Any, ...], named: dict[str, Any], factor: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A product's arguments with its input multiplied."""
+    if inputs:
+        return (inputs[0] * factor, *inputs[1:]), named
+    return inputs, {**named, "input": named["input"] * factor}
+
+
+def built(network: OwnNetwork, lengths: Mapping[str, int] | None = None, seed: int = 0) -> nn.Module:
+    """A network as its constructor makes it, on the CPU, with random numbers that depend on ``seed`` alone.
+
+    Its batch normalisations are ours.
+    """
+    import torch
+
+    from istmpi.models.norms import convert_batch_norms
+
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        module = network.build(lengths)
+    convert_batch_norms(module)
+    return module
+
+
+def fill(network: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    """Let a network's parameters be these very tensors."""
+    for name, parameter in network.named_parameters():
+        parameter.data = values[name]

@@ -1,0 +1,213 @@
+"""A network of the user's own: a class of a file or a package, and what its constructor says of it.
+
+    FILE.py:Class        package.module:Class
+
+Arguments that are named after facts of the data (`FACTS`) are filled in from the data. All others are settings, whose
+names, types and defaults are the constructor's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from istmpi.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+FACTS = {
+    "shape": "the shape of an example",
+    "features": "how many numbers an example has",
+    "outputs": "how many classes there are, or numbers to predict",
+}
+"""What the data tell a constructor, by the name of its argument."""
+
+
+@dataclass(frozen=True)
+class Width:
+    """One integer of a constructor's arguments: a number, or an element of a sequence of numbers."""
+
+    name: str
+    """As a unit group: the argument's name, with a number from 1 behind it for an element of a sequence."""
+    argument: str
+    place: int | None
+    """In the sequence."""
+    length: int
+
+
+@dataclass(frozen=True)
+class OwnNetwork:
+    """A network's class with all arguments of its constructor; `own_network` makes it."""
+
+    name: str
+    kind: type[nn.Module]
+    facts: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    """The shape of an example as ``forward`` gets it."""
+    outputs: int
+    source_hash: str = field(default="", compare=False)
+
+    @property
+    def widths(self) -> dict[str, Width]:
+        """The integers among the settings, by name: what may be a width of the network, and perhaps dealt out."""
+        widths = []
+        for argument, value in self.settings.items():
+            if _is_number(value):
+                widths.append(Width(argument, argument, None, value))
+            elif isinstance(value, list | tuple) and value and all(map(_is_number, value)):
+                widths += [Width(f"{argument}{n + 1}", argument, n, length) for n, length in enumerate(value)]
+        return {width.name: width for width in widths if width.length > 0}
+
+    def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
+        """The network with other lengths in place of some widths; ConfigError where its constructor refuses them."""
+        from torch.nn.parameter import is_lazy
+
+        arguments = {**self.facts, **self.settings}
+        for name, length in (lengths or {}).items():
+            width = self.widths[name]
+            if width.place is None:
+                arguments[width.argument] = length
+            else:
+                values = list(arguments[width.argument])
+                values[width.place] = length
+                arguments[width.argument] = type(self.settings[width.argument])(values)
+        try:
+            built = self.kind(**arguments)
+        except Exception as error:
+            shown = ", ".join(f"{name} = {arguments[name]!r}" for name in self.settings)
+            raise ConfigError(f"{self.name}: its constructor fails with {shown}: {_said(error)}.") from error
+        for name, parameter in built.named_parameters():
+            if is_lazy(parameter):
+                raise ConfigError(f"{self.name}: its parameter {name} has no shape before the first forward pass.")
+        return built
+
+    def examples(self, count: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+        """Random examples ``[count, ...]``, the same in every call."""
+        import torch
+
+        generator = torch.Generator().manual_seed(count)
+        values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64)
+        return values.to(dtype).to(device)
+
+    def forward(self, network: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """The outputs ``[examples, outputs]`` for examples; ConfigError where it fails or they have another shape."""
+        import torch
+
+        try:
+            with torch.no_grad():
+                outputs = network(x)
+        except Exception as error:
+            shape = " x ".join(map(str, x.shape))
+            raise ConfigError(
+                f"{self.name}: its forward fails on examples of shape {shape}: {_said(error)}."
+            ) from error
+        shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        if shape != (len(x), self.outputs):
+            raise ConfigError(
+                f"{self.name}: its forward returns {shape} for {len(x)} examples; the data need ({len(x)}, "
+                f"{self.outputs})."
+            )
+        return outputs
+
+
+def own_network(name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any]) -> OwnNetwork:
+    """The network FILE.py:Class or package.module:Class with these settings; ConfigError for whatever is wrong with it.
+
+    ``shape``: of an example. Runs the code that is named.
+    """
+    kind, source_hash = _load(name)
+    facts = {"shape": tuple(shape), "features": _product(shape), "outputs": outputs}
+    try:
+        arguments = inspect.signature(kind).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}: its constructor's arguments are not known ({error}).") from None
+    known = [
+        one
+        for one, of in arguments.items()
+        if one not in FACTS and of.kind in (of.KEYWORD_ONLY, of.POSITIONAL_OR_KEYWORD)
+    ]
+    for setting in settings:
+        if setting not in known:
+            raise ConfigError(f"{name}: unknown setting model.{setting}{did_you_mean(setting, known, 'model.')}")
+    values = {}
+    for one in known:
+        if one in settings:
+            values[one] = settings[one]
+        elif arguments[one].default is not inspect.Parameter.empty:
+            values[one] = arguments[one].default
+        else:
+            raise ConfigError(
+                f"{name}: its argument {one} has no default and is no fact of the data ({', '.join(FACTS)}). "
+                f"Give --set model.{one}=..., or a default."
+            )
+    flat = "features" in arguments and "shape" not in arguments
+    given = {fact: value for fact, value in facts.items() if fact in arguments}
+    return OwnNetwork(name, kind, given, values, (facts["features"],) if flat else tuple(shape), outputs, source_hash)
+
+
+def _load(name: str) -> tuple[type[nn.Module], str]:
+    """The class, and a hash of the file that it is in."""
+    from torch import nn
+
+    path, _, wanted = name.rpartition(":")
+    if not path or not wanted.isidentifier():
+        raise ConfigError(f"--model {name}: give FILE.py:Class or package.module:Class.")
+    try:
+        if path.endswith(".py"):
+            module = _module_of_file(Path(path), name)
+        else:
+            module = importlib.import_module(path)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"--model {name}: {path} cannot be imported: {_said(error)}.") from error
+    kind = getattr(module, wanted, None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        networks = [
+            key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, nn.Module)
+        ]
+        problem = "has no class" if kind is None else "has something else than a torch.nn.Module as"
+        raise ConfigError(f"--model {name}: {path} {problem} {wanted}{did_you_mean(wanted, networks)}")
+    file = inspect.getsourcefile(kind)
+    return kind, hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
+
+
+def _module_of_file(path: Path, name: str) -> Any:
+    """A file as a module; what it imports from its own folder is found."""
+    if not path.is_file():
+        raise ConfigError(f"--model {name}: there is no file {path}.")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for length in shape:
+        total *= length
+    return total
+
+
+def _said(error: BaseException) -> str:
+    """An error of somebody else's code in one line."""
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,175 @@
+"""Whether the axes that go with a width are as they were read: tried on a small network with random weights.
+
+Units of a layer are interchangeable: permuting them in all parameters at once must leave the outputs as they were. And
+a network that is built with some of the units must compute what the whole one does whose other units are silent,
+unless something spans them: a normalisation, or a scale by their number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from istmpi.errors import ConfigError
+from istmpi.models.own import OwnNetwork, Width
+
+UNITS = (5, 7, 11)
+"""Of a width in the networks that are tried, where the constructor takes so few. Primes that divide no other factor of
+an axis: else a wrong reading may permute blocks of units that are another width's, and change nothing, either."""
+EXAMPLES = 3
+PERMUTATIONS = 2
+TOLERANCE = 1e-5
+"""Largest difference of outputs that rounding makes, relative to the largest one. All is in double precision, but some
+networks normalise in single precision whatever they are given; a wrong reading changes outputs by much more."""
+
+Place = tuple[str, int]
+"""A parameter and the number of one of its axes."""
+Reading = Mapping[Place, tuple[int, int]]
+"""How the units of a width lie on each axis: ``(a, b)`` of ``a * units * b``."""
+
+
+class Trial:
+    """A small network in double precision, with random values, on which readings of a width are tried."""
+
+    def __init__(self, network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]]):
+        self._network = network
+        self._width = width
+        self.units, self._others, self._built = self._small(moving)
+        generator = torch.Generator().manual_seed(0)
+        self._values = {}
+        for name, parameter in self._built.named_parameters():
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            fan = max(parameter[0].numel(), 1) if parameter.ndim > 1 else 10
+            self._values[name] = values / fan**0.5 + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0)
+        self._x = network.examples(EXAMPLES, torch.float64)
+        self._permutations = [self._permutation(generator) for _ in range(PERMUTATIONS)]
+        self._expected, self._outputs_of = self._run(self._values)
+        if not torch.isfinite(self._expected).all():
+            raise ConfigError("the outputs of a small network with random weights are not finite")
+
+    def _small(self, moving: Mapping[str, Mapping[Place, int]]) -> tuple[int, dict[str, int], nn.Module]:
+        """As few units of as many widths as the constructor takes; widths that share an axis with this one stay.
+
+        Returns the units, the other widths that are smaller than in the full network, and the network.
+        """
+        width = self._width
+        apart = _never_on_an_axis_with(width.name, moving)
+        ratios = {*itertools.chain(*(axes.values() for axes in moving.values()))}
+        few = [units for units in UNITS if units < width.length and all(ratio % units for ratio in ratios)]
+        for narrow in (apart, ()):
+            others = {name: min(UNITS[0], self._network.widths[name].length) for name in narrow}
+            for units in [*few, width.length]:
+                try:
+                    built = self._network.build({**others, width.name: units}).double().eval()
+                    self._network.forward(built, self._network.examples(EXAMPLES, torch.float64))
+                except ConfigError:
+                    continue
+                if _fits(built, moving[width.name], units):
+                    return units, others, built
+        raise ConfigError("a network with fewer of its units has parameters of other shapes")
+
+    def _permutation(self, generator: torch.Generator) -> torch.Tensor:
+        """One that moves something."""
+        order = torch.randperm(self.units, generator=generator)
+        return order.roll(1) if torch.equal(order, torch.arange(self.units)) else order
+
+    def _permuted(self, reading: Reading, order: torch.Tensor) -> dict[str, torch.Tensor]:
+        values = dict(self._values)
+        for (name, place), (outer, inner) in reading.items():
+            positions = torch.arange(outer * self.units * inner).view(outer, self.units, inner)[:, order].reshape(-1)
+            values[name] = values[name].index_select(place, positions)
+        return values
+
+    def _run(self, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The outputs, and of each innermost module what it made, in any order of its positions."""
+        made: dict[str, torch.Tensor] = {}
+
+        def note(name: str, output: object) -> None:
+            output = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(output, torch.Tensor) and name not in made:
+                made[name] = output.detach().flatten(1).sort(dim=1).values if output.ndim > 1 else output.detach()
+
+        hooks = [
+            module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
+            for name, module in self._built.named_modules()
+            if name
+        ]
+        try:
+            for name, parameter in self._built.named_parameters():
+                parameter.data = values[name]
+            return self._network.forward(self._built, self._x), made
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def broken_by(self, reading: Reading) -> str:
+        """The first module behind which permuting by a reading shows; empty where the outputs stay as they were."""
+        for order in self._permutations:
+            outputs, made = self._run(self._permuted(reading, order))
+            if not _alike(outputs, self._expected):
+                differing = (name for name, values in made.items() if not _alike(values, self._outputs_of[name]))
+                return next(differing, "its last operation")
+        return ""
+
+    def indifferent_to(self, reading: Reading) -> str:
+        """A parameter with several readings whose units the outputs do not depend on: what was tried proves nothing."""
+        for place, (outer, inner) in reading.items():
+            if outer * inner > 1:
+                outputs, _ = self._run(self._permuted({place: (outer, inner)}, self._permutations[0]))
+                if _alike(outputs, self._expected):
+                    return place[0]
+        every = [self._run(self._permuted({place: of}, self._permutations[0]))[0] for place, of in reading.items()]
+        return "" if any(not _alike(outputs, self._expected) for outputs in every) else "any parameter"
+
+    def spanned(self, reading: Reading) -> bool:
+        """Whether a network with some of the units differs from this one whose other units are silent."""
+        narrow, units = self._narrow()
+        if narrow is None:
+            return True
+        values, silent = dict(self._values), dict(self._values)
+        kept = torch.arange(self.units) < units
+        for (name, place), (outer, inner) in reading.items():
+            positions = kept.view(1, -1, 1).expand(outer, -1, inner).reshape(-1)
+            values[name] = values[name].index_select(place, positions.nonzero()[:, 0])
+            silent[name] = silent[name] * positions.view(
+                [-1 if axis == place else 1 for axis in range(values[name].ndim)]
+            )
+        if any(parameter.shape != values[name].shape for name, parameter in narrow.named_parameters()):
+            return True
+        for name, parameter in narrow.named_parameters():
+            parameter.data = values[name]
+        return not _alike(self._network.forward(narrow, self._x), self._run(silent)[0])
+
+    def _narrow(self) -> tuple[nn.Module | None, int]:
+        """The network with as many units less as its constructor takes, and how many it has then."""
+        for units in range(self.units - 1, 0, -1):
+            try:
+                return self._network.build({**self._others, self._width.name: units}).double().eval(), units
+            except ConfigError:
+                continue
+        return None, 0
+
+    def order(self, module: str) -> int:
+        """How late a module is run."""
+        names = list(self._outputs_of)
+        return names.index(module) if module in names else len(names) if module else -1
+
+
+def _never_on_an_axis_with(width: str, moving: Mapping[str, Mapping[Place, int]]) -> list[str]:
+    """The other widths that share no axis with any width that this one shares an axis with, nor with this one."""
+    beside = {name for name, axes in moving.items() if axes.keys() & moving[width].keys()}
+    return [name for name, axes in moving.items() if not any(axes.keys() & moving[one].keys() for one in beside)]
+
+
+def _fits(built: nn.Module, ratios: Mapping[Place, int], units: int) -> bool:
+    """Whether the axes of a smaller network have as many positions a unit as those of the full one."""
+    shapes = {name: parameter.shape for name, parameter in built.named_parameters()}
+    return all(name in shapes and shapes[name][place] == ratio * units for (name, place), ratio in ratios.items())
+
+
+def _alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    return bool((values - expected).abs().max() <= TOLERANCE * max(largest, 1e-30)) if expected.numel() else True

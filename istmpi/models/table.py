@@ -1,0 +1,100 @@
+"""What istmpi has found out about a network of one's own, as plain values: checkpoints have it as JSON.
+
+With it a checkpoint can be read, listed and compared without running the code of the network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ParameterEntry:
+    """A parameter's axes, and its initial values: uniform in ``centre ± bound``."""
+
+    axes: str
+    bound: float
+    centre: float
+
+
+@dataclass(frozen=True)
+class NormEntry:
+    """A batch normalisation's units, and what is added to a variance."""
+
+    units: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Table:
+    """Everything that the engine asks of a network but how to build it; `istmpi.models.examination` makes it."""
+
+    source: str
+    """A hash of the file that the class is in."""
+    settings: Mapping[str, Any]
+    """The arguments of the constructor, defaults included; of what JSON does not know the name."""
+    groups: Mapping[str, int]
+    """The widths that can be dealt out, with their full lengths."""
+    undealt: Mapping[str, str]
+    """Why each of the other widths cannot be dealt out."""
+    parameters: Mapping[str, ParameterEntry]
+    """Every parameter by its name in the network; a tied one has the first of its names."""
+    norms: Mapping[str, NormEntry]
+    """The batch normalisations by the names of their modules."""
+    sums: Mapping[str, tuple[str, ...]]
+    """The modules whose product sums over units of these groups, with no batch normalisation directly behind it."""
+    unscaled: Mapping[str, tuple[str, ...]]
+    """The parameters that may be multiplied where nobody sees it, with the groups on their axes."""
+    stochastic: bool
+    """Training draws random numbers."""
+
+    def tree(self) -> dict[str, Any]:
+        """The table as JSON has it."""
+        facts = {item.name: getattr(self, item.name) for item in fields(self)}
+        return json.loads(json.dumps(facts, default=_plain, skipkeys=True))
+
+    @staticmethod
+    def from_tree(tree: Mapping[str, Any]) -> Table:
+        """The inverse of `tree`; whatever exception its values lead to where they are none."""
+        return Table(
+            source=str(tree["source"]),
+            settings=dict(tree["settings"]),
+            groups={name: int(length) for name, length in tree["groups"].items()},
+            undealt=dict(tree["undealt"]),
+            parameters={name: ParameterEntry(**entry) for name, entry in tree["parameters"].items()},
+            norms={name: NormEntry(**entry) for name, entry in tree["norms"].items()},
+            sums={name: tuple(groups) for name, groups in tree["sums"].items()},
+            unscaled={name: tuple(groups) for name, groups in tree["unscaled"].items()},
+            stochastic=bool(tree["stochastic"]),
+        )
+
+    def difference(self, other: Table) -> str:
+        """The first fact that another table has otherwise; empty where both describe the same network.
+
+        The source may differ, and the initial values, and what is said of widths that are not dealt out.
+        """
+        mine, theirs = self.tree(), other.tree()
+        for tree in (mine, theirs):
+            tree["parameters"] = {name: entry["axes"] for name, entry in tree["parameters"].items()}
+        for fact in ("settings", "groups", "parameters", "norms", "sums", "unscaled", "stochastic"):
+            if mine[fact] == theirs[fact]:
+                continue
+            if not isinstance(mine[fact], dict):
+                return fact
+            names = [name for name in {**mine[fact], **theirs[fact]} if mine[fact].get(name) != theirs[fact].get(name)]
+            return f"{fact}, {names[0]}: {_shown(mine[fact].get(names[0]))} or {_shown(theirs[fact].get(names[0]))}"
+        return ""
+
+
+def _plain(value: Any) -> Any:
+    """An entry as a dict, and any other object by a name that is the same in every process."""
+    if isinstance(value, ParameterEntry | NormEntry):
+        return asdict(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else json.dumps(value)

@@ -1,0 +1,48 @@
+"""The network of a run, the same on every rank: one of the user's own is looked at on rank 0, and its table sent."""
+
+from istmpi.comm import Communicator
+from istmpi.config import OwnModel, Run
+from istmpi.data.dataset import Dataset
+from istmpi.errors import ConfigError
+from istmpi.models import architecture
+from istmpi.models.architecture import Architecture
+
+
+def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
+    """The network of a run for these data. Collective.
+
+    Raises the same ConfigError on every rank for one that cannot be trained, or that is another one on some rank.
+    """
+    if not isinstance(run.model, OwnModel):
+        with communicator.agreed():
+            return architecture(data.features, data.outputs, data.task, run.model)
+    from istmpi.models.inferred import InferredNetwork
+    from istmpi.models.own import own_network
+    from istmpi.models.table import Table
+
+    with communicator.agreed():
+        own = own_network(run.model.name, tuple(data.shape), data.outputs, run.model.arguments)
+    tree = None
+    with communicator.agreed():
+        try:
+            if communicator.rank == 0:
+                from istmpi.models.examination import examine
+
+                tree = examine(own).tree()
+        finally:
+            communicator.meet()  # the others leave it their cores meanwhile
+    tree = communicator.from_first(tree)
+    with communicator.agreed():
+        table = Table.from_tree(tree)
+        network = InferredNetwork(run.model.name, table, run.model.dtype, own)
+        if not network.has_its_source:
+            raise ConfigError(
+                f"{run.model.name}: its file is another one here than on rank 0. Give all ranks the same file."
+            )
+        if network.batch_norms and run.train.batch < 2:
+            raise ConfigError(
+                f"train.batch = 1 with the batch normalisation {next(iter(network.batch_norms))} of {run.model.name}: "
+                f"batch statistics need at least 2 examples."
+            )
+        network.require_usable(network.lengths)
+    return network

@@ -1,0 +1,65 @@
+"""Signals to this process as wishes to stop, from its first moments on."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+_SAME_REQUEST = 0.5
+"""Seconds in which a second signal counts as the same request: a terminal and a launcher may both pass on a Ctrl-C."""
+
+
+class Receiver:
+    """Takes the process's signals; a second SIGTERM or Ctrl-C ends the process at once. One for all: see `receiver`.
+
+    A thread receives them, for the main one may be waiting inside MPI. To be made in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._first: float | None = None
+        self._untold = ""
+        self._tell: Callable[[str], None] | None = None
+        receiving, sending = os.pipe()
+        os.set_blocking(sending, False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
+            signal.siginterrupt(number, False)
+        signal.set_wakeup_fd(sending, warn_on_full_buffer=False)
+        threading.Thread(target=self._receive, args=(receiving,), daemon=True).start()
+
+    def listen(self, tell: Callable[[str], None]) -> None:
+        """From now on ``tell`` gets the name of the first signal that comes, or that has come while nobody listened."""
+        with self._changing:
+            self._tell = tell
+            if self._untold:
+                tell(self._untold)
+                self._untold = ""
+            else:
+                self._first = None
+
+    def _receive(self, pipe: int) -> None:
+        while True:
+            number = os.read(pipe, 1)[0]
+            if number not in SIGNALS:
+                continue
+            now = time.monotonic()
+            with self._changing:
+                if self._first is None:
+                    self._first, name = now, signal.Signals(number).name
+                    if self._tell:
+                        self._tell(name)
+                    else:
+                        self._untold = name
+                elif number in (signal.SIGTERM, signal.SIGINT) and now - self._first > _SAME_REQUEST:
+                    os._exit(128 + number)
+
+
+@cache
+def receiver() -> Receiver:
+    """This process's; the first call takes its signals."""
+    return Receiver()
