@@ -26,10 +26,10 @@ class Receiver:
         self._tell: Callable[[str], None] | None = None
         receiving, sending = os.pipe()
         os.set_blocking(sending, False)
+        signal.set_wakeup_fd(sending, warn_on_full_buffer=False)  # first: a handler alone would swallow a signal
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
             signal.siginterrupt(number, False)
-        signal.set_wakeup_fd(sending, warn_on_full_buffer=False)
         threading.Thread(target=self._receive, args=(receiving,), daemon=True).start()
 
     def listen(self, tell: Callable[[str], None]) -> None:
