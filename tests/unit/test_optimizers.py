@@ -1,5 +1,8 @@
 """Optimizers: their state, taken out and put back, changes nothing."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -50,6 +53,25 @@ def test_the_slots_are_all_the_state_there_is(settings):
     walk(parameter, optimizer, range(2))
     state = {name for name, value in optimizer.state[parameter].items() if value is not None}
     assert state == {*its.slots, *(["step"] if its.counts_steps else [])}
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_it_steps_as_pytorchs_own(settings):
+    ours, theirs = (torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64)) for _ in range(2))
+    optimizer = recipe(settings).make([ours])
+    (group,) = optimizer.param_groups
+    known = {name: group[name] for name in ("lr", "momentum", "weight_decay") if name in group}
+    walk(ours, optimizer, range(4))
+    walk(theirs, {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[settings.name]([theirs], **known), range(4))
+    assert torch.equal(ours, theirs) and not torch.equal(ours, torch.ones_like(ours))
+
+
+def test_pytorchs_compiler_is_not_imported(tmp_path):
+    program = "import sys; from istmpi.cli.main import main; import atexit\n"
+    program += "atexit.register(lambda: print('imported', 'torch._dynamo' in sys.modules))\nmain()"
+    command = ["train", "--rounds", "1", "--local-steps", "2", "--hidden", "8", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.endswith("imported False\n"), done
 
 
 def test_the_settings_arrive():
