@@ -27,7 +27,7 @@ from pathlib import Path
 
 from controls_data import make_validation_data
 from controls_plan import control_cells, rate_cells, speed_cells, tasks, validation
-from controls_report import controls
+from controls_report import controls, with_rates_of
 from reporting import HERE
 from time_plan import FULL, Cell
 from time_to_accuracy import ROOT, Bench, measure
@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--raw", type=Path, default=ROOT.parent / "shared/data", help="the raw data (../shared/data)")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where the report goes (results/)")
     parser.add_argument("--name", default="controls", help="of the emulated cluster")
+    parser.add_argument("--rates", type=Path, help="a report, controls.json, whose learning rates are taken untried")
     parser.add_argument("--list", action="store_true", help="list the cells that are known by now, and end")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
@@ -49,7 +50,8 @@ def main() -> int:
     def wanted(cells: Iterator[Cell]) -> list[Cell]:
         return [cell for cell in cells if not options.only or any(part in cell.name for part in options.only)]
 
-    stages = (speed_cells, rate_cells, lambda: control_cells(bench.record))
+    record = with_rates_of(options.rates, bench.record) if options.rates else bench.record
+    stages = (speed_cells, *([] if options.rates else [rate_cells]), lambda: control_cells(record))
     if options.list:
         for cell in (cell for stage in stages for cell in wanted(stage())):
             print(f"{'done' if bench.path(cell).exists() else '    '} {cell.name}")
@@ -62,7 +64,7 @@ def main() -> int:
             make_validation_data(kind, bench.raw / raw, bench.folder / validation(task).data)
         for stage in stages:  # one after the other: learning rates decide on the last
             failed |= measure(bench, wanted(stage()), options.minutes)
-    controls(bench.record, options.results)
+    controls(record, options.results)
     return 1 if failed else 0
 
 

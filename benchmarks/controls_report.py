@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import median
 
@@ -16,6 +17,7 @@ from controls_plan import (
     control_cell,
     control_cells,
     on_validation,
+    rate_cell,
     rate_cells,
     speed_cell,
     speed_cells,
@@ -68,7 +70,7 @@ def row(record: Records, task: Task, method: str, placement: str, curves: list[l
     line = averaged(mean_curve(curves))
     targets = (reached(accuracy, steps_to(line, accuracy), seconds) for accuracy in REACHED[task.name])
     return {
-        "network": f"{task.kind} {'-'.join(map(str, shape(task, method)))}",
+        "network": named(task, method),
         "data": DATA[placement],
         "method": TITLES[method],
         "learning rate": chosen(record, task, method),
@@ -88,6 +90,11 @@ def shape(task: Task, method: str) -> list[int]:
     """The widths of the network that a method trains, from the features to the labels."""
     features, *hidden, labels = task.widths
     return [features, *hidden_of(method, hidden, RANKS), labels]
+
+
+def named(task: Task, method: str) -> str:
+    """The data and the network that a method trains."""
+    return f"{task.kind} {'-'.join(map(str, shape(task, method)))}"
 
 
 def counted(task: Task, method: str) -> Cost:
@@ -122,9 +129,25 @@ def tried(record: Records) -> list[dict]:
                 shown = (f"{lr:g}: {score:.4f}" for lr, score in scores.items())
                 best = chosen(record, task, method)
                 taken = "-" if best is None else f"{best:g}"
-                name = f"{task.kind} {'-'.join(map(str, shape(task, method)))}"
-                found.append({"network": name, "method": TITLES[method], "tried": ", ".join(shown), "taken": taken})
+                about = {"network": named(task, method), "method": TITLES[method]}
+                found.append({**about, "tried": ", ".join(shown), "taken": taken})
     return found
+
+
+def with_rates_of(report: Path, record: Records) -> Records:
+    """Records in which the learning rates that were not tried are those that an earlier report has tried."""
+    earlier = json.loads(report.read_text(encoding="utf-8"))
+    about = {"commit": earlier["commit"], "date": earlier["date"]}
+    found = {}
+    for task in tasks():
+        for method in OF_A_SUBNET:
+            of_method = (row for row in earlier["rates"] if row["method"] == TITLES[method])
+            (row,) = (row for row in of_method if row["network"] == named(task, method))
+            for each in row["tried"].split(", "):
+                lr, score = map(float, each.split(": "))
+                points = [{"step": 0}, {"step": VALIDATION_STEPS, "accuracy": score}]
+                found[rate_cell(task, method, lr).name] = about | {"points": points}
+    return lambda cell: record(cell) or found.get(cell.name)
 
 
 def controls(record: Records, folder: Path) -> None:

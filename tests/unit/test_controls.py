@@ -1,6 +1,7 @@
 """The controls of benchmarks/controls.py: equal work, learning rates chosen without the test data."""
 
 import io
+import json
 import sys
 import tarfile
 from pathlib import Path
@@ -46,6 +47,19 @@ def test_the_learning_rate_is_the_best_on_the_validation_split_and_of_equals_the
     assert chosen(record_of({low: 0.7, usual: 0.6, high: 0.7}), task, "ist") in (low, high)
     assert chosen(record_of({low: 0.7, usual: 0.7, high: 0.7}), task, "ist") == usual
     assert chosen(record_of({low: 0.5, usual: 0.6}), task, "ist") is None
+
+
+def test_an_earlier_reports_learning_rates_are_those_that_it_took():
+    from controls_plan import chosen, tasks
+    from controls_report import TITLES, named, with_rates_of
+    from time_plan import OF_A_SUBNET
+
+    report = BENCHMARKS / "results" / "controls.json"
+    taken = {(row["network"], row["method"]): float(row["taken"]) for row in json.loads(report.read_text())["rates"]}
+    record = with_rates_of(report, lambda cell: None)
+    for task in tasks():
+        for method in OF_A_SUBNET:
+            assert chosen(record, task, method) == taken[named(task, method), TITLES[method]]
 
 
 def archive_of(files):
