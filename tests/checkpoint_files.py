@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import h5py
 import numpy as np
 from patience import patient
 
@@ -63,9 +64,10 @@ def _main(folder: Path) -> None:
             return super().asked()
 
     def save(name, training, calibrated):
-        commit(folder / f"{name}.h5", *training.state(calibrated), "direct", communicator)
+        commit(folder / f"{name}.h5", *training.state(calibrated), writer, communicator)
 
     communicator = world()
+    writer = "mpio" if h5py.get_config().mpi else "direct"
     for name, settings in NETWORKS.items():
         if "data__source" in settings:
             settings = {**settings, "data__source": str(folder / settings["data__source"])}

@@ -26,6 +26,7 @@ os.environ["NO_COLOR"] = "1"
 from campaigns import forked  # noqa: E402
 from campaigns.bad import formats, raw_data, records, settings  # noqa: E402
 from campaigns.bad.cases import TINY, Assets, Case, Maker  # noqa: E402
+from campaigns.libraries import libraries  # noqa: E402
 from reporting import HERE, report  # noqa: E402
 
 READERS: dict[str, tuple[Maker, int]] = {
@@ -91,8 +92,9 @@ def main(arguments: list[str]) -> int:
     total = {kind: sum(row[kind] for row in rows) for kind in ("cases", "taken", "refused", "findings")}
     if options.case is None:
         taken = time.monotonic() - started
-        notes = f"Seed {options.seed}, {taken:.0f} s. Taken: exit code 0; refused: one line and its exit code."
-        report("campaign-bad-input", "Bad input", [*rows, {"reader": "all", **total}], notes, folder=options.out)
+        notes = f"Seed {options.seed}, {taken:.0f} s. Taken: exit code 0; refused: one line and its exit code. "
+        rows.append({"reader": "all", **total})
+        report("campaign-bad-input", "Bad input", rows, f"{notes}{libraries()}.", folder=options.results)
     for key, cases in sorted(findings.items(), key=lambda item: -len(item[1])):
         print(f"{len(cases):5} x {key}   (--seed {options.seed} --case {cases[0]})")
     return int(bool(findings))
@@ -158,7 +160,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--case", type=int, metavar="N", help="this one alone, with what it says")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="with --case: copy its files there")
     parser.add_argument("--megabytes", type=int, default=700, help="of memory for a case (700)")
-    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="FOLDER", help="for the table")
+    parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER", help="for the table")
     options = parser.parse_args(arguments)
     if unknown := set((options.only or "").split(",")) - {"", *READERS}:
         parser.error(f"--only {', '.join(sorted(unknown))}: known are {', '.join(READERS)}")

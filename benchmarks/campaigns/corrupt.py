@@ -27,6 +27,7 @@ from typing import NoReturn
 
 import numpy as np
 from campaigns import forked
+from campaigns.libraries import libraries
 from reporting import HERE, report
 
 sys.path.insert(0, str(HERE.parent / "tests"))
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--launcher", default=f"{os.environ.get('MPIRUN', 'mpirun')} -n 3", help="Of the runs that save."
     )
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="Where the figures go.")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="Where the figures go.")
     options = parser.parse_args(arguments)
     counts: dict[str, Counter[str]] = {}
     started, wrong = time.monotonic(), 0
@@ -78,10 +79,11 @@ def main(arguments: list[str]) -> int:
         seconds = time.monotonic() - started
         notes = (
             f"Seed {options.seed}, {seconds:.0f} s. Refused: in one line that names the file. Identical: "
-            "header and all contents are those of the file before, as when padding was hit. Wrong: anything else."
+            "header and all contents are those of the file before, as when padding was hit. Wrong: anything else. "
+            f"{libraries()}."
         )
         title = f"{options.cases} damaged checkpoints and prepared files"
-        report("campaign-corrupt", title, rows, notes, folder=options.out)
+        report("campaign-corrupt", title, rows, notes, folder=options.results)
     return int(wrong > 0)
 
 

@@ -22,13 +22,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import h5py
-from reporting import report
+from campaigns.libraries import WRITERS, libraries
+from reporting import HERE, report
 
 from istmpi.methods import METHODS
 
@@ -62,7 +63,7 @@ class Case:
         return ["istmpi", "train", "--resume", "auto", *sets]
 
 
-def draw(chance: random.Random, number: int, writers: list[str]) -> dict[str, object]:
+def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS) -> dict[str, object]:
     """The settings of a run: methods take turns, the rest is drawn."""
     method = list(METHODS)[number % len(METHODS)]
     every = chance.choice([1, 2, 3])
@@ -321,8 +322,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kills-of-a-run", type=int, default=KILLS_OF_A_RUN)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     parser.add_argument("--first", type=int, default=0, help="number of the first run: others of the same seed")
+    parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER", help="for the table")
     options = parser.parse_args(arguments)
-    writers = ["direct", "mpio"] if h5py.get_config().mpi else ["direct"]
     begun = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix="istmpi-kill-"))
 
@@ -332,7 +333,7 @@ def main(arguments: list[str]) -> int:
             return None
         number = options.first + done // options.kills_of_a_run
         chance = random.Random(f"{options.seed} {number}")
-        case = Case(number, draw(chance, number, writers), options.ranks, place / str(number))
+        case = Case(number, draw(chance, number), options.ranks, place / str(number))
         case.folder.mkdir()
         carry_through(case, chance, min(options.kills_of_a_run, options.kills - done))
         what = "; ".join(case.findings) or "as if nothing had been"
@@ -352,6 +353,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def counted_writers(cases: list[Case]) -> str:
+    """How often each was killed, as in ``direct 160 kills, mpio 144 kills``."""
+    kills = Counter()
+    for case in cases:
+        kills[case.settings["checkpoint.writer"]] += case.kills.total()
+    return ", ".join(f"{writer} {count} kills" for writer, count in sorted(kills.items()))
+
+
 def tell(cases: list[Case], options: argparse.Namespace) -> None:
     """A row for each method, and one for all."""
     rows = []
@@ -366,6 +375,8 @@ def tell(cases: list[Case], options: argparse.Namespace) -> None:
         f"Kills of runs with {options.ranks} ranks, and what came of them",
         rows,
         "Each run went on by the same command after every kill. Without findings its network, its optimizer's state "
-        "and its calibration are, bit for bit, those of a run that was left in peace.",
+        "and its calibration are, bit for bit, those of a run that was left in peace. Writers of checkpoints: "
+        f"{counted_writers(cases)}. {libraries()}.",
+        folder=options.results,
         facts={"cases": [{**case.settings, "kills": case.kills, "findings": case.findings} for case in cases]},
     )

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
+from campaigns.libraries import WRITERS, libraries
 from reporting import HERE, report
 
 METHODS = {
@@ -36,6 +37,7 @@ TINY = {
     "optimizer.momentum": 0.5,
     "method.optimizer_state": "carry",
     "evaluate.calibration_examples": 64,
+    "checkpoint.writer": WRITERS[-1],
 }
 SAMPLES = 100
 MEGABYTES = 4.0
@@ -62,7 +64,8 @@ def main(arguments: list[str]) -> int:
             verdict = "grows" if last - first > allowed else "stays"
             rows.append({"method": name, "figure": figure, "first": first, "last": last, "verdict": verdict})
     title = f"{options.rounds:,} rounds on {options.ranks} ranks"
-    report("campaign-soak", title, rows, NOTES, folder=options.results)
+    notes = f"{NOTES} Writer of checkpoints: {WRITERS[-1]}. {libraries()}."
+    report("campaign-soak", title, rows, notes, folder=options.results)
     return int(any(row["verdict"] == "grows" for row in rows))
 
 
