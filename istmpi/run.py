@@ -113,7 +113,7 @@ def carry_out(
                     note(f"set aside, for the run goes on from {start}: {path}")
         inside = first and start and next((path for path in listed(folder.path) if path.samefile(start)), None)
         inside = communicator.from_first(inside)
-        saver = Saver(folder.path, run.checkpoint, communicator, note, inside)
+        saver = Saver(folder.path, run.checkpoint, communicator, note, inside, training.makes_communicators)
         at_the_end.callback(saver.close)
         if first:
             folder.write(SETTINGS, run.override({"output.folder": str(folder.path)}).toml())

@@ -157,6 +157,11 @@ class Training:
             )
         )
 
+    @property
+    def makes_communicators(self) -> bool:
+        """Whether any round makes MPI communicators of its own."""
+        return any(method(phase.method.name).makes_communicators for phase, _ in self.phases)
+
     def rounds(self) -> Iterator[Progress]:
         """Run the rounds that are left, one by one; DivergedError on every rank when the loss stops being finite.
 

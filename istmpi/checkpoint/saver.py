@@ -58,7 +58,9 @@ class Saver:
 
     A checkpoint that cannot be written is reported to ``warn`` on rank 0 and the run goes on; after
     ``settings.max_failures`` in a row the next call raises OutputError. ``start``: the valid checkpoint that the run
-    goes on from, if it does.
+    goes on from, if it does. ``communicators_are_made``: by the training, in its rounds. Parallel HDF5 makes one for
+    every file, and two threads that make communicators may wait for each other for ever: then it saves in the
+    foreground.
     """
 
     def __init__(
@@ -68,10 +70,12 @@ class Saver:
         communicator: Communicator,
         warn: Callable[[str], None] = lambda _: None,
         start: Path | None = None,
+        communicators_are_made: bool = False,
     ):
         self.folder = folder / FOLDER
         self.writer = choose(settings.writer, communicator)
-        self.background = not settings.wait and all(communicator.gather(threads_may_call()))
+        alone = self.writer == "mpio" and communicators_are_made
+        self.background = not settings.wait and not alone and all(communicator.gather(threads_may_call()))
         self._settings, self._warn = settings, warn
         self._communicator = communicator.duplicate()
         self._staged: dict[str, np.ndarray] = {}

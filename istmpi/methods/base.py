@@ -56,6 +56,9 @@ class Partial:
 class Method(ABC):
     """How a round is run: `run` leaves the round's weights in the store. Every method of it is collective."""
 
+    makes_communicators = False
+    """Whether rounds make MPI communicators of their own."""
+
     def __init__(self, job: Job):
         self.job = job
         self.recipe = optimizers.recipe(job.run.optimizer)

@@ -24,6 +24,8 @@ REFERENCE = "reference"
 class DynamicAveraging(WholeNetwork):
     """Every rank has a network of its own; the store has their mean when it is asked for."""
 
+    makes_communicators = True
+
     def __init__(self, job: Job):
         super().__init__(job)
         self._reference: dict[str, torch.Tensor] = {}

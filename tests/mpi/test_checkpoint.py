@@ -18,6 +18,7 @@ from istmpi.checkpoint.writers import WRITERS
 from istmpi.config import Run
 from istmpi.errors import OutputError
 from istmpi.hdf5 import CREATION
+from istmpi.run import carry_out
 from istmpi.store import ParameterStore
 from istmpi.train import Training
 
@@ -133,6 +134,14 @@ def test_a_write_that_fails_on_one_rank_leaves_the_older_file_alone(comm, shared
     comm.barrier()
     assert path.read_bytes() == before
     assert sorted(entry.name for entry in shared_tmp.glob("*network*")) == ["network.h5"]
+
+
+@pytest.mark.parametrize("writer", WRITING)
+def test_ranks_that_make_communicators_and_save_meanwhile_do_not_wait_for_each_other(comm, shared_tmp, writer):
+    settings = {"method__name": "dynamic-averaging", "method__threshold": 0.002, "train__rounds": 15}
+    settings |= {"checkpoint__every": 1, "checkpoint__writer": writer, "output__folder": str(shared_tmp / "run")}
+    summary = carry_out(small_run(**settings), comm)
+    assert summary.last.round == 15
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
