@@ -2,7 +2,7 @@
 
     python benchmarks/costmodel.py
 
-Starts ``mpirun -n P`` for every P (MPIRUN names another launcher). Each job calibrates as ``istmpi calibrate`` does, at
+Starts ``mpirun -n P`` for every P (MPIRUN names another launcher). Each job calibrates as ``istmpi measure`` does, at
 the network's own shapes, then trains with every method; what it predicts is compared with
 
 * bytes: what every rank's communicator counted in every round, to the byte;
@@ -36,9 +36,9 @@ from istmpi.config import Run
 from istmpi.cost import cost, round_bytes
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.time import round_time
+from istmpi.measure import measure
 from istmpi.methods.base import Partial
 from istmpi.models.mlp import MLP
-from istmpi.probe import probe
 from istmpi.train import Training
 
 RANKS = (1, 2, 4, 8)
@@ -71,7 +71,7 @@ def one_network(communicator: Communicator, widths: Sequence[int]) -> list[dict]
             }
         )
         communicator.barrier()
-        cluster = probe(run, MLP(features, hidden, labels, output_norm=True), features, communicator)
+        cluster = measure(run, MLP(features, hidden, labels, output_norm=True), features, communicator)
         rows = []
         for method, local_steps in METHODS:
             wanted = run.override({"method.name": method, "method.local_steps": local_steps})

@@ -95,8 +95,8 @@ class Ranks:
         lengths, parameters = self.network.lengths, self.network.parameters
         groups = self.run.method.dealt(self.network.groups) if self.run.method.name == "ist" else ()
         number = self.steps // self.run.method.local_steps
-        resample = self.run.method.resample
-        deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number, resample=resample)
+        redeal = self.run.method.redeal
+        deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number, redeal=redeal)
         start = {} if self._outer.idle else {name: values.clone() for name, values in self.weights.items()}
         everyones = [name for name, of in parameters.items() if deal.copies(of.pattern.names) > 1]
         totals = {name: torch.zeros_like(self.weights[name]) for name in everyones}
@@ -188,13 +188,13 @@ def main() -> None:
     parser.add_argument("method", choices=METHODS)
     add_settings(parser)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--resample", type=float, default=1.0, help="share of the units that IST deals anew (1.0)")
+    parser.add_argument("--redeal", type=float, default=1.0, help="share of the units that IST deals anew (1.0)")
     parser.add_argument("--placement", choices=PLACEMENTS, default="shared", help="who draws which examples (shared)")
     parser.add_argument("--evaluate-every", type=int, default=1, help="rounds between evaluations (1)")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=3600.0, help="of processor time, which end it early")
     options = parser.parse_args()
-    settings = {"method.name": options.method, "method.resample": options.resample, "data.placement": options.placement}
+    settings = {"method.name": options.method, "method.redeal": options.redeal, "data.placement": options.placement}
     run, between = run_of(options, settings), options.evaluate_every * options.local_steps
     for point in curve(run, options.ranks, options.steps, between, options.seconds):
         print(json.dumps(point), flush=True)

@@ -31,9 +31,9 @@ from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
 from istmpi.config import Run
 from istmpi.data.sources import open_dataset
+from istmpi.measure import measure
 from istmpi.methods.base import Partial
 from istmpi.models import architecture
-from istmpi.probe import probe
 from istmpi.train import Training
 
 PEERS: dict[str, type[Peer]] = {"pytorch-ddp": DDP, "pytorch-local-sgd": LocalSGD}
@@ -191,10 +191,10 @@ def flops(options: argparse.Namespace, run: Run, communicator: Communicator) -> 
 
 
 def model(options: argparse.Namespace, run: Run, communicator: Communicator) -> dict:
-    """The cost model's cluster, as ``istmpi calibrate`` finds it at these shapes."""
+    """The cost model's cluster, as ``istmpi measure`` finds it at these shapes."""
     data = open_dataset(run.data.source)
     network = architecture(data.features, data.outputs, data.task, run.model)
-    cluster = probe(run, network, data.features, communicator)
+    cluster = measure(run, network, data.features, communicator)
     path = Path(options.out).with_suffix(".cluster")
     if communicator.rank == 0:
         cluster.save(path)

@@ -24,8 +24,8 @@ JOBS = {**CONTESTANTS, "others": OTHERS, "controls": OF_A_SUBNET}
 METHODS = ("ist", TENTH, "local-sgd", "data-parallel")
 """Whose accuracy by step is measured."""
 SETTINGS = {
-    TENTH: {"method.name": "ist", "method.resample": 0.1},
-    NEVER: {"method.name": "ist", "method.resample": 0},
+    TENTH: {"method.name": "ist", "method.redeal": 0.1},
+    NEVER: {"method.name": "ist", "method.redeal": 0},
     **{name: {"method.name": method} for name, method in NARROW.items()},
     "dynamic-averaging": {"method.threshold": 0},
     "codistillation": {"method.burn_in": 0},

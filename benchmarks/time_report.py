@@ -392,7 +392,7 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
             f"{scale.tasks[0].title}, J = {scale.local_steps[0]}, {BATCH} examples a rank and step. Ranks share this "
             "host's cores, so with fewer ranks each is faster, and its network too: `equal ranks` are figures as if "
             "every rank were as fast as with the most ranks measured. Beyond those is the cost model alone, with that "
-            "cluster as `istmpi calibrate` finds it; PyTorch's methods send what ours do. Dynamic averaging with a "
+            "cluster as `istmpi measure` finds it; PyTorch's methods send what ours do. Dynamic averaging with a "
             "threshold of zero, so that it averages in every round; codistillation behind its burn-in; FedAvg with all "
             "ranks, rounds of one pass in which every rank sees all examples (its last batch counted as whole).\n\n"
             "![Samples a second](scaling.png)"

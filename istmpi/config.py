@@ -17,6 +17,7 @@ import tomli_w
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.ranges import check
+from istmpi.renamed import SETTINGS, current, tell
 
 SHIPPED = Path(__file__).parent / "runs"
 """The folder of the runs that come with the package."""
@@ -80,7 +81,7 @@ class Method:
     partition: tuple[str, ...] | None = None
     """The unit groups that are dealt out; by default all that the model has."""
     local_steps: int = 20
-    resample: float = 1.0
+    redeal: float = 1.0
     """The fraction of each group's units that changes places every round."""
     shares: tuple[float, ...] | None = None
     """Relative sizes of the ranks' subnets; by default equal."""
@@ -222,12 +223,12 @@ class Run:
         except DataError as error:
             raise ConfigError(str(error)) from None
         tree.setdefault("name", path.stem)
-        return _build(Run, tree, "", path.name)
+        return _build(Run, current(tree, path.name), "", path.name)
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any], source: str) -> "Run":
         """The run of nested dicts as `tree` gives them; ConfigError names ``source``."""
-        return _build(Run, tree, "", source)
+        return _build(Run, current(tree, source, aloud=False), "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
         """The run with some settings replaced: ``{"method.local_steps": 20}``."""
@@ -236,7 +237,9 @@ class Run:
         if name != self.model.name and (is_own(name) or is_own(self.model.name)):
             tree["model"] = {"dtype": self.model.dtype}  # the other settings are those of another network
         for dotted, value in settings.items():
-            *sections, key = dotted.split(".")
+            if dotted in SETTINGS:
+                tell(dotted, SETTINGS[dotted], source)
+            *sections, key = SETTINGS.get(dotted, dotted).split(".")
             branch = tree
             for section in sections:
                 branch = branch.setdefault(section, {})

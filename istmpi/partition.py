@@ -79,20 +79,20 @@ class Partition:
         seed: int,
         round: int,
         shares: Sequence[float] | None = None,
-        resample: float = 1.0,
+        redeal: float = 1.0,
     ) -> "Partition":
         """Deal every group at random without replacement: the same on every rank, a pure function of its arguments.
 
         Each group has its own generator, keyed by (seed, group, round): a further layer reshuffles no other. With
-        ``resample`` below 1 only that fraction of a group's units change places each round (among themselves), and
-        the deal of a round follows from all earlier ones: its cost grows with the round, ``resample`` units a round.
+        ``redeal`` below 1 only that fraction of a group's units change places each round (among themselves), and
+        the deal of a round follows from all earlier ones: its cost grows with the round, ``redeal`` units a round.
 
         Raises ConfigError when a group has fewer units than there are ranks.
         """
         check(lengths, groups, ranks, shares)
         units = {}
         for name in groups:
-            order = _order(lengths[name], name, seed, round, resample)
+            order = _order(lengths[name], name, seed, round, redeal)
             ends = list(accumulate(blocks(lengths[name], ranks, shares)))
             units[name] = tuple(np.sort(block) for block in np.split(order, ends[:-1]))
         return Partition(dict(lengths), units, ranks)
@@ -145,15 +145,15 @@ class Partition:
         return int.from_bytes(state.digest(), "little")
 
 
-def _order(length: int, name: str, seed: int, round: int, resample: float) -> np.ndarray:
+def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.ndarray:
     """The units of a group in the order in which they are dealt: ``[length]`` int64."""
-    if resample >= 1:
+    if redeal >= 1:
         return rng.permutation(length, rng.key(seed, "deal", name, round))
-    walk = (length, name, seed, resample)
+    walk = (length, name, seed, redeal)
     start, order = _walked.get(walk, (0, None))
     if order is None or start > round:
         start, order = 0, rng.permutation(length, rng.key(seed, "deal", name, 0))
-    changing = int(np.ceil(resample * length))
+    changing = int(np.ceil(redeal * length))
     for past in range(start + 1, round + 1):
         stream = rng.key(seed, "redeal", name, past)
         slots = rng.permutation(length, stream)[:changing]

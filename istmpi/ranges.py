@@ -48,7 +48,7 @@ _INTERVALS = {
     "method.outer_lr": (0, float("inf"), "()"),
     "method.outer_momentum": (0, 1, "[)"),
     "model.dropout": (0, 1, "[)"),
-    "method.resample": (0, 1, "[]"),
+    "method.redeal": (0, 1, "[]"),
     "method.fraction": (0, 1, "(]"),
 }
 

@@ -47,7 +47,7 @@ def train(run, network, ranks, groups):
             groups = ()
         before = {name: tensor.clone() for name, tensor in weights.items()}
         deal = Partition.draw(
-            network.lengths, groups, ranks, run.train.seed, round, run.method.shares, run.method.resample
+            network.lengths, groups, ranks, run.train.seed, round, run.method.shares, run.method.redeal
         )
         ends = []
         for rank in range(ranks):

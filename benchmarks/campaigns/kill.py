@@ -71,7 +71,7 @@ def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS) -
         "method.name": method,
         "method.local_steps": chance.choice([1, 3, 5]),
         "method.optimizer_state": chance.choice(["reset", "carry"]),
-        "method.resample": chance.choice([1.0, 0.3]),
+        "method.redeal": chance.choice([1.0, 0.3]),
         "optimizer.name": chance.choice(["sgd", "adam", "adamw"]),
         "optimizer.lr": 0.003,
         "optimizer.warm_up": chance.choice([0, 9]),

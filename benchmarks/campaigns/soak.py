@@ -23,7 +23,7 @@ from reporting import HERE, report
 
 METHODS = {
     "ist": {"method.name": "ist"},
-    "ist, a tenth redealt": {"method.name": "ist", "method.resample": 0.1},
+    "ist, a tenth redealt": {"method.name": "ist", "method.redeal": 0.1},
     "local-sgd": {"method.name": "local-sgd"},
     "data-parallel": {"method.name": "data-parallel"},
 }

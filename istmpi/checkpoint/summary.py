@@ -128,7 +128,7 @@ def deal(checkpoint: Checkpoint, ranks: int, round: int | None) -> dict[str, Any
     run, network = checkpoint.header.run, checkpoint.architecture
     round = checkpoint.header.round if round is None else round
     groups = cost(run, network, ranks).groups
-    settings = run.train.seed, round, run.method.shares, run.method.resample
+    settings = run.train.seed, round, run.method.shares, run.method.redeal
     partition = Partition.draw(network.lengths, groups, ranks, *settings)
     units = {name: [_units(part) for part in parts] for name, parts in partition.units.items()}
     return {"ranks": ranks, "round": round, "units": units}

@@ -68,7 +68,7 @@ def command(
     \b
     istmpi costmodel
     istmpi costmodel speech --layers 4096-4096-35 --examples 84843 --cluster 1gbit --advise
-    mpirun -n 8 istmpi calibrate --out here.json; istmpi costmodel digits --cluster here.json
+    mpirun -n 8 istmpi measure --out here.json; istmpi costmodel digits --cluster here.json
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")

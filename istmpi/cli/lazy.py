@@ -5,6 +5,7 @@ import importlib
 import click
 
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.renamed import COMMANDS, tell
 
 
 class LazyGroup(click.Group):
@@ -18,9 +19,19 @@ class LazyGroup(click.Group):
         return list(self._help)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name in COMMANDS:
+            tell(f"istmpi {name}", f"istmpi {COMMANDS[name]}")
+            name = COMMANDS[name]
         if name not in self._help:
             raise ConfigError(f"no command {name}{did_you_mean(name, self._help)}")
         return importlib.import_module(f"istmpi.cli.{name}").command
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but by the command's new name, which its help shows."""
+        name, command, rest = super().resolve_command(context, arguments)
+        return command.name if command else name, command, rest
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ from istmpi import __version__, comm
 from istmpi.cli.lazy import LazyGroup
 from istmpi.errors import IstmpiError, UserError
 from istmpi.foreign import no_room, one_line, past_a_limit
+from istmpi.renamed import RenamedWarning
 
 ALONE = ("report", "runs", "costmodel", "prepare", "data", "checkpoint", "predict", "export", "job", "model")
 """Commands that need no MPI: each process is on its own, however many were started."""
@@ -35,7 +37,7 @@ Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
         "report": "Compare finished runs: table, pictures, HTML; no MPI.",
         "runs": "List the runs that ship with istmpi.",
         "costmodel": "Say what a run will cost in bytes, FLOPs, memory and time; no MPI, no training.",
-        "calibrate": "Measure this cluster's network and ranks for costmodel.",
+        "measure": "Measure this cluster's network and ranks for costmodel.",
         "model": "Say which widths of a network of your own can be dealt out, and prove it.",
         "prepare": "Turn raw data into one file that training reads.",
         "data": "Verify prepared data.",
@@ -57,6 +59,7 @@ def istmpi() -> None:
 def main(program: Callable[[], object] = lambda: istmpi(standalone_mode=False)) -> NoReturn:
     """The console script. Whatever ends the program on one rank ends it on all, with that rank's message."""
     comm.announce(sys.argv[1:])
+    warnings.showwarning = _show(warnings.showwarning)
     code, together = _outcome(program)
     if code and not together:
         comm.abort_at_exit(code)
@@ -64,6 +67,18 @@ def main(program: Callable[[], object] = lambda: istmpi(standalone_mode=False)) 
         # Once one rank is gone a launcher sends this to those that are slower to leave; their own code must stay.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code)
+
+
+def _show(others: Callable[..., None]) -> Callable[..., None]:
+    """How a warning is shown: that something has a new name in one line, by the first rank; ``others`` as before."""
+
+    def show(message: Warning, category: type[Warning], *about: object) -> None:
+        if not issubclass(category, RenamedWarning):
+            others(message, category, *about)
+        elif comm.launched()[0] == 0:
+            print(f"istmpi: {message}", file=sys.stderr, flush=True)
+
+    return show
 
 
 def _outcome(program: Callable[[], object]) -> tuple[int, bool]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from istmpi import renamed
 from istmpi.config import Run, is_own
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
@@ -22,7 +23,7 @@ OPTIONS = {
     "--optimizer-state": ("method.optimizer_state", "NAME", "Momentum between rounds: reset or carry."),
     "--outer-momentum": ("method.outer_momentum", "M", "Nesterov's momentum of whole rounds, as in DiLoCo."),
     "--finish": ("method.finish", "NAME:SHARE%", "Another method for the last rounds: local-sgd:10%."),
-    "--resample": ("method.resample", "FRACTION", "Fraction of the units redealt every round."),
+    "--redeal": ("method.redeal", "FRACTION", "Fraction of the units redealt every round."),
     "--shares": ("method.shares", "S,S,...", "Relative sizes of the ranks' subnets."),
     "--rounds": ("train.rounds", "N", "Rounds to train."),
     "--max-minutes": ("train.max_minutes", "M", "Minutes of training after which the round under way is the last."),
@@ -56,6 +57,8 @@ def options(command: Callable, without: Collection[str] = ()) -> Callable:
     command = click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Any other setting.")(
         command
     )
+    for old in renamed.OPTIONS:
+        command = click.option(old, hidden=True)(command)
     for option, (_, metavar, text) in reversed(OPTIONS.items()):
         if option not in without:
             command = click.option(option, metavar=metavar, help=text)(command)
@@ -85,13 +88,22 @@ def changes(assignments: tuple[str, ...], options: dict[str, str | None], model:
     """What a command line changes in a run whose network is ``model``: ``{"method.local_steps": 20}``."""
     typed = []
     for option, (setting, _, _) in OPTIONS.items():
-        given = options.get(option.lstrip("-").replace("-", "_"))
+        given = options.get(_parameter(option))
         if given is not None:
             typed.append((option, setting, given))
+    for old, option in renamed.OPTIONS.items():
+        if (given := options.get(_parameter(old))) is not None:
+            renamed.tell(old, option)
+            typed.append((old, OPTIONS[option][0], given))
     typed += [(f"--set {setting}", setting, value) for setting, value in assigned(assignments)]
     for option, setting, text in typed:
         model = _read(option, setting, text, model) if setting == "model.name" else model
     return {setting: _read(option, setting, text, model) for option, setting, text in typed}
+
+
+def _parameter(option: str) -> str:
+    """The name under which click hands an option's value on."""
+    return option.lstrip("-").replace("-", "_")
 
 
 def assigned(assignments: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -149,7 +149,7 @@ def _beware(scenario: Scenario, chosen: Choice) -> str:
         text += f" of {scenario.cluster.memory / 1e9:.3g}"
     return (
         f"{text}. An example trains {float(plan.held.share_of_a_rank):.0%} of the network, and times are for equal "
-        f"examples, not equal accuracy; they rest on {scenario.cluster.name}: measure yours with istmpi calibrate."
+        f"examples, not equal accuracy; they rest on {scenario.cluster.name}: measure yours with istmpi measure."
     )
 
 
@@ -166,7 +166,7 @@ def _one_process(scenario: Scenario, alone: float, most_ranks: int) -> list[str]
         f"Method: with up to {most_ranks} ranks none reaches half of what its ranks could do.",
         tried,
         f"Local steps: up to {LOCAL_STEPS[-1]} were tried.",
-        f"Times rest on {scenario.cluster.name}: measure yours with istmpi calibrate.",
+        f"Times rest on {scenario.cluster.name}: measure yours with istmpi measure.",
     ]
 
 

@@ -2,7 +2,7 @@
 
     {"format": "istmpi cluster", "version": 1, "name": ..., "flops": [...], "links": {"alltoallv": {...}, ...}, ...}
 
-`istmpi calibrate` writes such a file, with the measurements that the figures were fitted to.
+`istmpi measure` writes such a file, with the measurements that the figures were fitted to.
 """
 
 import dataclasses
@@ -90,7 +90,7 @@ class Cluster:
 
 def load(path: Path) -> Cluster:
     """A cluster of a file; DataError for one that is missing, damaged, or of another version."""
-    file = Fields.read(path, f"cluster file {path}", "Make it anew: mpirun -n P istmpi calibrate.")
+    file = Fields.read(path, f"cluster file {path}", "Make it anew: mpirun -n P istmpi measure.")
     if "format" not in file or file.value("format") != FORMAT:
         raise file.refused("format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}")
     if file.value("version") != VERSION:

@@ -83,7 +83,7 @@ def _push(held: Holdings) -> Load:
 
 def _hop(held: Holdings) -> Load | None:
     """Holders straight to the next deal's holders; what stays is copied, and the whole network once more."""
-    if held.resample is None:
+    if held.redeal is None:
         return None
     moved = max(held.hop_bytes(part) for part in held.parts)
     return Load(

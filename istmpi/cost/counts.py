@@ -159,7 +159,7 @@ def cost(
     members = kind.members(run, ranks)
     dealing = architecture.parameters, architecture.lengths, groups, ranks, run.method.shares, members
     stays = _stays(kind, run, groups, ranks)
-    held = Holdings(*dealing, run.method.resample if stays else None)
+    held = Holdings(*dealing, run.method.redeal if stays else None)
     made = recipe(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and kind.synchronous else 1)
     stored = kind.stored(run)
@@ -278,7 +278,7 @@ def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) ->
     groups = kind.groups(run, architecture)
 
     def deal(number: int) -> Partition:
-        seed, redealt = run.train.seed, settings.resample
+        seed, redealt = run.train.seed, settings.redeal
         return Partition.draw(architecture.lengths, groups, ranks, seed, number, settings.shares, redealt)
 
     if kind.members(run, ranks) < ranks:

@@ -41,7 +41,7 @@ class Holdings:
 
     ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. ``members``: so many
     ranks take part in a round, by default all; they are drawn at random, so sizes over all ranks are expected ones.
-    ``resample``: what is dealt out stays with its holders until the next deal, in which that fraction of the units
+    ``redeal``: what is dealt out stays with its holders until the next deal, in which that fraction of the units
     changes places; None where all goes home to its owners between two rounds.
 
     Raises ConfigError for a deal that cannot be made.
@@ -55,12 +55,12 @@ class Holdings:
         ranks: int,
         shares: Sequence[float] | None = None,
         members: int | None = None,
-        resample: float | None = None,
+        redeal: float | None = None,
     ):
         check(lengths, groups, ranks, shares)
         self.members = ranks if members is None else members
         self.taking_part = Fraction(self.members, ranks)
-        self.resample = resample
+        self.redeal = redeal
         self._origins: dict[tuple[tuple[str, ...], int], Origin] = {}
         self.parameters, self.lengths, self.groups, self.ranks = parameters, lengths, tuple(groups), ranks
         self.parts = [Part(span, {**lengths, **self._narrow(dealt)}) for span, dealt in self._spans(shares)]
@@ -110,7 +110,7 @@ class Holdings:
         names = tuple(
             factor.name for axis in parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
         )
-        if self.resample is None or not names:
+        if self.redeal is None or not names:
             return Origin(1, 0)
         key = names, part.ranks.start
         if key not in self._origins:
@@ -129,7 +129,7 @@ class Holdings:
         As many places as are redealt are drawn, and their units shuffled among them.
         """
         length = self.lengths[name]
-        redealt = min(ceil(self.resample * length), length)
+        redealt = min(ceil(self.redeal * length), length)
         return Fraction(redealt - 1, length * (length - 1)) if redealt > 1 else Fraction(0)
 
     @cached_property

@@ -137,7 +137,7 @@ class IST(Method):
             job.run.train.seed,
             round,
             settings.shares,
-            settings.resample,
+            settings.redeal,
         )
         first = job.communicator.from_first(partition.digest)
         with job.communicator.agreed():

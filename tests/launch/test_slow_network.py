@@ -92,7 +92,7 @@ def test_a_terminated_cluster_leaves_nothing(cluster):
 
 
 @pytest.mark.parametrize(
-    "method, resample, placement, peer",
+    "method, redeal, placement, peer",
     [
         ("ist", 1.0, "shared", None),
         ("ist", 0.3, "sharded", None),
@@ -102,13 +102,13 @@ def test_a_terminated_cluster_leaves_nothing(cluster):
         ("data-parallel", 1.0, "shared", "ddp"),
     ],
 )
-def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, resample, placement, peer):
+def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, redeal, placement, peer):
     """The law on which composed figures rest: equal loss on the test split after every round."""
     train = mpirun(
         2,
         "istmpi",
         "train",
-        *("--method", method, "--resample", resample, *TINY, "--rounds", ROUNDS, "--evaluate-every", 1),
+        *("--method", method, "--redeal", redeal, *TINY, "--rounds", ROUNDS, "--evaluate-every", 1),
         *("--set", f"data.placement={placement}"),
         *("--out", tmp_path / "ours"),
     )
@@ -118,7 +118,7 @@ def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, 
     assert sorted(expected) == [5, 10]
 
     steps = ["--steps", 5 * ROUNDS]
-    redealt = ["--resample", resample, "--placement", placement]
+    redealt = ["--redeal", redeal, "--placement", placement]
     printed = run(sys.executable, BENCHMARKS / "curves.py", method, *TINY, *steps, *redealt, "--ranks", 2)
     points = list(map(json.loads, printed.stdout.splitlines()))
     if peer:

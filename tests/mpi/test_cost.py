@@ -3,7 +3,7 @@
 import pytest
 from small import small_run
 
-from istmpi import probe
+from istmpi import measure
 from istmpi.cost import cost, round_bytes
 from istmpi.cost.time import round_time
 from istmpi.methods import METHODS
@@ -25,7 +25,7 @@ CASES = {
     "momentum reset": {"optimizer__momentum": 0.9, "optimizer__lr": 0.01},
     "shares": {"method__shares": [3.0, 1.0, 2.0, 0.5, 1.5]},
     "one group dealt": {"method__partition": ["hidden2"]},
-    "a part redealt": {"method__resample": 0.3},
+    "a part redealt": {"method__redeal": 0.3},
     "outer momentum, adam carried": {
         "optimizer__name": "adam",
         "method__optimizer_state": "carry",
@@ -57,12 +57,12 @@ def test_predicted_bytes_are_the_counted_bytes(comm, method, model, case):
 
 
 def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, monkeypatch):
-    monkeypatch.setattr(probe, "SECONDS", 0.01)
-    monkeypatch.setattr(probe, "TURN_SECONDS", 0.001)
-    monkeypatch.setattr(probe, "TRANSFER_WIDTHS", (32, 64))
-    monkeypatch.setattr(probe, "MESSAGE_BYTES", (2**10, 2**14))
+    monkeypatch.setattr(measure, "SECONDS", 0.01)
+    monkeypatch.setattr(measure, "TURN_SECONDS", 0.001)
+    monkeypatch.setattr(measure, "TRANSFER_WIDTHS", (32, 64))
+    monkeypatch.setattr(measure, "MESSAGE_BYTES", (2**10, 2**14))
     run, network = small_run(model__hidden=[32, 32]), MLP(64, (32, 32), 10)
-    found = probe.probe(run, network, 64, comm)
+    found = measure.measure(run, network, 64, comm)
     everyones = comm.gather(found)
     assert all(one == found for one in everyones)
     time = round_time(cost(run, network, comm.size), found)
@@ -74,6 +74,6 @@ def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, m
 
 
 def test_products_that_seem_to_take_no_longer_when_they_are_larger_still_have_a_rate(comm, monkeypatch):
-    monkeypatch.setattr(probe, "timed", lambda communicator, work: 1e-5)
-    found = probe.probe(small_run(model__hidden=[32, 32]), MLP(64, (32, 32), 10), 64, comm)
+    monkeypatch.setattr(measure, "timed", lambda communicator, work: 1e-5)
+    found = measure.measure(small_run(model__hidden=[32, 32]), MLP(64, (32, 32), 10), 64, comm)
     assert all(0 < rate < float("inf") for rate in found.flops) and found.product_seconds == 0

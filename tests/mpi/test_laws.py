@@ -101,7 +101,7 @@ def test_a_rank_of_fedavg_takes_its_examples_once_in_every_pass(comm):
         {"model__hidden": [9], "model__norm": "layer", "model__bias": True},
         {"method__partition": ["hidden2"], "model__dtype": "float32"},
         {"method__partition": []},
-        {"method__shares": [3.0, 1.0, 2.0, 1.0, 1.0], "method__resample": 0.3},
+        {"method__shares": [3.0, 1.0, 2.0, 1.0, 1.0], "method__redeal": 0.3},
         {"optimizer__name": "adamw", "method__optimizer_state": "carry"},
         {"method__name": "fedavg", "train__batch": 400, "method__fraction": 0.7},
     ],
@@ -152,10 +152,10 @@ def test_whole_networks_send_what_their_algorithm_says(comm, method, times, carr
     assert [one.bytes for one in progress] == expected
 
 
-@pytest.mark.parametrize("resample", [1.0, 0.3])
-def test_looking_at_the_network_changes_neither_what_is_learnt_nor_what_is_sent(comm, resample):
+@pytest.mark.parametrize("redeal", [1.0, 0.3])
+def test_looking_at_the_network_changes_neither_what_is_learnt_nor_what_is_sent(comm, redeal):
     """Weights that stay with their holders come home for an evaluation or a checkpoint, and stay all the same."""
-    settings = {"method__resample": resample, "optimizer__momentum": 0.9, "method__optimizer_state": "carry"}
+    settings = {"method__redeal": redeal, "optimizer__momentum": 0.9, "method__optimizer_state": "carry"}
     left_alone, expected = trained(comm, optimizer__lr=0.03, **settings)
     looked_at = Training(small_run(optimizer__lr=0.03, evaluate__every=1, **settings), comm)
     progress = []

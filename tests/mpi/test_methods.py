@@ -25,8 +25,8 @@ CASES = {
     "one layer": {"model__hidden": [7]},
     "three layers, one as wide as there may be ranks": {"model__hidden": [9, 5, 7], "model__norm": "layer"},
     "shares": {"method__shares": [3.0, 1.0, 2.0, 0.5, 1.5]},
-    "a part redealt": {"method__resample": 0.3, "train__rounds": 6},
-    "never redealt": {"method__resample": 0.0},
+    "a part redealt": {"method__redeal": 0.3, "train__rounds": 6},
+    "never redealt": {"method__redeal": 0.0},
     "one group dealt": {"method__partition": ["hidden1"], "model__norm": "layer"},
     "the other group dealt": {"method__partition": ["hidden2"], "model__bias": True},
     "nothing dealt": {"method__partition": []},
@@ -35,7 +35,7 @@ CASES = {
     "weight decay": {"optimizer__weight_decay": 0.1},
     "adam reset": {**ADAM, "optimizer__weight_decay": 0.1},
     "adam carried": {**ADAM, "method__optimizer_state": "carry"},
-    "adam carried, a part redealt": {**ADAM, "method__optimizer_state": "carry", "method__resample": 0.5},
+    "adam carried, a part redealt": {**ADAM, "method__optimizer_state": "carry", "method__redeal": 0.5},
     "local SGD": {"method__name": "local-sgd", "model__bias": True},
     "local SGD, momentum carried": {
         "method__name": "local-sgd",
@@ -44,7 +44,7 @@ CASES = {
         "optimizer__lr": 0.03,
     },
     "outer momentum": {"method__outer_momentum": 0.6, "train__rounds": 6, "optimizer__lr": 0.03},
-    "outer step, a part redealt": {"method__outer_lr": 0.7, "method__outer_momentum": 0.9, "method__resample": 0.4},
+    "outer step, a part redealt": {"method__outer_lr": 0.7, "method__outer_momentum": 0.9, "method__redeal": 0.4},
     "DiLoCo": {"method__name": "diloco", **ADAM, "train__rounds": 6},
     "DiLoCo, adam carried": {"method__name": "diloco", **ADAM, "method__optimizer_state": "carry"},
     "warm-up": {"optimizer__warm_up": 7},
@@ -169,7 +169,7 @@ def test_rounds_do_not_matter_to_data_parallel(comm):
 @pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel", "diloco", "fedavg"])
 def test_a_run_goes_on_from_its_store_alone(comm, method, optimizer):
     """What a method keeps between rounds beside the store can be lost: a checkpoint needs the store and the round."""
-    settings = {"method__name": method, "method__optimizer_state": "carry", "method__resample": 0.5}
+    settings = {"method__name": method, "method__optimizer_state": "carry", "method__redeal": 0.5}
     settings |= {"optimizer__name": optimizer, "optimizer__momentum": 0.9, "optimizer__lr": 0.01}
     whole_run, _ = trained(comm, **settings)
     half, _ = trained(comm, **settings, train__rounds=2)

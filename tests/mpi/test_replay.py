@@ -26,8 +26,8 @@ ADAM = {"optimizer__name": "adamw", "optimizer__lr": 0.01, "model__bias": True}
 CASES = {
     "ist": {},
     "ist in single precision": {"model__dtype": "float32", "model__hidden": [64, 32]},
-    "ist, a tenth redealt": {"method__resample": 0.1},
-    "ist, never redealt": {"method__resample": 0.0},
+    "ist, a tenth redealt": {"method__redeal": 0.1},
+    "ist, never redealt": {"method__redeal": 0.0},
     "ist, adam carried": {**ADAM, "method__optimizer_state": "carry"},
     "ist, a finish": {"method__finish": "local-sgd:50%", **MOMENTUM},
     "ist, an outer step": {"method__outer_momentum": 0.6, "method__outer_lr": 0.8},
@@ -151,7 +151,7 @@ def test_a_change_would_be_noticed(comm):
     assert once == again
     assert once["bits"] != seed["bits"] and once["losses"] != seed["losses"]
     if comm.size > 1:
-        assert once["messages"] != replayed(comm, {"method__resample": 0.5})["messages"]
+        assert once["messages"] != replayed(comm, {"method__redeal": 0.5})["messages"]
 
 
 def keep(comm, case, outcome):

@@ -21,7 +21,7 @@ OPTIMIZERS = {
     "adam-reset": {"optimizer__name": "adam", "optimizer__lr": 0.01},
     "adam-carried": {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"},
 }
-COMMON = {"model__dropout": 0.3, "model__bias": True, "method__resample": 0.5, "method__local_steps": 4}
+COMMON = {"model__dropout": 0.3, "model__bias": True, "method__redeal": 0.5, "method__local_steps": 4}
 SPECIAL = {
     "fedavg": {"train__batch": 300, "method__fraction": 0.7},  # 5 steps in a pass, more than method.local_steps
     "dynamic-averaging": {"method__threshold": 0.002},  # some rounds above, some below

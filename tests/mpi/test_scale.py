@@ -27,7 +27,7 @@ CASES = {
     "one layer": {"model__hidden": [100]},
     "uneven shares": {"method__shares": [2.0, 1.0, 1.5, 1.0, 2.5], "optimizer__lr": 0.003},
     "a group dealt": {"method__partition": ["hidden1"], "model__bias": True},
-    "a tenth redealt": {"method__resample": 0.1, "model__hidden": [100]},
+    "a tenth redealt": {"method__redeal": 0.1, "model__hidden": [100]},
     "a finish of local SGD": {"method__finish": "local-sgd:20%"},
 }
 

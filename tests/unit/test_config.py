@@ -70,7 +70,7 @@ RUNS = st.builds(
         Method,
         partition=st.none() | st.lists(TEXT, max_size=2).map(tuple),
         shares=st.none() | st.lists(st.floats(1e-6, 1e6), max_size=3).map(tuple),
-        resample=st.floats(0, 1),
+        redeal=st.floats(0, 1),
     ),
     optimizer=st.builds(Optimizer, lr=st.floats(1e-30, 1e30)),
     train=st.builds(Train, seed=st.integers(0, 2**60), autocast=st.booleans()),
@@ -142,8 +142,8 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, key, says):
         ("model.dropout", 1, "must lie in [0, 1)"),
         ("model.dtype", "float16", "did you mean float"),
         ("method.local_steps", 0, "must be at least 1"),
-        ("method.resample", 1.1, "must lie in [0, 1]"),
-        ("method.resample", -0.1, "must lie in [0, 1]"),
+        ("method.redeal", 1.1, "must lie in [0, 1]"),
+        ("method.redeal", -0.1, "must lie in [0, 1]"),
         ("method.optimizer_state", "kept", "is not known"),
         ("optimizer.lr", 0, "must lie in (0, inf)"),
         ("optimizer.lr", float("nan"), "must lie in (0, inf)"),
@@ -164,7 +164,7 @@ def test_a_value_out_of_its_range_is_refused_by_name(key, value, says):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("key, value", [("method.resample", 0), ("method.resample", 1), ("optimizer.momentum", 0)])
+@pytest.mark.parametrize("key, value", [("method.redeal", 0), ("method.redeal", 1), ("optimizer.momentum", 0)])
 def test_the_ends_of_an_interval_that_belong_to_it(key, value):
     section, name = key.split(".")
     assert getattr(getattr(Run().override({key: value}), section), name) == value

@@ -94,10 +94,10 @@ def test_a_hop_sends_half_of_what_has_one_holder_and_little_less_of_the_rest(ran
 
 
 def test_where_a_tenth_is_redealt_a_tenth_of_what_has_one_holder_is_sent():
-    plan = cost(Run().override({**FIGURE_2, "method.resample": 0.1}), MLP(1000, (4000,), 200, norm="none"), 8)
+    plan = cost(Run().override({**FIGURE_2, "method.redeal": 0.1}), MLP(1000, (4000,), 200, norm="none"), 8)
     elsewhere = Fraction(400 - 1, 4000) * Fraction(4000 - 500, 3999)
     assert plan.round_bytes == 4 * elsewhere * IO
-    assert cost(Run().override({**FIGURE_2, "method.resample": 0}), NETWORK, 8).round_bytes == 0
+    assert cost(Run().override({**FIGURE_2, "method.redeal": 0}), NETWORK, 8).round_bytes == 0
 
 
 # ---- plans and counters, to the byte
@@ -127,7 +127,7 @@ def test_predicted_bytes_are_the_planned_bytes(widths, ranks, norm, bias, deal, 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"shares": (3.0, 1.0, 1.0, 2.0)}, {"resample": 0.3}, {"outer_momentum": 0.5}, {"partition": ["hidden2"]}],
+    [{}, {"shares": (3.0, 1.0, 1.0, 2.0)}, {"redeal": 0.3}, {"outer_momentum": 0.5}, {"partition": ["hidden2"]}],
     ids=str,
 )
 @pytest.mark.parametrize("method", [name for name in COSTS if name != "data-parallel"])
@@ -149,7 +149,7 @@ def test_what_data_parallel_sends_is_exact_beforehand_and_more_in_the_first_roun
 
 
 def test_all_of_ist_is_pulled_in_the_first_round():
-    network, wanted = MLP(6, (12, 8), 4), run(optimizer_state="carry", resample=0.2)
+    network, wanted = MLP(6, (12, 8), 4), run(optimizer_state="carry", redeal=0.2)
     wanted = wanted.override({"optimizer.name": "adam"})
     plan = cost(wanted, network, 4)
     first = [sum(round_bytes(wanted.override({"train.seed": seed}), network, 4, 0)) for seed in range(300)]
@@ -180,15 +180,15 @@ def test_fedavg_takes_passes_of_some_ranks():
     assert plan.round_bytes == 2 * 3 * Fraction(7, 8) * plan.held.network_bytes
 
 
-@pytest.mark.parametrize("resample", [1.0, 0.4])
+@pytest.mark.parametrize("redeal", [1.0, 0.4])
 @pytest.mark.parametrize("shares", [None, (2.0, 1.0, 1.0)])
-def test_a_round_of_ist_is_the_mean_over_pairs_of_deals(shares, resample):
+def test_a_round_of_ist_is_the_mean_over_pairs_of_deals(shares, redeal):
     """Element by element: from the old holder or the owner to the next holder, and home where nobody holds it next."""
     ranks, network = 3, MLP(4, (7, 5), 3, bias=True)
     owners, totals = Owners(network.lengths, ranks), []
     for number in range(300):
         old, new = (
-            Partition.draw(network.lengths, network.groups, ranks, number, round, shares, resample) for round in (0, 1)
+            Partition.draw(network.lengths, network.groups, ranks, number, round, shares, redeal) for round in (0, 1)
         )
         sent = 0
         for parameter in network.parameters.values():
@@ -200,7 +200,7 @@ def test_a_round_of_ist_is_the_mean_over_pairs_of_deals(shares, resample):
             sent += parameter.itemsize * int(((after >= 0) & (source != after)).sum())
             sent += parameter.itemsize * int(((before >= 0) & (after < 0) & (before != home)).sum())
         totals.append(sent)
-    expected = float(cost(run(shares=shares, resample=resample), network, ranks).round_bytes)
+    expected = float(cost(run(shares=shares, redeal=redeal), network, ranks).round_bytes)
     assert abs(np.mean(totals) - expected) < 4 * np.std(totals) / len(totals) ** 0.5
 
 

@@ -181,7 +181,7 @@ def test_a_cluster_file_that_cannot_be_used(tmp_path, text, message):
         path.write_text(text)
     with pytest.raises(DataError, match=message) as raised:
         load(path)
-    assert "istmpi calibrate" in str(raised.value)
+    assert "istmpi measure" in str(raised.value)
 
 
 def test_an_unknown_preset_names_the_nearest():

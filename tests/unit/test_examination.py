@@ -142,7 +142,7 @@ def test_the_example_is_dealt_out_in_all_of_its_widths():
     assert table.sums == {"dense": ("channels2",), "outputs": ("hidden",)}
 
 
-@pytest.mark.parametrize("arguments", [["train", "--dry-run"], ["costmodel", "digits"], ["calibrate"]])
+@pytest.mark.parametrize("arguments", [["train", "--dry-run"], ["costmodel", "digits"], ["measure"]])
 def test_what_is_not_possible_yet_is_one_line(arguments, istmpi_command):
     code, _, said = istmpi_command(*arguments, "--model", f"{EXAMPLE}:ConvNet")
     assert code == 2 and said.count("\n") == 1

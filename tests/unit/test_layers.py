@@ -1,6 +1,7 @@
 """The structure of the package: imports go down only, and each library has the one place that DESIGN gives it."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "istmpi"
 
-LAYERS = [
-    ["istmpi", "axes", "partition", "config", "ranges", "errors", "files", "foreign", "rng", "optional", "signals"],
-    ["layout", "blocks", "models", "data", "comm", "record", "lock", "stopping", "optimizers", "ring", "hdf5"],
-    ["transfer", "cost"],
-    ["store", "devices", "allreduce"],
-    ["methods", "evaluate", "gathered", "network", "checkpoint"],
-    ["train", "run", "compare", "deploy", "probe", "jobs"],
-    ["cli", "report", "doctor", "__main__"],
-]
-"""A module may import from its own layer and those before it."""
+TABLE = re.findall(r"^\| \d+ \| ([^|]+) \|", (ROOT / "docs" / "design.md").read_text(encoding="utf-8"), re.MULTILINE)
+LAYERS = [[name.rstrip("/") for name in re.findall("`([^`]+)`", modules)] for modules in reversed(TABLE)]
+LAYERS[0].append("istmpi")
+LAYERS[-1].append("__main__")
+"""As the table of docs/design.md has them: a module may import from its own layer and those before it."""
 
 PLACES = {
     "mpi4py": ["comm/"],

@@ -17,8 +17,8 @@ GROUPS = ("hidden1", "hidden2")
 SHARES = st.one_of(st.none(), st.lists(st.floats(1e-3, 1e3), min_size=5, max_size=5))
 
 
-def draw(ranks=4, seed=0, round=0, lengths=LENGTHS, groups=GROUPS, shares=None, resample=1.0):
-    return Partition.draw(lengths, groups, ranks, seed, round, shares, resample)
+def draw(ranks=4, seed=0, round=0, lengths=LENGTHS, groups=GROUPS, shares=None, redeal=1.0):
+    return Partition.draw(lengths, groups, ranks, seed, round, shares, redeal)
 
 
 def same(one, other):
@@ -31,11 +31,11 @@ def same(one, other):
     round=st.integers(0, 9),
     seed=st.integers(0, 2**40),
     shares=SHARES,
-    resample=st.sampled_from([1.0, 0.3, 0.0]),
+    redeal=st.sampled_from([1.0, 0.3, 0.0]),
 )
-def test_the_deal_covers_every_group_and_is_disjoint(ranks, widths, round, seed, shares, resample):
+def test_the_deal_covers_every_group_and_is_disjoint(ranks, widths, round, seed, shares, redeal):
     lengths = {"hidden1": widths[0], "hidden2": widths[1]}
-    deal = draw(ranks, seed, round, lengths, GROUPS, shares and shares[:ranks], resample)
+    deal = draw(ranks, seed, round, lengths, GROUPS, shares and shares[:ranks], redeal)
     for name, parts in deal.units.items():
         assert len(parts) == ranks
         assert sorted(np.concatenate(parts).tolist()) == list(range(lengths[name]))
@@ -83,10 +83,10 @@ def test_the_deal_differs_between_rounds_groups_and_seeds():
     assert same(first.units["hidden1"], draw(lengths=lengths).units["hidden1"])
 
 
-@pytest.mark.parametrize("resample", [1.0, 0.3])
-def test_another_group_reshuffles_no_other(resample):
-    few = draw(groups=["hidden2"], round=5, resample=resample)
-    many = draw(groups=["features", "hidden1", "hidden2"], round=5, resample=resample)
+@pytest.mark.parametrize("redeal", [1.0, 0.3])
+def test_another_group_reshuffles_no_other(redeal):
+    few = draw(groups=["hidden2"], round=5, redeal=redeal)
+    many = draw(groups=["features", "hidden1", "hidden2"], round=5, redeal=redeal)
     assert same(few.units["hidden2"], many.units["hidden2"])
 
 
@@ -129,11 +129,11 @@ def test_shares_of_ranks_are_shares_of_units():
 # ---- a part redealt
 
 
-@pytest.mark.parametrize("resample", [0.05, 0.2, 0.5, 0.99])
-def test_no_more_than_the_fraction_changes_places(resample):
+@pytest.mark.parametrize("redeal", [0.05, 0.2, 0.5, 0.99])
+def test_no_more_than_the_fraction_changes_places(redeal):
     moved_at_all = 0
     for round in range(1, 8):
-        before, after = (draw(round=number, resample=resample) for number in (round - 1, round))
+        before, after = (draw(round=number, redeal=redeal) for number in (round - 1, round))
         for name in GROUPS:
             rank_of = [
                 np.concatenate([np.full(len(part), rank) for rank, part in enumerate(deal.units[name])])[
@@ -142,27 +142,27 @@ def test_no_more_than_the_fraction_changes_places(resample):
                 for deal in (before, after)
             ]
             moved = int((rank_of[0] != rank_of[1]).sum())
-            assert moved <= ceil(resample * LENGTHS[name])
+            assert moved <= ceil(redeal * LENGTHS[name])
             moved_at_all += moved
     assert moved_at_all > 0
 
 
 def test_nothing_moves_with_a_fraction_of_zero():
-    assert draw(round=9, resample=0.0).digest == draw(round=0, resample=0.0).digest
+    assert draw(round=9, redeal=0.0).digest == draw(round=0, redeal=0.0).digest
 
 
 def test_the_first_round_is_a_full_deal():
-    assert draw(resample=0.1).digest == draw(resample=1.0).digest
+    assert draw(redeal=0.1).digest == draw(redeal=1.0).digest
 
 
 def test_jumping_to_a_round_equals_walking_there():
-    walked = [draw(round=round, resample=0.2, seed=77).digest for round in range(12)]
+    walked = [draw(round=round, redeal=0.2, seed=77).digest for round in range(12)]
     for round in (11, 3, 7, 0, 11):
         from istmpi import partition
 
         partition._walked.clear()
-        assert draw(round=round, resample=0.2, seed=77).digest == walked[round]
-    backwards = [draw(round=round, resample=0.2, seed=77).digest for round in reversed(range(12))]
+        assert draw(round=round, redeal=0.2, seed=77).digest == walked[round]
+    backwards = [draw(round=round, redeal=0.2, seed=77).digest for round in reversed(range(12))]
     assert backwards[::-1] == walked
     assert len(set(walked)) == 12
 
@@ -170,7 +170,7 @@ def test_jumping_to_a_round_equals_walking_there():
 def test_over_many_rounds_every_unit_gets_everywhere():
     seen = {unit: set() for unit in range(13)}
     for round in range(120):
-        for rank, part in enumerate(draw(round=round, resample=0.2).units["hidden2"]):
+        for rank, part in enumerate(draw(round=round, redeal=0.2).units["hidden2"]):
             for unit in part:
                 seen[int(unit)].add(rank)
     assert all(ranks == {0, 1, 2, 3} for ranks in seen.values())
@@ -183,7 +183,7 @@ def test_the_deal_is_fixed_for_ever():
     """Ranks with other versions must draw this very deal, or weights would be scrambled."""
     golden = draw(ranks=3, seed=11, round=2, lengths={"hidden1": 10}, groups=["hidden1"])
     assert [part.tolist() for part in golden.units["hidden1"]] == [[0, 1, 2, 7], [3, 6, 9], [4, 5, 8]]
-    partly = draw(ranks=3, seed=11, round=2, lengths={"hidden1": 10}, groups=["hidden1"], resample=0.5)
+    partly = draw(ranks=3, seed=11, round=2, lengths={"hidden1": 10}, groups=["hidden1"], redeal=0.5)
     assert [part.tolist() for part in partly.units["hidden1"]] == [[1, 3, 4, 7], [0, 8, 9], [2, 5, 6]]
 
 

@@ -241,6 +241,6 @@ def setting_is_typed(settings: list[str]) -> bool:
         "--rounds",
         "--seed",
         "--shares",
-        "--resample",
+        "--redeal",
         "--local-steps",
     )

@@ -46,7 +46,7 @@ TINY = {"method.local_steps": 20, "train.batch": 16}
 TINY_ROUNDS = 12
 
 
-def probe(run: Run, architecture: Architecture, features: int, communicator: Communicator) -> Cluster:
+def measure(run: Run, architecture: Architecture, features: int, communicator: Communicator) -> Cluster:
     """The cluster as this job's ranks find it, at the shapes of a run's subnets; the same on every rank.
 
     ``features``: of an example.

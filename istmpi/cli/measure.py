@@ -1,4 +1,4 @@
-"""``istmpi calibrate``: measure this job's network and ranks, for ``istmpi costmodel --cluster FILE``."""
+"""``istmpi measure``: measure this job's network and ranks, for ``istmpi costmodel --cluster FILE``."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from istmpi.cli.settings import planning, resolve
 from istmpi.foreign import one_line
 
 
-@click.command("calibrate")
+@click.command("measure")
 @click.argument("run", default="digits")
 @planning
 @click.option("--out", default="cluster.json", show_default=True, metavar="FILE", help="Where the figures go.")
@@ -16,7 +16,7 @@ def command(run: str, assignments: tuple[str, ...], layers: str | None, out: str
     """Measure the network between all ranks of this job, and their speed at the shapes of RUN's subnets.
 
     \b
-    mpirun -n 8 istmpi calibrate speech --layers 4096-4096-35 --out cluster.json
+    mpirun -n 8 istmpi measure speech --layers 4096-4096-35 --out cluster.json
     istmpi costmodel speech --layers 4096-4096-35 --cluster cluster.json
     """
     from istmpi import comm
@@ -29,9 +29,9 @@ def command(run: str, assignments: tuple[str, ...], layers: str | None, out: str
         found = described(resolve(run, assignments, given), layers)
         cost(found.run, found.architecture, communicator.size)  # refuses a deal that cannot be made
 
-    from istmpi.probe import probe
+    from istmpi.measure import measure
 
-    cluster = probe(found.run, found.architecture, found.features, communicator)
+    cluster = measure(found.run, found.architecture, found.features, communicator)
     with communicator.agreed():
         if communicator.rank == 0:
             cluster.save(Path(out))
