@@ -27,7 +27,10 @@ class Layout(Protocol):
         """No rank has more positions than this along a tensor's axis number ``place``."""
 
     def copies(self, names: frozenset[str]) -> int:
-        """How many ranks have each element, of those that any rank has, of a tensor with these axis names."""
+        """At most so many ranks have an element of a tensor with these axis names."""
+
+    def alike(self, names: frozenset[str]) -> bool:
+        """Whether two ranks have all or none of such a tensor's elements in common, where any is had by several."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class Owners:
     def copies(self, names: frozenset[str]) -> int:
         return 1
 
+    def alike(self, names: frozenset[str]) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class Whole:
@@ -73,6 +79,9 @@ class Whole:
 
     def copies(self, names: frozenset[str]) -> int:
         return self.ranks if self.members is None else len(self.members)
+
+    def alike(self, names: frozenset[str]) -> bool:
+        return True
 
 
 def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ...]:

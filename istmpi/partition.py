@@ -63,13 +63,14 @@ def check(lengths: Mapping[str, int], groups: Sequence[str], ranks: int, shares:
 class Partition:
     """One round's deal, and the layout in which every rank holds its subnet.
 
-    ``units[name][rank]`` are the sorted units of a dealt group that the rank holds. With no groups every rank holds
-    everything: the same engine is then local SGD.
+    ``units[name][rank]`` are the sorted units of a dealt group that the rank holds, and ``holders`` ranks hold each
+    unit. With no groups every rank holds everything: the same engine is then local SGD.
     """
 
     lengths: Mapping[str, int]
     units: Mapping[str, tuple[np.ndarray, ...]]
     ranks: int
+    holders: int = 1
 
     @staticmethod
     def draw(
@@ -80,22 +81,30 @@ class Partition:
         round: int,
         shares: Sequence[float] | None = None,
         redeal: float = 1.0,
+        holders: int = 1,
     ) -> "Partition":
         """Deal every group at random without replacement: the same on every rank, a pure function of its arguments.
+
+        With ``holders`` above 1 a rank also holds the blocks that the next ``holders - 1`` ranks were dealt: it has a
+        network that is so many times as wide, and a weight between two groups has up to as many holders.
 
         Each group has its own generator, keyed by (seed, group, round): a further layer reshuffles no other. With
         ``redeal`` below 1 only that fraction of a group's units change places each round (among themselves), and
         the deal of a round follows from all earlier ones: its cost grows with the round, ``redeal`` units a round.
 
-        Raises ConfigError when a group has fewer units than there are ranks.
+        Raises ConfigError when a group has fewer units than there are ranks, or a unit more holders.
         """
         check(lengths, groups, ranks, shares)
+        if not 1 <= holders <= ranks:
+            raise ConfigError(f"a unit cannot have {holders} holders in a run of {ranks} ranks.")
         units = {}
         for name in groups:
             order = _order(lengths[name], name, seed, round, redeal)
             ends = list(accumulate(blocks(lengths[name], ranks, shares)))
-            units[name] = tuple(np.sort(block) for block in np.split(order, ends[:-1]))
-        return Partition(dict(lengths), units, ranks)
+            dealt = np.split(order, ends[:-1])
+            dealt += dealt[: holders - 1]  # the last ranks' next ones are the first
+            units[name] = tuple(np.sort(np.concatenate(dealt[rank : rank + holders])) for rank in range(ranks))
+        return Partition(dict(lengths), units, ranks, holders)
 
     def held(self, rank: int) -> dict[str, Positions]:
         """The units of each dealt group that a rank holds, sorted."""
@@ -110,14 +119,19 @@ class Partition:
         return axis.length({**self.lengths, **{name: max(map(len, parts)) for name, parts in self.units.items()}})
 
     def copies(self, names: frozenset[str]) -> int:
-        """How many ranks hold each element of a tensor with these axis names that is held at all."""
-        return self.ranks if names.isdisjoint(self.units) else 1
+        """The layout's contract: at most so many ranks hold an element of a tensor with these axis names."""
+        return self.ranks if names.isdisjoint(self.units) else self.holders
+
+    def alike(self, names: frozenset[str]) -> bool:
+        """The layout's contract: no rank has only some of the elements that another has."""
+        return self.holders == 1 or names.isdisjoint(self.units)
 
     def holder(self, axis: Axis) -> np.ndarray | None:
         """The one rank that was dealt all units that each position along an axis is of: ``[length]`` int64.
 
-        -1 where there is no such rank; None for an axis that is not dealt out.
+        -1 where there is no such rank; None for an axis that is not dealt out. Of a deal with one holder a unit.
         """
+        assert self.holders == 1
         ranks = axis.spread(self.lengths, self._ranks)
         if not ranks:
             return None

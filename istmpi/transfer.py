@@ -28,6 +28,7 @@ class Transfer:
 
     Every element that a rank has in the target becomes the mean over the ranks that have it in the source; one that
     no rank has there keeps its value. With one source that is a copy; equal values stay as they are, bit for bit.
+    Where ranks hold some of another's elements, as with several holders a unit, each element has a mean of its own.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Transfer:
 
         Both map each parameter's name to a contiguous tensor in host memory, of the shape of this rank's part.
         """
+        means = {name: _MeanByElement(target[name]) for name in self._overlapping if name in target}
         for sends, receives in self._rounds(communicator):
             kept = sends[self.rank]
             sends = _without(sends, self.rank)
@@ -77,7 +79,9 @@ class Transfer:
             if self.ranks > 1:
                 communicator.alltoallv(outgoing.layout, incoming.layout)
             incoming.parts[self.rank] = [block.packed(source[block.name]) for block in kept]
-            _unpack(receives, incoming.parts, target, self._weights)
+            _unpack(receives, incoming.parts, target, self._weights, means)
+        for name, mean in means.items():
+            mean.write(target[name])
 
     def reached(self, target: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Which elements of these tensors of the target layout the transfer fills: true or false for each."""
@@ -88,10 +92,16 @@ class Transfer:
                     block.place(marks[block.name], np.ones(block.shape, dtype=np.int8))
         return marks
 
+    @property
+    def _overlapping(self) -> list[str]:
+        """The parameters of which a rank may have only some of the elements that another has in the source."""
+        return [name for name, parameter in self._parameters if not self._source.alike(parameter.pattern.names)]
+
     def _precedence(self, item: tuple[str, Parameter]) -> tuple[bool, int]:
-        """Means first, so that all senders' messages split alike; then wide elements, so that all lie aligned."""
+        """Means of alike parts first, so that all senders' messages split alike; then wide elements, to lie aligned."""
         _, parameter = item
-        return self._source.copies(parameter.pattern.names) == 1, -parameter.itemsize
+        names = parameter.pattern.names
+        return self._source.copies(names) == 1 or not self._source.alike(names), -parameter.itemsize
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
         """For every peer, the blocks of this rank's tensors that it shares with that peer's."""
@@ -189,12 +199,18 @@ def _unpack(
     parts: Sequence[list[np.ndarray]],
     target: Mapping[str, torch.Tensor],
     weights: Sequence[float],
+    means: Mapping[str, "_MeanByElement"],
 ) -> None:
-    """Write received blocks where they belong; blocks that several ranks sent become their mean, in rank order."""
+    """Write received blocks where they belong; blocks that several ranks sent become their mean, in rank order.
+
+    Blocks of which ranks sent different parts are added to ``means``.
+    """
     shared: dict[int, tuple[Block, list[tuple[np.ndarray, float]]]] = {}
     for message, received, weight in zip(messages, parts, weights, strict=True):
         for number, (block, values) in enumerate(zip(message, received, strict=True)):
-            if block.mean:
+            if block.name in means:
+                means[block.name].add(block, values, weight)
+            elif block.mean:
                 shared.setdefault(number, (block, []))[1].append((values, weight))
             else:
                 block.place(target[block.name], values)
@@ -202,6 +218,39 @@ def _unpack(
         dtype = target[block.name].dtype
         mean = _mean([(torch.from_numpy(values).view(dtype), weight) for values, weight in copies])
         block.place(target[block.name], bits(mean))
+
+
+class _MeanByElement:
+    """The weighted means of elements that differ in who sends them, each as `_mean` computes it.
+
+    ``target``: the tensor that they are for; needs as much memory three times while a transfer runs.
+    """
+
+    def __init__(self, target: torch.Tensor):
+        self._exact = target.dtype == torch.float64 or not target.is_floating_point()
+        self._first = target.clone()
+        self._difference = torch.zeros(target.shape, dtype=target.dtype if self._exact else torch.float32)
+        self._weight = torch.zeros(target.shape, dtype=torch.float64)
+
+    def add(self, block: Block, values: np.ndarray, weight: float) -> None:
+        """Take a sender's values into account; senders come in the order of their ranks within a round of messages."""
+        at = np.ix_(*(np.arange(length)[where] for length, where in zip(self._first.shape, block.index, strict=True)))
+        arrived = torch.from_numpy(np.ascontiguousarray(values)).view(self._first.dtype)
+        new = self._weight[at] == 0
+        first = torch.where(new, arrived, self._first[at])
+        self._first[at] = first
+        wide = self._difference.dtype
+        change = (arrived.to(wide) - first.to(wide)) * weight
+        self._difference[at] = torch.where(new, self._difference[at], self._difference[at] + change)
+        self._weight[at] += weight
+
+    def write(self, target: torch.Tensor) -> None:
+        """Write the means; elements that nobody sent keep their values."""
+        rounding = None if target.is_floating_point() else "floor"
+        weight = self._weight.clamp(min=1e-300)
+        wide = self._difference.dtype
+        mean = self._first.to(wide) + torch.div(self._difference, weight, rounding_mode=rounding).to(wide)
+        target.copy_(torch.where(self._weight > 0, mean.to(target.dtype), target))
 
 
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:

@@ -206,3 +206,20 @@ def test_a_parameter_with_k_dealt_axes_is_held_p_to_the_1_minus_k_times(ranks, t
     size = prod(pattern.shape(lengths))
     assert held * ranks ** (pattern.dealt(deal.units) - 1) == size
     assert deal.copies(pattern.names) == (1 if pattern.dealt(deal.units) else ranks)
+
+
+@pytest.mark.parametrize("ranks, holders", [(4, 2), (5, 3), (3, 3)])
+def test_every_unit_has_so_many_holders_and_the_first_of_them_are_those_of_the_plain_deal(ranks, holders):
+    deal, plain = (Partition.draw(LENGTHS, GROUPS, ranks, 3, 7, holders=count) for count in (holders, 1))
+    for name in GROUPS:
+        counts = np.bincount(np.concatenate(deal.units[name]), minlength=LENGTHS[name])
+        assert (counts == holders).all()
+        for rank in range(ranks):
+            theirs = [plain.units[name][(rank + further) % ranks] for further in range(holders)]
+            np.testing.assert_array_equal(deal.units[name][rank], np.sort(np.concatenate(theirs)))
+
+
+@pytest.mark.parametrize("holders", [0, 5])
+def test_a_unit_has_no_more_holders_than_there_are_ranks(holders):
+    with pytest.raises(ConfigError, match=f"a unit cannot have {holders} holders in a run of 4 ranks"):
+        Partition.draw(LENGTHS, GROUPS, 4, 0, 0, holders=holders)

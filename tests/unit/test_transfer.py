@@ -41,16 +41,18 @@ def parameters(texts=PATTERNS, dtypes=DTYPES):
 
 
 def layout(kind: str, ranks: int, lengths=LENGTHS) -> Layout:
-    """``owners``, or a deal: ``all 3`` is round 3's, ``some``, ``none``, ``shares``."""
+    """``owners``, or a deal: ``all 3`` is round 3's, ``some``, ``none``, ``shares``, ``overlap`` (two holders)."""
     if kind == "owners":
         return Owners(lengths, ranks)
     what, _, round = kind.partition(" ")
     groups = {"some": GROUPS[:2], "none": ()}.get(what, GROUPS)
     shares = [3.0, 1.0, 1.0, 2.0, 1.0][:ranks] if what == "shares" else None
-    return Partition.draw(lengths, groups, ranks, 1, int(round or 0), shares)
+    holders = min(2, ranks) if what == "overlap" else 1
+    return Partition.draw(lengths, groups, ranks, 1, int(round or 0), shares, holders=holders)
 
 
 KINDS = ("owners", "all 0", "all 1", "some", "none", "shares")
+EVERY_KIND = (*KINDS, "overlap 0", "overlap 1")
 
 
 def bits(tensor):
@@ -121,8 +123,8 @@ def test_a_transfer_delivers_what_the_source_has_and_touches_nothing_else(ranks,
     """Every pair of layouts, every dtype, 0 to 3 dealt axes, also where one row is larger than the staging limit."""
     whole = any_values(parameters(), LENGTHS)
     texts = PATTERNS if staging_bytes > 1 else PATTERNS[4:8]
-    for kinds in product(KINDS, KINDS):
-        names = parameters(texts, (DTYPES[(KINDS.index(kinds[0]) + KINDS.index(kinds[1])) % len(DTYPES)], "bfloat16"))
+    for kinds in product(EVERY_KIND, EVERY_KIND):
+        names = parameters(texts, (DTYPES[sum(map(EVERY_KIND.index, kinds)) % len(DTYPES)], "bfloat16"))
         source, target = (layout(kind, ranks) for kind in kinds)
         # A mean of NaNs may have other bits, all else arrives as it left.
         whole_here = {
@@ -148,7 +150,7 @@ def finite(tensor):
     return torch.where(tensor.isfinite() & (tensor != 0), tensor, torch.ones_like(tensor))
 
 
-@pytest.mark.parametrize("kind", ["all 0", "some", "none", "shares"])
+@pytest.mark.parametrize("kind", ["all 0", "some", "none", "shares", "overlap"])
 @pytest.mark.parametrize("ranks, staging_bytes", [(1, 2**28), (2, 1000), (3, 2**28), (5, 5000)])
 def test_push_after_pull_is_the_identity_bit_for_bit(ranks, kind, staging_bytes):
     names = parameters()
@@ -272,7 +274,7 @@ def test_weights_that_stay_with_their_holders_are_where_a_push_and_a_pull_would_
 @settings(max_examples=60)
 @given(
     ranks=st.integers(1, 5),
-    kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)),
+    kinds=st.tuples(st.sampled_from(EVERY_KIND), st.sampled_from(EVERY_KIND)),
     texts=st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=4, unique=True),
     dtypes=st.lists(st.sampled_from(["float64", "float32", "bfloat16"]), min_size=1, max_size=2, unique=True),
     staging_bytes=st.sampled_from([1, 50, 400, 2**28]),
