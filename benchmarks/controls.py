@@ -3,6 +3,7 @@
     sudo -E env PATH="$PATH" python benchmarks/controls.py                # resumes; the most valuable cells first
     python benchmarks/controls.py --only rate --only control              # no speeds: needs neither root nor quiet
     python benchmarks/controls.py --report                                # only the tables anew
+    python benchmarks/controls.py --earlier benchmarks/results/controls.json --only control-cifar   # more seeds
 
 With P = 8 and J = 20, spoken digits with a two-layer network and CIFAR-10, data alike on all ranks (`shared`) and each
 rank with an eighth of its own (`sharded`):
@@ -20,6 +21,7 @@ image in 25. The test data have no part in it.
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -41,7 +43,7 @@ def main() -> int:
     parser.add_argument("--raw", type=Path, default=ROOT.parent / "shared/data", help="the raw data (../shared/data)")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where the report goes (results/)")
     parser.add_argument("--name", default="controls", help="of the emulated cluster")
-    parser.add_argument("--rates", type=Path, help="a report, controls.json, whose learning rates are taken untried")
+    parser.add_argument("--earlier", type=Path, help="a report, controls.json: its rates are taken, its rows kept")
     parser.add_argument("--list", action="store_true", help="list the cells that are known by now, and end")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
@@ -50,8 +52,9 @@ def main() -> int:
     def wanted(cells: Iterator[Cell]) -> list[Cell]:
         return [cell for cell in cells if not options.only or any(part in cell.name for part in options.only)]
 
-    record = with_rates_of(options.rates, bench.record) if options.rates else bench.record
-    stages = (speed_cells, *([] if options.rates else [rate_cells]), lambda: control_cells(record))
+    earlier = json.loads(options.earlier.read_text(encoding="utf-8")) if options.earlier else None
+    record = with_rates_of(earlier, bench.record) if earlier else bench.record
+    stages = (speed_cells, *([] if earlier else [rate_cells]), lambda: control_cells(record))
     if options.list:
         for cell in (cell for stage in stages for cell in wanted(stage())):
             print(f"{'done' if bench.path(cell).exists() else '    '} {cell.name}")
@@ -64,7 +67,7 @@ def main() -> int:
             make_validation_data(kind, bench.raw / raw, bench.folder / validation(task).data)
         for stage in stages:  # one after the other: learning rates decide on the last
             failed |= measure(bench, wanted(stage()), options.minutes)
-    controls(record, options.results)
+    controls(record, options.results, earlier)
     return 1 if failed else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import median
 
@@ -134,9 +133,8 @@ def tried(record: Records) -> list[dict]:
     return found
 
 
-def with_rates_of(report: Path, record: Records) -> Records:
+def with_rates_of(earlier: dict, record: Records) -> Records:
     """Records in which the learning rates that were not tried are those that an earlier report has tried."""
-    earlier = json.loads(report.read_text(encoding="utf-8"))
     about = {"commit": earlier["commit"], "date": earlier["date"]}
     found = {}
     for task in tasks():
@@ -150,9 +148,25 @@ def with_rates_of(report: Path, record: Records) -> Records:
     return lambda cell: record(cell) or found.get(cell.name)
 
 
-def controls(record: Records, folder: Path) -> None:
-    """Write controls.md and .json into a folder."""
-    found, rates = rows(record), tried(record)
+def with_rows_of(earlier: dict, found: list[dict]) -> list[dict]:
+    """The rows of an earlier report, and in place of those that were measured once more the new ones."""
+
+    def of(row: dict) -> tuple:
+        return row["network"], row["data"], row["method"]
+
+    new = {of(row): row for row in found}
+    return [new.pop(of(row), row) for row in earlier["rows"]] + list(new.values())
+
+
+def controls(record: Records, folder: Path, earlier: dict | None = None) -> None:
+    """Write controls.md and .json into a folder; from an earlier report take over what was not measured here."""
+    found = rows(record)
+    kept = ""
+    if earlier:
+        measured = len(found)
+        found = with_rows_of(earlier, found)
+        kept = f" {len(found) - measured} rows and the learning rates are of {earlier['commit']}, {earlier['date']}."
+    rates = tried(record)
     if not found:
         print("no curve is there yet: there is nothing to report")
         return
@@ -165,7 +179,7 @@ def controls(record: Records, folder: Path) -> None:
         "at equal steps: when the shortest curve of these data ended. MB: sent by all ranks in all these steps, "
         "evaluation left out. Milliseconds: on the emulated slow network of time-to-accuracy, in turns within one job. "
         "Reached: on the mean curve over seeds, each point averaged with its neighbours. Curves come from P ranks in "
-        f"one process, as there. {provenance(record)}\n\n## Learning rates\n\nThree for each method, one seed, "
+        f"one process, as there. {provenance(record)}{kept}\n\n## Learning rates\n\nThree for each method, one seed, "
         f"{VALIDATION_STEPS} steps, data alike. Taken is the one that is most accurate on a validation split (the mean "
         "of the last three evaluations; of equals the nearest to the one of time-to-accuracy). That split is made of "
         "training data: one speaker of five, or one image in 25; the test split has no part in it. Local SGD on the "

@@ -54,12 +54,27 @@ def test_an_earlier_reports_learning_rates_are_those_that_it_took():
     from controls_report import TITLES, named, with_rates_of
     from time_plan import OF_A_SUBNET
 
-    report = BENCHMARKS / "results" / "controls.json"
-    taken = {(row["network"], row["method"]): float(row["taken"]) for row in json.loads(report.read_text())["rates"]}
+    report = json.loads((BENCHMARKS / "results" / "controls.json").read_text())
+    taken = {(row["network"], row["method"]): float(row["taken"]) for row in report["rates"]}
     record = with_rates_of(report, lambda cell: None)
     for task in tasks():
         for method in OF_A_SUBNET:
             assert chosen(record, task, method) == taken[named(task, method), TITLES[method]]
+
+
+def test_rows_that_were_measured_once_more_take_the_place_of_the_earlier_ones():
+    from controls_report import with_rows_of
+
+    def row(method, accuracy, data="alike"):
+        return {"network": "N", "data": data, "method": method, "accuracy": accuracy}
+
+    earlier = {"rows": [row("A", 1), row("B", 2), row("B", 3, "an eighth each")]}
+    assert with_rows_of(earlier, [row("C", 5), row("B", 4)]) == [
+        row("A", 1),
+        row("B", 4),
+        earlier["rows"][2],
+        row("C", 5),
+    ]
 
 
 def archive_of(files):
