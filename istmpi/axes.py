@@ -162,10 +162,6 @@ class Parameter:
     bound: float = 0.0
     """Initial values are uniform in ``centre ± bound``."""
     centre: float = 0.0
-    multiplies: int = 0
-    """Multiply-adds of the forward pass for each element and example; 0 for what is no matrix product."""
-    of_input: bool = False
-    """It acts on the network's input, so nobody needs the gradient of what goes into it."""
 
     @property
     def itemsize(self) -> int:

@@ -251,11 +251,9 @@ def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int,
     """Batch, inputs and outputs of a run's products."""
     found = []
     for part in _subnets(run, architecture, ranks):
-        for parameter in architecture.parameters.values():
-            if parameter.multiplies:
-                outputs = int(parameter.pattern.axes[0].length(part.part.lengths))
-                batch = run.train.batch * parameter.multiplies
-                found.append((batch, int(parameter.size(part.part.lengths)) // outputs, outputs))
+        for operator in architecture.operators:
+            rows, inputs, outputs = map(int, operator.shape.shape(part.part.lengths))
+            found.append((rows * run.train.batch**operator.examples, inputs, outputs))
     return list(dict.fromkeys(found))
 
 

@@ -136,6 +136,107 @@ class Silent(nn.Module):
         return self.last(x) + 0 * self.first(x).sum()
 
 
+class Grouping(nn.Module):
+    """Convolutions of groups, of which one width is the number, and one for each channel by itself."""
+
+    def __init__(self, shape, outputs, groups=6, channels=8):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], 4 * groups, 3, stride=2)
+        self.groups = nn.Conv2d(4 * groups, 2 * groups, 3, groups=groups, padding="same")
+        self.up = nn.ConvTranspose2d(2 * groups, channels, 2, stride=2)
+        self.alone = nn.Conv2d(channels, channels, 3, groups=channels, padding=1)
+        self.last = nn.Linear(channels, outputs)
+
+    def forward(self, x):
+        x = functional.relu(self.up(functional.relu(self.groups(functional.relu(self.first(x))))))
+        return self.last(functional.relu(self.alone(x)).mean((2, 3)))
+
+
+class Tokens(nn.Module):
+    """Numbers that are looked up in two tables, one of which is multiplied by, too; a matrix of two factors."""
+
+    def __init__(self, features, outputs, embed=12, hidden=20, rank=3):
+        super().__init__()
+        self.table = nn.Embedding(17, embed)
+        self.bag = nn.EmbeddingBag(17, embed, mode="mean")
+        self.inner = nn.Linear(embed, hidden)
+        self.a = nn.Parameter(torch.randn(embed, rank))
+        self.b = nn.Parameter(torch.randn(rank, hidden))
+        self.last = nn.Linear(17, outputs)
+
+    def forward(self, x):
+        x = x.long().remainder(17)
+        x = self.table(x).mean(1) * self.bag(x)
+        x = torch.relu(self.inner(x)) @ (self.a @ self.b).T
+        return self.last(functional.linear(x, self.table.weight))
+
+
+class Added(nn.Module):
+    """Attention that compares by two widths, one behind the other on an axis that has no parameter."""
+
+    def __init__(self, shape, outputs, wide=12, hidden=8):
+        super().__init__()
+        self.first = nn.Linear(shape[-1], wide)
+        self.second = nn.Linear(shape[-1], hidden)
+        self.last = nn.Linear(shape[-1], outputs)
+
+    def forward(self, x):
+        compared = torch.cat([torch.relu(self.first(x)), torch.tanh(self.second(x))], -1)
+        return self.last((torch.softmax(compared @ compared.transpose(1, 2), -1) @ x).mean(1))
+
+
+class Drawn(nn.Module):
+    """Layers one after the other on ``[tokens, features]``, by the names of their kinds, each with a width."""
+
+    def __init__(self, shape, outputs, kinds=("linear",), widths=(8,)):
+        super().__init__()
+        self.kinds, self.layers = kinds, nn.ModuleList()
+        before = shape[-1]
+        for kind, width in zip(kinds, widths):
+            after = before if kind in ("gated", "attention", "normal") else width
+            self.layers.append(nn.ModuleList(self._layers(kind, before, width)))
+            before = after
+        self.last = nn.Linear(before, outputs)
+
+    @staticmethod
+    def _layers(kind, before, width):
+        if kind == "conv":
+            return [nn.Conv1d(before, width, 3, padding=1, bias=False)]
+        if kind == "transposed":
+            return [nn.ConvTranspose1d(before, width, 3, padding=1)]
+        if kind == "normal":
+            return [nn.LayerNorm(before)]
+        if kind == "gated":
+            return [nn.Linear(before, 2 * width), nn.Linear(width, before, bias=False)]
+        if kind == "attention":
+            return [nn.Linear(before, 3 * 2 * width), nn.Linear(2 * width, before)]
+        if kind == "batch":
+            return [nn.Linear(before, width, bias=False), nn.BatchNorm1d(width)]
+        if kind == "recurrent":
+            return [nn.LSTM(before, width, batch_first=True)]
+        return [nn.Linear(before, width)]
+
+    def forward(self, x):
+        for kind, layers in zip(self.kinds, self.layers):
+            first, *rest = layers
+            if kind in ("conv", "transposed"):
+                x = functional.gelu(first(x.transpose(1, 2))).transpose(1, 2)
+            elif kind == "gated":
+                gate, values = first(x).chunk(2, -1)
+                x = x + rest[0](torch.sigmoid(gate) * values)
+            elif kind == "attention":
+                q, k, v = (part.unflatten(-1, (-1, 2)).transpose(1, 2) for part in first(x).chunk(3, -1))
+                attended = functional.scaled_dot_product_attention(q, k, v)
+                x = x + rest[0](attended.transpose(1, 2).flatten(2))
+            elif kind == "batch":
+                x = torch.relu(rest[0](first(x).transpose(1, 2)).transpose(1, 2))
+            elif kind == "recurrent":
+                x = first(x)[0]
+            else:
+                x = torch.tanh(first(x))
+        return self.last(x.mean(1))
+
+
 class NoDefault(nn.Module):
     """An argument that nobody gives."""
 

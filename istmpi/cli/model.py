@@ -52,8 +52,8 @@ def command(
         example = quantities.shape("--shape", shape)
 
     from istmpi.models.inference import infer
-    from istmpi.models.operators import operators
     from istmpi.models.own import own_network
+    from istmpi.models.tracing import trace
 
     own = own_network(network, example, outputs, _arguments(assignments))
     inferred = infer(own)
@@ -77,7 +77,13 @@ def command(
         "replicated": inferred.replicated,
         "held": {str(count): inferred.held(count) for count in counts},
         "operators": [
-            {"module": of.module, "kind": of.kind, "flops": of.flops, "weighted": of.weighted} for of in operators(own)
+            {
+                "module": of.module,
+                "kind": of.kind,
+                "parameter": of.parameter,
+                "flops": 2 * of.multiply_adds(inferred.lengths),
+            }
+            for of in trace(own, inferred.lengths).operators
         ],
         "source": own.source_hash,
     }

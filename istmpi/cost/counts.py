@@ -33,7 +33,7 @@ class Flops:
     """Of one local step of one rank; multiply-add = 2."""
 
     products: Number
-    """Matrix products: forward, weight gradient, input gradient where anyone needs it. What PyTorch counts."""
+    """Matrix products, convolutions, attention: forward, and the gradients that anyone needs. What PyTorch counts."""
     first_input_gradient: Number
     """The gradient of the network's input, which nobody needs; the paper's figures count it."""
     normalisation: Number
@@ -224,24 +224,20 @@ def _part_cost(
     others: int,
 ) -> PartCost:
     """``others``: networks that only predict for each batch."""
-    elements = products = input_gradient = outputs = normalised = output_bytes = count = 0
-    for name, parameter in architecture.parameters.items():
-        mine = parameter.size(part.lengths)
-        elements += mine
-        if not parameter.multiplies:
-            continue
-        made_outputs = parameter.pattern.axes[0].length(part.lengths) * parameter.multiplies
-        outputs += made_outputs
-        output_bytes += made_outputs * parameter.itemsize
-        if name.split(".")[0] in architecture.normalised:
-            normalised += made_outputs
-        one = 2 * mine * parameter.multiplies * batch
-        products += (2 if parameter.of_input else 3) * one + others * one
-        input_gradient += one if parameter.of_input else 0
-        count += (2 if parameter.of_input else 3) + others
+    elements = sum(parameter.size(part.lengths) for parameter in architecture.parameters.values())
+    itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
+    products = input_gradient = outputs = count = 0
+    for operator in architecture.operators:
+        outputs += operator.outputs(part.lengths, batch)
+        if one := 2 * operator.multiply_adds(part.lengths, batch):
+            times = 1 + operator.gradients + others
+            products += times * one
+            input_gradient += one * operator.of_input
+            count += times * operator.calls
+    normalised = sum(prod(axes.shape(part.lengths)) for axes in architecture.normalised)
     weights = held.bytes(part)
     slots = len(made.slots)
-    activations = KEPT_OUTPUTS * output_bytes * batch
+    activations = KEPT_OUTPUTS * outputs * itemsize
     return PartCost(
         part,
         elements,

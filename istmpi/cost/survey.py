@@ -1,6 +1,7 @@
 """The whole cost of several methods at several numbers of ranks, as flat rows: what tables, files and plots show."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -173,7 +174,8 @@ def widest(scenario: Scenario, method: str, ranks: int, memory: float) -> dict[s
         lengths = scaled(thousandths)
         if not deals(lengths):
             return True  # too narrow for the ranks: wider ones decide
-        resized = _Resized(scenario.architecture, lengths)
+        resized = copy(scenario.architecture)
+        resized.lengths = lengths
         return cost(scenario.run, resized, ranks, method, scenario.shared_batch).largest.memory.total <= memory
 
     low, high = 0, 1
@@ -183,12 +185,3 @@ def widest(scenario: Scenario, method: str, ranks: int, memory: float) -> dict[s
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return scaled(low) if deals(scaled(low)) else None
-
-
-class _Resized:
-    """An architecture at other lengths, as far as its cost goes."""
-
-    def __init__(self, architecture: Architecture, lengths: dict[str, int]):
-        self.lengths = lengths
-        self.parameters, self.groups = architecture.parameters, architecture.groups
-        self.normalised = architecture.normalised

@@ -14,7 +14,8 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from istmpi.axes import Parameter
+from istmpi.axes import Parameter, Pattern
+from istmpi.models.operators import Operator
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,17 +39,18 @@ class Architecture(ABC):
 
     ``lengths``: the full length of every axis. ``parameters``: every parameter by its name in the built network.
     ``groups``: the unit groups that may be dealt out. ``batch_norms``: what normalises over the batch, by the name that
-    its calibrated moments are saved under. ``normalised``: the first parts of the names of those parameters whose
-    products are normalised in any way. ``sums``: the modules whose product adds up what the units of some groups
-    contribute, with no batch normalisation directly behind it, and these groups. ``stochastic``: training draws random
-    numbers (dropout).
+    its calibrated moments are saved under. ``operators``: every product of a forward pass. ``normalised``: the axes of
+    what each normalisation of any kind makes for an example. ``sums``: the modules whose product adds up what the units
+    of some groups contribute, with no batch normalisation directly behind it, and these groups. ``stochastic``:
+    training draws random numbers (dropout).
     """
 
     lengths: dict[str, int]
     parameters: dict[str, Parameter]
     groups: tuple[str, ...]
     batch_norms: Mapping[str, BatchNormalisation]
-    normalised: tuple[str, ...] = ()
+    operators: tuple[Operator, ...]
+    normalised: tuple[Pattern, ...] = ()
     sums: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     stochastic: bool
 

@@ -20,6 +20,7 @@ from istmpi.models.inferred import built
 from istmpi.models.norms import BatchNorm
 from istmpi.models.own import OwnNetwork
 from istmpi.models.table import NormEntry, ParameterEntry, Table
+from istmpi.models.tracing import trace
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -35,7 +36,7 @@ def examine(network: OwnNetwork) -> Table:
     module = built(network, seed=0)
     _refuse_what_cannot_be_trained(network, module)
     first = _contents(module)
-    trace = _trace(network, module)
+    watched = _watch(network, module)
     stochastic = _draws_random_numbers(network, module)
     again = built(network, seed=1)
     second = _contents(again)
@@ -45,6 +46,7 @@ def examine(network: OwnNetwork) -> Table:
                 f"{network.name}: its buffer {name} has random values, which would be others on every rank. Compute it "
                 f"from a generator with a seed of its own."
             )
+    traced = trace(network, inferred.lengths, module)
     layers = _layers(module)
     parameters = {}
     for name, parameter in module.named_parameters():
@@ -57,10 +59,13 @@ def examine(network: OwnNetwork) -> Table:
         groups=inferred.lengths,
         undealt={of.width.name: of.problem for of in inferred.findings if not of.proved},
         parameters=parameters,
-        norms={name: NormEntry(*_norm(layer)) for name, layer in trace.norms.items()},
-        sums={name: groups for name, groups in sums.items() if groups and name in trace.bare},
-        unscaled=_unscaled(inferred.parameters, layers, trace),
+        norms={name: NormEntry(*_norm(layer)) for name, layer in watched.norms.items()},
+        sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
+        unscaled=_unscaled(inferred.parameters, layers, watched),
         stochastic=stochastic,
+        operators=traced.operators,
+        normalised=tuple(map(str, traced.normalised)),
+        inexact=traced.inexact,
     )
 
 
@@ -74,7 +79,7 @@ class _Layer:
 
 
 @dataclass(frozen=True)
-class _Trace:
+class _Watched:
     """What one forward pass has shown of the layers, by the names of their modules."""
 
     norms: Mapping[str, BatchNorm]
@@ -113,7 +118,7 @@ def _contents(module: nn.Module) -> dict[str, tuple[int, float | None]]:
     return found
 
 
-def _trace(network: OwnNetwork, module: nn.Module) -> _Trace:
+def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
     """Watch one forward pass in evaluation; refuses batch normalisations that are not called once in it."""
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, BatchNorm)}
     calls = dict.fromkeys(norms, 0)
@@ -147,7 +152,7 @@ def _trace(network: OwnNetwork, module: nn.Module) -> _Trace:
                 f"calibrates one mean and variance, of one call. Use a layer for each call."
             )
     bare = frozenset(name for number, (name, *_) in enumerate(outputs) if number not in normalised)
-    return _Trace(norms, frozenset(name for name, *_ in outputs), bare)
+    return _Watched(norms, frozenset(name for name, *_ in outputs), bare)
 
 
 def _draws_random_numbers(network: OwnNetwork, module: nn.Module) -> bool:
@@ -189,12 +194,12 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
 
 
 def _unscaled(
-    patterns: Mapping[str, Pattern], layers: Mapping[str, list[_Layer]], trace: _Trace
+    patterns: Mapping[str, Pattern], layers: Mapping[str, list[_Layer]], watched: _Watched
 ) -> dict[str, tuple[str, ...]]:
     """The parameters of several axes, with their groups, of which it is not known where they are multiplied."""
 
     def known(layer: _Layer) -> bool:
-        seen = isinstance(layer.module, PRODUCTS + TRANSPOSED) and layer.path in trace.called
+        seen = isinstance(layer.module, PRODUCTS + TRANSPOSED) and layer.path in watched.called
         return isinstance(layer.module, UNIT_BY_UNIT) or (seen and layer.key in ("weight", "bias"))
 
     several = {name: pattern for name, pattern in patterns.items() if len(pattern.axes) > 1 and pattern.names}

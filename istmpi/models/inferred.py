@@ -35,6 +35,8 @@ class InferredNetwork(Architecture):
         self.batch_norms = {key: BatchNormalisation(norm.units, norm.epsilon) for key, norm in table.norms.items()}
         self.sums = dict(table.sums)
         self.stochastic = table.stochastic
+        self.operators = table.operators
+        self.normalised = tuple(map(Pattern.parse, table.normalised))
 
     def with_code(self, network: OwnNetwork) -> InferredNetwork:
         """The same network, that can be built; ConfigError where this code makes another one."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from istmpi.axes import Parameter, Pattern
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.architecture import BatchNormalisation, Chain
+from istmpi.models.operators import Operator
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,7 +46,8 @@ class MLP(Chain):
         self.lengths = {"features": features, **dict(zip(self.groups, hidden, strict=True)), "labels": labels}
         over_the_batch = self.groups * (norm == "batch") + ("labels",) * output_norm
         self.batch_norms = {name: BatchNormalisation(self.lengths[name]) for name in over_the_batch}
-        self.normalised = self.groups * (norm != "none") + ("labels",) * output_norm
+        normalised = self.groups * (norm != "none") + ("labels",) * output_norm
+        self.normalised = tuple(map(Pattern.parse, normalised))
         self.stochastic = dropout > 0
         self._norm, self._activation, self._dropout = norm, activation, dropout
         self._bias, self._output_norm = bias, output_norm
@@ -55,12 +57,11 @@ class MLP(Chain):
             for name, inputs in self._inputs.items()
             if inputs in self.groups and name not in self.batch_norms
         }
+        self.operators = tuple(self._product(name, inputs) for name, inputs in self._inputs.items())
         self.parameters = {}
         for name, inputs in self._inputs.items():
             bound = self.lengths[inputs] ** -0.5
-            self.parameters[f"{name}.linear.weight"] = Parameter(
-                Pattern.parse(f"{name} {inputs}"), dtype, bound, multiplies=1, of_input=inputs == "features"
-            )
+            self.parameters[f"{name}.linear.weight"] = Parameter(Pattern.parse(f"{name} {inputs}"), dtype, bound)
             if bias:
                 self.parameters[f"{name}.linear.bias"] = Parameter(Pattern.parse(name), dtype, bound)
             if name in self.groups and norm != "none":
@@ -81,6 +82,12 @@ class MLP(Chain):
             output_norm=default_norm if settings.output_norm is None else settings.output_norm,
             dtype=settings.dtype,
         )
+
+    @staticmethod
+    def _product(name: str, inputs: str) -> Operator:
+        of_input = inputs == "features"
+        shape, layer = Pattern.parse(f"1 {inputs} {name}"), f"{name}.linear"
+        return Operator(shape, layer, "Linear", f"{layer}.weight", 0, 1 if of_input else 2, of_input)
 
     def stage(self, name: str, lengths: Mapping[str, int]) -> nn.Sequential:
         import torch

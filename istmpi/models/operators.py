@@ -1,61 +1,53 @@
-"""What a network computes for an example: the matrix products and convolutions of one forward pass, by module.
+"""What a network multiplies for an example: every product of its forward pass, as a matrix product of named lengths.
 
-Counted by torch's own counter (`torch.utils.flop_counter`) on the meta device, where nothing is computed. A look-up in
-a table (Embedding, EmbeddingBag) counts nothing there, nor here.
+Pure, without torch: a network of istmpi's own lists its operators, one of the user's is run to find them
+(`istmpi.models.tracing`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
 
-import torch
+from istmpi.axes import Pattern
 
-from istmpi.models.own import OwnNetwork
-
-EXAMPLES = 2
-"""In the counted pass: one alone is too few for batch statistics."""
+Number = int | Fraction
 
 
 @dataclass(frozen=True)
 class Operator:
-    """The products of one module in a forward pass."""
+    """One product of a forward pass: for an example ``rows x inner`` times ``inner x columns``.
 
+    A convolution has a row for each position of its output, and sums over channels and kernel. A batched product has
+    the rows of all its matrices. A look-up in a table sums over nothing: its inner length is 0.
+    """
+
+    shape: Pattern
+    """Rows, inner, columns: ``256 (9 channels1) channels2``."""
     module: str
-    """Its name in the network; empty for the network's own ``forward``."""
+    """The module that it is called in, by its name in the network; empty for the network's own ``forward``."""
     kind: str
-    """The name of its class."""
-    flops: int
-    """For one example; a multiply-add is two."""
-    weighted: bool
-    """It has parameters of its own; else it multiplies what others have made, as attention does."""
+    """The name of that module's class."""
+    parameter: str = ""
+    """The weight that it multiplies by; empty for a product of what others have made, as attention's scores."""
+    axis: int | None = None
+    """The axis of that weight whose positions are the columns, which is the layer's output."""
+    gradients: int = 2
+    """Products of the same size in the backward pass: one for each of the two factors that needs a gradient."""
+    of_input: bool = False
+    """One factor is the network's input, whose gradient nobody needs."""
+    calls: int = 1
+    """How often in a forward pass."""
+    examples: int = 1
+    """The power of the number of examples that it grows with; 0 for what is multiplied once for all of them."""
 
+    def multiply_adds(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
+        """Of a forward pass over so many examples; the backward pass has ``gradients`` times as many."""
+        return prod(self.shape.shape(lengths)) * self.calls * examples**self.examples
 
-def operators(network: OwnNetwork, lengths: dict[str, int] | None = None) -> list[Operator]:
-    """The products of a network, or of it with other lengths, in the order of its modules."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with torch.device("meta"):
-        built = network.build(lengths).eval()
-    with FlopCounterMode(display=False) as counter:
-        network.forward(built, network.examples(EXAMPLES, torch.get_default_dtype(), "meta"))
-    counts = {name: sum(by_operator.values()) for name, by_operator in counter.get_flop_counts().items()}
-    top = type(built).__name__
-    own = dict(counts)
-    for name, count in counts.items():
-        if above := _nearest_above(name, counts):
-            own[above] -= count
-    found = []
-    for name, module in built.named_modules():
-        if flops := own.get(f"{top}.{name}" if name else top, 0):
-            weighted = any(True for _ in module.parameters(recurse=False))
-            found.append(Operator(name, type(module).__name__, flops // EXAMPLES, weighted))
-    return found
-
-
-def _nearest_above(name: str, counts: dict[str, int]) -> str:
-    """The innermost counted module that a module lies in: one that only lists others is never called."""
-    while name:
-        name = name.rpartition(".")[0]
-        if name in counts:
-            return name
-    return ""
+    def outputs(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
+        """Numbers that a forward pass over so many examples makes."""
+        rows, _, columns = self.shape.shape(lengths)
+        return rows * columns * self.calls * examples**self.examples

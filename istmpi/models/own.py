@@ -99,12 +99,15 @@ class OwnNetwork:
         values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64)
         return values.to(dtype).to(device)
 
-    def forward(self, network: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """The outputs ``[examples, outputs]`` for examples; ConfigError where it fails or they have another shape."""
+    def forward(self, network: nn.Module, x: torch.Tensor, gradients: bool = False) -> torch.Tensor:
+        """The outputs ``[examples, outputs]`` for examples; ConfigError where it fails or they have another shape.
+
+        ``gradients``: recorded for a backward pass, as in training.
+        """
         import torch
 
         try:
-            with torch.no_grad():
+            with torch.set_grad_enabled(gradients):
                 outputs = network(x)
         except Exception as error:
             shape = " x ".join(map(str, x.shape))

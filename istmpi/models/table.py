@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from istmpi.axes import Pattern
+from istmpi.models.operators import Operator
+
 
 @dataclass(frozen=True)
 class ParameterEntry:
@@ -50,6 +53,12 @@ class Table:
     """The parameters that may be multiplied where nobody sees it, with the groups on their axes."""
     stochastic: bool
     """Training draws random numbers."""
+    operators: tuple[Operator, ...]
+    """The products of a forward pass."""
+    normalised: tuple[str, ...]
+    """The axes of what its normalisations make for an example, of any kind."""
+    inexact: tuple[str, ...]
+    """The modules whose products are told as large as in the full network, for they do not grow by whole widths."""
 
     def tree(self) -> dict[str, Any]:
         """The table as JSON has it."""
@@ -69,12 +78,18 @@ class Table:
             sums={name: tuple(groups) for name, groups in tree["sums"].items()},
             unscaled={name: tuple(groups) for name, groups in tree["unscaled"].items()},
             stochastic=bool(tree["stochastic"]),
+            operators=tuple(
+                Operator(**{**entry, "shape": Pattern.parse(entry["shape"])}) for entry in tree["operators"]
+            ),
+            normalised=tuple(tree["normalised"]),
+            inexact=tuple(tree["inexact"]),
         )
 
     def difference(self, other: Table) -> str:
         """The first fact that another table has otherwise; empty where both describe the same network.
 
-        The source may differ, and the initial values, and what is said of widths that are not dealt out.
+        The source may differ, and the initial values, and what is said of widths that are not dealt out, and of
+        products.
         """
         mine, theirs = self.tree(), other.tree()
         for tree in (mine, theirs):
@@ -93,6 +108,8 @@ def _plain(value: Any) -> Any:
     """An entry as a dict, and any other object by a name that is the same in every process."""
     if isinstance(value, ParameterEntry | NormEntry):
         return asdict(value)
+    if isinstance(value, Operator):
+        return {**asdict(value), "shape": str(value.shape)}
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 

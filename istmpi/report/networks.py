@@ -26,7 +26,7 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
 
     products = _table("product", "kind", "FLOPs of an example")
     for operator in facts["operators"]:
-        kind = operator["kind"] + ("" if operator["weighted"] else ", without weights")
+        kind = operator["kind"] + ("" if operator["parameter"] else ", without weights")
         _row(products, operator["module"] or "(its own forward)", kind, number(operator["flops"]))
     _row(products, "all, forward", "", number(sum(operator["flops"] for operator in facts["operators"])))
     yield products

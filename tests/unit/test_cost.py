@@ -333,7 +333,7 @@ def test_every_model_says_which_stages_it_normalises(name, norm, output_norm):
         for stage in network.stages
         if any(isinstance(layer, BatchNorm | nn.LayerNorm) for layer in network.stage(stage, network.lengths).modules())
     ]
-    assert sorted(network.normalised) == sorted(normalised)
+    assert sorted(map(str, network.normalised)) == sorted(normalised)
     units = sum(network.lengths[stage] for stage in normalised)
     assert cost(wanted, network, 1).flops("normalisation") == NORMALISATION_FLOPS * units * wanted.train.batch
 

@@ -83,11 +83,10 @@ def test_the_papers_network_is_the_default():
     assert network.groups == ("hidden1", "hidden2")
     layers = [type(layer).__name__ for stage in network.build(network.lengths) for layer in stage]
     assert layers == ["Linear", "BatchNorm", "ReLU"] * 2 + ["Linear", "BatchNorm"]
-    assert [name for name, one in network.parameters.items() if one.of_input] == ["hidden1.linear.weight"]
-    assert [name for name, one in network.parameters.items() if one.multiplies] == [
-        "hidden1.linear.weight",
-        "hidden2.linear.weight",
-        "labels.linear.weight",
+    assert [(one.parameter, str(one.shape), one.gradients, one.of_input) for one in network.operators] == [
+        ("hidden1.linear.weight", "1 features hidden1", 1, True),
+        ("hidden2.linear.weight", "1 hidden1 hidden2", 2, False),
+        ("labels.linear.weight", "1 hidden2 labels", 2, False),
     ]
 
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from istmpi.axes import Pattern
 from istmpi.models.inference import infer
-from istmpi.models.operators import operators
 from istmpi.models.own import own_network
 from istmpi.models.proof import Trial
 
@@ -131,21 +130,6 @@ def test_every_wrong_axis_is_caught(name, shape):
 def test_what_cannot_be_dealt_has_a_reason(name, shape, width, problem):
     reasons = {finding.width.name: finding.problem for finding in inferred(name, shape).findings}
     assert reasons[width].startswith(problem)
-
-
-def test_the_products_are_those_of_the_formulas():
-    """Multiply-adds are two FLOPs: convolutions by their positions, attention without weights, dense layers."""
-    by_module = {of.module: of for of in operators(network("Convolutional", IMAGE))}
-    assert {name: of.flops for name, of in by_module.items()} == {
-        "first": 2 * 16 * 16 * 16 * 3 * 9,
-        "second": 2 * 8 * 8 * 32 * 16 * 9,
-        "dense": 2 * 64 * 32 * 16,
-        "last": 2 * 10 * 64,
-    }
-    found = operators(network("Attention", SEQUENCE))
-    alone = [of for of in found if not of.weighted]
-    assert [(of.module, of.kind, of.flops) for of in alone] == [("", "Attention", 2 * 2 * 2 * 10 * 10 * 128)]
-    assert sum(of.flops for of in found if of.module.startswith("qkv")) == 2 * 2 * 10 * 32 * 384
 
 
 def test_what_ranks_hold():

@@ -116,7 +116,7 @@ def test_memory_is_the_owned_rows():
 
 
 def test_slots_have_the_axes_of_their_parameter_and_start_at_zero():
-    parameters = {"w": Parameter(Pattern.parse("a b"), "float64", bound=0.5, centre=1.0, multiplies=1)}
+    parameters = {"w": Parameter(Pattern.parse("a b"), "float64", bound=0.5, centre=1.0)}
     extended = with_slots(parameters, ("exp_avg", "exp_avg_sq"))
     assert list(extended) == ["w", "w/exp_avg", "w/exp_avg_sq"]
     one = ParameterStore(extended, {"a": 4, "b": 3}, ranks=1, rank=0)

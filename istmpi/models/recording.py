@@ -1,0 +1,182 @@
+"""What PyTorch computes in a forward pass, operation by operation: products with their sizes, and normalisations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from istmpi.axes import Pattern
+from istmpi.models.operators import Operator
+
+NORMALISATIONS = {
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "native_layer_norm",
+    "native_group_norm",
+    "_fused_rms_norm",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One product or normalisation of a forward pass."""
+
+    module: str
+    kind: str
+    parameter: str
+    normalises: bool
+    sizes: tuple[int, ...]
+    """Rows, inner and columns of all examples; of a normalisation the numbers that it makes."""
+    axis: int | None = None
+    gradients: int = 0
+    of_input: bool = False
+
+    @property
+    def what(self) -> tuple[object, ...]:
+        """The same in networks that differ in their widths."""
+        return self.module, self.kind, self.parameter, self.normalises, len(self.sizes)
+
+    def operator(self, shape: Pattern, examples: int) -> Operator:
+        """What it is at any widths."""
+        facts = self.module, self.kind, self.parameter, self.axis, self.gradients, self.of_input
+        return Operator(shape, *facts, examples=examples)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Two factors, the second one the weight if one of them is, and the dimension of it that makes the columns."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    dimension: int
+    rows: int
+    inner: int
+    columns: int
+
+
+class Recorder(TorchDispatchMode):
+    """Sees every operation on a network's tensors while it is entered, and keeps records of some."""
+
+    def __init__(self, network: nn.Module, x: torch.Tensor):
+        super().__init__()
+        self.records: list[Record] = []
+        self._parameters = {_storage(parameter): (name, parameter) for name, parameter in network.named_parameters()}
+        self._parameter_of = {key: name for key, (name, _) in self._parameters.items()}
+        self._of_examples = {_storage(x)}
+        self._alive: list[torch.Tensor] = [x]
+        self._modules = [("", type(network).__name__)]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch would import its compiler, for seconds, to keep out of here what nobody compiles."""
+        return False
+
+    @contextmanager
+    def following(self, network: nn.Module) -> Iterator[None]:
+        """Know which module an operation is called in."""
+
+        def entered(name: str) -> Callable[..., None]:
+            return lambda module, _: self._modules.append((name, type(module).__name__))
+
+        hooks = []
+        for name, module in network.named_modules():
+            if name:
+                hooks.append(module.register_forward_pre_hook(entered(name)))
+                hooks.append(module.register_forward_hook(lambda *_: self._modules.pop() and None, always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        made, used = list(_tensors(outputs)), list(_tensors([*args, *(kwargs or {}).values()]))
+        for product in self._products(name, args, made):
+            self.records.append(self._record(product))
+        if name in NORMALISATIONS:
+            self.records.append(Record(*self._modules[-1], "", True, (made[0].numel(),)))
+        self._alive += made
+        of_examples = any(_storage(tensor) in self._of_examples for tensor in used)
+        parameter = next(filter(None, (self._parameter_of.get(_storage(tensor)) for tensor in used)), "")
+        for tensor in made:
+            if of_examples:
+                self._of_examples.add(_storage(tensor))
+            elif parameter:
+                self._parameter_of.setdefault(_storage(tensor), parameter)
+        return outputs
+
+    def _products(self, name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> Iterator[_Product]:
+        if name in ("mm", "bmm", "addmm", "baddbmm"):
+            a, b = args[:2] if name in ("mm", "bmm") else args[1:3]
+            matrices, (rows, inner), columns = prod(a.shape[:-2]), a.shape[-2:], b.shape[-1]
+            if self._is_weight(a) and not self._is_weight(b):
+                yield _Product(b, a, a.ndim - 2, matrices * columns, inner, rows)
+            else:
+                yield _Product(a, b, b.ndim - 1, matrices * rows, inner, columns)
+        elif name == "convolution":
+            x, weight, transposed = args[0], args[1], args[6]
+            kernel = prod(weight.shape[2:])
+            if transposed:
+                positions = len(x) * prod(x.shape[2:])
+                yield _Product(x, weight, 1, positions, weight.shape[0], weight.shape[1] * kernel)
+            else:
+                positions = len(x) * prod(made[0].shape[2:])
+                yield _Product(x, weight, 0, positions, weight.shape[1] * kernel, weight.shape[0])
+        elif name == "_scaled_dot_product_flash_attention_for_cpu":
+            # The scores are never whole in memory: their product is told as one that makes as much as it reads.
+            query, key, value = args[:3]
+            rows, keys = prod(query.shape[:-1]), key.shape[-2]
+            yield _Product(query, key, 0, rows, keys, query.shape[-1])
+            yield _Product(query, value, 0, rows, keys, value.shape[-1])
+        elif name in ("embedding", "_embedding_bag"):
+            table, columns = args[0], args[0].shape[1]
+            yield _Product(args[1], table, 1, made[0].numel() // columns, 0, columns)
+
+    def _record(self, product: _Product) -> Record:
+        factors = [product.x, product.weight]
+        needed = sum(tensor.requires_grad for tensor in factors) if product.inner else 0
+        sizes = product.rows, product.inner, product.columns
+        if not self._is_weight(product.weight):
+            return Record(*self._modules[-1], "", False, sizes, None, needed)
+        name = self._parameter_of.get(_storage(product.weight), "")
+        of_input = bool(product.inner) and not product.x.requires_grad and not self._is_weight(product.x)
+        return Record(*self._modules[-1], name, False, sizes, self._axis(product, name), needed, of_input)
+
+    def _is_weight(self, tensor: torch.Tensor) -> bool:
+        """It does not depend on the examples."""
+        return _storage(tensor) not in self._of_examples
+
+    def _axis(self, product: _Product, name: str) -> int | None:
+        """The axis of a parameter that a dimension of its view, or of what was made of it, runs along."""
+        parameter = next((one for key, one in self._parameters.values() if key == name), None)
+        view, dimension = product.weight, product.dimension
+        if parameter is None or view.numel() != parameter.numel():
+            return None
+        steps = [prod(parameter.shape[axis + 1 :]) for axis in range(parameter.ndim)]
+        largest = max((step for step in steps if step <= view.stride(dimension)), default=None)
+        found = [axis for axis, step in enumerate(steps) if step == largest]
+        # Axes of one position have the step of the next one.
+        return next((axis for axis in found if parameter.shape[axis] == view.shape[dimension]), *found[:1] or [None])
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in the arguments or the outcome of an operation."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """The same number for a tensor and its views, as long as one of them lives; a sparse one is on its own."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)

@@ -1,0 +1,135 @@
+"""The operators of a network of one's own, as a run of it shows them, told for any widths.
+
+The network is built with few units and run on examples under a mode that sees each of PyTorch's operations. Then each
+width is doubled in turn, and the examples: a size that doubles has that width as a factor. The full network must have
+the sizes that follow; where it has not, its own sizes stand for all widths.
+
+Small networks are really run: the meta device, on which nothing would be computed, first imports PyTorch's
+decompositions for some seconds, and the full network is run for other reasons anyway.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from istmpi.axes import Pattern
+from istmpi.errors import ConfigError
+from istmpi.models.inferred import built
+from istmpi.models.operators import Operator
+from istmpi.models.own import OwnNetwork
+from istmpi.models.recording import Record, Recorder
+
+EXAMPLES = 2
+"""In the passes that are watched; batch statistics need two."""
+UNITS = 4
+"""Of each width in the small network, where the constructor takes so few."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a forward pass of a network computes."""
+
+    operators: tuple[Operator, ...]
+    """In the order in which they are first called."""
+    normalised: tuple[Pattern, ...]
+    """Of every normalisation the numbers that it makes for an example."""
+    inexact: tuple[str, ...]
+    """The modules of whose products the sizes are those of the full network, whatever the widths."""
+
+
+def trace(network: OwnNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Traced:
+    """What a network computes, in terms of these widths of it; ConfigError where it cannot be run.
+
+    ``full``: the network itself, where it has been built already.
+    """
+    of_full = _record(network, full or built(network), EXAMPLES)
+    small = _Family.of(network, {name: min(UNITS, length) for name, length in lengths.items()}, of_full)
+    small = small or _Family.of(network, lengths, of_full)
+    operators: Counter[Operator] = Counter()
+    normalised, inexact = [], []
+    for place, record in enumerate(of_full):
+        read = small.read(place, record.sizes, lengths) if small else None
+        if read is None:
+            inexact.append(record.module)
+            scaled = record.sizes[0] % EXAMPLES == 0
+            read = " ".join(map(str, (record.sizes[0] // EXAMPLES**scaled, *record.sizes[1:]))), int(scaled)
+        text, examples = read
+        if record.normalises:
+            normalised.append(Pattern.parse(text))
+        else:
+            operators[record.operator(Pattern.parse(text), examples)] += 1
+    merged = tuple(replace(operator, calls=calls) for operator, calls in operators.items())
+    return Traced(merged, tuple(normalised), tuple(dict.fromkeys(inexact)))
+
+
+@dataclass(frozen=True)
+class _Family:
+    """A network at some lengths, and with one thing doubled."""
+
+    lengths: Mapping[str, int]
+    records: Sequence[Record]
+    doubled: Mapping[str, Sequence[Record]]
+    """By the width that is doubled; the examples have no name."""
+
+    @staticmethod
+    def of(network: OwnNetwork, lengths: Mapping[str, int], expected: Sequence[Record]) -> _Family | None:
+        """The family at these lengths; None where a member cannot be built and run, or computes other things."""
+        try:
+            small = built(network, lengths)
+            records = _record(network, small, EXAMPLES)
+            doubled = {"": _record(network, small, 2 * EXAMPLES)}
+            for name, length in lengths.items():
+                doubled[name] = _record(network, built(network, {**lengths, name: 2 * length}), EXAMPLES)
+        except ConfigError:
+            return None
+        wanted = [record.what for record in expected]
+        alike = all([record.what for record in one] == wanted for one in (records, *doubled.values()))
+        return _Family(lengths, records, doubled) if alike else None
+
+    def read(self, place: int, expected: Sequence[int], full: Mapping[str, int]) -> tuple[str, int] | None:
+        """The sizes of a record as axes, and the power of the examples that they have in all.
+
+        None where a size is no product of widths, or not as expected at full lengths.
+        """
+        axes, examples = [], 0
+        for slot, wanted in enumerate(expected):
+            size = self.records[place].sizes[slot]
+            powers = {name: _power(records[place].sizes[slot], size) for name, records in self.doubled.items()}
+            if None in powers.values():
+                return None
+            batch = powers.pop("")
+            factor, of_full = EXAMPLES**batch, EXAMPLES**batch
+            for name, power in powers.items():
+                factor, of_full = factor * self.lengths[name] ** power, of_full * full[name] ** power
+            literal, rest = divmod(size, factor)
+            if rest or literal * of_full != wanted:
+                return None
+            examples += batch
+            names = [name for name, power in powers.items() for _ in range(power)]
+            factors = [str(literal)] * (literal != 1 or not names) + names
+            axes.append(factors[0] if len(factors) == 1 else f"({' '.join(factors)})")
+        return " ".join(axes), examples
+
+
+def _power(doubled: int, size: int) -> int | None:
+    """Of two by which a size has grown; None where it has not grown by one."""
+    ratio = doubled // size if size and doubled % size == 0 else int(doubled == size)
+    return ratio.bit_length() - 1 if ratio and ratio & (ratio - 1) == 0 else None
+
+
+def _record(network: OwnNetwork, module: nn.Module, examples: int) -> list[Record]:
+    """The records of a forward pass of a built network, as in training."""
+    x = network.examples(examples, torch.get_default_dtype())
+    recorder, fused = Recorder(module, x), torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # else a recurrent layer is one operation, of which nothing is seen
+    try:
+        with torch.random.fork_rng(devices=[]), recorder.following(module), recorder:
+            network.forward(module.train(), x, gradients=True)
+    finally:
+        torch.backends.mkldnn.enabled = fused
+    return recorder.records

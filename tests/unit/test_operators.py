@@ -1,0 +1,176 @@
+"""The operators of networks of one's own: what torch's own counter counts, at any widths, forward and backward."""
+
+from pathlib import Path
+
+import networks
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from istmpi.models.inference import infer
+from istmpi.models.inferred import built
+from istmpi.models.own import own_network
+from istmpi.models.tracing import trace
+
+FILE = Path(networks.__file__)
+EXAMPLE = FILE.parents[1] / "examples" / "convnet.py"
+IMAGE, SEQUENCE, FLAT = (3, 16, 16), (10, 6), (7,)
+NETWORKS = {
+    f"{EXAMPLE}:ConvNet": IMAGE,
+    f"{FILE}:Convolutional": IMAGE,
+    f"{FILE}:Attention": SEQUENCE,
+    f"{FILE}:Multihead": SEQUENCE,
+    f"{FILE}:Interleaved": FLAT,
+    f"{FILE}:Tokens": FLAT,
+    f"{FILE}:Shaken": FLAT,
+    f"{FILE}:Steps": FLAT,
+    f"{FILE}:Fixed": FLAT,
+}
+BATCH = 6
+
+
+def traced(name, shape, **arguments):
+    own = own_network(name, shape, 10, arguments)
+    inferred = infer(own)
+    return own, inferred, trace(own, inferred.lengths)
+
+
+def predicted(operators, lengths, batch=BATCH):
+    """FLOPs of a forward and of a backward pass."""
+    of_each = [(2 * operator.multiply_adds(lengths, batch), operator.gradients) for operator in operators]
+    return sum(flops for flops, _ in of_each), sum(flops * gradients for flops, gradients in of_each)
+
+
+def counted(own, lengths, batch=BATCH):
+    """The same by torch's counter, which knows no fused attention and no fused recurrent layers of the CPU's."""
+    network = built(own, lengths).train()
+    x = own.examples(batch, torch.float32)
+    torch.backends.mkldnn.enabled = False
+    try:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            outputs = network(x)
+            forward = counter.get_total_flops()
+            outputs.square().mean().backward()
+    finally:
+        torch.backends.mkldnn.enabled = True
+    return forward, counter.get_total_flops() - forward
+
+
+def narrow(lengths, parts):
+    return {name: -(-length // parts) for name, length in lengths.items()}
+
+
+@pytest.mark.parametrize("name", NETWORKS, ids=lambda name: name.rpartition(":")[2])
+def test_flops_are_those_that_pytorch_counts(name):
+    own, inferred, found = traced(name, NETWORKS[name])
+    assert found.inexact == ()
+    for parts in (1, 2, 3):
+        lengths = narrow(inferred.lengths, parts)
+        if name.endswith("Steps") and parts == 3:
+            continue
+        assert predicted(found.operators, lengths) == counted(own, lengths), parts
+
+
+KINDS = ["linear", "conv", "transposed", "gated", "attention", "batch", "normal", "recurrent"]
+
+
+@settings(max_examples=8)
+@given(layers=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(5, 12)), min_size=1, max_size=3), data=st.data())
+def test_flops_of_any_chain_of_layers_are_those_that_pytorch_counts(layers, data):
+    kinds, widths = ([*one] for one in zip(*layers))
+    own, inferred, found = traced(f"{FILE}:Drawn", SEQUENCE, kinds=kinds, widths=widths)
+    assert found.inexact == ()
+    lengths = {name: data.draw(st.integers(1, 9), name) for name in inferred.lengths}
+    assert predicted(found.operators, lengths) == counted(own, lengths)
+    assert predicted(found.operators, inferred.lengths) == counted(own, inferred.lengths)
+
+
+class Apart(nn.Module):
+    """A convolution of groups as one convolution for each group."""
+
+    def __init__(self, conv):
+        super().__init__()
+        inputs, outputs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
+        settings = {"padding": conv.padding, "stride": conv.stride}
+        self.parts = nn.ModuleList(nn.Conv2d(inputs, outputs, conv.kernel_size, **settings) for _ in range(conv.groups))
+
+    def forward(self, x):
+        return torch.cat([part(piece) for part, piece in zip(self.parts, x.chunk(len(self.parts), 1))], 1)
+
+
+@pytest.mark.parametrize("lengths", [{"groups": 6, "channels": 8}, {"groups": 2, "channels": 3}])
+def test_convolutions_of_groups_cost_what_their_groups_cost_apart(lengths, monkeypatch):
+    """torch counts the gradient of such a weight as if there were no groups."""
+    own, inferred, found = traced(f"{FILE}:Grouping", IMAGE)
+    assert inferred.lengths == {"groups": 6, "channels": 8}
+    build = own.kind
+
+    def apart(*arguments, **settings):
+        network = build(*arguments, **settings)
+        network.groups, network.alone = Apart(network.groups), Apart(network.alone)
+        return network
+
+    expected = counted(own, lengths)
+    object.__setattr__(own, "kind", apart)
+    forward, backward = counted(own, lengths)
+    assert predicted(found.operators, lengths) == (forward, backward)
+    assert expected[0] == forward and expected[1] > backward
+
+
+def test_the_products_are_those_of_the_formulas():
+    """Multiply-adds: convolutions by their positions, dense layers, attention without weights, look-ups for nothing."""
+    _, _, found = traced(f"{FILE}:Convolutional", IMAGE)
+    assert [(of.module, of.kind, of.parameter, str(of.shape), of.gradients, of.of_input) for of in found.operators] == [
+        ("first", "Conv2d", "first.weight", "256 27 channels1", 1, True),
+        ("second", "Conv2d", "second.weight", "64 (9 channels1) channels2", 2, False),
+        ("dense", "Linear", "dense.weight", "1 (16 channels2) hidden", 2, False),
+        ("last", "Linear", "last.weight", "1 hidden 10", 2, False),
+    ]
+    assert list(map(str, found.normalised)) == ["(256 channels1)"]
+    _, inferred, found = traced(f"{FILE}:Attention", SEQUENCE)
+    alone = [of for of in found.operators if not of.parameter]
+    assert [(of.module, of.kind, str(of.shape), of.calls) for of in alone] == [
+        ("", "Attention", "(10 heads) 10 head_dim", 4)
+    ]
+    assert 2 * alone[0].multiply_adds(inferred.lengths) == 2 * 2 * 2 * 10 * 10 * 128
+    _, _, found = traced(f"{FILE}:Tokens", FLAT)
+    by_weight = {of.parameter: of for of in reversed(found.operators)}
+    assert by_weight["bag.weight"].multiply_adds({"embed": 5}) == 0
+    assert by_weight["bag.weight"].outputs({"embed": 5}, 4) == 4 * 5
+    together = next(of for of in found.operators if of.examples == 0)
+    assert (str(together.shape), together.parameter) == ("embed rank hidden", "b")
+
+
+@pytest.mark.parametrize(
+    "name, axes",
+    [
+        ("Convolutional", {"first.weight": 0, "second.weight": 0, "dense.weight": 0, "last.weight": 0}),
+        ("Grouping", {"first.weight": 0, "groups.weight": 0, "up.weight": 1, "alone.weight": 0, "last.weight": 0}),
+        ("Tokens", {"table.weight": 0, "bag.weight": 1, "inner.weight": 0, "b": 1, "a": None, "last.weight": 0}),
+        ("Multihead", {"first.weight": 0, "attention.in_proj_weight": 0, "attention.out_proj.weight": 0}),
+    ],
+)
+def test_the_axis_that_is_the_layers_output_is_known(name, axes):
+    _, _, found = traced(f"{FILE}:{name}", NETWORKS.get(f"{FILE}:{name}", IMAGE))
+    of_each = {operator.parameter: operator.axis for operator in found.operators if operator.parameter}
+    assert {parameter: of_each[parameter] for parameter in axes} == axes
+
+
+def test_what_is_no_product_of_widths_is_told_as_in_the_full_network():
+    own, inferred, found = traced(f"{FILE}:Added", SEQUENCE)
+    assert inferred.groups == ("wide", "hidden") and found.inexact == ("",)
+    assert [str(of.shape) for of in found.operators if not of.parameter] == ["10 20 10", "10 10 6"]
+    assert predicted(found.operators, inferred.lengths) == counted(own, inferred.lengths)
+
+
+def test_the_counter_of_torch_is_not_the_one_that_is_tested():
+    """A convolution's multiply-adds, counted by hand."""
+    x = torch.randn(2, 3, 5, 7)
+    with FlopCounterMode(display=False) as counter:
+        functional.conv2d(x, torch.randn(4, 3, 3, 3))
+    assert counter.get_total_flops() == 2 * 2 * (3 * 5) * 4 * 3 * 9
