@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from istmpi.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.own import OwnNetwork, Width
-from istmpi.models.proof import Place, Reading, Trial
+from istmpi.models.proof import Place, Reading, Trial, one_thread
 
 READINGS = 512
 """Most readings of one width that are tried."""
@@ -88,10 +88,11 @@ def infer(network: OwnNetwork) -> Inferred:
     doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
     moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
     candidates = {}
-    for name, width in network.widths.items():
-        candidates[name] = (
-            _proved(network, width, moving) if name in moving else [Finding(width, problem=doubled[name])]
-        )
+    with one_thread():
+        for name, width in network.widths.items():
+            candidates[name] = (
+                _proved(network, width, moving) if name in moving else [Finding(width, problem=doubled[name])]
+            )
     findings = _agreeing(candidates, shapes)
     return Inferred({name: _pattern(name, shape, findings) for name, shape in shapes.items()}, tuple(findings))
 

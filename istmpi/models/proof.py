@@ -8,7 +8,8 @@ unless something spans them: a normalisation, or a scale by their number.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -156,6 +157,17 @@ class Trial:
         """How late a module is run."""
         names = list(self._outputs_of)
         return names.index(module) if module in names else len(names) if module else -1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes with one thread: of small networks more only wait for each other, long on shared cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _never_on_an_axis_with(width: str, moving: Mapping[str, Mapping[Place, int]]) -> list[str]:

@@ -22,6 +22,7 @@ from istmpi.errors import ConfigError
 from istmpi.models.inferred import built
 from istmpi.models.operators import Operator
 from istmpi.models.own import OwnNetwork
+from istmpi.models.proof import one_thread
 from istmpi.models.recording import Record, Recorder
 
 EXAMPLES = 2
@@ -48,7 +49,8 @@ def trace(network: OwnNetwork, lengths: Mapping[str, int], full: nn.Module | Non
     ``full``: the network itself, where it has been built already.
     """
     of_full = _record(network, full or built(network), EXAMPLES)
-    small = _Family.of(network, {name: min(UNITS, length) for name, length in lengths.items()}, of_full)
+    with one_thread():
+        small = _Family.of(network, {name: min(UNITS, length) for name, length in lengths.items()}, of_full)
     small = small or _Family.of(network, lengths, of_full)
     operators: Counter[Operator] = Counter()
     normalised, inexact = [], []
