@@ -6,6 +6,7 @@ Lines are fitted so that relative errors are small, for short and long messages 
 
 import time
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from istmpi.cost.collectives import PULL, PUSH
 from istmpi.cost.counts import PartCost
 from istmpi.cost.holdings import Holdings
 from istmpi.devices import choose_device, choose_threads
+from istmpi.errors import ConfigError
 from istmpi.layout import Owners, part_shape
 from istmpi.methods.base import Partial
 from istmpi.models.architecture import Architecture
@@ -38,6 +40,10 @@ MOST_INNER = 1000
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 """Of a rank, to all others together."""
 TRANSFER_WIDTHS = (256, 768, 1536)
+MOST_SHAPES = 24
+"""Of products that are timed."""
+MOST_ELEMENTS = 2**24
+"""Of a factor of one: a convolution, told as a product, has a row for each position of each example."""
 _NOISE = 0.1
 """Where what is known accounts for all the time, the rest is taken to be this part: fits need positive numbers."""
 
@@ -248,21 +254,34 @@ def _products(
 
 
 def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int, int, int]]:
-    """Batch, inputs and outputs of a run's products."""
+    """Rows, inputs and outputs of a run's products, of those with most FLOPs; long ones with fewer rows."""
     found = []
     for part in _subnets(run, architecture, ranks):
         for operator in architecture.operators:
             rows, inputs, outputs = map(int, operator.shape.shape(part.part.lengths))
-            found.append((rows * run.train.batch**operator.examples, inputs, outputs))
-    return list(dict.fromkeys(found))
+            rows *= run.train.batch**operator.examples
+            if inputs:  # else it looks up
+                found.append((min(rows, max(MOST_ELEMENTS // max(inputs, outputs), 1)), inputs, outputs))
+    largest = sorted(dict.fromkeys(found), key=prod)[-MOST_SHAPES:]
+    return [shape for shape in dict.fromkeys(found) if shape in largest]
 
 
 def _subnets(run: Run, architecture: Architecture, ranks: int) -> list[PartCost]:
-    """The networks to measure: the whole one, and the largest subnets at P/2, P and 2P, as far as there are units."""
+    """The networks to measure: the whole one, and the largest subnets at P/2, P and 2P, as far as they can be built."""
     plain = run.override({"method.name": "ist", "method.partition": architecture.groups, "method.shares": None})
     most = min((architecture.lengths[name] for name in architecture.groups), default=1)
     counts = sorted({1, max(ranks // 2, 1), ranks, 2 * ranks})
-    return [cost(plain, architecture, count).largest for count in counts if count <= most]
+    parts = [cost(plain, architecture, count).largest for count in counts if count <= most]
+    return [part for part in parts if _usable(architecture, part)]
+
+
+def _usable(architecture: Architecture, part: PartCost) -> bool:
+    """Whether the constructor of a network of one's own takes these widths."""
+    try:
+        architecture.require_usable(part.part.lengths)
+    except ConfigError:
+        return False
+    return True
 
 
 def _finish(device: torch.device) -> None:

@@ -1,11 +1,20 @@
 """The network of a run, the same on every rank: one of the user's own is looked at on rank 0, and its table sent."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from istmpi.comm import Communicator
 from istmpi.config import OwnModel, Run
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
+
+if TYPE_CHECKING:
+    from istmpi.models.inferred import InferredNetwork
+    from istmpi.models.own import OwnNetwork
+    from istmpi.models.table import Table
 
 
 def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
@@ -16,12 +25,10 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
     if not isinstance(run.model, OwnModel):
         with communicator.agreed():
             return architecture(data.features, data.outputs, data.task, run.model)
-    from istmpi.models.inferred import InferredNetwork
-    from istmpi.models.own import own_network
     from istmpi.models.table import Table
 
     with communicator.agreed():
-        own = own_network(run.model.name, tuple(data.shape), data.outputs, run.model.arguments)
+        own = _own(run, data)
     tree = None
     with communicator.agreed():
         try:
@@ -33,16 +40,36 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
             communicator.meet()  # the others leave it their cores meanwhile
     tree = communicator.from_first(tree)
     with communicator.agreed():
-        table = Table.from_tree(tree)
-        network = InferredNetwork(run.model.name, table, run.model.dtype, own)
-        if not network.has_its_source:
-            raise ConfigError(
-                f"{run.model.name}: its file is another one here than on rank 0. Give all ranks the same file."
-            )
-        if network.batch_norms and run.train.batch < 2:
-            raise ConfigError(
-                f"train.batch = 1 with the batch normalisation {next(iter(network.batch_norms))} of {run.model.name}: "
-                f"batch statistics need at least 2 examples."
-            )
-        network.require_usable(network.lengths)
+        return _ready(run, Table.from_tree(tree), own)
+
+
+def planned_network(run: Run, data: Dataset) -> InferredNetwork:
+    """The network of one's own of a run for these data, found in this process alone; ConfigError as in training."""
+    from istmpi.models.examination import examine
+
+    own = _own(run, data)
+    return _ready(run, examine(own), own)
+
+
+def _own(run: Run, data: Dataset) -> OwnNetwork:
+    from istmpi.models.own import own_network
+
+    return own_network(run.model.name, tuple(data.shape), data.outputs, run.model.arguments)
+
+
+def _ready(run: Run, table: Table, own: OwnNetwork) -> InferredNetwork:
+    """The network of a table and its code, that can be trained as the run says."""
+    from istmpi.models.inferred import InferredNetwork
+
+    network = InferredNetwork(run.model.name, table, run.model.dtype, own)
+    if not network.has_its_source:
+        raise ConfigError(
+            f"{run.model.name}: its file is another one here than on rank 0. Give all ranks the same file."
+        )
+    if network.batch_norms and run.train.batch < 2:
+        raise ConfigError(
+            f"train.batch = 1 with the batch normalisation {next(iter(network.batch_norms))} of {run.model.name}: "
+            f"batch statistics need at least 2 examples."
+        )
+    network.require_usable(network.lengths)
     return network

@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from istmpi.cli import quantities
 from istmpi.cli.networks import described
-from istmpi.cli.settings import changes, planning
-from istmpi.config import Run
+from istmpi.cli.settings import changes, planning, resolve
+from istmpi.config import Run, is_own
 from istmpi.cost import COSTS, RIVALS
 from istmpi.cost import survey as costs
 from istmpi.cost.advice import advise
@@ -73,13 +73,13 @@ def command(
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")
     cluster = _cluster(given)
-    scenario = _scenario(run, changes(assignments, given), layers, examples, cluster)
+    scenario = _scenario(run, assignments, given, layers, examples, cluster)
     console = Console(highlight=False, soft_wrap=True)
     if advice:
         for line in advise(scenario, most_ranks):
             console.print(escape(line))
         return
-    methods = _methods(compare, scenario.run.method.name)
+    methods = _methods(compare, scenario)
     counts = _ranks(ranks, scenario)
     rows = costs.survey(scenario, methods, counts)
     if not rows:
@@ -126,27 +126,41 @@ def _named(given: dict[str, str | None]) -> list[str]:
 
 
 def _scenario(
-    name: str | None, changed: dict[str, object], layers: str | None, examples: int | None, cluster: Cluster
+    name: str | None,
+    assignments: tuple[str, ...],
+    given: dict[str, str | None],
+    layers: str | None,
+    examples: int | None,
+    cluster: Cluster,
 ) -> Scenario:
     """What is to be reckoned."""
-    if name is None:
+    shape = None
+    paper = name is None and not is_own(given["model"])
+    if paper:
+        changed = changes(assignments, given)
         run = Run(name="Figure 2 of the paper").override({**costs.FIGURE_2, **changed})
-        shape = None if "data.source" in changed else (costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS)
+        if "data.source" not in changed:
+            shape = costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS
     else:
-        run, shape = Run.load(name).override(changed), None
+        run = resolve(name or "digits", assignments, given)
     found = described(run, layers, shape)
     examples = examples or found.examples or EXAMPLES
-    return Scenario(found.run, found.architecture, cluster, examples, shared_batch=name is None)
+    return Scenario(found.run, found.architecture, cluster, examples, shared_batch=paper)
 
 
-def _methods(compare: str | None, own: str) -> list[str]:
-    known = [*RIVALS, *COSTS]
-    if compare == "all":
-        return known
-    methods = list(compare.split(",")) if compare is not None else [*COMPARED, *([own] if own not in COMPARED else [])]
-    for method in methods:
+def _methods(compare: str | None, scenario: Scenario) -> list[str]:
+    """What to compare: of what was not named only methods for which the network has something to deal out."""
+    own = scenario.run.method.name
+    named = [own] if compare in (None, "all") else compare.split(",")
+    for method in named:
         method_cost(method)  # refuses one that has no cost
-    return list(dict.fromkeys(methods))
+        if not scenario.can(method):
+            scenario.architecture.require_dealable(())
+    if compare is None:
+        named = [*COMPARED, *([own] if own not in COMPARED else [])]
+    elif compare == "all":
+        named = [*RIVALS, *COSTS]
+    return [method for method in dict.fromkeys(named) if scenario.can(method)]
 
 
 def _ranks(text: str | None, scenario: Scenario) -> list[int]:
@@ -196,8 +210,10 @@ def _remarks(scenario: Scenario, methods: list[str], counts: list[int]) -> list[
     if most > 1 and len(scenario.cluster.flops) == 1 and scenario.run.method.shares is None:
         lines += [_overtakes(scenario, own, rival, most) for rival in methods if rival != own]
     lines += _ends(scenario, methods, most)
-    if scenario.cluster.memory:
+    if scenario.cluster.memory and scenario.architecture.groups:
         lines += _fits(scenario, methods, most)
+    if scenario.architecture.inexact:
+        lines.append(tables.inexact(scenario.architecture))
     return lines
 
 
@@ -230,7 +246,9 @@ def _fits(scenario: Scenario, methods: list[str], most: int) -> list[str]:
         if not _reaches(scenario, method, most):
             continue
         lengths = costs.widest(scenario, method, most, scenario.cluster.memory)
-        shown = "no network" if lengths is None else "-".join(map(str, lengths.values()))
+        shown = "no network"
+        if lengths is not None:
+            shown = costs.resized(scenario.architecture, lengths).outline.removeprefix("with ")
         lines.append(f"Largest that fits {size(scenario.cluster.memory)} a rank at P = {most} with {method}: {shown}.")
     return lines
 

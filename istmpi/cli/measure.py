@@ -23,11 +23,13 @@ def command(run: str, assignments: tuple[str, ...], layers: str | None, out: str
 
     communicator = comm.world()
     with communicator.agreed():
-        from istmpi.cli.networks import described
+        from istmpi.cli.networks import described_on_all_ranks, require_dealable
         from istmpi.cost import cost
 
-        found = described(resolve(run, assignments, given), layers)
-        cost(found.run, found.architecture, communicator.size)  # refuses a deal that cannot be made
+        resolved = resolve(run, assignments, given)
+    found = described_on_all_ranks(resolved, layers, communicator)
+    with communicator.agreed():
+        require_dealable(found.run, found.architecture, cost(found.run, found.architecture, communicator.size))
 
     from istmpi.measure import measure
 

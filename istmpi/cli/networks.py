@@ -1,12 +1,20 @@
 """From a run to its network, without reading data where the command line tells what they would."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from istmpi.cli import quantities
 from istmpi.config import Run, is_own
+from istmpi.cost import Cost
 from istmpi.errors import ConfigError
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
+
+if TYPE_CHECKING:
+    from istmpi.comm import Communicator
+    from istmpi.data.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -21,13 +29,16 @@ class Described:
 
 
 def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None) -> Described:
-    """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data."""
-    if is_own(run.model.name):
-        raise ConfigError(
-            f"model.name = {run.model.name}: what a network of your own costs cannot be planned yet, only what an mlp "
-            f"does. istmpi model {run.model.name} tells its parameters, istmpi train trains it."
-        )
+    """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data.
+
+    The code of a network of one's own is run, for the shape of its data.
+    """
     run = run.with_implied()
+    if is_own(run.model.name):
+        from istmpi.network import planned_network
+
+        data = _data_of_own(run, layers)
+        return Described(run, planned_network(run, data), data.features, len(data.train))
     task, examples = "classification", None
     if layers is not None:
         features, *hidden, labels = quantities.widths("--layers", layers)
@@ -38,3 +49,35 @@ def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None
         data = open_dataset(run.data.source, 0)
         shape, task, examples = (data.features, data.outputs), data.task, len(data.train)
     return Described(run, architecture(*shape, task, run.model), shape[0], examples)
+
+
+def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
+    """The same on every rank; the code of a network of one's own is looked at on rank 0. Collective."""
+    with communicator.agreed():
+        if not is_own(run.model.name):
+            return described(run, layers)
+        run = run.with_implied()
+        data = _data_of_own(run, layers)
+    from istmpi.network import network_of
+
+    return Described(run, network_of(run, data, communicator), data.features, len(data.train))
+
+
+def _data_of_own(run: Run, layers: str | None) -> Dataset:
+    """The data that a network of one's own is for."""
+    from istmpi.data.sources import open_dataset
+
+    if layers is not None:
+        raise ConfigError(
+            f"--layers {layers} with {run.model.name}: it says the widths of an mlp. Give --data, and the widths of a "
+            f"network of your own by --set model.ARGUMENT=VALUE."
+        )
+    return open_dataset(run.data.source, 0)
+
+
+def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:
+    """Refuse, with a ConfigError, a deal that training would refuse, or subnets that the network's code does."""
+    if cost.kind.deals and run.method.partition != ():
+        network.require_dealable(cost.groups)
+    for part in cost.parts:
+        network.require_usable(part.part.lengths)

@@ -1,8 +1,11 @@
-"""``istmpi train --dry-run``: what a run would hold, compute and send, without MPI, torch or training."""
+"""``istmpi train --dry-run``: what a run would hold, compute and send, without MPI or training.
+
+Torch is needed for a network of one's own alone, whose code is run.
+"""
 
 from rich.console import Console
 
-from istmpi.cli.networks import described
+from istmpi.cli.networks import described, require_dealable
 from istmpi.config import Run
 from istmpi.cost import cost, phase_costs
 from istmpi.report import tables
@@ -13,5 +16,7 @@ def show(run: Run, ranks: int) -> None:
     found = described(run, None)
     run, network = found.run, found.architecture
     costs = phase_costs(run, network, ranks, found.examples)
+    for phase, _ in costs:
+        require_dealable(run, network, phase)
     alone = cost(run.override({"method.shares": None}), network, 1)
     tables.plan(Console(highlight=False), run, network, costs, alone)

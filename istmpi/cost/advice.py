@@ -58,7 +58,8 @@ def advise(scenario: Scenario, most_ranks: int) -> list[str]:
 def _candidates(scenario: Scenario) -> list[str]:
     """The methods to choose from, the most faithful first; the run's own at the end if it is none of them."""
     own = scenario.run.method.name
-    return [*FAITHFUL, *([own] if own not in FAITHFUL and own in COSTS else [])]
+    names = [*FAITHFUL, *([own] if own not in FAITHFUL and own in COSTS else [])]
+    return list(filter(scenario.can, names))
 
 
 def _best(scenario: Scenario, method: str, counts: Sequence[int], alone: float) -> Choice | None:

@@ -115,6 +115,11 @@ class MethodCost:
     """Each batch passes forward through the networks of all other ranks, too."""
 
     @property
+    def deals(self) -> bool:
+        """Unit groups are dealt out, if the network has any."""
+        return self.groups is not _nothing
+
+    @property
     def in_passes(self) -> bool:
         """A round is so many passes over the data, not method.local_steps."""
         return self.steps is _passes

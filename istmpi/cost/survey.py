@@ -45,6 +45,11 @@ class Scenario:
         cluster = replace(self.cluster, flops=(max(self.cluster.flops),))
         return self.examples / float(one.local_steps * one.examples_per_step) * round_time(one, cluster).compute
 
+    def can(self, method: str) -> bool:
+        """Whether a method can be used: one that deals needs something to deal out, unless the run says nothing."""
+        kind, partition = method_cost(method), self.run.method.partition
+        return not kind.deals or partition == () or bool(kind.groups(self.run, self.architecture))
+
     def most_ranks(self, method: str) -> int | None:
         """The most ranks that a method's deal can serve; None where nothing is dealt."""
         groups = method_cost(method).groups(self.run, self.architecture)
@@ -65,6 +70,13 @@ def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> 
         for count in ranks
         if count <= (scenario.most_ranks(method) or count)
     ]
+
+
+def resized(architecture: Architecture, lengths: dict[str, int]) -> Architecture:
+    """An architecture at other full lengths, as far as its cost goes."""
+    other = copy(architecture)
+    other.lengths = lengths
+    return other
 
 
 def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
@@ -159,9 +171,12 @@ def _first(holds: Callable[[int], bool], least: int, most: int) -> int | None:
 def widest(scenario: Scenario, method: str, ranks: int, memory: float) -> dict[str, int] | None:
     """The lengths of the largest network, all dealt widths scaled alike, with which no rank needs more than ``memory``.
 
-    None where not even a unit for each rank fits. Activations count, the process with its libraries does not.
+    None where not even a unit for each rank fits, or no width can be scaled. Activations count, the process with its
+    libraries does not.
     """
     full, groups = scenario.architecture.lengths, scenario.architecture.groups
+    if not groups:
+        return None
     needed = ranks if scenario.most_ranks(method) else 1
 
     def scaled(thousandths: int) -> dict[str, int]:
@@ -174,9 +189,8 @@ def widest(scenario: Scenario, method: str, ranks: int, memory: float) -> dict[s
         lengths = scaled(thousandths)
         if not deals(lengths):
             return True  # too narrow for the ranks: wider ones decide
-        resized = copy(scenario.architecture)
-        resized.lengths = lengths
-        return cost(scenario.run, resized, ranks, method, scenario.shared_batch).largest.memory.total <= memory
+        other = resized(scenario.architecture, lengths)
+        return cost(scenario.run, other, ranks, method, scenario.shared_batch).largest.memory.total <= memory
 
     low, high = 0, 1
     while fits(high):

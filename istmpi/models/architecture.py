@@ -40,7 +40,8 @@ class Architecture(ABC):
     ``lengths``: the full length of every axis. ``parameters``: every parameter by its name in the built network.
     ``groups``: the unit groups that may be dealt out. ``batch_norms``: what normalises over the batch, by the name that
     its calibrated moments are saved under. ``operators``: every product of a forward pass. ``normalised``: the axes of
-    what each normalisation of any kind makes for an example. ``sums``: the modules whose product adds up what the units
+    what each normalisation of any kind makes for an example. ``inexact``: the modules whose operators are told as large
+    as in the full network, whatever the lengths. ``sums``: the modules whose product adds up what the units
     of some groups contribute, with no batch normalisation directly behind it, and these groups. ``stochastic``:
     training draws random numbers (dropout).
     """
@@ -51,6 +52,7 @@ class Architecture(ABC):
     batch_norms: Mapping[str, BatchNormalisation]
     operators: tuple[Operator, ...]
     normalised: tuple[Pattern, ...] = ()
+    inexact: tuple[str, ...] = ()
     sums: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     stochastic: bool
 

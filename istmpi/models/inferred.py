@@ -37,6 +37,7 @@ class InferredNetwork(Architecture):
         self.stochastic = table.stochastic
         self.operators = table.operators
         self.normalised = tuple(map(Pattern.parse, table.normalised))
+        self.inexact = table.inexact
 
     def with_code(self, network: OwnNetwork) -> InferredNetwork:
         """The same network, that can be built; ConfigError where this code makes another one."""

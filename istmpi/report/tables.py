@@ -57,6 +57,14 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
             f"{size(phase.sent_bytes(first, rounds))} sent by all ranks"
         )
         first += rounds
+    if network.inexact:
+        console.print(escape(inexact(network)))
+
+
+def inexact(network: Architecture) -> str:
+    """What to know of FLOPs that are told too large."""
+    modules = ", ".join(module or "its own forward" for module in network.inexact)
+    return f"FLOPs of subnets are less than said: those of {modules} are told as in the full network."
 
 
 def _speed(row: Row) -> str:

@@ -142,13 +142,6 @@ def test_the_example_is_dealt_out_in_all_of_its_widths():
     assert table.sums == {"dense": ("channels2",), "outputs": ("hidden",)}
 
 
-@pytest.mark.parametrize("arguments", [["train", "--dry-run"], ["costmodel", "digits"], ["measure"]])
-def test_what_is_not_possible_yet_is_one_line(arguments, istmpi_command):
-    code, _, said = istmpi_command(*arguments, "--model", f"{EXAMPLE}:ConvNet")
-    assert code == 2 and said.count("\n") == 1
-    assert "what a network of your own costs cannot be planned yet" in said
-
-
 @pytest.mark.parametrize("verb", [["evaluate"], ["predict"], ["export", "--to", "torch"]])
 def test_a_class_goes_with_checkpoints_of_own_networks_alone(verb, istmpi_command, checkpoints):
     path = checkpoints / "batch.h5"

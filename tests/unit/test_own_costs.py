@@ -1,0 +1,163 @@
+"""What a network of one's own costs: as the built-in one where they are the same, and without torch from its table."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import networks
+import pytest
+from patience import patience
+
+from istmpi.config import Run
+from istmpi.cost import COSTS, RIVALS, cost, round_bytes
+from istmpi.data.sources import open_dataset
+from istmpi.models.mlp import MLP
+from istmpi.network import planned_network
+
+FILE = Path(networks.__file__)
+EXAMPLE = FILE.parents[1] / "examples" / "convnet.py"
+
+
+def run(name, **settings):
+    return Run().override({"model.name": name} | {key.replace("__", "."): value for key, value in settings.items()})
+
+
+def planned(name, **settings):
+    wanted = run(name, **settings)
+    return wanted, planned_network(wanted, open_dataset("digits"))
+
+
+@pytest.fixture(scope="module")
+def example():
+    return planned(f"{EXAMPLE}:ConvNet")
+
+
+@pytest.mark.parametrize("norm, bias", [("batch", False), ("layer", True), ("none", True)])
+def test_an_mlp_of_ones_own_costs_what_the_built_in_one_does(norm, bias):
+    wanted, own = planned(f"{FILE}:Plain", model__norm=norm, model__bias=bias, model__output_norm=norm == "batch")
+    network = MLP(64, (13, 11), 10, norm=norm, bias=bias, output_norm=norm == "batch")
+    assert list(own.parameters) == list(network.parameters)
+    for method in (*COSTS, *RIVALS):
+        for ranks in (1, 2, 3):
+            one, other = (cost(wanted, of, ranks, method) for of in (own, network))
+            assert one.loads == other.loads and one.start_bytes == other.start_bytes
+            for mine, its in zip(one.parts, other.parts, strict=True):
+                assert (mine.flops, mine.memory, mine.touched) == (its.flops, its.memory, its.touched)
+            if method in COSTS:
+                named = wanted.override({"method.name": method})
+                assert round_bytes(named, own, ranks, 1) == round_bytes(named, network, ranks, 1)
+
+
+def test_all_that_a_plan_needs_is_in_the_table(example, tmp_path):
+    """In a process that has neither torch nor the code, as on a login node."""
+    wanted, network = example
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(network.table.tree()))
+    program = (
+        "import json, sys\n"
+        "from istmpi.config import Run\n"
+        "from istmpi.cost import cost\n"
+        "from istmpi.models.inferred import InferredNetwork\n"
+        "from istmpi.models.table import Table\n"
+        f"table = Table.from_tree(json.load(open({str(path)!r})))\n"
+        f"plan = cost(Run(), InferredNetwork('net', table, 'float32'), 3)\n"
+        "print(plan.round_bytes, plan.flops('products'), plan.largest.memory.total)\n"
+        "print(sorted({'torch', 'mpi4py'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60 * patience(), check=True
+    )
+    plan = cost(wanted, network, 3)
+    assert done.stdout.splitlines() == [
+        f"{plan.round_bytes} {plan.flops('products')} {plan.largest.memory.total}",
+        "[]",
+    ]
+
+
+def test_fewer_examples_a_rank_and_more_ranks_cost_as_the_formulas_say(example):
+    """A weight with two dealt axes costs a P-th over all ranks, one with one axis as much as it did."""
+    _, network = example
+    plan, alone = (cost(Run().override({"train.batch": 1}), network, ranks) for ranks in (2, 1))
+    first, second, dense, last = (3 * 2 * one.multiply_adds(network.lengths) for one in network.operators)
+    first = first * 2 / 3
+    assert alone.flops("products") == first + second + dense + last
+    assert plan.flops("products") == first + second / 2 + dense / 2 + last
+
+
+# ---- the commands
+
+
+def test_a_dry_run_tells_shapes_bytes_flops_and_memory(istmpi_command, example):
+    wanted, network = example
+    code, out, err = istmpi_command("train", "--dry-run", "--ranks", 4, "--model", f"{EXAMPLE}:ConvNet")
+    assert (code, err) == (0, "")
+    assert "ist on 4 ranks, channels1, channels2, hidden dealt out" in out
+    plan = cost(wanted, network, 4)
+    rows = {line.split("  ")[0]: line.split("  ")[1:] for line in out.splitlines()}
+    cells = [cell.strip() for cell in rows["FLOPs a local step"] if cell.strip()]
+    assert float(cells[1].split()[0]) == pytest.approx(float(plan.flops("products")) / 1e6, rel=0.01)
+    assert [word for word in rows["second.weight"] if word][-2:] == ["64 x 32 x 3 x 3", "16 x 8 x 3 x 3"]
+
+
+def test_the_cost_model_compares_methods_on_ones_own_network(istmpi_command, example):
+    wanted, network = example
+    words = "costmodel", "digits", "--model", f"{EXAMPLE}:ConvNet", "--ranks", "1,4"
+    code, out, err = istmpi_command(*words, "--json", "--compare", "ist,local-sgd")
+    assert (code, err) == (0, "")
+    rows = {(row["method"], row["ranks"]): row for row in json.loads(out)["rows"]}
+    assert rows["ist", 4]["sent_bytes_per_round"] == float(cost(wanted, network, 4).round_bytes)
+    assert rows["local-sgd", 4]["flops_per_step"] == 4 * rows["local-sgd", 1]["flops_per_step"]
+    code, out, err = istmpi_command(*words)
+    assert (code, err) == (0, "")
+    assert "digits: with channels1 32, channels2 64, hidden 128, batch 128 a rank" in out
+    assert "with ist: channels1" in out
+    code, out, err = istmpi_command("costmodel", "--model", f"{EXAMPLE}:ConvNet", "--hidden", "64", "--advise")
+    assert (code, err) == (0, "") and "An example trains" in out
+
+
+def test_what_cannot_be_dealt_out_is_compared_without_a_deal(istmpi_command):
+    words = "costmodel", "digits", "--model", f"{FILE}:Fixed", "--method", "local-sgd", "--ranks", "2"
+    code, out, err = istmpi_command(*words, "--csv")
+    assert (code, err) == (0, "")
+    methods = [line.partition(",")[0] for line in out.splitlines()[1:]]
+    assert methods == ["data-parallel-broadcast", "data-parallel", "local-sgd"]
+    assert istmpi_command(*words, "--advise")[0] == 0
+    assert istmpi_command(*words)[0] == 0
+
+
+def test_too_large_flops_are_said_to_be(istmpi_command, tmp_path):
+    data = tmp_path / "data.npz"
+    import numpy as np
+
+    np.savez(data, x=np.random.default_rng(0).normal(size=(50, 10, 6)).astype("f4"), y=np.arange(50) % 10)
+    words = "--data", data, "--model", f"{FILE}:Added"
+    for verb in (["train", "--dry-run"], ["costmodel", "digits"]):
+        code, out, err = istmpi_command(*verb, *words)
+        assert (code, err) == (0, "")
+        said = " ".join(out.split())
+        assert "FLOPs of subnets are less than said: those of its own forward are told as in the full network" in said
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["train", "--dry-run", "--model", f"{FILE}:Grouped"], "no width that can be dealt out (channels: permuting"),
+        (
+            ["train", "--dry-run", "--ranks", "2", "--model", f"{FILE}:Steps", "--set", "model.hidden=18"],
+            "its constructor fails with hidden = 9: ValueError: 9 is odd",
+        ),
+        (["train", "--dry-run", "--ranks", "9", "--model", f"{FILE}:Steps"], "hidden has 8 units but the run has 9"),
+        (["train", "--dry-run", "--model", f"{EXAMPLE}:ConvNet", "--batch", "1"], "batch statistics need at least 2"),
+        (["train", "--dry-run", "--model", f"{FILE}:Odd", "--set", "model.what='frozen'"], "first.weight is frozen"),
+        (["costmodel", "digits", "--model", f"{FILE}:Fixed"], "no width that can be dealt out (its constructor has no"),
+        (["costmodel", "digits", "--model", f"{FILE}:Fixed", "--compare", "ist"], "Use another method"),
+        (["costmodel", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "--layers 64-10 with"),
+        (["calibrate", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "it says the widths of an mlp"),
+        (["calibrate", "--model", f"{FILE}:Failing", "--hidden", "8"], "its forward fails on examples of shape 2 x 64"),
+        (["train", "--dry-run", "--model", "nowhere.py:Net"], "there is no file nowhere.py"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(words, message, istmpi_command):
+    code, _, said = istmpi_command(*words)
+    assert code == 2 and said.count("\n") == 1 and message in said, said
