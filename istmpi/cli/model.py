@@ -1,12 +1,18 @@
 """``istmpi model``: what a network of one's own is made of, and which of its widths can be dealt out."""
 
+from __future__ import annotations
+
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from istmpi.cli.settings import assigned
 from istmpi.foreign import toml_value
+
+if TYPE_CHECKING:
+    from istmpi.models.operators import Operator
 
 
 @click.command("model")
@@ -36,7 +42,8 @@ def command(
 
     The integers among the arguments of its constructor are its widths; `shape`, `features` and `outputs` are filled in.
     Each width is doubled, to see which axes of which parameters go with it, and proved: its units are permuted, which
-    must leave the outputs as they were. The code of NET is run.
+    must leave the outputs as they were. Then come its products with their FLOPs for an example, and what each of P
+    ranks would train. The code of NET is run.
     """
     from istmpi.cli import quantities
 
@@ -52,11 +59,14 @@ def command(
         example = quantities.shape("--shape", shape)
 
     from istmpi.models.inference import infer
+    from istmpi.models.operators import flops
     from istmpi.models.own import own_network
     from istmpi.models.tracing import trace
 
     own = own_network(network, example, outputs, _arguments(assignments))
     inferred = infer(own)
+    traced = trace(own, inferred.lengths)
+    subnets = {count: inferred.narrow(count) for count in counts}
     facts = {
         "network": network,
         "shape": list(example),
@@ -75,16 +85,11 @@ def command(
         "parameters": [{"name": name, "axes": str(axes)} for name, axes in inferred.parameters.items()],
         "elements": inferred.elements,
         "replicated": inferred.replicated,
-        "held": {str(count): inferred.held(count) for count in counts},
-        "operators": [
-            {
-                "module": of.module,
-                "kind": of.kind,
-                "parameter": of.parameter,
-                "flops": 2 * of.multiply_adds(inferred.lengths),
-            }
-            for of in trace(own, inferred.lengths).operators
-        ],
+        "flops": flops(traced.operators, inferred.lengths),
+        "held": {str(count): narrow and inferred.held(narrow) for count, narrow in subnets.items()},
+        "flops_of_held": {str(count): narrow and flops(traced.operators, narrow) for count, narrow in subnets.items()},
+        "operators": [_operator(one, inferred.lengths) for one in traced.operators],
+        "inexact": list(traced.inexact),
         "source": own.source_hash,
     }
     if as_json:
@@ -100,6 +105,13 @@ def command(
     shapes = {name: axes.shape(inferred.lengths) for name, axes in inferred.parameters.items()}
     for table in tables(facts, shapes):
         console.print(table, "")
+
+
+def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:
+    """A product of the network: what it is, and its FLOPs for an example at these lengths."""
+    forward, backward = operator.flops(lengths)
+    facts = {name: getattr(operator, name) for name in ("module", "kind", "parameter", "axis", "calls", "examples")}
+    return {**facts, "shape": str(operator.shape), "flops": forward, "backward_flops": backward}
 
 
 def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:

@@ -229,11 +229,11 @@ def _part_cost(
     products = input_gradient = outputs = count = 0
     for operator in architecture.operators:
         outputs += operator.outputs(part.lengths, batch)
-        if one := 2 * operator.multiply_adds(part.lengths, batch):
-            times = 1 + operator.gradients + others
-            products += times * one
-            input_gradient += one * operator.of_input
-            count += times * operator.calls
+        forward, backward = operator.flops(part.lengths, batch)
+        if forward:  # else it looks up
+            products += (1 + others) * forward + backward
+            input_gradient += forward * operator.of_input
+            count += (1 + operator.gradients + others) * operator.calls
     normalised = sum(prod(axes.shape(part.lengths)) for axes in architecture.normalised)
     weights = held.bytes(part)
     slots = len(made.slots)

@@ -60,7 +60,7 @@ class Inferred:
     @property
     def elements(self) -> int:
         """Of all parameters."""
-        return sum(self._size(pattern, self.lengths) for pattern in self.parameters.values())
+        return self.held(self.lengths)
 
     @property
     def replicated(self) -> int:
@@ -69,12 +69,15 @@ class Inferred:
         whole = (pattern for pattern in self.parameters.values() if pattern.names.isdisjoint(names))
         return sum(self._size(pattern, self.lengths) for pattern in whole)
 
-    def held(self, ranks: int) -> int | None:
-        """Most elements that one of so many ranks trains, all widths dealt out; None where one has too few units."""
+    def narrow(self, ranks: int) -> dict[str, int] | None:
+        """The lengths of the largest of so many subnets, all widths dealt out; None where one has too few units."""
         if any(length < ranks for length in self.lengths.values()):
             return None
-        narrow = {name: -(-length // ranks) for name, length in self.lengths.items()}
-        return sum(self._size(pattern, narrow) for pattern in self.parameters.values())
+        return {name: -(-length // ranks) for name, length in self.lengths.items()}
+
+    def held(self, lengths: Mapping[str, int]) -> int:
+        """Elements of a network of these lengths."""
+        return sum(self._size(pattern, lengths) for pattern in self.parameters.values())
 
     @staticmethod
     def _size(pattern: Pattern, lengths: Mapping[str, int]) -> int:

@@ -6,7 +6,7 @@ Pure, without torch: a network of istmpi's own lists its operators, one of the u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
@@ -47,7 +47,17 @@ class Operator:
         """Of a forward pass over so many examples; the backward pass has ``gradients`` times as many."""
         return prod(self.shape.shape(lengths)) * self.calls * examples**self.examples
 
+    def flops(self, lengths: Mapping[str, Number], examples: Number = 1) -> tuple[Number, Number]:
+        """Of the forward and of the backward pass over so many examples: two for each multiply-add."""
+        forward = 2 * self.multiply_adds(lengths, examples)
+        return forward, self.gradients * forward
+
     def outputs(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
         """Numbers that a forward pass over so many examples makes."""
         rows, _, columns = self.shape.shape(lengths)
         return rows * columns * self.calls * examples**self.examples
+
+
+def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Number:
+    """Of training on an example: forward and backward."""
+    return sum(sum(operator.flops(lengths)) for operator in operators)

@@ -6,6 +6,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from istmpi.axes import Pattern
 from istmpi.report.units import number
 
 
@@ -24,22 +25,33 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
         _row(parameters, parameter["name"], parameter["axes"], " x ".join(map(str, shapes[parameter["name"]])))
     yield parameters
 
-    products = _table("product", "kind", "FLOPs of an example")
+    products = _table("product", "kind", "weight", "rows x inner x columns", "FLOPs forward", "backward")
     for operator in facts["operators"]:
-        kind = operator["kind"] + ("" if operator["parameter"] else ", without weights")
-        _row(products, operator["module"] or "(its own forward)", kind, number(operator["flops"]))
-    _row(products, "all, forward", "", number(sum(operator["flops"] for operator in facts["operators"])))
+        calls = f"{operator['calls']} times " * (operator["calls"] > 1)
+        _row(
+            products,
+            operator["module"] or "(its own forward)",
+            operator["kind"],
+            operator["parameter"] or "none",
+            calls + " x ".join(map(str, Pattern.parse(operator["shape"]).axes)),
+            number(operator["flops"]),
+            number(operator["backward_flops"]),
+        )
+    totals = (sum(operator[one] for operator in facts["operators"]) for one in ("flops", "backward_flops"))
+    _row(products, "all", "", "", "", *map(number, totals))
     yield products
 
-    elements = facts["elements"]
-    portions = _table("ranks", "weights that each trains", "of all")
-    _row(portions, 1, number(elements), "100%")
+    elements, flops = facts["elements"], facts["flops"]
+    portions = _table("ranks", "weights that each trains", "of all", "FLOPs to train an example", "of all")
+    _row(portions, 1, number(elements), "100%", number(flops), "100%")
     for ranks, held in facts["held"].items():
         if held is None:
-            _row(portions, ranks, "a width has fewer units than there are ranks", "")
+            _row(portions, ranks, "a width has fewer units than there are ranks", "", "", "")
         else:
-            _row(portions, ranks, number(held), f"{held / elements:.1%}")
-    _row(portions, "any", f"{number(facts['replicated'])} on every rank", f"{facts['replicated'] / elements:.1%}")
+            its = facts["flops_of_held"][ranks]
+            _row(portions, ranks, number(held), f"{held / elements:.1%}", number(its), f"{its / max(flops, 1):.1%}")
+    replicated = facts["replicated"]
+    _row(portions, "any", f"{number(replicated)} on every rank", f"{replicated / elements:.1%}", "", "")
     yield portions
 
 

@@ -138,8 +138,9 @@ def test_what_ranks_hold():
     assert found.elements == sum(parameter.numel() for parameter in own.build().parameters())
     assert found.replicated == 10
     narrow = own.build({"channels1": 4, "channels2": 8, "hidden": 16})
-    assert found.held(4) == sum(parameter.numel() for parameter in narrow.parameters())
-    assert found.held(17) is None
+    assert found.narrow(4) == {"channels1": 4, "channels2": 8, "hidden": 16}
+    assert found.held(found.narrow(4)) == sum(parameter.numel() for parameter in narrow.parameters())
+    assert found.narrow(17) is None
 
 
 def test_the_command_tells(istmpi_command):
@@ -147,12 +148,18 @@ def test_the_command_tells(istmpi_command):
     code, out, err = istmpi_command(*words)
     assert (code, err) == (0, "")
     assert "hidden (channels2 16)" in out and "any" in out and "32 x 512" in out
+    assert "64 x (9 channels1) x channels2" in out
     code, out, err = istmpi_command(*words, "--json", "--ranks", "2,64")
     facts = json.loads(out)
     assert (code, err) == (0, "")
     assert facts["settings"] == {"channels": [16, 32], "hidden": 32}
     assert facts["held"]["64"] is None and facts["held"]["2"] < facts["elements"]
     assert all(width["dealt"] for width in facts["widths"])
+    assert facts["flops_of_held"]["64"] is None and facts["flops_of_held"]["2"] < facts["flops"]
+    dense = next(operator for operator in facts["operators"] if operator["module"] == "dense")
+    assert dense["shape"] == "1 (16 channels2) hidden" and dense["parameter"] == "dense.weight" and dense["axis"] == 0
+    assert dense["flops"] == 2 * 32 * 512 and dense["backward_flops"] == 2 * dense["flops"]
+    assert facts["flops"] == sum(one["flops"] + one["backward_flops"] for one in facts["operators"])
 
 
 def test_a_class_of_a_package_is_found():
