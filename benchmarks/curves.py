@@ -93,7 +93,11 @@ class Ranks:
         And then, where every rank has all of it, the outer step.
         """
         lengths, parameters = self.network.lengths, self.network.parameters
-        groups = self.run.method.dealt(self.network.groups) if self.run.method.name == "ist" else ()
+        groups = (
+            self.run.method.dealt(self.network.groups, self.network.default_groups)
+            if self.run.method.name == "ist"
+            else ()
+        )
         number = self.steps // self.run.method.local_steps
         redeal = self.run.method.redeal
         deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number, redeal=redeal)

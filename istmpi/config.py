@@ -79,7 +79,7 @@ class Method:
 
     name: str = "ist"
     partition: tuple[str, ...] | None = None
-    """The unit groups that are dealt out; by default all that the model has."""
+    """The unit groups that are dealt out; by default all that the model has, but for residual streams."""
     local_steps: int = 20
     redeal: float = 1.0
     """The fraction of each group's units that changes places every round."""
@@ -111,14 +111,14 @@ class Method:
             momentum if self.outer_momentum is None else self.outer_momentum,
         )
 
-    def dealt(self, groups: tuple[str, ...]) -> tuple[str, ...]:
+    def dealt(self, groups: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
         """The unit groups to deal out, of those that the model has; ConfigError for another."""
         for name in self.partition or ():
             if name not in groups:
                 raise ConfigError(
                     f"method.partition: {name} is no unit group of this model{did_you_mean(name, groups)}"
                 )
-        return groups if self.partition is None else self.partition
+        return default if self.partition is None else self.partition
 
 
 @dataclass(frozen=True)

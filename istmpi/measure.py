@@ -268,8 +268,9 @@ def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int,
 
 def _subnets(run: Run, architecture: Architecture, ranks: int) -> list[PartCost]:
     """The networks to measure: the whole one, and the largest subnets at P/2, P and 2P, as far as they can be built."""
-    plain = run.override({"method.name": "ist", "method.partition": architecture.groups, "method.shares": None})
-    most = min((architecture.lengths[name] for name in architecture.groups), default=1)
+    groups = architecture.default_groups
+    plain = run.override({"method.name": "ist", "method.partition": groups, "method.shares": None})
+    most = min((architecture.lengths[name] for name in groups), default=1)
     counts = sorted({1, max(ranks // 2, 1), ranks, 2 * ranks})
     parts = [cost(plain, architecture, count).largest for count in counts if count <= most]
     return [part for part in parts if _usable(architecture, part)]

@@ -171,6 +171,61 @@ class Tokens(nn.Module):
         return self.last(functional.linear(x, self.table.weight))
 
 
+class Streams(nn.Module):
+    """Layers of one width whose outputs meet in one way or another, and a layer of a width of its own."""
+
+    def __init__(self, shape, outputs, what, stream=12, hidden=8):
+        super().__init__()
+        self.what = what
+        before = 2 * stream if what == "concatenated" else stream
+        self.first = nn.Linear(shape[-1], stream)
+        self.up = nn.Linear(stream, hidden)
+        self.down = nn.Linear(hidden, stream)
+        self.gate = nn.Linear(stream, stream)
+        self.norm = nn.LayerNorm(stream)
+        self.cell = {"lstm": nn.LSTM, "gru": nn.GRU}.get(what, nn.RNN)(stream, stream, batch_first=True)
+        self.other = nn.Linear(shape[-1], stream)
+        self.last = nn.Linear(before, outputs)
+
+    def forward(self, x):
+        given = x
+        x = self.first(x)
+        inner = self.down(torch.relu(self.up(self.norm(x))))
+        if self.what == "residual":
+            x = x + inner
+        elif self.what == "in place":
+            x += inner
+        elif self.what == "normalised behind":
+            x = self.norm(torch.relu(inner) + x)
+        elif self.what == "highway":
+            x = torch.lerp(x, inner, torch.sigmoid(self.gate(x)))
+        elif self.what == "subtracted":
+            x = x - inner * 0.5
+        elif self.what == "later":
+            x = self.down(torch.relu(self.up(x))).transpose(1, 2).contiguous().transpose(1, 2) * 0.1 + torch.tanh(x)
+        elif self.what == "by matrix":
+            x = torch.addmm(x.flatten(0, 1), torch.relu(self.up(x)).flatten(0, 1), self.down.weight.T).view_as(x)
+        elif self.what == "around a cell":
+            x = x + self.cell(x)[0]
+        elif self.what == "parallel":
+            x = inner + self.other(given)
+        elif self.what == "gated":
+            x = inner * torch.sigmoid(self.gate(inner))
+        elif self.what == "concatenated":
+            x = torch.cat([x, inner], -1)
+        elif self.what in ("lstm", "gru", "rnn"):
+            x = self.cell(inner)[0]
+        elif self.what == "by hand":
+            state = torch.zeros_like(x[:, 0])
+            for step in x.unbind(1):
+                keep = torch.sigmoid(self.gate(step) + self.down(torch.relu(self.up(state))))
+                state = keep * state + (1 - keep) * torch.tanh(self.gate(step))
+            x = state.unsqueeze(1)
+        else:
+            x = inner
+        return self.last(x.mean(1))
+
+
 class Added(nn.Module):
     """Attention that compares by two widths, one behind the other on an axis that has no parameter."""
 

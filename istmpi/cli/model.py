@@ -61,12 +61,14 @@ def command(
     from istmpi.models.inference import infer
     from istmpi.models.operators import flops
     from istmpi.models.own import own_network
+    from istmpi.models.table import dealt_by_default
     from istmpi.models.tracing import trace
 
     own = own_network(network, example, outputs, _arguments(assignments))
     inferred = infer(own)
     traced = trace(own, inferred.lengths)
-    subnets = {count: inferred.narrow(count) for count in counts}
+    dealt = dealt_by_default(inferred.groups, traced.residual)
+    subnets = {count: inferred.narrow(dealt, count) for count in counts}
     facts = {
         "network": network,
         "shape": list(example),
@@ -77,6 +79,8 @@ def command(
                 "name": of.width.name,
                 "length": of.width.length,
                 "dealt": of.proved,
+                "by_default": of.width.name in dealt,
+                "residual": traced.residual.get(of.width.name, ""),
                 "spanned": of.spanned,
                 "problem": of.problem,
             }
@@ -84,7 +88,7 @@ def command(
         ],
         "parameters": [{"name": name, "axes": str(axes)} for name, axes in inferred.parameters.items()],
         "elements": inferred.elements,
-        "replicated": inferred.replicated,
+        "replicated": inferred.replicated(dealt),
         "flops": flops(traced.operators, inferred.lengths),
         "held": {str(count): narrow and inferred.held(narrow) for count, narrow in subnets.items()},
         "flops_of_held": {str(count): narrow and flops(traced.operators, narrow) for count, narrow in subnets.items()},

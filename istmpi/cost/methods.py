@@ -17,7 +17,7 @@ def _nothing(run: Run, network: Architecture) -> tuple[str, ...]:
 
 
 def _units(run: Run, network: Architecture) -> tuple[str, ...]:
-    return run.method.dealt(network.groups)
+    return run.method.dealt(network.groups, network.default_groups)
 
 
 def _once(run: Run) -> int:

@@ -177,13 +177,13 @@ def widest(scenario: Scenario, method: str, ranks: int, memory: float) -> dict[s
     full, groups = scenario.architecture.lengths, scenario.architecture.groups
     if not groups:
         return None
-    needed = ranks if scenario.most_ranks(method) else 1
+    dealt = method_cost(method).groups(scenario.run, scenario.architecture)
 
     def scaled(thousandths: int) -> dict[str, int]:
         return {**full, **{name: full[name] * thousandths // 1000 for name in groups}}
 
     def deals(lengths: dict[str, int]) -> bool:
-        return min(lengths[name] for name in groups) >= needed
+        return all(lengths[name] >= (ranks if name in dealt else 1) for name in groups)
 
     def fits(thousandths: int) -> bool:
         lengths = scaled(thousandths)

@@ -42,7 +42,7 @@ class IST(Method):
 
     @classmethod
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        return run.method.dealt(architecture.groups)
+        return run.method.dealt(architecture.groups, architecture.default_groups)
 
     @classmethod
     def slots(cls, run: Run) -> tuple[str, ...]:

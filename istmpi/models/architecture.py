@@ -56,6 +56,11 @@ class Architecture(ABC):
     sums: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     stochastic: bool
 
+    @property
+    def default_groups(self) -> tuple[str, ...]:
+        """The unit groups that are dealt out unless a run names others."""
+        return self.groups
+
     @abstractmethod
     def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Module:
         """The network at the given lengths: every parameter has exactly the shape that its pattern gives.

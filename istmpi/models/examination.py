@@ -65,6 +65,7 @@ def examine(network: OwnNetwork) -> Table:
         stochastic=stochastic,
         operators=traced.operators,
         normalised=tuple(map(str, traced.normalised)),
+        residual=traced.residual,
         inexact=traced.inexact,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -62,18 +62,16 @@ class Inferred:
         """Of all parameters."""
         return self.held(self.lengths)
 
-    @property
-    def replicated(self) -> int:
-        """Elements of parameters of which no axis can be dealt out: every rank has all of them."""
-        names = set(self.groups)
-        whole = (pattern for pattern in self.parameters.values() if pattern.names.isdisjoint(names))
+    def replicated(self, groups: Collection[str]) -> int:
+        """Elements of parameters of which no axis is dealt out with these groups: every rank has all of them."""
+        whole = (pattern for pattern in self.parameters.values() if pattern.names.isdisjoint(groups))
         return sum(self._size(pattern, self.lengths) for pattern in whole)
 
-    def narrow(self, ranks: int) -> dict[str, int] | None:
-        """The lengths of the largest of so many subnets, all widths dealt out; None where one has too few units."""
-        if any(length < ranks for length in self.lengths.values()):
+    def narrow(self, groups: Collection[str], ranks: int) -> dict[str, int] | None:
+        """The lengths of the largest of so many subnets, these groups dealt out; None where one has too few units."""
+        if any(self.lengths[name] < ranks for name in groups):
             return None
-        return {name: -(-length // ranks) for name, length in self.lengths.items()}
+        return {name: -(-length // ranks) if name in groups else length for name, length in self.lengths.items()}
 
     def held(self, lengths: Mapping[str, int]) -> int:
         """Elements of a network of these lengths."""

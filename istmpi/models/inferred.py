@@ -39,6 +39,10 @@ class InferredNetwork(Architecture):
         self.normalised = tuple(map(Pattern.parse, table.normalised))
         self.inexact = table.inexact
 
+    @property
+    def default_groups(self) -> tuple[str, ...]:
+        return self.table.dealt
+
     def with_code(self, network: OwnNetwork) -> InferredNetwork:
         """The same network, that can be built; ConfigError where this code makes another one."""
         ready = InferredNetwork(self.name, self.table, self._dtype, network)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
+from operator import or_
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ NORMALISATIONS = {
     "native_group_norm",
     "_fused_rms_norm",
 }
+
+ADDITIONS = {"add", "add_", "sub", "sub_", "rsub", "lerp", "lerp_", "addcmul", "addcmul_", "addmm", "baddbmm"}
+"""Operations whose first tensor is a summand, and what the others make is one."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +72,19 @@ class Recorder(TorchDispatchMode):
     def __init__(self, network: nn.Module, x: torch.Tensor):
         super().__init__()
         self.records: list[Record] = []
+        self.joins: set[tuple[int, int]] = set()
+        """Products, by the numbers of their records, whose outputs are added, and the second follows from the first."""
         self._parameters = {_storage(parameter): (name, parameter) for name, parameter in network.named_parameters()}
         self._parameter_of = {key: name for key, (name, _) in self._parameters.items()}
         self._of_examples = {_storage(x)}
         self._alive: list[torch.Tensor] = [x]
+        # Sets of records as the bits of a number.
+        self._made_by: dict[int, int] = {}
+        self._behind: dict[int, int] = {}
+        self._inputs_behind: dict[int, int] = {}
         self._modules = [("", type(network).__name__)]
+        kinds = nn.RNNBase, nn.RNNCellBase
+        self._recurrent = {name for name, module in network.named_modules() if isinstance(module, kinds)}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -100,8 +113,26 @@ class Recorder(TorchDispatchMode):
         outputs = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         made, used = list(_tensors(outputs)), list(_tensors([*args, *(kwargs or {}).values()]))
+        if name.endswith("_like") or name.startswith("new_"):
+            used = []  # of these only the shape counts
+        makers, behind = (
+            [known.get(_storage(tensor), 0) for tensor in used] for known in (self._made_by, self._behind)
+        )
+        before = behind = _union(behind)
+        layers = 0
         for product in self._products(name, args, made):
+            number = len(self.records)
             self.records.append(self._record(product))
+            if self._is_weight(product.weight):
+                layers |= 1 << number
+                self._inputs_behind[number] = before
+                behind |= 1 << number
+        if name in ADDITIONS:
+            self._add(*([makers[0], layers or _union(makers[1:])] if len(makers) > 1 else [0, 0]))
+        for tensor in made:
+            storage = _storage(tensor)
+            self._made_by[storage] = layers or self._made_by.get(storage, 0) | _union(makers)
+            self._behind[storage] = self._behind.get(storage, 0) | behind
         if name in NORMALISATIONS:
             self.records.append(Record(*self._modules[-1], "", True, (made[0].numel(),)))
         self._alive += made
@@ -151,6 +182,21 @@ class Recorder(TorchDispatchMode):
         of_input = bool(product.inner) and not product.x.requires_grad and not self._is_weight(product.x)
         return Record(*self._modules[-1], name, False, sizes, self._axis(product, name), needed, of_input)
 
+    def _add(self, one: int, other: int) -> None:
+        """Note which layers the addition of two summands joins, each given as the set of layers that made it.
+
+        Left out are recurrences: layers that made the other summand as well, at another time, and those of one
+        recurrent module.
+        """
+        for first, second in ((one, other), (other, one)):
+            known = {self.records[number].parameter for number in _bits(second)}
+            for later in _bits(second):
+                module = self.records[later].module
+                within = module if module in self._recurrent else None
+                for number in _bits(first & self._inputs_behind[later]):
+                    if self.records[number].parameter not in known and self.records[number].module != within:
+                        self.joins.add((number, later))
+
     def _is_weight(self, tensor: torch.Tensor) -> bool:
         """It does not depend on the examples."""
         return _storage(tensor) not in self._of_examples
@@ -175,6 +221,18 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
+
+
+def _union(sets: Iterable[int]) -> int:
+    return reduce(or_, sets, 0)
+
+
+def _bits(numbers: int) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    while numbers:
+        lowest = numbers & -numbers
+        yield lowest.bit_length() - 1
+        numbers ^= lowest
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -6,7 +6,7 @@ With it a checkpoint can be read, listed and compared without running the code o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -57,8 +57,15 @@ class Table:
     """The products of a forward pass."""
     normalised: tuple[str, ...]
     """The axes of what its normalisations make for an example, of any kind."""
+    residual: Mapping[str, str]
+    """The groups that a residual addition joins layers of, with two such layers: not dealt out by default."""
     inexact: tuple[str, ...]
     """The modules whose products are told as large as in the full network, for they do not grow by whole widths."""
+
+    @property
+    def dealt(self) -> tuple[str, ...]:
+        """The groups that are dealt out by default; `dealt_by_default`."""
+        return dealt_by_default(self.groups, self.residual)
 
     def tree(self) -> dict[str, Any]:
         """The table as JSON has it."""
@@ -82,6 +89,7 @@ class Table:
                 Operator(**{**entry, "shape": Pattern.parse(entry["shape"])}) for entry in tree["operators"]
             ),
             normalised=tuple(tree["normalised"]),
+            residual=dict(tree["residual"]),
             inexact=tuple(tree["inexact"]),
         )
 
@@ -94,14 +102,21 @@ class Table:
         mine, theirs = self.tree(), other.tree()
         for tree in (mine, theirs):
             tree["parameters"] = {name: entry["axes"] for name, entry in tree["parameters"].items()}
-        for fact in ("settings", "groups", "parameters", "norms", "sums", "unscaled", "stochastic"):
+        for tree, table in ((mine, self), (theirs, other)):
+            tree["dealt"] = list(table.dealt)
+        for fact in ("settings", "groups", "dealt", "parameters", "norms", "sums", "unscaled", "stochastic"):
             if mine[fact] == theirs[fact]:
                 continue
             if not isinstance(mine[fact], dict):
-                return fact
+                return f"{fact}: {_shown(mine[fact])} or {_shown(theirs[fact])}"
             names = [name for name in {**mine[fact], **theirs[fact]} if mine[fact].get(name) != theirs[fact].get(name)]
             return f"{fact}, {names[0]}: {_shown(mine[fact].get(names[0]))} or {_shown(theirs[fact].get(names[0]))}"
         return ""
+
+
+def dealt_by_default(groups: Iterable[str], residual: Mapping[str, str]) -> tuple[str, ...]:
+    """The groups to deal out where a run does not say: those of no residual stream, or all if there is no other."""
+    return tuple(group for group in groups if group not in residual) or tuple(groups)
 
 
 def _plain(value: Any) -> Any:

@@ -41,6 +41,8 @@ class Traced:
     """Of every normalisation the numbers that it makes for an example."""
     inexact: tuple[str, ...]
     """The modules of whose products the sizes are those of the full network, whatever the widths."""
+    residual: Mapping[str, str]
+    """The widths that a residual addition joins layers of, with two such layers."""
 
 
 def trace(network: OwnNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Traced:
@@ -48,12 +50,14 @@ def trace(network: OwnNetwork, lengths: Mapping[str, int], full: nn.Module | Non
 
     ``full``: the network itself, where it has been built already.
     """
-    of_full = _record(network, full or built(network), EXAMPLES)
+    recorder = _recorder(network, full or built(network), EXAMPLES)
+    of_full = recorder.records
     with one_thread():
         small = _Family.of(network, {name: min(UNITS, length) for name, length in lengths.items()}, of_full)
     small = small or _Family.of(network, lengths, of_full)
     operators: Counter[Operator] = Counter()
     normalised, inexact = [], []
+    made: dict[int, frozenset[str]] = {}
     for place, record in enumerate(of_full):
         read = small.read(place, record.sizes, lengths) if small else None
         if read is None:
@@ -64,9 +68,16 @@ def trace(network: OwnNetwork, lengths: Mapping[str, int], full: nn.Module | Non
         if record.normalises:
             normalised.append(Pattern.parse(text))
         else:
-            operators[record.operator(Pattern.parse(text), examples)] += 1
+            shape = Pattern.parse(text)
+            made[place] = shape.axes[2].names
+            operators[record.operator(shape, examples)] += 1
     merged = tuple(replace(operator, calls=calls) for operator, calls in operators.items())
-    return Traced(merged, tuple(normalised), tuple(dict.fromkeys(inexact)))
+    residual: dict[str, str] = {}
+    for pair in sorted(recorder.joins):
+        first, second = (of_full[place].module or of_full[place].parameter for place in pair)
+        for name in sorted(made[pair[0]] & made[pair[1]]):
+            residual.setdefault(name, f"{first} and {second}")
+    return Traced(merged, tuple(normalised), tuple(dict.fromkeys(inexact)), residual)
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,11 @@ def _power(doubled: int, size: int) -> int | None:
 
 def _record(network: OwnNetwork, module: nn.Module, examples: int) -> list[Record]:
     """The records of a forward pass of a built network, as in training."""
+    return _recorder(network, module, examples).records
+
+
+def _recorder(network: OwnNetwork, module: nn.Module, examples: int) -> Recorder:
+    """What has seen a forward pass of a built network, as in training."""
     x = network.examples(examples, torch.get_default_dtype())
     recorder, fused = Recorder(module, x), torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False  # else a recurrent layer is one operation, of which nothing is seen
@@ -134,4 +150,4 @@ def _record(network: OwnNetwork, module: nn.Module, examples: int) -> list[Recor
             network.forward(module.train(), x, gradients=True)
     finally:
         torch.backends.mkldnn.enabled = fused
-    return recorder.records
+    return recorder

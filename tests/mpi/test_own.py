@@ -142,6 +142,16 @@ def test_a_group_can_be_left_out_of_the_deal(comm):
         Training(own_run(**CONVOLUTIONAL, method__partition=["chanels1"]), comm)
 
 
+def test_a_residual_stream_is_dealt_out_only_when_it_is_named(comm):
+    name = f"{FILE}:Interleaved"
+    training, _ = own_trained(comm, model__name=name, train__rounds=1)
+    assert training.architecture.groups == ("hidden", "wide")
+    assert dict(training.store.scale) == {"wide": 1 / comm.size}
+    assert cost(training.run, training.architecture, comm.size).groups == ("wide",)
+    both, _ = own_trained(comm, model__name=name, train__rounds=1, method__partition=["hidden", "wide"])
+    assert dict(both.store.scale) == {"hidden": 1 / comm.size, "wide": 1 / comm.size}
+
+
 # ---- what it costs
 
 

@@ -1,12 +1,14 @@
 """A network of one's own as it is made ready for training: its table, what is refused, and how it is built."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import networks
 import pytest
 import torch
 
+from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.models.examination import examine
 from istmpi.models.inferred import InferredNetwork
@@ -130,6 +132,22 @@ def test_what_cannot_be_dealt_out_is_refused():
     by_hand = ready("Odd", what="by hand")
     with pytest.raises(ConfigError, match="parameter weight is multiplied outside of nn.Linear and nn.Conv"):
         by_hand.require_dealable(("hidden",))
+
+
+def test_a_residual_stream_is_not_dealt_out_by_default():
+    network = ready("Attention", (5, 6), embed=8, heads=3, head_dim=4, hidden=6, depth=1)
+    assert network.groups == ("heads", "head_dim", "embed", "hidden")
+    assert network.default_groups == ("heads", "head_dim", "hidden")
+    method = Run().method
+    assert method.dealt(network.groups, network.default_groups) == network.default_groups
+    named = replace(method, partition=("embed",))
+    assert named.dealt(network.groups, network.default_groups) == ("embed",)
+    other = replace(network.table, residual={})
+    difference = 'dealt: ["heads", "head_dim", "embed", "hidden"] or ["heads", "head_dim", "hidden"]'
+    assert other.difference(network.table) == difference
+    alone = ready("Streams", (5, 6), what="around a cell", stream=6)
+    assert alone.table.residual == {"stream": "first and cell"}
+    assert alone.groups == alone.default_groups == ("stream",)
 
 
 # ---- the commands

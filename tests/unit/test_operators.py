@@ -1,5 +1,7 @@
 """The operators of networks of one's own: what torch's own counter counts, at any widths, forward and backward."""
 
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import networks
@@ -15,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from istmpi.models.inference import infer
 from istmpi.models.inferred import built
 from istmpi.models.own import own_network
+from istmpi.models.proof import one_thread
 from istmpi.models.tracing import trace
 
 FILE = Path(networks.__file__)
@@ -30,14 +33,34 @@ NETWORKS = {
     f"{FILE}:Shaken": FLAT,
     f"{FILE}:Steps": FLAT,
     f"{FILE}:Fixed": FLAT,
+    f"{FILE}:Added": SEQUENCE,
+    f"{FILE}:Grouping": IMAGE,
 }
 BATCH = 6
+
+
+@pytest.fixture(autouse=True, scope="module")
+def alone():
+    """Small networks are slow with threads that share cores with other tests."""
+    with one_thread():
+        yield
 
 
 def traced(name, shape, **arguments):
     own = own_network(name, shape, 10, arguments)
     inferred = infer(own)
     return own, inferred, trace(own, inferred.lengths)
+
+
+@cache
+def known(name):
+    """The same of a network of these tests, found once."""
+    return traced(f"{FILE}:{name}", NETWORKS[f"{FILE}:{name}"])
+
+
+def residual(what):
+    own = own_network(f"{FILE}:Streams", SEQUENCE, 10, {"what": what})
+    return trace(own, {"stream": 12, "hidden": 8}).residual
 
 
 def predicted(operators, lengths, batch=BATCH):
@@ -65,9 +88,9 @@ def narrow(lengths, parts):
     return {name: -(-length // parts) for name, length in lengths.items()}
 
 
-@pytest.mark.parametrize("name", NETWORKS, ids=lambda name: name.rpartition(":")[2])
+@pytest.mark.parametrize("name", list(NETWORKS)[:-2], ids=lambda name: name.rpartition(":")[2])
 def test_flops_are_those_that_pytorch_counts(name):
-    own, inferred, found = traced(name, NETWORKS[name])
+    own, inferred, found = traced(name, NETWORKS[name]) if name.startswith(str(EXAMPLE)) else known(name.split(":")[1])
     assert found.inexact == ()
     for parts in (1, 2, 3):
         lengths = narrow(inferred.lengths, parts)
@@ -106,7 +129,8 @@ class Apart(nn.Module):
 @pytest.mark.parametrize("lengths", [{"groups": 6, "channels": 8}, {"groups": 2, "channels": 3}])
 def test_convolutions_of_groups_cost_what_their_groups_cost_apart(lengths, monkeypatch):
     """torch counts the gradient of such a weight as if there were no groups."""
-    own, inferred, found = traced(f"{FILE}:Grouping", IMAGE)
+    own, inferred, found = known("Grouping")
+    own = replace(own)
     assert inferred.lengths == {"groups": 6, "channels": 8}
     build = own.kind
 
@@ -124,7 +148,7 @@ def test_convolutions_of_groups_cost_what_their_groups_cost_apart(lengths, monke
 
 def test_the_products_are_those_of_the_formulas():
     """Multiply-adds: convolutions by their positions, dense layers, attention without weights, look-ups for nothing."""
-    _, _, found = traced(f"{FILE}:Convolutional", IMAGE)
+    _, _, found = known("Convolutional")
     assert [(of.module, of.kind, of.parameter, str(of.shape), of.gradients, of.of_input) for of in found.operators] == [
         ("first", "Conv2d", "first.weight", "256 27 channels1", 1, True),
         ("second", "Conv2d", "second.weight", "64 (9 channels1) channels2", 2, False),
@@ -132,13 +156,13 @@ def test_the_products_are_those_of_the_formulas():
         ("last", "Linear", "last.weight", "1 hidden 10", 2, False),
     ]
     assert list(map(str, found.normalised)) == ["(256 channels1)"]
-    _, inferred, found = traced(f"{FILE}:Attention", SEQUENCE)
+    _, inferred, found = known("Attention")
     alone = [of for of in found.operators if not of.parameter]
     assert [(of.module, of.kind, str(of.shape), of.calls) for of in alone] == [
         ("", "Attention", "(10 heads) 10 head_dim", 4)
     ]
     assert 2 * alone[0].multiply_adds(inferred.lengths) == 2 * 2 * 2 * 10 * 10 * 128
-    _, _, found = traced(f"{FILE}:Tokens", FLAT)
+    _, _, found = known("Tokens")
     by_weight = {of.parameter: of for of in reversed(found.operators)}
     assert by_weight["bag.weight"].multiply_adds({"embed": 5}) == 0
     assert by_weight["bag.weight"].outputs({"embed": 5}, 4) == 4 * 5
@@ -156,13 +180,36 @@ def test_the_products_are_those_of_the_formulas():
     ],
 )
 def test_the_axis_that_is_the_layers_output_is_known(name, axes):
-    _, _, found = traced(f"{FILE}:{name}", NETWORKS.get(f"{FILE}:{name}", IMAGE))
+    _, _, found = known(name)
     of_each = {operator.parameter: operator.axis for operator in found.operators if operator.parameter}
     assert {parameter: of_each[parameter] for parameter in axes} == axes
 
 
+@pytest.mark.parametrize(
+    "what",
+    ["residual", "in place", "normalised behind", "highway", "subtracted", "later", "by matrix", "around a cell"],
+)
+def test_a_width_that_a_residual_addition_joins_layers_of_is_known(what):
+    second = {"around a cell": "cell", "by matrix": "down.weight"}.get(what, "down")
+    assert residual(what) == {"stream": f"first and {second}"}
+
+
+@pytest.mark.parametrize("what", ["plain", "parallel", "gated", "concatenated", "lstm", "gru", "rnn", "by hand"])
+def test_layers_that_meet_otherwise_make_no_residual_stream(what):
+    assert residual(what) == {}
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [("Convolutional", {}), ("Interleaved", {"hidden": "up and back"}), ("Attention", {"embed": "embed and out.0"})],
+)
+def test_the_residual_streams_of_networks(name, expected):
+    _, _, found = known(name)
+    assert found.residual == expected
+
+
 def test_what_is_no_product_of_widths_is_told_as_in_the_full_network():
-    own, inferred, found = traced(f"{FILE}:Added", SEQUENCE)
+    own, inferred, found = known("Added")
     assert inferred.groups == ("wide", "hidden") and found.inexact == ("",)
     assert [str(of.shape) for of in found.operators if not of.parameter] == ["10 20 10", "10 10 6"]
     assert predicted(found.operators, inferred.lengths) == counted(own, inferred.lengths)

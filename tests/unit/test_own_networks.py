@@ -136,11 +136,16 @@ def test_what_ranks_hold():
     found = inferred("Convolutional", IMAGE)
     own = network("Convolutional", IMAGE)
     assert found.elements == sum(parameter.numel() for parameter in own.build().parameters())
-    assert found.replicated == 10
+    assert found.replicated(found.groups) == 10
+    assert found.replicated(("channels1",)) == found.elements - sum(
+        own.build().state_dict()[name].numel()
+        for name in ("first.weight", "first.bias", "norm.weight", "norm.bias", "second.weight")
+    )
     narrow = own.build({"channels1": 4, "channels2": 8, "hidden": 16})
-    assert found.narrow(4) == {"channels1": 4, "channels2": 8, "hidden": 16}
-    assert found.held(found.narrow(4)) == sum(parameter.numel() for parameter in narrow.parameters())
-    assert found.narrow(17) is None
+    assert found.narrow(found.groups, 4) == {"channels1": 4, "channels2": 8, "hidden": 16}
+    assert found.narrow(("hidden",), 4) == {"channels1": 16, "channels2": 32, "hidden": 16}
+    assert found.held(found.narrow(found.groups, 4)) == sum(parameter.numel() for parameter in narrow.parameters())
+    assert found.narrow(found.groups, 17) is None
 
 
 def test_the_command_tells(istmpi_command):
@@ -160,6 +165,20 @@ def test_the_command_tells(istmpi_command):
     assert dense["shape"] == "1 (16 channels2) hidden" and dense["parameter"] == "dense.weight" and dense["axis"] == 0
     assert dense["flops"] == 2 * 32 * 512 and dense["backward_flops"] == 2 * dense["flops"]
     assert facts["flops"] == sum(one["flops"] + one["backward_flops"] for one in facts["operators"])
+
+
+def test_the_command_tells_what_is_not_dealt_out_by_default(istmpi_command):
+    words = "model", f"{FILE}:Attention", "--shape", "10x6", "--outputs", "10"
+    code, out, err = istmpi_command(*words)
+    assert (code, err) == (0, "")
+    assert "but not by default: a residual addition joins embed and out.0" in out
+    facts = json.loads(istmpi_command(*words, "--json")[1])
+    assert {width["name"]: width["by_default"] for width in facts["widths"]} == {
+        "heads": True, "head_dim": True, "embed": False, "hidden": True, "depth": False
+    }  # fmt: skip
+    narrow = networks.Attention((10, 6), 10, heads=4, head_dim=8, hidden=32)
+    assert facts["held"]["2"] == sum(parameter.numel() for parameter in narrow.parameters())
+    assert facts["replicated"] == 32 * 6 + 32 + 2 * 2 * 32 + 2 * 2 * 32 + 10 * 32 + 10
 
 
 def test_a_class_of_a_package_is_found():
