@@ -24,6 +24,7 @@ from torch.nn import functional
 from istmpi.axes import Positions
 from istmpi.comm import world
 from istmpi.config import Run
+from istmpi.cost import COSTS
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset, Split
 from istmpi.data.placement import PLACEMENTS, place
@@ -93,11 +94,7 @@ class Ranks:
         And then, where every rank has all of it, the outer step.
         """
         lengths, parameters = self.network.lengths, self.network.parameters
-        groups = (
-            self.run.method.dealt(self.network.groups, self.network.default_groups)
-            if self.run.method.name == "ist"
-            else ()
-        )
+        groups = COSTS[self.run.method.name].groups(self.run, self.network)
         number = self.steps // self.run.method.local_steps
         redeal = self.run.method.redeal
         deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number, redeal=redeal)

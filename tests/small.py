@@ -25,6 +25,11 @@ def small_run(**settings):
     return Run().override(SETTINGS | {key.replace("__", "."): value for key, value in settings.items()})
 
 
+def own_run(**settings):
+    """A small run of a network of one's own: the mlp's settings are none of it."""
+    return small_run().override({key.replace("__", "."): value for key, value in settings.items()})
+
+
 def trained(comm, **settings):
     """The Training of a small run after its last round, and the Progress of every round."""
     training = Training(small_run(**settings), comm)

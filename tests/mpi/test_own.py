@@ -1,35 +1,29 @@
 """Networks of one's own in training: against a naive oracle, against the built-in mlp, in all uses of the result."""
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import networks
 import numpy as np
 import pytest
 import torch
 from networks_oracle import train_convolutional
-from small import assert_same_bits, small_run, trained, whole
+from small import assert_same_bits, own_run, trained, whole
 from torch import nn
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
 
-from istmpi import probe
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
-from istmpi.cost import cost, round_bytes
+from istmpi.cost import cost
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluate import calibration_rows
-from istmpi.methods.base import Partial
-from istmpi.network import network_of
 from istmpi.train import Training
 
 FILE = networks.__file__
-EXAMPLE = f"{Path(FILE).parents[1] / 'examples' / 'convnet.py'}:ConvNet"
 CONVOLUTIONAL = {
     "model__name": f"{FILE}:Convolutional",
     "model__channels": [7, 5],
@@ -44,11 +38,6 @@ SHAKEN = {
     "train__rounds": 4,
 }
 METHODS = ["ist", "local-sgd", "data-parallel", "diloco", "fedavg", "dynamic-averaging", "codistillation"]
-
-
-def own_run(**settings):
-    """A small run of a network of one's own: the mlp's settings are none of it."""
-    return small_run().override({key.replace("__", "."): value for key, value in settings.items()})
 
 
 def own_trained(comm, **settings):
@@ -150,55 +139,6 @@ def test_a_residual_stream_is_dealt_out_only_when_it_is_named(comm):
     assert cost(training.run, training.architecture, comm.size).groups == ("wide",)
     both, _ = own_trained(comm, model__name=name, train__rounds=1, method__partition=["hidden", "wide"])
     assert dict(both.store.scale) == {"hidden": 1 / comm.size, "wide": 1 / comm.size}
-
-
-# ---- what it costs
-
-
-@pytest.mark.parametrize("network, method, changed", [
-    *((f"{FILE}:Shaken", method, {}) for method in METHODS),
-    *((EXAMPLE, method, {}) for method in ("ist", "local-sgd", "data-parallel")),
-    (EXAMPLE, "ist", {"optimizer__name": "adam", "method__optimizer_state": "carry", "method__resample": 0.3}),
-    (EXAMPLE, "ist", {"method__partition": ["hidden"], "method__outer_momentum": 0.5}),
-])  # fmt: skip
-def test_predicted_bytes_are_the_counted_bytes(comm, network, method, changed):
-    special = {"fedavg": {"method__fraction": 0.7, "train__batch": 400}, "dynamic-averaging": {"method__threshold": 0}}
-    special["codistillation"] = {"method__burn_in": 1}
-    training = Training(own_run(model__name=network, method__name=method, **special.get(method, {}), **changed), comm)
-    plan, counted = cost(training.run, training.architecture, comm.size), []
-    for number in range(3):
-        before = comm.traffic.bytes
-        training.method.run(number, Partial())
-        counted.append(comm.gather(comm.traffic.bytes - before))
-        predicted = round_bytes(training.run, training.architecture, comm.size, number)
-        assert counted[-1] == predicted, f"round {number}"
-    if method in ("local-sgd", "data-parallel"):
-        assert plan.sent_bytes(0, 3) == sum(map(sum, counted))
-
-
-def test_a_ranks_subnet_has_the_flops_that_are_planned(comm):
-    training = Training(own_run(**CONVOLUTIONAL), comm)
-    plan = cost(training.run, training.architecture, comm.size)
-    part = next(part for part in plan.parts if comm.rank in part.part.ranks)
-    subnet = training.architecture.build(part.part.lengths).double()
-    with FlopCounterMode(display=False) as counter:
-        functional.cross_entropy(subnet(torch.randn(8, 64).double()), torch.zeros(8, dtype=torch.long)).backward()
-    assert counter.get_total_flops() == part.flops.products
-    assert part.elements == sum(parameter.numel() for parameter in subnet.parameters())
-    comm.barrier()
-
-
-def test_the_cluster_is_measured_at_the_shapes_of_ones_own_network(comm, monkeypatch):
-    monkeypatch.setattr(probe, "timed", lambda communicator, work: work() or 1e-4)
-    monkeypatch.setattr(probe, "TRANSFER_WIDTHS", (32, 64))
-    monkeypatch.setattr(probe, "MESSAGE_BYTES", (2**10, 2**14))
-    monkeypatch.setattr(probe, "MOST_ELEMENTS", 8 * 256 * 9)
-    run = own_run(**CONVOLUTIONAL | {"model__channels": [16, 8]})
-    network = network_of(run, open_dataset("digits"), comm)
-    found = probe.probe(run, network, 64, comm)
-    shapes = {(row["batch"], row["inputs"], row["outputs"]) for row in found.measured["products"]["points"]}
-    assert {(8 * 64, 9, 16), (128, 144, 8), (8, 32, 6)} <= shapes
-    assert all(one == found for one in comm.gather(found))
 
 
 # ---- the full network

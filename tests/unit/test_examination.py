@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import layered_networks
 import networks
 import pytest
 import torch
@@ -20,7 +21,8 @@ EXAMPLE = FILE.parents[1] / "examples" / "convnet.py"
 
 
 def own(name, shape=(7,), **arguments):
-    return own_network(f"{FILE}:{name}", shape, 10, arguments)
+    file = FILE if hasattr(networks, name) else layered_networks.__file__
+    return own_network(f"{file}:{name}", shape, 10, arguments)
 
 
 def ready(name, shape=(7,), dtype="float32", **arguments):

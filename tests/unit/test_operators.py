@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import layered_networks
 import networks
 import pytest
 import torch
@@ -20,7 +21,7 @@ from istmpi.models.own import own_network
 from istmpi.models.proof import one_thread
 from istmpi.models.tracing import trace
 
-FILE = Path(networks.__file__)
+FILE, LAYERED = Path(networks.__file__), Path(layered_networks.__file__)
 EXAMPLE = FILE.parents[1] / "examples" / "convnet.py"
 IMAGE, SEQUENCE, FLAT = (3, 16, 16), (10, 6), (7,)
 NETWORKS = {
@@ -29,12 +30,12 @@ NETWORKS = {
     f"{FILE}:Attention": SEQUENCE,
     f"{FILE}:Multihead": SEQUENCE,
     f"{FILE}:Interleaved": FLAT,
-    f"{FILE}:Tokens": FLAT,
+    f"{LAYERED}:Tokens": FLAT,
     f"{FILE}:Shaken": FLAT,
     f"{FILE}:Steps": FLAT,
     f"{FILE}:Fixed": FLAT,
-    f"{FILE}:Added": SEQUENCE,
-    f"{FILE}:Grouping": IMAGE,
+    f"{LAYERED}:Added": SEQUENCE,
+    f"{LAYERED}:Grouping": IMAGE,
 }
 BATCH = 6
 
@@ -55,11 +56,12 @@ def traced(name, shape, **arguments):
 @cache
 def known(name):
     """The same of a network of these tests, found once."""
-    return traced(f"{FILE}:{name}", NETWORKS[f"{FILE}:{name}"])
+    path = next(path for path in NETWORKS if path.endswith(f":{name}"))
+    return traced(path, NETWORKS[path])
 
 
 def residual(what):
-    own = own_network(f"{FILE}:Streams", SEQUENCE, 10, {"what": what})
+    own = own_network(f"{LAYERED}:Streams", SEQUENCE, 10, {"what": what})
     return trace(own, {"stream": 12, "hidden": 8}).residual
 
 
@@ -90,7 +92,7 @@ def narrow(lengths, parts):
 
 @pytest.mark.parametrize("name", list(NETWORKS)[:-2], ids=lambda name: name.rpartition(":")[2])
 def test_flops_are_those_that_pytorch_counts(name):
-    own, inferred, found = traced(name, NETWORKS[name]) if name.startswith(str(EXAMPLE)) else known(name.split(":")[1])
+    own, inferred, found = known(name.rpartition(":")[2])
     assert found.inexact == ()
     for parts in (1, 2, 3):
         lengths = narrow(inferred.lengths, parts)
@@ -106,7 +108,7 @@ KINDS = ["linear", "conv", "transposed", "gated", "attention", "batch", "normal"
 @given(layers=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(5, 12)), min_size=1, max_size=3), data=st.data())
 def test_flops_of_any_chain_of_layers_are_those_that_pytorch_counts(layers, data):
     kinds, widths = ([*one] for one in zip(*layers))
-    own, inferred, found = traced(f"{FILE}:Drawn", SEQUENCE, kinds=kinds, widths=widths)
+    own, inferred, found = traced(f"{LAYERED}:Drawn", SEQUENCE, kinds=kinds, widths=widths)
     assert found.inexact == ()
     lengths = {name: data.draw(st.integers(1, 9), name) for name in inferred.lengths}
     assert predicted(found.operators, lengths) == counted(own, lengths)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import layered_networks
 import networks
 import pytest
 from patience import patience
@@ -131,7 +132,7 @@ def test_too_large_flops_are_said_to_be(istmpi_command, tmp_path):
     import numpy as np
 
     np.savez(data, x=np.random.default_rng(0).normal(size=(50, 10, 6)).astype("f4"), y=np.arange(50) % 10)
-    words = "--data", data, "--model", f"{FILE}:Added"
+    words = "--data", data, "--model", f"{layered_networks.__file__}:Added"
     for verb in (["train", "--dry-run"], ["costmodel", "digits"]):
         code, out, err = istmpi_command(*verb, *words)
         assert (code, err) == (0, "")
@@ -153,8 +154,8 @@ def test_too_large_flops_are_said_to_be(istmpi_command, tmp_path):
         (["costmodel", "digits", "--model", f"{FILE}:Fixed"], "no width that can be dealt out (its constructor has no"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed", "--compare", "ist"], "Use another method"),
         (["costmodel", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "--layers 64-10 with"),
-        (["calibrate", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "it says the widths of an mlp"),
-        (["calibrate", "--model", f"{FILE}:Failing", "--hidden", "8"], "its forward fails on examples of shape 2 x 64"),
+        (["measure", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "it says the widths of an mlp"),
+        (["measure", "--model", f"{FILE}:Failing", "--hidden", "8"], "its forward fails on examples of shape 2 x 64"),
         (["train", "--dry-run", "--model", "nowhere.py:Net"], "there is no file nowhere.py"),
     ],
 )

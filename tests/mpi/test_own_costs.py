@@ -1,0 +1,68 @@
+"""What a network of one's own is planned to send and to compute, against what it sends and computes."""
+
+from pathlib import Path
+
+import networks
+import pytest
+import torch
+from small import own_run
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from istmpi import measure
+from istmpi.cost import cost, round_bytes
+from istmpi.data.sources import open_dataset
+from istmpi.methods import METHODS
+from istmpi.methods.base import Partial
+from istmpi.network import network_of
+from istmpi.train import Training
+
+FILE = networks.__file__
+EXAMPLE = f"{Path(FILE).parents[1] / 'examples' / 'convnet.py'}:ConvNet"
+CONVOLUTIONAL = {"model__name": f"{FILE}:Convolutional", "model__channels": [16, 8], "model__hidden": 6}
+
+
+@pytest.mark.parametrize("network, method, changed", [
+    *((f"{FILE}:Shaken", method, {}) for method in METHODS),
+    *((EXAMPLE, method, {}) for method in ("ist", "local-sgd", "data-parallel")),
+    (EXAMPLE, "ist", {"optimizer__name": "adam", "method__optimizer_state": "carry", "method__redeal": 0.3}),
+    (EXAMPLE, "ist", {"method__partition": ["hidden"], "method__outer_momentum": 0.5}),
+])  # fmt: skip
+def test_predicted_bytes_are_the_counted_bytes(comm, network, method, changed):
+    special = {"fedavg": {"method__fraction": 0.7, "train__batch": 400}, "dynamic-averaging": {"method__threshold": 0}}
+    special["codistillation"] = {"method__burn_in": 1}
+    training = Training(own_run(model__name=network, method__name=method, **special.get(method, {}), **changed), comm)
+    plan, counted = cost(training.run, training.architecture, comm.size), []
+    for number in range(3):
+        before = comm.traffic.bytes
+        training.method.run(number, Partial())
+        counted.append(comm.gather(comm.traffic.bytes - before))
+        predicted = round_bytes(training.run, training.architecture, comm.size, number)
+        assert counted[-1] == predicted, f"round {number}"
+    if method in ("local-sgd", "data-parallel"):
+        assert plan.sent_bytes(0, 3) == sum(map(sum, counted))
+
+
+def test_a_ranks_subnet_has_the_flops_that_are_planned(comm):
+    training = Training(own_run(**CONVOLUTIONAL), comm)
+    plan = cost(training.run, training.architecture, comm.size)
+    part = next(part for part in plan.parts if comm.rank in part.part.ranks)
+    subnet = training.architecture.build(part.part.lengths).double()
+    with FlopCounterMode(display=False) as counter:
+        functional.cross_entropy(subnet(torch.randn(8, 64).double()), torch.zeros(8, dtype=torch.long)).backward()
+    assert counter.get_total_flops() == part.flops.products
+    assert part.elements == sum(parameter.numel() for parameter in subnet.parameters())
+    comm.barrier()
+
+
+def test_the_cluster_is_measured_at_the_shapes_of_ones_own_network(comm, monkeypatch):
+    monkeypatch.setattr(measure, "timed", lambda communicator, work: work() or 1e-4)
+    monkeypatch.setattr(measure, "TRANSFER_WIDTHS", (32, 64))
+    monkeypatch.setattr(measure, "MESSAGE_BYTES", (2**10, 2**14))
+    monkeypatch.setattr(measure, "MOST_ELEMENTS", 8 * 256 * 9)
+    run = own_run(**CONVOLUTIONAL)
+    network = network_of(run, open_dataset("digits"), comm)
+    found = measure.measure(run, network, 64, comm)
+    shapes = {(row["batch"], row["inputs"], row["outputs"]) for row in found.measured["products"]["points"]}
+    assert {(8 * 64, 9, 16), (128, 144, 8), (8, 32, 6)} <= shapes
+    assert all(one == found for one in comm.gather(found))
