@@ -21,8 +21,11 @@ REQUIRES = [
 EXTRAS = {
     "plots": ["matplotlib>=3.8"],
     "data": ["soundfile>=0.12", "pillow>=10", "threadpoolctl>=3"],
-    "export": ["onnx>=1.16", "onnxruntime>=1.18", "safetensors>=0.4"],
+    "export": ["onnx>=1.16", "onnxruntime>=1.18", "onnxscript>=0.5", "safetensors>=0.4"],
     "ec2": ["boto3>=1.35"],
+    # Other people's networks in examples/. With a CPU build of torch take torchvision, which timm needs, from the same
+    # index first: PyPI's one brings CUDA.
+    "examples": ["transformers>=5.23", "timm>=1.0.31"],
     "test": [
         "pytest>=8.3",
         "pytest-timeout>=2.3",

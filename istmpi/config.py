@@ -16,6 +16,7 @@ import tomli_w
 
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
+from istmpi.names import class_of, is_own
 from istmpi.ranges import check
 from istmpi.renamed import SETTINGS, current, tell
 
@@ -234,7 +235,7 @@ class Run:
         """The run with some settings replaced: ``{"method.local_steps": 20}``."""
         tree = self.tree()
         name = settings.get("model.name", self.model.name)
-        if name != self.model.name and (is_own(name) or is_own(self.model.name)):
+        if class_of(name) != class_of(self.model.name):
             tree["model"] = {"dtype": self.model.dtype}  # the other settings are those of another network
         for dotted, value in settings.items():
             if dotted in SETTINGS:
@@ -335,11 +336,6 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
-
-
-def is_own(name: Any) -> bool:
-    """Whether the name of a network is that of a class of the user's own."""
-    return isinstance(name, str) and ":" in name
 
 
 def _with_arguments(tree: Mapping[str, Any]) -> dict[str, Any]:

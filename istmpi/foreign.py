@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from istmpi.errors import DataError, IstmpiError, OutputError, UserError, kind_of
+from istmpi.errors import DataError, IstmpiError, UserError, kind_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +28,6 @@ LINE = 1000
 
 _LIMITS = (MemoryError, RecursionError, OverflowError)
 """What any reader may meet in a file that was made for it."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
 """Of a name that was given: nothing can be asked of such a file."""
 
@@ -87,15 +86,6 @@ def past_a_limit(error: BaseException) -> UserError | None:
         return UserError(f"what was given is too large or too deep: {reason(error)}. Give less, or smaller numbers.")
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
         return UserError(f"{error.filename}: cannot be used ({error.strerror}). Give another name or other rights.")
-    return None
-
-
-def no_room(error: BaseException) -> OutputError | None:
-    """The message for the standard output's disk being full; None for any other error."""
-    if isinstance(error, OSError) and error.errno in _NO_ROOM and not error.filename:
-        return OutputError(
-            f"the standard output cannot be written ({error.strerror}). Free space, or lead it elsewhere."
-        )
     return None
 
 

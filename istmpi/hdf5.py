@@ -28,7 +28,7 @@ CHECKSUMS = "checksums/"
 
 CHANGED = "its attributes, or the list of its datasets, are not those that were saved"
 
-_CHUNK = 2**26
+_CHUNK = 2**24
 """Bytes that are read at a time when checksums are compared."""
 
 Read = Callable[[int], None]
@@ -209,10 +209,11 @@ def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
 
 def _crc(dataset: h5py.Dataset, first: int, last: int, read: Read) -> int:
     row = dataset.id.get_type().get_size() * prod(dataset.shape[1:])
-    step = max(_CHUNK // max(row, 1), 1)
-    crc = 0
-    for start in range(first, last, step):
-        rows = read_rows(dataset, start, min(start + step, last))
+    step = min(max(_CHUNK // max(row, 1), 1), last - first)
+    memory, crc = np.empty(step * row, dtype=np.uint8), 0
+    for start in range(first, last, max(step, 1)):
+        stop = min(start + step, last)
+        rows = read_rows(dataset, start, stop, memory[: (stop - start) * row])
         crc = zlib.crc32(rows, crc)
         read(len(rows))
     return crc

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from istmpi.comm import Communicator
 from istmpi.config import OwnModel, Run
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from istmpi.models.own import OwnNetwork
     from istmpi.models.table import Table
 
+EXAMPLES = 16
+"""Of the training data, on which a network is tried before it is trained."""
+
 
 def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
     """The network of a run for these data. Collective.
@@ -25,11 +31,16 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
     if not isinstance(run.model, OwnModel):
         with communicator.agreed():
             return architecture(data.features, data.outputs, data.task, run.model)
-    from istmpi.models.table import Table
+    from istmpi.proof_cache import recall, remember
 
     with communicator.agreed():
         own = _own(run, data)
-    tree = None
+    tree = communicator.from_first(recall(own) if communicator.rank == 0 else None)
+    if tree is not None:
+        try:
+            return _usable(run, data, own, tree, communicator)
+        except ConfigError:
+            pass  # it may be another network by now, for a reason that its source does not tell: look again
     with communicator.agreed():
         try:
             if communicator.rank == 0:
@@ -39,8 +50,23 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
         finally:
             communicator.meet()  # the others leave it their cores meanwhile
     tree = communicator.from_first(tree)
+    network = _usable(run, data, own, tree, communicator)
+    if communicator.rank == 0:
+        remember(own, tree)
+    return network
+
+
+def _usable(
+    run: Run, data: Dataset, own: OwnNetwork, tree: Mapping[str, Any], communicator: Communicator
+) -> Architecture:
+    """The network of a table, tried on every rank; the same ConfigError on all where it cannot be built or run."""
+    from istmpi.models.table import Table
+
     with communicator.agreed():
-        return _ready(run, Table.from_tree(tree), own)
+        network = _ready(run, Table.from_tree(tree), own)
+        first = min(run.train.batch, EXAMPLES, len(data.train))
+        network.require_finite(data.train.rows(np.arange(first))[0])
+        return network
 
 
 def planned_network(run: Run, data: Dataset) -> InferredNetwork:

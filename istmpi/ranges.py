@@ -1,12 +1,15 @@
 """Which values the settings of a run may have, beside their types."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from istmpi.errors import ConfigError, did_you_mean
 
 MOST_OF_NAME = 200
 """Bytes of a run's name: it names a folder, with a number behind it."""
+MOST_OF_ARGUMENT = 2**64
+"""No number that a network's constructor is given is larger."""
 
 _CHOICES = {
     "data.placement": ("shared", "sharded", "by-label", "local"),
@@ -69,7 +72,20 @@ def check(name: str, value: Any, source: str) -> None:
     numbers = value if isinstance(value, tuple) else (value,)
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
         raise ConfigError(f"{where} must be finite.")
+    if name == "model.arguments":
+        for argument, given in value.items():
+            if not all(abs(number) <= MOST_OF_ARGUMENT for number in _numbers(given)):
+                raise ConfigError(f"{source}: model.{argument} must be finite, and its numbers below 2^64.")
     if name == "name" and (value in ("", ".", "..") or "/" in value or len(value.encode()) > MOST_OF_NAME):
         raise ConfigError(f"{where} names the folder of the run in runs/: it must be a name without /, not too long.")
     if name == "model.hidden" and not (value and all(width >= 1 for width in value)):
         raise ConfigError(f"{where} must name at least one hidden layer, each at least one unit wide.")
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All numbers in a value as TOML has it, lists and tables included."""
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)

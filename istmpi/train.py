@@ -29,6 +29,7 @@ from istmpi.evaluate import Evaluator, Score
 from istmpi.methods import Job, Method, Partial, method
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.losses import TASKS
+from istmpi.names import class_of
 from istmpi.network import network_of
 from istmpi.partition import blocks, check
 from istmpi.record import Clock
@@ -302,7 +303,7 @@ class Training:
         header, changed, refused = checkpoint.header, [], []
         for setting, (saved, wanted) in header.run.differences(self.run).items():
             text = f"{setting} = {saved} there, {wanted} here"
-            if setting in MAY_CHANGE:
+            if setting in MAY_CHANGE or (setting == "model.name" and self._moved(checkpoint)):
                 changed.append(text)
             elif not setting.startswith(WITHOUT_EFFECT):
                 refused.append(text)
@@ -325,6 +326,12 @@ class Training:
                 f"{checkpoint.path} is of another run: {'; '.join(refused)}. Give the same settings, or a new --out."
             )
         return changed
+
+    def _moved(self, checkpoint: Checkpoint) -> bool:
+        """Whether the network is the checkpoint's own class, of the very same source, from wherever it is read."""
+        there, here = checkpoint.architecture, self.architecture
+        own = isinstance(there, InferredNetwork) and isinstance(here, InferredNetwork)
+        return own and class_of(there.name) == class_of(here.name) and there.table.source == here.table.source
 
     def _summarise_data(self) -> DataSummary:
         data, own_files = self.dataset, self.run.data.placement == "local"

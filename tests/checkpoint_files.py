@@ -26,12 +26,25 @@ NETWORKS = {
 """Settings as `small.small_run` takes them."""
 SCALES = {"dealt": {"hidden1": 0.25, "hidden2": 0.125}}
 """What the full network multiplies a group's contributions by, as if the run had begun on several ranks."""
+_HERE = Path(__file__).parent
+OWN = {
+    "convolutional": {"model.name": f"{_HERE}/networks.py:Convolutional", "model.channels": [6, 4], "model.hidden": 9},
+    "shaken": {"model.name": f"{_HERE}/networks.py:Shaken"},
+    "sharing": {"model.name": f"{_HERE}/exported_networks.py:Sharing", "model.dtype": "float64"},
+    "unrecorded": {"model.name": f"{_HERE}/exported_networks.py:Unrecorded"},
+    "deciding": {"model.name": f"{_HERE}/exported_networks.py:Deciding"},
+    "counting": {"model.name": f"{_HERE}/exported_networks.py:Deciding", "model.on": "number"},
+}
+"""Settings of networks of one's own."""
+OWN_SCALE = {"channels1": 0.5, "channels2": 0.25, "hidden": 0.25}
 
 
 def make_checkpoints(folder: Path, launcher: Sequence[str] = ()) -> Path:
     """NETWORK.h5 for each of the above, ``uncalibrated.h5``; ``stopped.h5`` and ``fedavg.h5`` from inside a round.
 
-    ``codistillation.h5`` is of ranks with networks of their own, ``local.h5`` of such with data of their own.
+    NETWORK.h5 for each network of one's own, too, and ``foreign.h5`` of one whose file, ``foreign.py``, leaves a file
+    ``trace`` behind when it is run. ``codistillation.h5`` is of ranks with networks of their own, ``local.h5`` of such
+    with data of their own.
     ``launcher``: ``mpirun -n 3`` for three ranks.
     """
     generator = np.random.default_rng(0)
@@ -75,6 +88,20 @@ def _main(folder: Path) -> None:
         training.store.scale = SCALES.get(name, training.store.scale)
         list(training.rounds())
         save(name, training, calibrated=True)
+    for name, settings in OWN.items():
+        run = small_run(model__dtype="float32", train__rounds=2).override(settings)
+        training = Training(run, communicator)
+        training.store.scale = {group: OWN_SCALE[group] for group in training.architecture.groups}
+        list(training.rounds())
+        save(name, training, calibrated=True)
+    foreign = folder / "foreign.py"
+    if communicator.rank == 0:
+        shutil.copy(_HERE / "exported_networks.py", foreign)
+    communicator.barrier()
+    training = Training(small_run().override({"model.name": f"{foreign}:Sharing"}), communicator)
+    save("foreign", training, calibrated=True)
+    if communicator.rank == 0:
+        foreign.write_text("open('trace', 'w').close()\n")
     for name, stop in (("uncalibrated", None), ("stopped", After(communicator, 6))):
         training = Training(small_run(**NETWORKS["batch"], train__rounds=3), communicator, stop)
         for progress in training.rounds():

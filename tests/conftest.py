@@ -1,8 +1,21 @@
 """What all tests share."""
 
+import atexit
+import os
+import shutil
+import tempfile
+
 import pytest
 from hypothesis import settings
 from patience import patience
+
+# What is proved of networks is remembered for this process, and what it starts, alone. Matplotlib keeps its own folder,
+# which takes seconds to make.
+_CACHE = tempfile.mkdtemp(prefix="istmpi-tests-")
+atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+_HOME = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+os.environ.setdefault("MPLCONFIGDIR", os.path.join(_HOME, "matplotlib"))
+os.environ["XDG_CACHE_HOME"] = _CACHE
 
 # The same examples on every run, and so on every rank of an MPI test; no time limit, for the cores are shared.
 settings.register_profile("istmpi", derandomize=True, deadline=None, database=None)
@@ -13,8 +26,10 @@ SLOWER = 5
 """A test as a whole is only ended where the limits of what it waits for did not end it."""
 
 
-def pytest_collection_modifyitems(config, items):
-    for item in items:
-        mark = item.get_closest_marker("timeout")
-        seconds = mark.args[0] if mark else float(config.getini("timeout"))
-        item.add_marker(pytest.mark.timeout(seconds * max(patience(), SLOWER)), append=False)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout reads the marker
+def pytest_runtest_protocol(item, nextitem):
+    """A test's time limit is for the machine as it is when the test begins."""
+    mark = item.get_closest_marker("timeout")
+    seconds = mark.args[0] if mark else float(item.config.getini("timeout"))
+    item.add_marker(pytest.mark.timeout(seconds * max(patience(), SLOWER)), append=False)
+    return (yield)

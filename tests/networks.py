@@ -246,6 +246,67 @@ class Odd(nn.Module):
         return self.last(x @ self.weight if self.what == "by hand" else x)
 
 
+class Faulty(nn.Module):
+    """One thing that goes wrong in its constructor or its forward, by the name of it."""
+
+    def __init__(self, features, outputs, what, hidden=8):
+        super().__init__()
+        if what == "constructor leaves":
+            raise SystemExit(5)
+        self.what = what
+        self.first = nn.Linear(features, hidden)
+        self.last = nn.Linear(hidden, outputs)
+        if what in ("nan", "inf"):
+            self.gain = nn.Parameter(torch.full((features,), float(what)))
+
+    def forward(self, x):
+        if self.what == "forward leaves":
+            raise SystemExit("enough")
+        if self.what == "few examples" and len(x) > 3:
+            raise RuntimeError("no more than three")
+        if self.what == "logarithm":
+            x = torch.log(-1 - x.abs())
+        if self.what == "training" and self.training:
+            raise RuntimeError("only in use")
+        outputs = self.last(torch.relu(self.first(x)))
+        if self.what == "two":
+            return outputs, x
+        if self.what == "integers":
+            return outputs.long()
+        return outputs.detach() if self.what == "detached" else outputs
+
+
+class PooledToo(nn.Module):
+    """One width for hidden units and for neighbouring features that are averaged, which have an order."""
+
+    def __init__(self, features, outputs, hidden=8):
+        super().__init__()
+        self.hidden = hidden
+        self.first = nn.Linear(features, hidden)
+        self.other = nn.Linear(hidden, outputs)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        pooled = functional.adaptive_avg_pool1d(x[:, None], self.hidden)[:, 0]
+        return self.last(torch.relu(self.first(x))) + self.other(pooled)
+
+
+class Expanding(nn.Module):
+    """Blocks of convolutions whose channels are a multiple of one width, each unit by itself in the middle one."""
+
+    def __init__(self, shape, outputs, expand=6):
+        super().__init__()
+        layers = []
+        for before, after in ((shape[0], 24), (24, 16), (16, 30)):
+            hidden = after * expand
+            layers += [nn.Conv2d(before, hidden, 1), nn.BatchNorm2d(hidden), nn.ReLU()]
+            layers += [nn.Conv2d(hidden, hidden, 3, groups=hidden), nn.ReLU(), nn.Conv2d(hidden, after, 1)]
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(30, outputs))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
 class Steps(nn.Module):
     """Takes even widths alone."""
 
@@ -286,6 +347,35 @@ class InPlace(nn.Module):
     def forward(self, x):
         x = self.norm(torch.relu_(self.inner(torch.tanh(self.first(x)))))
         return self.last(input=x)
+
+
+class Grown(nn.Module):
+    """One layer behind the other, each of a kind, a width and a normalisation.
+
+    ``plain`` has so many units, ``gated`` as many gates for them, and ``residual`` adds what went through them.
+    """
+
+    def __init__(self, features, outputs, kinds=("plain",), widths=(8,), norms=("batch",)):
+        super().__init__()
+        self.kinds = kinds
+        self.into, self.norms, self.back = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        for kind, width, norm in zip(kinds, widths, norms, strict=True):
+            made = 2 * width if kind == "gated" else width
+            self.into.append(nn.Linear(features, made))
+            self.norms.append({"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "none": nn.Identity}[norm](made))
+            self.back.append(nn.Linear(width, features, bias=False) if kind == "residual" else nn.Identity())
+            features = features if kind == "residual" else width
+        self.last = nn.Linear(features, outputs)
+
+    def forward(self, x):
+        for kind, into, norm, back in zip(self.kinds, self.into, self.norms, self.back):
+            units = norm(into(x))
+            if kind == "gated":
+                gates, units = units.chunk(2, -1)
+                x = torch.sigmoid(gates) * units
+            else:
+                x = x + back(torch.relu(units)) if kind == "residual" else torch.relu(units)
+        return self.last(x)
 
 
 class Fixed(nn.Module):

@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
                 print(f"the time is up after {number} cases", file=sys.stderr)
                 break
             name, case, folder = draw(options.seed, number, names, work, assets)
-            outcome = forked.run(case.words, folder, forked.Limits(megabytes=options.megabytes))
+            outcome = forked.run(case.words, folder, forked.Limits(options.seconds, options.megabytes))
             counts[name]["cases"] += 1
             kind = "taken" if outcome.code == 0 else "refused" if outcome.code in case.codes else "wrong"
             counts[name][kind] += 1
@@ -159,6 +159,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", metavar="READER,...", help=f"of {', '.join(READERS)}")
     parser.add_argument("--case", type=int, metavar="N", help="this one alone, with what it says")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="with --case: copy its files there")
+    parser.add_argument("--seconds", type=float, default=40, help="for a case (40), longer on a busy machine")
     parser.add_argument("--megabytes", type=int, default=700, help="of memory for a case (700)")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER", help="for the table")
     options = parser.parse_args(arguments)

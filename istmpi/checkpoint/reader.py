@@ -14,7 +14,6 @@ import numpy as np
 
 from istmpi.axes import Pattern
 from istmpi.checkpoint.format import Header, read_header, read_version
-from istmpi.config import is_own
 from istmpi.data.dataset import CLASSIFICATION
 from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean
 from istmpi.hdf5 import (
@@ -34,6 +33,7 @@ from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.table import Table
+from istmpi.names import is_own
 
 MOMENTS = ("mean", "std")
 
@@ -234,7 +234,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise DataError(f"{path}: damaged ({error})") from None
-    except IstmpiError:
+    except (IstmpiError, MemoryError):
         raise
     except Exception as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]

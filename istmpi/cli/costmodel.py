@@ -13,7 +13,7 @@ from rich.markup import escape
 from istmpi.cli import quantities
 from istmpi.cli.networks import described
 from istmpi.cli.settings import changes, planning, resolve
-from istmpi.config import Run, is_own
+from istmpi.config import Run
 from istmpi.cost import COSTS, RIVALS
 from istmpi.cost import survey as costs
 from istmpi.cost.advice import advise
@@ -22,6 +22,7 @@ from istmpi.cost.methods import method_cost
 from istmpi.cost.survey import Scenario
 from istmpi.errors import ConfigError, OutputError
 from istmpi.foreign import MOST, is_file, one_line
+from istmpi.names import is_own
 from istmpi.report import tables
 from istmpi.report.units import number, size
 

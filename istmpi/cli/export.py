@@ -18,7 +18,16 @@ from istmpi.report.units import size
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--calibrate-on", metavar="DATA", help="For a CKPT without calibration: what it was trained on.")
 @click.option("--model", metavar="FILE.py:Class", help="The class of a network of your own; its code is run.")
-def command(path: str, form: str, out: str | None, force: bool, calibrate_on: str | None, model: str | None) -> None:
+@click.option("--changed-source", is_flag=True, help="Take the class though its source has changed since training.")
+def command(
+    path: str,
+    form: str,
+    out: str | None,
+    force: bool,
+    calibrate_on: str | None,
+    model: str | None,
+    changed_source: bool,
+) -> None:
     """Write the network in CKPT for plain PyTorch, onnxruntime or NumPy; its predictions stay the same.
 
     \b
@@ -27,14 +36,15 @@ def command(path: str, form: str, out: str | None, force: bool, calibrate_on: st
     istmpi export runs/mine/network.h5 --to torch --model mynet.py:Net
 
     Calibration and input normalisation go along as layers; a network of your own keeps its own names, for its
-    load_state_dict. docs/checkpoint-format.md says how to use the files.
+    load_state_dict. torch writes a second file, .pt2, a program that needs no class. docs/checkpoint-format.md says how
+    to use the files.
     """
     if current_rank() > 0:
         return  # one process does it, however many were started
 
     from istmpi.deploy.export import export
 
-    done = export(path, form, Path(out) if out else None, calibrate_on, force, model)
+    done = export(path, form, Path(out) if out else None, calibrate_on, force, model, changed_source)
     if done.note:
         click.echo(one_line(f"istmpi: {done.note}."), err=True)
     console = Console(highlight=False, soft_wrap=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from istmpi.cli.settings import resolve
-from istmpi.config import Run, is_own
+from istmpi.config import Run
 from istmpi.errors import ConfigError, OutputError, did_you_mean
+from istmpi.names import is_own
 
 
 @click.group("job")

@@ -7,15 +7,17 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 import click
 
 from istmpi import __version__, comm
 from istmpi.cli.lazy import LazyGroup
-from istmpi.errors import IstmpiError, UserError
-from istmpi.foreign import no_room, one_line, past_a_limit
+from istmpi.errors import IstmpiError, OutputError, UserError
+from istmpi.foreign import one_line, past_a_limit
 from istmpi.renamed import RenamedWarning
+from istmpi.signals import SIGNALS
 
 ALONE = ("report", "runs", "costmodel", "prepare", "data", "checkpoint", "predict", "export", "job", "model")
 """Commands that need no MPI: each process is on its own, however many were started."""
@@ -64,8 +66,10 @@ def main(program: Callable[[], object] = lambda: istmpi(standalone_mode=False)) 
     if code and not together:
         comm.abort_at_exit(code)
     elif code:
-        # Once one rank is gone a launcher sends this to those that are slower to leave; their own code must stay.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # The code must stay: Python drops its handlers before MPI is done, when a second Ctrl-C may come, and to ranks
+        # that are slower to leave than another a launcher sends SIGTERM.
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 
@@ -85,7 +89,8 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     """Run the program; its exit code, and whether all ranks end with it by themselves."""
     try:
         code = int(program() or 0)
-        sys.stdout.flush()
+        if sys.stdout:  # it may be closed
+            sys.stdout.flush()
         return code, True
     except click.exceptions.Abort:
         return 130, False
@@ -95,22 +100,44 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
         return _report(error)
     except SystemExit as error:
         if isinstance(error.code, str):
-            print(f"istmpi: rank {comm.current_rank()}: {one_line(error.code)}", file=sys.stderr, flush=True)
+            _say(f"istmpi: rank {comm.current_rank()}: {one_line(error.code)}")
         return error.code if isinstance(error.code, int) else int(error.code is not None), False
     except KeyboardInterrupt:
         return 130, False
     except BaseException as error:
-        if full := no_room(error):
+        if refusal := _refusal_of_output(error):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again, and fails aloud
-            return _report(full)
+            return _report(refusal)
         if limit := past_a_limit(error):
             return _report(limit)
         lost = comm.lost_connection(error)
         what = f": {lost}" if lost else f" failed:\n{traceback.format_exc()}"
-        print(f"istmpi: rank {comm.current_rank()}{what}", file=sys.stderr, flush=True)
+        _say(f"istmpi: rank {comm.current_rank()}{what}")
         if lost:
             time.sleep(FOR_THE_LAUNCHER)
         return 1, False
+
+
+def _refusal_of_output(error: BaseException) -> OutputError | None:
+    """The message for a standard output that takes nothing more; None where an error has another cause.
+
+    The error itself does not tell: the system names no file where it refuses what is written to one that is open.
+    """
+    if not isinstance(error, OSError) or error.filename or not sys.stdout:
+        return None
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError as refusal:
+        return OutputError(
+            f"the standard output cannot be written ({refusal.strerror}). Free space, or lead it elsewhere."
+        )
+    return None
+
+
+def _say(text: str) -> None:
+    """Print to stderr; where that takes nothing the exit code has to do."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
@@ -120,9 +147,9 @@ def _report(error: IstmpiError) -> tuple[int, bool]:
         error = comm.meet_with(error)
     rank = comm.current_rank()
     if not error.everywhere and not (alone and rank == 0):
-        print(f"istmpi: rank {rank}: {one_line(error)}", file=sys.stderr, flush=True)
+        _say(f"istmpi: rank {rank}: {one_line(error)}")
     elif rank == 0:
-        print(f"istmpi: {one_line(error)}", file=sys.stderr, flush=True)
+        _say(f"istmpi: {one_line(error)}")
     if error.everywhere:
         comm.leave_together()
     return error.exit_code, error.everywhere

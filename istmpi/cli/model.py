@@ -94,7 +94,7 @@ def command(
         "flops_of_held": {str(count): narrow and flops(traced.operators, narrow) for count, narrow in subnets.items()},
         "operators": [_operator(one, inferred.lengths) for one in traced.operators],
         "inexact": list(traced.inexact),
-        "source": own.source_hash,
+        "source": own.source.hash,
     }
     if as_json:
         click.echo(json.dumps(facts, indent=2, default=str))

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from istmpi.cli import quantities
-from istmpi.config import Run, is_own
+from istmpi.config import Run
 from istmpi.cost import Cost
 from istmpi.errors import ConfigError
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
+from istmpi.names import is_own
 
 if TYPE_CHECKING:
     from istmpi.comm import Communicator

@@ -28,6 +28,20 @@ LONGEST_ROUNDS = 4 * 3600.0
 """Seconds that have two rounds in them, from which the time left is known."""
 
 
+def round_bar(console: Console) -> bars.Progress:
+    """A bar that counts rounds and, once two of them are over, tells the time left; a task has the field ``note``."""
+    return bars.Progress(
+        bars.TextColumn("round"),
+        bars.MofNCompleteColumn(),
+        bars.BarColumn(),
+        bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.fields[note]}"),
+        console=console,
+        transient=True,
+        speed_estimate_period=LONGEST_ROUNDS,
+    )
+
+
 class TrainingDisplay(Watch):
     """Follows one run on the console; a terminal has its cursor back once the ``with`` is left, however that is."""
 
@@ -59,16 +73,7 @@ class TrainingDisplay(Watch):
         self._score_name = training.score_name
         self._rounds = training.run.train.rounds
         if self._live:
-            self._bar = bars.Progress(
-                bars.TextColumn("round"),
-                bars.MofNCompleteColumn(),
-                bars.BarColumn(),
-                bars.TimeRemainingColumn(),
-                bars.TextColumn("{task.fields[note]}"),
-                console=self._console,
-                transient=True,
-                speed_estimate_period=LONGEST_ROUNDS,
-            )
+            self._bar = round_bar(self._console)
             self._task = self._bar.add_task("", total=self._rounds, note="")
             self._bar.start()
 

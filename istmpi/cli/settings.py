@@ -6,9 +6,10 @@ from typing import Any
 import click
 
 from istmpi import renamed
-from istmpi.config import Run, is_own
+from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
+from istmpi.names import is_own
 
 OPTIONS = {
     "--data": ("data.source", "FILE", "A prepared .h5, an .npz, or digits; {rank} in it is the rank's number."),

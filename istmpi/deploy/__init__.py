@@ -4,7 +4,8 @@ scoring     evaluate(...)            on any number of ranks, none of which has t
 network     CalibratedNetwork        the whole network in one process
 prediction  predict(...)             examples in, CSV or JSON lines out
 layers      plain_layers(...)        the network as plain PyTorch has it
-own_layers  own_layers(...)          a network of one's own, under the names of its own state
+own_layers  own_state(...)           a network of one's own, under the names of its own state
+program     traced(...)              a network as torch.export has it, without any class
 code        runnable(...)            a network of one's own with its code, which nobody runs without being told to
 export      export(...)              safetensors, torch, onnx, npz
 """

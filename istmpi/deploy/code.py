@@ -28,7 +28,7 @@ def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
 
 
 def changed_source(network: Architecture) -> str:
-    """What to tell of a network whose code is not, to the last byte, what it was trained with; empty for others."""
+    """What to tell of a network whose class is not, to the last byte, what it was trained with; empty for others."""
     if not isinstance(network, InferredNetwork) or network.has_its_source:
         return ""
     return f"the source of {network.name} has changed since it was trained; its parameters are as they were"

@@ -3,25 +3,30 @@
 import json
 import os
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import torch
 
-from istmpi.checkpoint.reader import MOMENTS, Checkpoint, open_checkpoint
+from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.state import stored_moments
-from istmpi.deploy import to_onnx
+from istmpi.deploy import onnx_file, to_onnx
 from istmpi.deploy.code import changed_source, runnable
-from istmpi.deploy.layers import Layer, Values, bytes_of, chunks, dtype_of, plain_layers, shape_of
+from istmpi.deploy.content import Content
+from istmpi.deploy.layers import Layer, bytes_of, chunks, dtype_of, plain_layers, shape_of
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
 from istmpi.deploy.output import appearing, require_free
-from istmpi.deploy.own_layers import own_layers
+from istmpi.deploy.own_layers import own_state
+from istmpi.deploy.program import onnx_of, require_onnx_exporter, save
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.inferred import InferredNetwork
+
+Parts = Mapping[str, Callable[[BinaryIO], None]]
+"""The files of an export by their names, each with what writes it; the first one may refer to the second."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Export:
     bytes: int
     layers: list[Layer]
     beside: Path | None = None
-    """A second file that the first one refers to."""
+    """A second file: the tensors that the first one refers to, or the program beside the state."""
     note: str = ""
     """Something that the user should know."""
 
@@ -44,119 +49,141 @@ def export(
     calibrate_on: str | None = None,
     force: bool = False,
     model: str | None = None,
+    with_changed_source: bool = False,
 ) -> Export:
     """Write a checkpoint's network as ``form``, beside the checkpoint unless a ``target`` is given.
 
-    ``calibrate_on`` and ``model`` as for `CalibratedNetwork`, which needs the whole network in memory. Raises DataError
-    for a checkpoint that cannot be used, ConfigError for a form or a target that cannot be, OutputError where writing
-    fails.
+    ``calibrate_on`` and ``model`` as for `CalibratedNetwork`, which needs the whole network in memory. A class with
+    another source than the network was trained with makes another file, unseen: it is refused unless
+    ``with_changed_source``. Raises DataError for a checkpoint that cannot be used, ConfigError for a form, a target or
+    a network that cannot be, OutputError where writing fails.
     """
     if form not in FORMS:
         raise ConfigError(f"--to {form} is not known{did_you_mean(form, FORMS)}")
-    suffix, write = FORMS[form]
+    suffix, parts_of = FORMS[form]
     target = target or Path(path).with_suffix(suffix)
     require_free(target, force)
     if form == "onnx":
-        to_onnx.require_library()
-    with open_checkpoint(path) as checkpoint, ExitStack() as stack:
+        onnx_file.library()
+    with open_checkpoint(path) as checkpoint:
         network = runnable(checkpoint, model)
-        if form == "onnx" and isinstance(network, InferredNetwork):
+        note = changed_source(network)
+        if note and not with_changed_source:
             raise ConfigError(
-                f"--to onnx: the network in {path} is one of your own, {network.name}, which is exported to torch, "
-                f"safetensors or npz so far. torch.onnx.export takes it from there."
+                f"--model {model}: {note}, but what it computes may not be. Give the source that it was trained with, "
+                f"or --changed-source to export it with this one."
             )
+        if form == "onnx" and isinstance(network, InferredNetwork):
+            require_onnx_exporter()
         if calibrate_on is None:
             require_calibrated(checkpoint)
             checkpoint.require_valid()
             moments = stored_moments(checkpoint)
         else:
             moments = CalibratedNetwork(checkpoint, calibrate_on, model).moments
-        own = isinstance(network, InferredNetwork)
-        layers = own_layers(checkpoint, moments, network) if own else plain_layers(checkpoint, moments)
-        metadata = _metadata(checkpoint, layers)
-        if own and checkpoint.normalisation:
-            metadata["input"] = json.dumps(dict(zip(MOMENTS, (values.tolist() for values in checkpoint.normalisation))))
-        beside = None
-        if form == "onnx" and to_onnx.needs_second_file(layers):
-            beside = target.with_name(f"{target.name}.data")
-            require_free(beside, force)
-            target.unlink(missing_ok=True)  # never an older network with the weights of this one
-        # The second file takes its name before the first, which refers to it.
-        file = stack.enter_context(appearing(target))
-        if beside:
-            to_onnx.write(layers, metadata, file, stack.enter_context(appearing(beside)), beside.name)
+        if isinstance(network, InferredNetwork):
+            own = own_state(checkpoint, moments, network)
+            content = Content(checkpoint, network, own.layers, own.ties, own.untied, own.problem)
         else:
-            write(layers, metadata, file)
-    return Export(
-        target, sum(one.stat().st_size for one in (target, beside) if one), layers, beside, changed_source(network)
-    )
+            content = Content(checkpoint, network, plain_layers(checkpoint, moments))
+        parts = parts_of(content, target.name)
+        files = [target.with_name(name) for name in parts]
+        for file in files[1:]:
+            require_free(file, force)
+        if form == "onnx" and files[1:]:
+            target.unlink(missing_ok=True)  # never an older network with the weights of this one
+        with ExitStack() as stack:
+            # The second file takes its name before the first, which refers to it.
+            opened = [stack.enter_context(appearing(file)) for file in files]
+            for file, write in reversed([*zip(opened, parts.values(), strict=True)]):
+                write(file)
+    size = sum(file.stat().st_size for file in files)
+    return Export(target, size, content.layers, next(iter(files[1:]), None), note)
 
 
-def _metadata(checkpoint: Checkpoint, layers: Sequence[Layer]) -> dict[str, str]:
-    """What goes along with the weights: texts, all but one of them JSON."""
-    header = checkpoint.header
-    values = {
-        "layers": [[layer.name, layer.kind, layer.settings] for layer in layers],
-        "classes": checkpoint.classes,
-        "data": asdict(header.data),
-        "round": header.round,
-        "run": header.run.tree(),
-        "versions": dict(header.versions),
-    }
-    return {"format": "istmpi-export 1", **{name: json.dumps(value) for name, value in values.items()}}
-
-
-def _state(layers: Sequence[Layer]) -> dict[str, Values]:
-    """Every tensor by its name in the state of a Sequential of these layers."""
-    return {f"{layer.name}.{kind}".lstrip("."): of for layer in layers for kind, of in layer.tensors.items()}
-
-
-_SAFETENSORS = {"float32": "F32", "float64": "F64", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
+_SAFETENSORS = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "complex64": "C64",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 """What the format calls the types of weights and buffers."""
 
 
-def _safetensors(layers: Sequence[Layer], metadata: Mapping[str, str], file: BinaryIO) -> None:
+def _safetensors(content: Content, name: str) -> Parts:
     """The length of a JSON header, the header, the tensors one after the other."""
-    header: dict[str, object] = {"__metadata__": metadata}
-    state, end = _state(layers), 0
-    for name, values in state.items():
+    header: dict[str, object] = {"__metadata__": content.metadata_of_state}
+    end = 0
+    for key, values in content.tensors.items():
+        if dtype_of(values) not in _SAFETENSORS:
+            raise ConfigError(
+                f"{content.checkpoint.path}: {key} is of {dtype_of(values)}, which safetensors does not know. Use --to "
+                f"npz or torch."
+            )
         start, end = end, end + bytes_of(values)
         dtype = _SAFETENSORS[dtype_of(values)]
-        header[name] = {"dtype": dtype, "shape": shape_of(values), "data_offsets": [start, end]}
+        header[key] = {"dtype": dtype, "shape": shape_of(values), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for values in state.values():
-        for chunk in chunks(values):
-            file.write(chunk)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for values in content.tensors.values():
+            for chunk in chunks(values):
+                file.write(chunk)
+
+    return {name: write}
 
 
-def _npz(layers: Sequence[Layer], metadata: Mapping[str, str], file: BinaryIO) -> None:
+def _npz(content: Content, name: str) -> Parts:
     """One .npy for each tensor, and ``metadata``, a JSON text as bytes."""
-    state = {"metadata": np.array(json.dumps(metadata).encode()), **_state(layers)}
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, values in state.items():
-            dtype = values.dtype if isinstance(values, np.ndarray) else np.dtype(dtype_of(values)).newbyteorder("<")
-            header = {"descr": dtype.str, "fortran_order": False, "shape": shape_of(values)}
-            # The date is part of the entry: none, so that the same network gives the same file.
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
-                np.lib.format.write_array_header_1_0(entry, header)
-                for chunk in chunks(values):
-                    entry.write(chunk)
+    metadata = np.array(json.dumps(content.metadata_of_state).encode())
+    state = {"metadata": metadata, **content.tensors}
+
+    def write(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for key, values in state.items():
+                dtype = values.dtype if isinstance(values, np.ndarray) else np.dtype(dtype_of(values)).newbyteorder("<")
+                header = {"descr": dtype.str, "fortran_order": False, "shape": shape_of(values)}
+                # The date is part of the entry: none, so that the same network gives the same file.
+                with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as entry:
+                    np.lib.format.write_array_header_1_0(entry, header)
+                    for chunk in chunks(values):
+                        entry.write(chunk)
+
+    return {name: write}
 
 
-def _torch(layers: Sequence[Layer], metadata: Mapping[str, str], file: BinaryIO) -> None:
-    """``{"state_dict": ..., "metadata": ...}``; torch.save needs all of it in memory."""
-    state = {}
-    for name, values in _state(layers).items():
-        content = np.concatenate(list(chunks(values))).view(dtype_of(values))
-        state[name] = torch.from_numpy(content).view(shape_of(values))
-    torch.save({"state_dict": state, "metadata": dict(metadata)}, file)
+def _torch(content: Content, name: str) -> Parts:
+    """``{"state_dict": ..., "metadata": ...}``, and beside it the program; torch.save needs all of it in memory."""
+    beside = f"{name.removesuffix('.pt')}.pt2"
+    content.require_state()
+    saved = {"state_dict": content.state, "metadata": content.metadata_of_state}
+    program = content.program
+    return {
+        name: lambda file: torch.save(saved, file),
+        beside: lambda file: save(program, content.metadata, file),
+    }
 
 
-FORMS: dict[str, tuple[str, Callable[[Sequence[Layer], Mapping[str, str], BinaryIO], None]]] = {
+def _onnx(content: Content, name: str) -> Parts:
+    """A chain from its layers, however large; any other network from its program."""
+    if content.own:
+        model, tensors = onnx_of(content.program, content.network.name)
+    else:
+        model, tensors = to_onnx.chain(content.layers)
+    return onnx_file.files(model, tensors, content.metadata, name)
+
+
+FORMS: dict[str, tuple[str, Callable[[Content, str], Parts]]] = {
     "safetensors": (".safetensors", _safetensors),
     "torch": (".pt", _torch),
-    "onnx": (".onnx", to_onnx.write),
+    "onnx": (".onnx", _onnx),
     "npz": (".npz", _npz),
 }

@@ -37,8 +37,9 @@ class IST(Method):
 
     @classmethod
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-        if run.method.partition != ():
-            architecture.require_dealable(cls.groups(run, architecture))
+        wanted = run.method.partition
+        if wanted != ():
+            architecture.require_dealable(architecture.groups if wanted is None else wanted)
 
     @classmethod
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:

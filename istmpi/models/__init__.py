@@ -11,5 +11,6 @@ def architecture(features: int, labels: int, task: str, settings: object) -> Cha
     """The network of istmpi's own that a run's model section describes, for so many features and labels."""
     name = settings.name
     if name not in MODELS:
-        raise ConfigError(f"model.name = {name!r} is not known{did_you_mean(name, MODELS)}")
+        own = ". A network of your own is FILE.py:Class or package.module:Class." if "." in name else ""
+        raise ConfigError(f"model.name = {name!r} is not known{own or did_you_mean(name, MODELS)}")
     return MODELS[name].from_settings(features, labels, task, settings)

@@ -18,6 +18,7 @@ from istmpi.axes import Parameter, Pattern
 from istmpi.models.operators import Operator
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import nn
 
     from istmpi.models.norms import BatchNorm
@@ -78,11 +79,15 @@ class Architecture(ABC):
         """The widths of the network, in a few words."""
 
     def require_dealable(self, groups: tuple[str, ...]) -> None:
-        """Refuse, with a ConfigError, to deal out these groups where that cannot be trained."""
+        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
         return
 
     def require_usable(self, lengths: Mapping[str, int]) -> None:
         """Refuse, with a ConfigError, lengths at which the network cannot be built and run."""
+        return
+
+    def require_finite(self, x: np.ndarray) -> None:
+        """Refuse, with a ConfigError, a network that cannot say anything finite of these examples at first."""
         return
 
     def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:

@@ -7,7 +7,7 @@ trained is refused by name.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +35,11 @@ def examine(network: OwnNetwork) -> Table:
     inferred = infer(network)
     module = built(network, seed=0)
     _refuse_what_cannot_be_trained(network, module)
-    first = _contents(module)
+    first = _contents(_values(module))
     watched = _watch(network, module)
     stochastic = _draws_random_numbers(network, module)
     again = built(network, seed=1)
-    second = _contents(again)
+    second = _contents(_values(again))
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
             raise ConfigError(
@@ -54,7 +54,7 @@ def examine(network: OwnNetwork) -> Table:
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
     sums = _sums(module, inferred.parameters)
     return Table(
-        source=network.source_hash,
+        source=network.source.hash,
         settings=network.settings,
         groups=inferred.lengths,
         undealt={of.width.name: of.problem for of in inferred.findings if not of.proved},
@@ -96,7 +96,9 @@ def _refuse_what_cannot_be_trained(network: OwnNetwork, module: nn.Module) -> No
         raise ConfigError(f"{network.name}: it has no parameters to train.")
     for name, parameter in parameters.items():
         problem = ""
-        if not parameter.requires_grad:
+        if not parameter.numel():
+            problem = f"has no elements ({' x '.join(map(str, parameter.shape))}). Give its widths at least 1"
+        elif not parameter.requires_grad:
             problem = "is frozen (requires_grad=False), which istmpi cannot keep. Register it as a buffer"
         elif parameter.ndim == 0:
             problem = "is a single number without an axis. Give it one, as torch.ones(1)"
@@ -108,10 +110,16 @@ def _refuse_what_cannot_be_trained(network: OwnNetwork, module: nn.Module) -> No
             raise ConfigError(f"{network.name}: its parameter {name} {problem}.")
 
 
-def _contents(module: nn.Module) -> dict[str, tuple[int, float | None]]:
-    """Of every parameter and buffer a checksum, and the value that all of its elements have, if they do."""
+def _values(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter and buffer with its name."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _contents(values_by_name: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[int, float | None]]:
+    """Of every tensor a checksum, and the value that all of its elements have, if they do."""
     found = {}
-    for name, values in [*module.named_parameters(), *module.named_buffers()]:
+    for name, values in values_by_name:
         array = values.detach().cpu().contiguous()
         checksum = zlib.crc32(array.reshape(-1).view(torch.uint8).numpy())
         constant = array.numel() > 0 and not array.is_complex() and bool((array == array.reshape(-1)[0]).all())
@@ -157,15 +165,21 @@ def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
 
 
 def _draws_random_numbers(network: OwnNetwork, module: nn.Module) -> bool:
-    """Whether a forward pass in training does; refuses one that changes a buffer."""
-    before = _contents(module)
+    """Whether a forward pass in training does; refuses one without a gradient, and one that changes a buffer."""
+    before = _contents(module.named_buffers())
     with torch.random.fork_rng(devices=[]):
         state = torch.get_rng_state()
-        network.forward(module.train(), network.examples(EXAMPLES, torch.get_default_dtype()))
+        examples = network.examples(EXAMPLES, torch.get_default_dtype())
+        outputs = network.forward(module.train(), examples, gradients=True)
         draws = not torch.equal(state, torch.get_rng_state())
-    after = _contents(module)
-    for name, _ in module.named_buffers():
-        if before[name] != after[name]:
+    if not outputs.requires_grad:
+        raise ConfigError(
+            f"{network.name}: its outputs have no gradient with respect to any parameter. Leave torch.no_grad, detach "
+            f"and argmax out of its forward."
+        )
+    after = _contents(module.named_buffers())
+    for name in before:
+        if before[name] != after.get(name):
             raise ConfigError(
                 f"{network.name}: its buffer {name} is changed by a forward pass in training; ranks would not agree on "
                 f"it, nor would checkpoints have it. Of what changes so, istmpi knows nn.BatchNorm1d, 2d and 3d alone."
@@ -216,6 +230,11 @@ def _initial(
     other: tuple[int, float | None],
 ) -> tuple[float, float]:
     """Bound and centre of a parameter's initial values, from what two constructions gave it."""
+    if not torch.isfinite(parameter).all():
+        raise ConfigError(
+            f"{network.name}: its parameter {name} does not start with finite numbers alone. Let the constructor give "
+            f"it some."
+        )
     if one == other:
         if one[1] is None:
             raise ConfigError(

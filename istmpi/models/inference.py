@@ -143,11 +143,15 @@ def _doubled(network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], width: 
 
 
 def _proved(network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]]) -> list[Finding]:
-    """The readings of a width under which its units can be permuted, or why there is none."""
+    """The readings of a width under which its units can be permuted, or why there is none.
+
+    One that no normalisation spans is enough where no other width lies on its axes: nothing can cross it.
+    """
     try:
         trial = Trial(network, width, moving)
     except ConfigError as error:
         return [Finding(width, problem=str(error))]
+    alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
     for alike in _ALIKE:
@@ -158,9 +162,11 @@ def _proved(network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Plac
                 return [Finding(width, problem=f"the outputs do not tell how its units lie in {vague}")]
             else:
                 proved.append(Finding(width, reading, trial.spanned(reading)))
+                if alone and not proved[-1].spanned:
+                    return proved[-1:]
         if proved:
             return sorted(proved, key=lambda finding: finding.spanned)
-    problem = f"permuting its units changes the outputs, first behind {furthest}"
+    problem = f"permuting its units changes the outputs, first behind {trial.shown(furthest)}"
     return [Finding(width, problem=problem)]
 
 

@@ -9,8 +9,10 @@ from istmpi.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture, BatchNormalisation
 from istmpi.models.table import Table
+from istmpi.names import class_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import nn
 
@@ -47,16 +49,16 @@ class InferredNetwork(Architecture):
         """The same network, that can be built; ConfigError where this code makes another one."""
         ready = InferredNetwork(self.name, self.table, self._dtype, network)
         ready.require_usable(self.lengths)
-        norms = ready.batch_norm_layers(ready.build(self.lengths))
-        found = {name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in norms.items()}
-        if found != self.batch_norms:
-            raise ConfigError(f"{network.name}: its batch normalisations are others than when it was trained.")
         return ready
 
     @property
     def has_its_source(self) -> bool:
-        """Whether its code is, to the last byte of its file, that of which the table tells."""
-        return self._network is not None and self._network.source_hash == self.table.source
+        """Whether its code is the class of that name with, to the last byte, the source of which the table tells."""
+        given = self._network
+        return given is not None and (class_of(given.name), given.source.hash) == (
+            class_of(self.name),
+            self.table.source,
+        )
 
     def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Module:
         """The network at the given lengths, really built whatever the default device: its buffers are computed.
@@ -90,6 +92,11 @@ class InferredNetwork(Architecture):
                 )
         return network
 
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        """The shape of an example as its ``forward`` gets it."""
+        return self._network.inputs
+
     def plain(self) -> nn.Module:
         """The network as its class makes it, of the run's dtype, with PyTorch's own batch normalisations."""
         import torch
@@ -115,6 +122,12 @@ class InferredNetwork(Architecture):
                 f"{self.name}: it has no width that can be dealt out ({reasons or 'its constructor has no integers'}). "
                 f"Use another method, as --method local-sgd."
             )
+        for name in groups:
+            if name in self.table.undealt:
+                raise ConfigError(
+                    f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. Leave it out of "
+                    f"method.partition."
+                )
         for name, names in self.table.unscaled.items():
             if dealt := [group for group in names if group in groups]:
                 raise ConfigError(
@@ -126,8 +139,38 @@ class InferredNetwork(Architecture):
     def require_usable(self, lengths: Mapping[str, int]) -> None:
         import torch
 
-        network = self.build(lengths).eval()
-        self._network.forward(network, self._network.examples(2, getattr(torch, self._dtype)))
+        try:
+            network = self.build(lengths).eval()
+            found = {name: layer.eps for name, layer in self.batch_norm_layers(network).items()}
+            if found != {name: norm.epsilon for name, norm in self.batch_norms.items()}:
+                raise ConfigError(
+                    f"{self._network.name}: its batch normalisations are others than were found in it before."
+                )
+            self._network.forward(network, self._network.examples(2, getattr(torch, self._dtype)))
+        except ConfigError as error:
+            if lengths == self.lengths:
+                raise
+            raise ConfigError(
+                f"{error} So narrow are subnets here: take fewer ranks, or leave out of method.partition what cannot "
+                f"be narrow."
+            ) from error
+
+    def require_finite(self, x: np.ndarray) -> None:
+        import torch
+
+        network = self.build(self.lengths)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            for name, parameter in network.named_parameters():
+                bound, centre = self.parameters[name].bound, self.parameters[name].centre
+                parameter.data.uniform_(centre - bound, centre + bound)
+            outputs = self._network.forward(network, torch.from_numpy(x).to(getattr(torch, self._dtype)))
+        if not outputs.isfinite().all():
+            odd = outputs[~outputs.isfinite()][0].item()
+            raise ConfigError(
+                f"{self.name}: its forward makes {odd} of the first training examples, with initial values. Look for "
+                f"a logarithm, a root or a quotient in it that these examples do not allow."
+            )
 
 
 def _scaled(inputs: tuple[Any, ...], named: dict[str, Any], factor: float) -> tuple[tuple[Any, ...], dict[str, Any]]:

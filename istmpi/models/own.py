@@ -8,7 +8,6 @@ names, types and defaults are the constructor's own.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.models.source import Source, source_of
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,9 @@ class OwnNetwork:
     inputs: tuple[int, ...]
     """The shape of an example as ``forward`` gets it."""
     outputs: int
-    source_hash: str = field(default="", compare=False)
+    source: Source = field(default_factory=Source, compare=False)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Of those settings that have one."""
 
     @property
     def widths(self) -> dict[str, Width]:
@@ -83,12 +85,19 @@ class OwnNetwork:
                 arguments[width.argument] = type(self.settings[width.argument])(values)
         try:
             built = self.kind(**arguments)
-        except Exception as error:
-            shown = ", ".join(f"{name} = {arguments[name]!r}" for name in self.settings)
-            raise ConfigError(f"{self.name}: its constructor fails with {shown}: {_said(error)}.") from error
+        except (Exception, SystemExit) as error:
+            shown = _listed({name: arguments[name] for name in self.settings})
+            changed = {name: value for name, value in self.defaults.items() if arguments[name] is not value}
+            cure = f"Its defaults: {_listed(changed)}" if changed else "Correct it, or give other arguments"
+            raise ConfigError(
+                f"{self.name}: its constructor fails{' with ' * bool(shown)}{shown}: {_said(error)}. {cure}."
+            ) from error
         for name, parameter in built.named_parameters():
             if is_lazy(parameter):
-                raise ConfigError(f"{self.name}: its parameter {name} has no shape before the first forward pass.")
+                raise ConfigError(
+                    f"{self.name}: its parameter {name} has no shape before the first forward pass. Give its layer the "
+                    f"number of its inputs."
+                )
         return built
 
     def examples(self, count: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
@@ -100,7 +109,7 @@ class OwnNetwork:
         return values.to(dtype).to(device)
 
     def forward(self, network: nn.Module, x: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """The outputs ``[examples, outputs]`` for examples; ConfigError where it fails or they have another shape.
+        """The outputs ``[examples, outputs]`` for examples; ConfigError where it fails or returns something else.
 
         ``gradients``: recorded for a backward pass, as in training.
         """
@@ -109,16 +118,22 @@ class OwnNetwork:
         try:
             with torch.set_grad_enabled(gradients):
                 outputs = network(x)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             shape = " x ".join(map(str, x.shape))
             raise ConfigError(
-                f"{self.name}: its forward fails on examples of shape {shape}: {_said(error)}."
+                f"{self.name}: its forward fails on examples of shape {shape}: {_said(error)}. Examples come flat to a "
+                f"network that asks for features alone, else in the shape of the data."
             ) from error
         shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         if shape != (len(x), self.outputs):
             raise ConfigError(
                 f"{self.name}: its forward returns {shape} for {len(x)} examples; the data need ({len(x)}, "
-                f"{self.outputs})."
+                f"{self.outputs}). Its argument outputs is filled in with that {self.outputs}."
+            )
+        if not outputs.is_floating_point():
+            raise ConfigError(
+                f"{self.name}: its forward returns numbers of {outputs.dtype}; the data need floating-point numbers. "
+                f"Return the scores themselves, for classes their logits."
             )
         return outputs
 
@@ -128,7 +143,7 @@ def own_network(name: str, shape: tuple[int, ...], outputs: int, settings: Mappi
 
     ``shape``: of an example. Runs the code that is named.
     """
-    kind, source_hash = _load(name)
+    kind, source = _load(name)
     facts = {"shape": tuple(shape), "features": _product(shape), "outputs": outputs}
     try:
         arguments = inspect.signature(kind).parameters
@@ -140,6 +155,8 @@ def own_network(name: str, shape: tuple[int, ...], outputs: int, settings: Mappi
         if one not in FACTS and of.kind in (of.KEYWORD_ONLY, of.POSITIONAL_OR_KEYWORD)
     ]
     for setting in settings:
+        if setting in FACTS:
+            raise ConfigError(f"{name}: model.{setting} is {FACTS[setting]}, which the data tell. Leave it out.")
         if setting not in known:
             raise ConfigError(f"{name}: unknown setting model.{setting}{did_you_mean(setting, known, 'model.')}")
     values = {}
@@ -155,11 +172,14 @@ def own_network(name: str, shape: tuple[int, ...], outputs: int, settings: Mappi
             )
     flat = "features" in arguments and "shape" not in arguments
     given = {fact: value for fact, value in facts.items() if fact in arguments}
-    return OwnNetwork(name, kind, given, values, (facts["features"],) if flat else tuple(shape), outputs, source_hash)
+    inputs = (facts["features"],) if flat else tuple(shape)
+    defaults = {one: arguments[one].default for one in known}
+    defaults = {one: value for one, value in defaults.items() if value is not inspect.Parameter.empty}
+    return OwnNetwork(name, kind, given, values, inputs, outputs, source, defaults)
 
 
-def _load(name: str) -> tuple[type[nn.Module], str]:
-    """The class, and a hash of the file that it is in."""
+def _load(name: str) -> tuple[type[nn.Module], Source]:
+    """The class, and what it is made from."""
     from torch import nn
 
     path, _, wanted = name.rpartition(":")
@@ -173,16 +193,21 @@ def _load(name: str) -> tuple[type[nn.Module], str]:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"--model {name}: {path} cannot be imported: {_said(error)}.") from error
+        raise ConfigError(
+            f"--model {name}: {path} cannot be imported: {_said(error)}. Python itself must be able to import it."
+        ) from error
     kind = getattr(module, wanted, None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         networks = [
             key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, nn.Module)
         ]
         problem = "has no class" if kind is None else "has something else than a torch.nn.Module as"
-        raise ConfigError(f"--model {name}: {path} {problem} {wanted}{did_you_mean(wanted, networks)}")
-    file = inspect.getsourcefile(kind)
-    return kind, hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
+        others = did_you_mean(wanted, networks) if networks else ", nor has it any torch.nn.Module."
+        raise ConfigError(f"--model {name}: {path} {problem} {wanted}{others}")
+    try:
+        return kind, source_of(kind, module)
+    except OSError as error:
+        raise ConfigError(f"--model {name}: its source cannot be read: {_said(error)}.") from error
 
 
 def _module_of_file(path: Path, name: str) -> Any:
@@ -201,6 +226,10 @@ def _module_of_file(path: Path, name: str) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value!r}" for name, value in values.items())
 
 
 def _product(shape: tuple[int, ...]) -> int:

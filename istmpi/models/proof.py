@@ -48,6 +48,7 @@ class Trial:
         self._x = network.examples(EXAMPLES, torch.float64)
         self._permutations = [self._permutation(generator) for _ in range(PERMUTATIONS)]
         self._expected, self._outputs_of = self._run(self._values)
+        self._mattering: dict[tuple[Place, tuple[int, int]], bool] = {}
         if not torch.isfinite(self._expected).all():
             raise ConfigError("the outputs of a small network with random weights are not finite")
 
@@ -118,12 +119,16 @@ class Trial:
     def indifferent_to(self, reading: Reading) -> str:
         """A parameter with several readings whose units the outputs do not depend on: what was tried proves nothing."""
         for place, (outer, inner) in reading.items():
-            if outer * inner > 1:
-                outputs, _ = self._run(self._permuted({place: (outer, inner)}, self._permutations[0]))
-                if _alike(outputs, self._expected):
-                    return place[0]
-        every = [self._run(self._permuted({place: of}, self._permutations[0]))[0] for place, of in reading.items()]
-        return "" if any(not _alike(outputs, self._expected) for outputs in every) else "any parameter"
+            if outer * inner > 1 and not self._matters(place, (outer, inner)):
+                return place[0]
+        return "" if any(self._matters(place, of) for place, of in reading.items()) else "any parameter"
+
+    def _matters(self, place: Place, of: tuple[int, int]) -> bool:
+        """Whether permuting the units on one axis alone shows in the outputs."""
+        if (place, of) not in self._mattering:
+            outputs, _ = self._run(self._permuted({place: of}, self._permutations[0]))
+            self._mattering[place, of] = not _alike(outputs, self._expected)
+        return self._mattering[place, of]
 
     def spanned(self, reading: Reading) -> bool:
         """Whether a network with some of the units differs from this one whose other units are silent."""
@@ -152,6 +157,11 @@ class Trial:
             except ConfigError:
                 continue
         return None, 0
+
+    def shown(self, module: str) -> str:
+        """A module's name and kind, as messages have it; what is none as it stands."""
+        kinds = {name: type(layer).__name__ for name, layer in self._built.named_modules() if name}
+        return f"{module} ({kinds[module]})" if module in kinds else module
 
     def order(self, module: str) -> int:
         """How late a module is run."""

@@ -36,7 +36,7 @@ class Table:
     """Everything that the engine asks of a network but how to build it; `istmpi.models.examination` makes it."""
 
     source: str
-    """A hash of the file that the class is in."""
+    """A hash of the files that the class is made from: its own, and what that imports from its own folder."""
     settings: Mapping[str, Any]
     """The arguments of the constructor, defaults included; of what JSON does not know the name."""
     groups: Mapping[str, int]
@@ -70,7 +70,7 @@ class Table:
     def tree(self) -> dict[str, Any]:
         """The table as JSON has it."""
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
-        return json.loads(json.dumps(facts, default=_plain, skipkeys=True))
+        return json.loads(json.dumps(facts, default=plain, skipkeys=True))
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> Table:
@@ -119,7 +119,7 @@ def dealt_by_default(groups: Iterable[str], residual: Mapping[str, str]) -> tupl
     return tuple(group for group in groups if group not in residual) or tuple(groups)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """An entry as a dict, and any other object by a name that is the same in every process."""
     if isinstance(value, ParameterEntry | NormEntry):
         return asdict(value)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import boto3
 import pytest
-from patience import patient
+from patience import Limit, patient
 
 ROOT = Path(__file__).parents[2]
 REGION = "eu-west-1"
@@ -31,18 +31,18 @@ def endpoint(tmp_path_factory):
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 60
+        limit = Limit(60)
         while True:
             try:
                 urllib.request.urlopen(f"{url}/moto-api/", timeout=patient(5)).close()
                 break
             except OSError:
-                assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+                assert server.poll() is None and limit.left, log.read_text()
                 time.sleep(0.2)
         yield url
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(patient(20))
 
 
 class Account:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import patient
+from patience import Limit, patient
 
 ROOT = Path(__file__).parents[2]
 WATCH = ROOT / "bin/istmpi-spot-watch"
@@ -107,7 +107,7 @@ def test_a_run_is_saved_and_goes_on(metadata, tmp_path):
 
     def end(run):
         try:
-            return run.communicate(timeout=60)[0]
+            return run.communicate(timeout=patient(60))[0]
         finally:
             run.kill()
 
@@ -116,8 +116,8 @@ def test_a_run_is_saved_and_goes_on(metadata, tmp_path):
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     run = start(100_000)
-    deadline = time.monotonic() + 60
-    while rounds() < 2 and time.monotonic() < deadline and run.poll() is None:
+    limit = Limit(60)
+    while rounds() < 2 and limit.left and run.poll() is None:
         time.sleep(0.05)
     metadata.notice = NOTICE
     said = end(run)

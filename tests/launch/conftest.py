@@ -119,6 +119,12 @@ def _ancestors(process):
 
 
 @pytest.fixture
+def environment():
+    """What is set where istmpi is started: this environment's programs first."""
+    return ENVIRONMENT
+
+
+@pytest.fixture
 def start():
     """``start(ranks, *command, env={}, output=PIPE)`` starts a command on so many ranks: a Job. None outlives the test.
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
@@ -28,7 +29,7 @@ def istmpi_run(tmp_path, *words, **environment):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
     )
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import patient
+from patience import Limit, patient
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -84,10 +84,9 @@ def test_a_terminated_cluster_leaves_nothing(cluster):
         assert process.stdout.readline() == "up\n"
         assert len(namespaces()) == 3
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) != 0
-    for _ in range(50):
-        if not namespaces():
-            break
+        assert process.wait(timeout=patient(30)) != 0
+    limit = Limit(5)
+    while namespaces() and limit.left:
         time.sleep(0.1)
 
 

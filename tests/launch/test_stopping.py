@@ -12,6 +12,7 @@ from pathlib import Path
 import h5py
 import pytest
 from following import lines, wait_for_rounds
+from patience import patient
 
 LOCAL_STEPS = 10
 SLOW = ["train", "--rounds", "100000", "--hidden", "64", "--checkpoint-every", "20", "--set", "evaluate.every=1000000"]
@@ -81,7 +82,7 @@ def test_a_command_that_saves_nothing_is_interrupted_at_once_and_without_a_trace
         while "multiarray" not in Path(f"/proc/{process.pid}/maps").read_text():
             time.sleep(0.001)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=patient(60))[1]
     assert said == "" and process.returncode in (130, -signal.SIGINT)
 
 

@@ -21,6 +21,7 @@ from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluate import calibration_rows
+from istmpi.models import examination
 from istmpi.train import Training
 
 FILE = networks.__file__
@@ -188,8 +189,9 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
             network.load_state_dict(exported(done.path))
             with torch.no_grad():
                 torch.testing.assert_close(network.eval()(x.double().view(-1, 1, 8, 8)), outputs)
-        with pytest.raises(ConfigError, match="--to onnx: the network in .* is one of your own"):
-            export(path, "onnx", model=name)
+            if form == "torch":
+                program = torch.export.load(done.beside).module()
+                torch.testing.assert_close(program(torch.from_numpy(raw).double().view(-1, 1, 8, 8)), outputs)
     with pytest.raises(DataError, match="not its code, which is run only when you name it: give --model"):
         evaluate(path, comm)
     comm.barrier()
@@ -270,6 +272,18 @@ def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
     assert again.resume(path) == [f"the source of {file}:Net, whose parameters are as they were"]
     assert "has changed since it was trained" in evaluate(path, comm, model=f"{file}:Net").note
 
+    moved = shared_tmp / "elsewhere" / "renamed.py"
+    write(comm, moved, source)
+    again = Training(own_run(**settings | {"model__name": f"{moved}:Net"}), comm)
+    assert again.resume(path) == [f"model.name = {file}:Net there, {moved}:Net here"]
+    assert_same_bits(whole(again), whole(training))
+    assert evaluate(path, comm, model=f"{moved}:Net").note == ""
+    for text, kind in ((source + "# a remark\n", "Net"), (source.replace("class Net", "class Other"), "Other")):
+        write(comm, moved, text)
+        other = Training(own_run(**settings | {"model__name": f"{moved}:{kind}"}), comm)
+        with pytest.raises(ConfigError, match="is of another run: model.name = .* there, .* here"):
+            other.resume(path)
+
     write(
         comm,
         file,
@@ -284,9 +298,39 @@ def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
     comm.barrier()
 
 
+def test_the_proof_is_remembered(comm, shared_tmp, monkeypatch):
+    """Where nothing has changed nobody looks again, and all is as before; what does not fit is looked at again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_tmp / "cache"))
+    looked, look = [], examination.examine
+    monkeypatch.setattr(examination, "examine", lambda own: looked.append(own.name) or look(own))
+    run = own_run(**SHAKEN | {"train__rounds": 1})
+
+    def train(since):
+        """A run's table and weights; rank 0 has looked so often since the last."""
+        looked.clear()
+        training = Training(run, comm)
+        list(training.rounds())
+        assert len(looked) == (since if comm.rank == 0 else 0)
+        return training.architecture.table.tree(), whole(training)
+
+    table, weights = train(since=1)
+    for damage in (None, lambda kept: kept[:100], lambda kept: kept.replace("hidden 64", "hidden 63"), None):
+        if damage and comm.rank == 0:
+            (file,) = (shared_tmp / "cache").rglob("*.json")
+            changed = damage(file.read_text())
+            assert changed != file.read_text()
+            file.write_text(changed)
+        comm.barrier()
+        again, same = train(since=1 if damage else 0)
+        assert again == table
+        assert_same_bits(same, weights)
+    comm.barrier()
+
+
 def write(comm, file, text):
     comm.barrier()
     if comm.rank == 0:
+        file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     comm.barrier()
 
@@ -310,6 +354,11 @@ def write(comm, file, text):
         ({"model__name": f"{FILE}:Fixed"}, "no width that can be dealt out .its constructor has no integers."),
         ({"model__name": "nowhere.py:Net"}, "there is no file nowhere.py"),
         ({"model__name": f"{FILE}:Steps", "model__hidden": 2}, "hidden has 2 units but the run has"),
+        ({"model__name": f"{FILE}:Faulty", "model__what": "logarithm"}, "forward makes nan of the first training exam"),
+        (
+            {"model__name": f"{FILE}:PooledToo", "method__partition": ["hidden"]},
+            "hidden cannot be dealt out: permuting",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_one_line_on_every_rank(comm, settings, message):
@@ -318,6 +367,16 @@ def test_what_cannot_be_trained_is_one_line_on_every_rank(comm, settings, messag
     with pytest.raises(ConfigError, match=message) as refused:
         Training(own_run(**settings), comm)
     assert "\n" not in str(refused.value) and refused.value.everywhere
+
+
+@pytest.mark.ranks(min=2)
+def test_another_file_of_that_name_on_a_rank_is_refused(comm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # each rank's own
+    remark = f"# on rank {comm.rank}\n" * (comm.rank == 1)
+    (tmp_path / "net.py").write_text(f"from networks import Steps\n\n\nclass Net(Steps):\n    pass\n{remark}")
+    with pytest.raises(ConfigError, match="its file is another one here than on rank 0") as refused:
+        Training(own_run(model__name="net.py:Net"), comm)
+    assert refused.value.everywhere
 
 
 def test_defaults_may_be_anything(comm, shared_tmp):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from curves import curve
 from data_files import write_idx
+from patience import patient
 from rich.console import Console
 
 from istmpi.cli.main import main
@@ -425,8 +426,8 @@ def test_other_errors_are_our_own(capfd, monkeypatch):
 
 def test_a_sample_of_the_campaign_finds_nothing(tmp_path):
     command = [sys.executable, BENCHMARKS / "campaign.py", "bad-input", "--cases", "60", "--seed", "3"]
-    command += ["--results", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    command += ["--results", tmp_path, "--seconds", str(patient(40))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(300))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "campaign-bad-input.json").read_text())["rows"]
     assert rows[-1]["cases"] == 60 and len(rows) > 10, "most readers have their turn"

@@ -119,6 +119,10 @@ def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path,
         (["train", "--finish", "local-sdg:9%", "--rounds", "1", "--dry-run"], "did you mean local-sgd?"),
         (["train", "--finish", "local-sgd", "--dry-run"], "must be a method and its share of the rounds"),
         (["train", "--model", "mpl", "--dry-run"], "model.name = 'mpl' is not known; did you mean mlp?"),
+        (
+            ["train", "--model", "nets.py", "--dry-run"],
+            "model.name = 'nets.py' is not known. A network of your own is FILE.py:Class",
+        ),
         (["train", "--hidden", "64,x", "--dry-run"], "--hidden 64,x: must be numbers with commas between them"),
         (["train", "--hidden", "0", "--dry-run"], "at least one unit wide"),
         (["train", "--lr", "fast", "--dry-run"], "optimizer.lr = 'fast' must be a number"),
@@ -145,15 +149,51 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
     assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("istmpi: ")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
+def full():
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs Linux's /dev/full")
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+def hung_up():
+    """A terminal that is gone, as that of a program in the background is after its user."""
+    ours, its = os.openpty()
+    os.close(ours)
+    return its
+
+
+PROGRAM = [sys.executable, "-c", "from istmpi.cli.main import main; main()"]
+
+
 @pytest.mark.parametrize("arguments", [["runs"], ["--version"], ["report", "--help"]])
-def test_a_standard_output_without_room_is_one_line_and_exit_code_74(arguments):
-    with open("/dev/full", "w") as full:
-        program = [sys.executable, "-c", "from istmpi.cli.main import main; main()"]
-        done = subprocess.run([*program, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("output, why", [(full, "No space left on device"), (hung_up, "Input/output error")])
+def test_a_standard_output_that_takes_nothing_is_one_line_and_exit_code_74(arguments, output, why):
+    with open(output(), "w") as refusing:
+        done = subprocess.run([*PROGRAM, *arguments], stdout=refusing, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 74, done.stderr
     (said,) = done.stderr.splitlines()
-    assert said.startswith("istmpi: the standard output cannot be written (No space left on device)")
+    assert said.startswith(f"istmpi: the standard output cannot be written ({why})")
+
+
+@pytest.mark.parametrize("output", [full, hung_up])
+def test_an_exit_code_does_not_depend_on_whether_anybody_can_be_told(output):
+    with open(output(), "w") as refusing:
+        done = subprocess.run([*PROGRAM, "train", "nothing"], stdout=subprocess.PIPE, stderr=refusing, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        done = subprocess.run([*PROGRAM, "runs"], stdout=refusing, stderr=refusing, text=True)
+        assert done.returncode == 74
+
+
+def test_an_output_that_is_closed_is_not_written():
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "runs"], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_files_disk_is_not_taken_for_the_standard_outputs():
+    """The system names no file where it refuses what is written to one that is open."""
+    program = "import errno; from istmpi.cli.main import main\ndef program(): raise OSError(errno.ENOSPC, 'No space')\n"
+    done = subprocess.run([sys.executable, "-c", program + "main(program)"], capture_output=True, text=True)
+    assert done.returncode == 1 and "standard output" not in done.stderr and "program()" in done.stderr
 
 
 def test_a_pipe_is_no_run_to_report(tmp_path):

@@ -245,6 +245,12 @@ def test_settings_of_one_network_are_none_of_another():
     assert own.override({"model.depth": 3}).override({"model.name": "mlp"}).model == Model(dtype="float64")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [1, float("nan")], {"a": 2**65}], ids=str)
+def test_numbers_that_no_network_can_be_given_are_refused_by_name(value):
+    with pytest.raises(ConfigError, match="command line: model.hidden must be finite, and its numbers below 2.64"):
+        Run().override({"model.name": "mine.py:Net", "model.hidden": value})
+
+
 def test_the_type_of_an_own_networks_dtype_is_checked():
     with pytest.raises(ConfigError, match="model.dtype = 'int8' is not known"):
         Run().override({**OWN, "model.dtype": "int8"})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import layered_networks
 import networks
+import numpy as np
 import pytest
 import torch
 
@@ -126,6 +127,58 @@ def test_what_cannot_be_trained_is_refused_by_name(what, problem):
 def test_a_network_that_does_not_fit_the_data_is_refused(network, problem):
     with pytest.raises(ConfigError, match=problem):
         examine(own(network))
+
+
+@pytest.mark.parametrize(
+    "what, problem",
+    [
+        ("constructor leaves", "constructor fails with what = 'constructor leaves', hidden = 8: SystemExit: 5"),
+        ("forward leaves", "forward fails on examples of shape 2 x 7: SystemExit: enough"),
+        ("training", "forward fails on examples of shape 2 x 7: RuntimeError: only in use"),
+        ("two", "forward returns tuple for 2 examples"),
+        ("integers", "forward returns numbers of torch.int64"),
+        ("detached", "outputs have no gradient with respect to any parameter"),
+        ("nan", "parameter gain does not start with finite numbers"),
+        ("inf", "parameter gain does not start with finite numbers"),
+    ],
+)
+def test_what_goes_wrong_in_a_network_is_one_line(what, problem):
+    with pytest.raises(ConfigError, match=problem) as refused:
+        examine(own("Faulty", what=what))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_parameter_without_elements_is_refused():
+    with pytest.raises(ConfigError, match=r"parameter first.weight has no elements \(0 x 7\)"):
+        examine(own("Steps", hidden=0))
+
+
+def test_what_is_not_finite_on_the_data_at_first_is_refused():
+    examples = np.ones((4, 7), np.float32)
+    with pytest.raises(ConfigError, match="forward makes nan of the first training examples"):
+        ready("Faulty", what="logarithm").require_finite(examples)
+    with pytest.raises(ConfigError, match="examples of shape 4 x 7: RuntimeError: no more than three"):
+        ready("Faulty", what="few examples").require_finite(examples)
+    dropping, before = ready("Shaken"), torch.get_rng_state()
+    dropping.require_finite(examples)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_width_that_moves_unrelated_axes_is_refused_by_name():
+    both = ready("PooledToo")
+    reason = r"permuting its units changes the outputs, first behind other \(Linear\)"
+    with pytest.raises(ConfigError, match=f"no width that can be dealt out .hidden: {reason}"):
+        both.require_dealable(both.groups)
+    with pytest.raises(ConfigError, match=f"hidden cannot be dealt out: {reason}. Leave it out of method.partition"):
+        both.require_dealable(("hidden",))
+
+
+def test_widths_that_are_too_narrow_for_the_constructor_say_what_to_do():
+    steps = ready("Steps")
+    with pytest.raises(ConfigError, match="with hidden = 9: ValueError: 9 is odd. .* take fewer ranks, or leave out"):
+        steps.require_usable({"hidden": 9})
+    steps.require_usable({"hidden": 4})
 
 
 def test_what_cannot_be_dealt_out_is_refused():

@@ -2,10 +2,12 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
 from collections import OrderedDict
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from torch import nn
 from istmpi.checkpoint.reader import Tensor, open_checkpoint
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
-from istmpi.deploy import to_onnx
+from istmpi.deploy import onnx_file
 from istmpi.deploy.export import FORMS, export
 from istmpi.deploy.network import CalibratedNetwork
 
@@ -43,10 +45,16 @@ def sequential(layers, state):
 
 
 def run_torch(path, x):
-    saved = torch.load(path, weights_only=True)
+    """With the layers, and the same as a program."""
+    saved, metadata = torch.load(path, weights_only=True), {"metadata": ""}
     network = sequential(json.loads(saved["metadata"]["layers"]), saved["state_dict"])
+    program = torch.export.load(path.with_suffix(".pt2"), extra_files=metadata).module()
+    assert json.loads(metadata["metadata"]) == saved["metadata"]
+    x = torch.from_numpy(x)
     with torch.no_grad():
-        return network(torch.from_numpy(x)).numpy()
+        outputs = network(x)
+        torch.testing.assert_close(torch.cat([program(x[:1]), program(x[1:])]), outputs)
+        return outputs.numpy()
 
 
 def run_safetensors(path, x):
@@ -183,10 +191,10 @@ def test_a_network_without_calibration_needs_data(checkpoints, tmp_path, istmpi_
 
 def test_a_large_network_has_its_tensors_in_a_second_file(checkpoints, tmp_path, monkeypatch):
     pytest.importorskip("onnx")
-    monkeypatch.setattr(to_onnx, "LARGEST", 1000)
+    monkeypatch.setattr(onnx_file, "LARGEST", 1000)
     path, x = tmp_path / "large.onnx", raw("digits")
     done = export(checkpoints / "batch.h5", "onnx", path)
-    assert done.beside == tmp_path / "large.onnx.data" and done.beside.stat().st_size > 4000
+    assert done.beside == tmp_path / "large.onnx.data" and done.beside.stat().st_size > 3000
     assert done.bytes == path.stat().st_size + done.beside.stat().st_size
     np.testing.assert_allclose(run_onnx(path, x), predicted(checkpoints / "batch.h5", x), rtol=1e-5, atol=1e-5)
     export(checkpoints / "batch.h5", "onnx", path, force=True)
@@ -201,7 +209,7 @@ def test_varints_are_those_of_protocol_buffers():
     onnx = pytest.importorskip("onnx")
     for value in (0, 1, 127, 128, 300, 2**31, 2**40 + 5):
         message = onnx.TensorProto(dims=[value]).SerializeToString()
-        assert message == b"\x08" + bytes(to_onnx._varint(value))
+        assert message == b"\x08" + bytes(onnx_file._varint(value))
 
 
 @pytest.mark.parametrize("form", ["safetensors", "npz", "onnx"])
@@ -219,6 +227,50 @@ def test_memory_is_bounded(tmp_path, monkeypatch, form, checkpoints):
     monkeypatch.setattr(Tensor, "read_bytes", watched)
     export(checkpoints / "batch.h5", form, tmp_path / "network")
     assert max(asked) <= 256 and len(asked) > 13
+
+
+MAKE = """
+import sys
+from pathlib import Path
+from small import small_run
+from istmpi.checkpoint.saver import commit
+from istmpi.comm import world
+from istmpi.train import Training
+training = Training(small_run(model__dtype="float32", model__hidden=[4096, 8192]), world())
+commit(Path(sys.argv[1]), *training.state(calibrated=True), "direct", world())
+"""
+EXPORT = """
+import re, resource, sys
+from pathlib import Path
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.deploy.export import export
+from istmpi.deploy.network import CalibratedNetwork
+small, large, forms = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+for form in forms:
+    export(small, form, large.with_name("small"), force=True)  # imports all that it needs
+used = 1024 * int(re.search(r"VmData:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+resource.setrlimit(resource.RLIMIT_DATA, (used + 48 * 2**20,) * 2)
+for form in forms:
+    export(large, form)
+try:
+    with open_checkpoint(large) as checkpoint:
+        CalibratedNetwork(checkpoint)
+except (MemoryError, RuntimeError) as error:
+    assert "allocate" in str(error)
+else:
+    sys.exit("the limit limits nothing")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a limit")
+def test_a_network_larger_than_memory_is_exported(checkpoints, tmp_path):
+    """135 MB of weights, with room for 48 MiB; the whole network does not fit there."""
+    forms = ["safetensors", "npz", *["onnx"] * bool(find_spec("onnx"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    large = tmp_path / "large.h5"
+    for code, words in ((MAKE, [large]), (EXPORT, [checkpoints / "none.h5", large, *forms])):
+        subprocess.run([sys.executable, "-c", code, *words], check=True, env=environment, timeout=patient(100))
+    assert min((tmp_path / f"large.{form}").stat().st_size for form in forms) > 135e6
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from patience import patient
 
 from istmpi.config import Optimizer
 from istmpi.errors import ConfigError
@@ -70,7 +71,9 @@ def test_pytorchs_compiler_is_not_imported(tmp_path):
     program = "import sys; from istmpi.cli.main import main; import atexit\n"
     program += "atexit.register(lambda: print('imported', 'torch._dynamo' in sys.modules))\nmain()"
     command = ["train", "--rounds", "1", "--local-steps", "2", "--hidden", "8", "--out", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=patient(60)
+    )
     assert done.returncode == 0 and done.stdout.endswith("imported False\n"), done
 
 

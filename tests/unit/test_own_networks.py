@@ -132,6 +132,16 @@ def test_what_cannot_be_dealt_has_a_reason(name, shape, width, problem):
     assert reasons[width].startswith(problem)
 
 
+def test_of_many_ways_to_read_the_axes_of_a_width_that_is_alone_one_is_enough(monkeypatch):
+    """Any order of the channels is right here: 8 * 5 * 8 readings, each of which takes a pass for each axis."""
+    tried, broken_by = [], Trial.broken_by
+    monkeypatch.setattr(Trial, "broken_by", lambda self, reading: tried.append(reading) or broken_by(self, reading))
+    found = inferred("Expanding", (3, 8, 8))
+    assert found.groups == ("expand",) and len(tried) == 1
+    assert str(found.parameters["layers.3.weight"]) == "(expand 24) 1 3 3"
+    assert str(found.parameters["layers.5.weight"]) == "24 (expand 24) 1 1"
+
+
 def test_what_ranks_hold():
     found = inferred("Convolutional", IMAGE)
     own = network("Convolutional", IMAGE)
@@ -193,6 +203,7 @@ def test_a_class_of_a_package_is_found():
         ([f"{FILE}"], "give FILE.py:Class or package.module:Class"),
         (["/nowhere.py:Net"], "there is no file /nowhere.py"),
         (["no.such.package:Net"], "cannot be imported: ModuleNotFoundError: No module named 'no'"),
+        (["istmpi.errors:Net"], "istmpi.errors has no class Net, nor has it any torch.nn.Module"),
         ([f"{FILE}:Convolutiona"], "has no class Convolutiona; did you mean Convolutional?"),
         ([f"{FILE}:NOT_A_NETWORK"], "has something else than a torch.nn.Module as NOT_A_NETWORK"),
         ([f"{FILE}:NoDefault"], "its argument hidden has no default and is no fact of the data"),
@@ -204,6 +215,11 @@ def test_a_class_of_a_package_is_found():
         ),
         ([f"{FILE}:Joined", "--set", "model.hiden=3"], "unknown setting model.hiden; did you mean model.hidden?"),
         ([f"{FILE}:Joined", "--set", "model.hidden='x'"], "its constructor fails with hidden = 'x': TypeError"),
+        (
+            [f"{FILE}:Joined", "--set", "model.hidden=[3]"],
+            "found element of type list at pos 0. Its defaults: hidden = 8.",
+        ),
+        ([f"{FILE}:Joined", "--set", "model.outputs=3"], "model.outputs is how many classes there are"),
         ([f"{FILE}:Joined", "--set", "train.rounds=3"], "only arguments of the network can be set here"),
         ([f"{FILE}:Joined", "--shape", "3xx"], "give --data, or both --shape and --outputs"),
         ([f"{FILE}:Joined", "--shape", "3xx", "--outputs", "3"], "must be the lengths of an example's axes"),

@@ -1,0 +1,149 @@
+"""A checkpoint's network as a program: a graph of PyTorch's operators that needs neither istmpi nor the class.
+
+It takes examples as they are in the data, any number at a time, and is made by `torch.export`; from it PyTorch's own
+exporter makes ONNX.
+"""
+
+import io
+import json
+import logging
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from istmpi.deploy.layers import Layer, Values
+from istmpi.errors import ConfigError
+from istmpi.foreign import reason
+from istmpi.models.inferred import InferredNetwork
+from istmpi.optional import optional
+
+EXAMPLES = 3
+"""In the pass that is traced: not 1, which PyTorch takes for a number that never changes."""
+OPSET = 18
+"""The oldest that PyTorch's exporter makes without a conversion."""
+TOLERANCE = 1e-4
+"""Largest difference between the program's outputs and the network's, relative to the largest output."""
+
+
+class Normalising(nn.Module):
+    """A network with the normalisation of its examples before it."""
+
+    def __init__(self, network: nn.Module, shape: Sequence[int], normalisation: tuple[np.ndarray, np.ndarray] | None):
+        super().__init__()
+        self.network = network
+        self.normalised = normalisation is not None
+        for name, values in zip(("mean", "std"), normalisation or ()):
+            self.register_buffer(name, torch.from_numpy(values).view(*shape))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The outputs ``[b, outputs]`` for examples ``[b, *shape]`` as they are in the data."""
+        return self.network((input - self.mean) / self.std if self.normalised else input)
+
+
+def chain_module(layers: Sequence[Layer], state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Plain layers, one after the other, with this state."""
+    with torch.device("meta"):
+        network = nn.Sequential(OrderedDict((of.name, getattr(nn, of.kind)(**of.settings)) for of in layers))
+    network.load_state_dict(state, assign=True)
+    return network.eval().requires_grad_(False)
+
+
+def own_module(
+    network: InferredNetwork,
+    state: Mapping[str, torch.Tensor],
+    untied: Sequence[str],
+    normalisation: tuple[np.ndarray, np.ndarray] | None,
+) -> nn.Module:
+    """The user's class with this state, of which the tensors ``untied`` have values of their own."""
+    module = network.plain()
+    known = module.state_dict()
+    for name, values in state.items():
+        path, _, key = name.rpartition(".")
+        if name in untied:
+            setattr(module.get_submodule(path), key, nn.Parameter(torch.empty_like(values)))
+        elif name not in known:  # of a batch normalisation that the class makes without running statistics
+            module.get_submodule(path).register_buffer(key, torch.empty_like(values))
+    module.load_state_dict(state)
+    ready = Normalising(module, network.example_shape, normalisation)
+    return ready.to(next(module.parameters()).dtype).eval().requires_grad_(False)
+
+
+def traced(module: nn.Module, shape: Sequence[int], name: str) -> torch.export.ExportedProgram:
+    """The program of a module for examples of a shape; ConfigError where PyTorch cannot make one, or makes another."""
+    dtype = next(module.parameters()).dtype
+    x = torch.randn(EXAMPLES, *shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    batch = torch.export.Dim("batch")
+    try:
+        with _quietly():
+            program = torch.export.export(module, (x,), dynamic_shapes=({0: batch},), strict=False)
+            same = all(_agree(program.module()(x[:count]), module(x[:count])) for count in (1, EXAMPLES))
+    except Exception as error:
+        raise ConfigError(
+            f"{name}: torch.export cannot trace its forward: {reason(error)[:300]}. Let it take no decision on values "
+            f"of tensors or on the number of examples (torch.where takes both sides), or use --to safetensors or npz."
+        ) from error
+    if not same:
+        raise ConfigError(
+            f"{name}: what torch.export makes of its forward has other outputs: it takes a decision on the number of "
+            f"examples, or draws random numbers. Let it do neither, or use --to safetensors or npz."
+        )
+    return program
+
+
+def _agree(outputs: torch.Tensor, expected: torch.Tensor) -> bool:
+    outputs, expected = outputs.nan_to_num(), expected.nan_to_num()
+    return bool((outputs - expected).abs().max() <= TOLERANCE * expected.abs().max())
+
+
+def save(program: torch.export.ExportedProgram, metadata: Mapping[str, str], file: Any) -> None:
+    """Write a program for ``torch.export.load(file, extra_files={"metadata": ""})``; the metadata as one JSON text."""
+    with _quietly():
+        torch.export.save(program, file, extra_files={"metadata": json.dumps(dict(metadata))})
+
+
+def require_onnx_exporter() -> None:
+    """Refuse, in one line, where what PyTorch's exporter needs is not installed."""
+    optional("onnxscript", "onnxscript", "exports to ONNX of a network of your own", "export")
+
+
+def onnx_of(program: torch.export.ExportedProgram, name: str) -> tuple[Any, dict[str, Values]]:
+    """The model without its tensors, and the tensors by their names in it, as PyTorch's own exporter makes them."""
+    try:
+        with _quietly():
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=["input"],
+                output_names=["output"],
+                dynamic_shapes=({0: "batch"},),
+                verbose=False,
+            )
+    except Exception as error:
+        raise ConfigError(
+            f"{name}: torch.onnx.export cannot export it: {reason(error.__cause__ or error)[:300]}. Use --to torch, "
+            f"safetensors or npz."
+        ) from error
+    tensors = {}
+    for key, value in made.model.graph.initializers.items():
+        tensors[key], value.const_value = value.const_value.numpy(), None
+    return made.model_proto, tensors
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """A context in which PyTorch prints no graph and no advice for its developers."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

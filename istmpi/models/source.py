@@ -1,0 +1,118 @@
+"""The source of a network of one's own: the file that was named, and what it imports from its own folder.
+
+Found in the files' text, not in what is loaded: it is the same in every process. What is imported under a name that is
+made up while the program runs is not found.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a class is made from; equal where it is the same, wherever the files lie."""
+
+    hash: str = ""
+    """The beginning of a SHA-256: of the file's own where there is no other. Empty where there is no file."""
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    """The versions of what the files import from elsewhere, the standard library left out."""
+
+
+def source_of(kind: type, module: ModuleType) -> Source:
+    """The source of a class that was found in a module."""
+    named = _Home.of(module)
+    homes = [named] if kind.__module__ == module.__name__ else [named, _Home.of(sys.modules.get(kind.__module__))]
+    files: dict[Path, str] = {}
+    libraries: set[str] = set()
+    for home in homes:
+        if home:
+            home.collect(files, libraries)
+    if not files:
+        return Source()
+    first, *others = files
+    digest = hashlib.sha256(first.read_bytes())
+    for name, file in sorted((files[file], file) for file in others):
+        digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return Source(digest.hexdigest()[:16], {name: _version(name) for name in sorted(libraries)})
+
+
+@dataclass(frozen=True)
+class _Home:
+    """The folder that a module's imports are looked up in, and the module's file."""
+
+    folder: Path
+    file: Path
+
+    @staticmethod
+    def of(module: ModuleType | None) -> _Home | None:
+        """Of a module with a file of Python; None for another."""
+        try:
+            file = Path(inspect.getsourcefile(module)).resolve()
+        except TypeError:  # it is built in, or there is none
+            return None
+        above = module.__name__.count(".") + (file.name == "__init__.py")
+        return _Home(file.parents[min(above, len(file.parents) - 1)], file)
+
+    def collect(self, files: dict[Path, str], libraries: set[str]) -> None:
+        """Add the module's file and all that it imports from its folder, by their names in it; and other libraries."""
+        waiting = [self.file]
+        while waiting:
+            file = waiting.pop()
+            if file in files or not file.is_file():
+                continue
+            files[file] = file.relative_to(self.folder).as_posix()
+            if any(part in INSTALLED for part in file.parts):
+                libraries.add(files[file].partition("/")[0].removesuffix(".py"))
+                continue
+            for name in _imported(file, self.folder):
+                waiting += self._files(name)
+                top = name.partition(".")[0]
+                if not self._has(top) and top not in sys.stdlib_module_names:
+                    libraries.add(top)
+
+    def _has(self, top: str) -> bool:
+        return (self.folder / f"{top}.py").is_file() or (self.folder / top).is_dir()
+
+    def _files(self, name: str) -> Iterator[Path]:
+        """The files that an import of a dotted name runs, those that lie in the folder."""
+        at = self.folder
+        for part in name.split("."):
+            for file in (at / f"{part}.py", at / part / "__init__.py"):
+                if file.is_file():
+                    yield file
+            at /= part
+
+
+def _imported(file: Path, folder: Path) -> Iterator[str]:
+    """The dotted names that a file imports, wherever in it; what it imports from a module may be a module, too."""
+    package = file.relative_to(folder).parent.parts
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # nobody imports it, then
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from filter(None, [module])
+            yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+
+
+def _version(name: str) -> str:
+    """Of a library that is loaded; a hash of its file where it tells none, and nothing where it has none."""
+    library = sys.modules.get(name)
+    if (version := getattr(library, "__version__", None)) is None and (home := _Home.of(library)):
+        return hashlib.sha256(home.file.read_bytes()).hexdigest()[:16]
+    return str(version or "")

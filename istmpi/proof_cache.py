@@ -1,0 +1,97 @@
+"""What was found out about networks of one's own, remembered in a folder of the user's own.
+
+    $XDG_CACHE_HOME/istmpi/proofs/KEY.json        by default in ~/.cache
+
+A table is taken again only where everything that it was made from is the same: the source, the arguments, the data's
+facts, the libraries, istmpi's own code for it. What cannot be read, or others may write to, is as if it were not there;
+what cannot be written is not remembered. The folder may be deleted at any time.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from istmpi import __version__, models
+from istmpi.files import temporary
+from istmpi.foreign import JSON_BYTES, content
+from istmpi.models.own import OwnNetwork
+from istmpi.models.table import Table, plain
+
+KEPT = 200
+"""The newest that are kept."""
+
+
+def recall(network: OwnNetwork) -> dict[str, Any] | None:
+    """The table of a network that was examined before, as `Table.tree` gives it; None where there is none to trust."""
+    facts = _facts(network)
+    if facts is None or (path := _path(facts)) is None:
+        return None
+    try:
+        if not _private(path):
+            return None
+        kept = json.loads(content(path, JSON_BYTES))
+        return Table.from_tree(kept["table"]).tree() if kept["facts"] == facts else None
+    except Exception:
+        return None
+
+
+def remember(network: OwnNetwork, tree: Mapping[str, Any]) -> None:
+    """Keep the table of a network, as `Table.tree` gives it."""
+    facts = _facts(network)
+    if facts is None or (path := _path(facts)) is None:
+        return
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = temporary(path)
+        try:
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                json.dump({"facts": facts, "table": tree}, file)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        kept = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime, reverse=True)
+        for old in kept[KEPT:]:
+            old.unlink(missing_ok=True)
+
+
+def _facts(network: OwnNetwork) -> dict[str, Any] | None:
+    """All that a table is made from; None where the source is not known."""
+    if not network.source.hash:
+        return None
+    code = hashlib.sha256()
+    for file in sorted(Path(models.__file__).parent.glob("*.py")):
+        code.update(file.read_bytes())
+    arguments = {**network.facts, **network.settings}
+    return {
+        "class": network.kind.__qualname__,
+        "source": network.source.hash,
+        "libraries": dict(network.source.libraries),
+        "arguments": json.loads(json.dumps(arguments, default=plain, skipkeys=True)),
+        "outputs": network.outputs,
+        "inputs": list(network.inputs),
+        "dtype": str(torch.get_default_dtype()),
+        "istmpi": f"{__version__} {code.hexdigest()}",
+        "torch": torch.__version__,
+    }
+
+
+def _path(facts: Mapping[str, Any]) -> Path | None:
+    """The file of a table that was made from these facts; None where the user has no folder."""
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(folder):
+        folder = os.path.join(os.path.expanduser("~"), ".cache")
+        if not os.path.isabs(folder):
+            return None
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return Path(folder) / "istmpi" / "proofs" / f"{key[:32]}.json"
+
+
+def _private(path: Path) -> bool:
+    """Whether nobody else may have written the file."""
+    return all(one.stat().st_uid == os.geteuid() and not one.stat().st_mode & 0o022 for one in (path, path.parent))

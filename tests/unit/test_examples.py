@@ -1,0 +1,55 @@
+"""Other people's networks in examples/: what is found out of them, where their package is there (istmpi[examples])."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from istmpi.models.examination import examine
+from istmpi.models.own import own_network
+
+FOLDER = Path(__file__).parents[2] / "examples"
+IMAGE = (3, 16, 16)
+
+
+@pytest.mark.parametrize("file", ["llama.py", "vit.py"])
+def test_a_wrapper_has_at_most_15_lines(file):
+    text = re.sub(r'""".*?"""', "", (FOLDER / file).read_text(), flags=re.DOTALL)
+    assert 0 < len([line for line in text.splitlines() if line.strip()]) <= 15
+
+
+def table(name, package, **settings):
+    pytest.importorskip(package, reason=f"{package} is not installed; pip install 'istmpi[examples]' brings it")
+    return examine(own_network(f"{FOLDER}/{name}", IMAGE, 10, settings))
+
+
+@pytest.mark.filterwarnings("default")  # what others' packages warn of
+def test_a_llama_is_dealt_out_by_heads_and_feed_forward_units():
+    found = table("llama.py:Llama", "transformers", num_attention_heads=4)
+    assert found.groups == {"num_attention_heads": 4, "intermediate_size": 256}
+    axes = {name.rpartition("0.")[2]: one.axes for name, one in found.parameters.items()}
+    assert axes["self_attn.q_proj.weight"] == axes["self_attn.v_proj.weight"] == "(num_attention_heads 16) 64"
+    assert axes["self_attn.o_proj.weight"] == "64 (num_attention_heads 16)"
+    assert (axes["mlp.gate_proj.weight"], axes["mlp.down_proj.weight"]) == (
+        "intermediate_size 64",
+        "64 intermediate_size",
+    )
+    assert found.undealt == {"num_hidden_layers": "it decides which parameters there are"}
+    assert {name.rpartition(".")[2]: of for name, of in found.sums.items()} == {
+        "o_proj": ("num_attention_heads",),
+        "down_proj": ("intermediate_size",),
+    }
+    assert "llama.lm_head.weight" not in found.parameters  # tied to the embedding
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_vision_transformer_is_dealt_out_by_heads_and_feed_forward_units():
+    found = table("vit.py:ViT", "timm", num_heads=4)
+    assert found.groups == {"num_heads": 4, "mlp_hidden": 256}
+    axes = {name: one.axes for name, one in found.parameters.items()}
+    assert (axes["blocks.1.attn.qkv.weight"], axes["blocks.1.attn.qkv.bias"]) == (
+        "(3 num_heads 16) 64",
+        "(3 num_heads 16)",
+    )
+    assert axes["blocks.1.attn.proj.weight"] == "64 (num_heads 16)"
+    assert (axes["blocks.0.mlp.fc1.weight"], axes["blocks.0.mlp.fc2.weight"]) == ("mlp_hidden 64", "64 mlp_hidden")

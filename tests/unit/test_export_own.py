@@ -1,0 +1,265 @@
+"""Exported networks of one's own predict what `istmpi predict` does: for their class, and without it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import exported_networks
+import networks
+import numpy as np
+import pytest
+import torch
+from checkpoint_files import OWN
+from patience import patient
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.data.sources import open_dataset
+from istmpi.deploy import onnx_file
+from istmpi.deploy.export import export
+from istmpi.deploy.network import CalibratedNetwork
+
+CLASSES = {**vars(networks), **vars(exported_networks)}
+TRACED = ["convolutional", "shaken", "sharing", "unrecorded"]
+LOADED = ["convolutional", "sharing"]
+"""The networks that torch.export can trace, and those of them whose class can load their state."""
+
+
+def model_of(name):
+    return OWN[name]["model.name"]
+
+
+def raw():
+    """The features of the test split as they are in the data."""
+    rows = open_dataset("digits").test.normalised_by(None)
+    return rows.rows(np.arange(len(rows)))[0]
+
+
+def predicted(path, name):
+    with open_checkpoint(path) as checkpoint:
+        return CalibratedNetwork(checkpoint, model=model_of(name))(raw())
+
+
+def instance(metadata):
+    """The class as its user makes it."""
+    settings = dict(json.loads(metadata["run"])["model"])
+    kind, dtype = CLASSES[settings.pop("name").rpartition(":")[2]], settings.pop("dtype")
+    facts = {"shape": (1, 8, 8)} if kind is networks.Convolutional else {"features": 64}
+    return kind(**facts, outputs=10, **settings).to(getattr(torch, dtype)).eval()
+
+
+def outputs_of(network, metadata):
+    """Of the class, for normalised examples in their own shape."""
+    x, normalisation = raw(), json.loads(metadata["input"])
+    x = (x - np.float32(normalisation["mean"])) / np.float32(normalisation["std"])
+    with torch.no_grad():
+        return network(shaped(x, network)).numpy()
+
+
+def shaped(x, network):
+    x = torch.from_numpy(x).to(next(network.parameters()).dtype)
+    return x.view(-1, 1, 8, 8) if isinstance(network, networks.Convolutional) else x
+
+
+def run_torch(path):
+    saved = torch.load(path, weights_only=True)
+    network = instance(saved["metadata"])
+    network.load_state_dict(saved["state_dict"])
+    return outputs_of(network, saved["metadata"])
+
+
+def run_safetensors(path):
+    from safetensors import safe_open
+    from safetensors.torch import load_model
+
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    network = instance(metadata)
+    load_model(network, path)
+    return outputs_of(network, metadata)
+
+
+def run_npz(path):
+    with np.load(path, allow_pickle=False) as file:
+        metadata = json.loads(file["metadata"].item())
+        state = {name: torch.from_numpy(file[name]) for name in file.files if name != "metadata"}
+    state |= {name: state[first] for name, first in json.loads(metadata.get("ties", "{}")).items()}
+    network = instance(metadata)
+    network.load_state_dict(state)
+    return outputs_of(network, metadata)
+
+
+RUN = {"torch": run_torch, "safetensors": run_safetensors, "npz": run_npz}
+
+
+def close(outputs, expected):
+    assert outputs.dtype == expected.dtype
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", RUN)
+@pytest.mark.parametrize("name", LOADED)
+def test_the_class_with_the_exported_state_predicts_the_same(checkpoints, tmp_path, name, form):
+    if form == "safetensors":
+        pytest.importorskip("safetensors")
+    path = checkpoints / f"{name}.h5"
+    done = export(path, form, tmp_path / "network.x", model=model_of(name))
+    assert done.note == ""
+    close(RUN[form](done.path), predicted(path, name))
+
+
+PROGRAM = """
+import sys, numpy as np, torch
+metadata = {"metadata": ""}
+x = torch.from_numpy(np.load("x.npy"))
+for path in sys.argv[1:]:
+    network = torch.export.load(path, extra_files=metadata).module()
+    with torch.no_grad():
+        np.save(path + ".npy", torch.cat([network(x[:1]), network(x[1:])]).numpy())
+    assert "classes" in metadata["metadata"]
+assert not {"istmpi", "networks", "exported_networks"} & set(sys.modules)
+"""
+
+
+def test_the_program_predicts_the_same_without_the_class(checkpoints, tmp_path):
+    """In a process that can import neither istmpi nor the class; one example at a time, and many."""
+    np.save(tmp_path / "x.npy", raw().reshape(-1, 1, 8, 8))
+    path = checkpoints / "convolutional.h5"
+    done = export(path, "torch", tmp_path / "network.pt", model=model_of("convolutional"))
+    assert done.beside == tmp_path / "network.pt2"
+    command = [sys.executable, "-c", PROGRAM, done.beside]
+    subprocess.run(command, cwd=tmp_path, env={}, check=True, timeout=patient(100))
+    close(np.load(tmp_path / "network.pt2.npy"), predicted(path, "convolutional"))
+
+
+def test_a_program_of_double_precision(checkpoints, tmp_path):
+    done = export(checkpoints / "sharing.h5", "torch", tmp_path / "network.pt", model=model_of("sharing"))
+    with torch.no_grad():
+        outputs = torch.export.load(done.beside).module()(torch.from_numpy(raw()).double()).numpy()
+    close(outputs, predicted(checkpoints / "sharing.h5", "sharing"))
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors", "npz"])
+def test_tied_parameters_are_there_once(checkpoints, tmp_path, form):
+    done = export(checkpoints / "sharing.h5", form, tmp_path / "network.x", model=model_of("sharing"))
+    ties = {"again.weight": "inner.weight", "again.bias": "inner.bias", "tied.weight": "inner.weight"}
+    names = {"first.weight", "first.bias", "inner.weight", "inner.bias", "last.weight", "last.bias", "order"}
+    if form == "torch":
+        state = torch.load(done.path, weights_only=True)["state_dict"]
+        assert state.keys() == names | ties.keys()
+        assert all(state[name].data_ptr() == state[first].data_ptr() for name, first in ties.items())
+    elif form == "npz":
+        with np.load(done.path) as file:
+            assert set(file.files) == names | {"metadata"}
+            assert json.loads(json.loads(file["metadata"].item())["ties"]) == ties
+    else:
+        with pytest.importorskip("safetensors").safe_open(done.path, "np") as file:
+            assert set(file.keys()) == names and json.loads(file.metadata()["ties"]) == ties
+
+
+@pytest.mark.parametrize("form", RUN)
+@pytest.mark.parametrize(
+    "name, problem",
+    [
+        ("shaken", "tied.weight is in its class another layer's tensor"),
+        ("unrecorded", "norm has no running statistics in its class"),
+    ],
+)
+def test_what_the_class_cannot_load_is_refused(checkpoints, tmp_path, istmpi_command, name, form, problem):
+    words = "export", checkpoints / f"{name}.h5", "--to", form, "--out", tmp_path / "x", "--model", model_of(name)
+    code, _, err = istmpi_command(*words)
+    assert code == 2 and problem in err and "Use --to onnx." in err and len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- ONNX
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("name", TRACED)
+def test_onnx_predicts_the_same(checkpoints, tmp_path, monkeypatch, name, large):
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    if large:
+        monkeypatch.setattr(onnx_file, "LARGEST", 100)
+    done = export(checkpoints / f"{name}.h5", "onnx", tmp_path / "network.onnx", model=model_of(name))
+    assert (done.beside is not None) == large
+    onnx.checker.check_model(str(done.path), full_check=True)
+    session = onnxruntime.InferenceSession(str(done.path), providers=["CPUExecutionProvider"])
+    (given,), (made,) = session.get_inputs(), session.get_outputs()
+    shape = [1, 8, 8] if name == "convolutional" else [64]
+    assert (given.name, given.shape) == ("input", ["batch", *shape])
+    assert (made.name, made.shape) == ("output", ["batch", 10])
+    x = raw().reshape(-1, *shape).astype(np.float64 if given.type == "tensor(double)" else np.float32)
+    one, many = (session.run(["output"], {"input": part})[0] for part in (x[:1], x[1:]))
+    close(np.concatenate([one, many]), predicted(checkpoints / f"{name}.h5", name))
+    metadata = {entry.key: entry.value for entry in onnx.load(done.path).metadata_props}
+    assert json.loads(metadata["classes"]) == list("0123456789") and "input" not in metadata
+
+
+def test_a_missing_exporter_is_named(checkpoints, tmp_path, monkeypatch, istmpi_command):
+    pytest.importorskip("onnx")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    words = "--to", "onnx", "--out", tmp_path / "network", "--model", model_of("sharing")
+    code, _, err = istmpi_command("export", checkpoints / "sharing.h5", *words)
+    assert code == 2 and "need onnxscript" in err and "pip install 'istmpi[export]'" in err
+    assert len(err.splitlines()) == 1 and list(tmp_path.iterdir()) == []
+    assert istmpi_command("export", checkpoints / "batch.h5", *words[:4])[0] == 0  # an mlp has a writer of its own
+
+
+# ---- what cannot be
+
+
+@pytest.mark.parametrize("form", ["torch", "onnx"])
+@pytest.mark.parametrize(
+    "name, problem",
+    [
+        ("deciding", "torch.export cannot trace its forward: Could not guard on data-dependent expression"),
+        ("counting", "takes a decision on the number of examples"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_in_one_line(checkpoints, tmp_path, istmpi_command, name, problem, form):
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+    words = "export", checkpoints / f"{name}.h5", "--to", form, "--out", tmp_path / "x", "--model", model_of(name)
+    code, out, err = istmpi_command(*words)
+    assert (code, out) == (2, "") and problem in err and len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+    done = export(checkpoints / f"{name}.h5", "npz", tmp_path / "network.npz", model=model_of(name))
+    close(run_npz(done.path), predicted(checkpoints / f"{name}.h5", name))
+
+
+@pytest.mark.parametrize("form", [*RUN, "onnx"])
+def test_another_source_is_refused_unless_it_is_asked_for(checkpoints, tmp_path, istmpi_command, form):
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+    file, source = tmp_path / "mine.py", Path(exported_networks.__file__).read_text()
+    file.write_text(source)
+    words = "export", checkpoints / "sharing.h5", "--to", form, "--out", tmp_path / "x", "--model", f"{file}:Sharing"
+    assert istmpi_command(*words)[0] == 0, "the same source in another place"
+    file.write_text(source + "# a remark\n")
+    code, _, err = istmpi_command(*words, "--force")
+    assert code == 2 and "has changed since it was trained" in err and len(err.splitlines()) == 1
+    code, _, err = istmpi_command(*words, "--force", "--changed-source")
+    assert code == 0 and "has changed since it was trained" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["export", "FILE", "--to", form] for form in (*RUN, "onnx")]
+    + [["predict", "FILE", "digits"], ["checkpoint", "show", "FILE"], ["checkpoint", "verify", "FILE"]],
+    ids=" ".join,
+)
+def test_a_checkpoint_never_runs_code_by_itself(checkpoints, tmp_path, monkeypatch, istmpi_command, words):
+    """The file that it names is there and would leave a trace, as it does where it is named."""
+    monkeypatch.chdir(tmp_path)
+    words = [checkpoints / "foreign.h5" if word == "FILE" else word for word in words]
+    code, _, err = istmpi_command(*words)
+    if words[0] == "checkpoint":
+        assert code == 0
+    else:
+        assert code == 2 and "give --model FILE.py:Class" in err and len(err.splitlines()) == 1
+        assert list(tmp_path.iterdir()) == []
+        assert istmpi_command(*words, "--model", f"{checkpoints / 'foreign.py'}:Sharing")[0] == 2
+        assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+    assert not list(checkpoints.glob("foreign.[!hp]*"))

@@ -1,0 +1,135 @@
+"""What was proved of a network is remembered, and taken again only for that very network, from a private file."""
+
+import json
+import os
+from pathlib import Path
+
+import networks
+import pytest
+import torch
+
+from istmpi import proof_cache
+from istmpi.models.examination import examine
+from istmpi.models.own import own_network
+from istmpi.proof_cache import recall, remember
+
+SOURCE = "from networks import Steps\n\n\nclass Net(Steps):\n    pass\n\n\nclass Other(Steps):\n    pass\n"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "net.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def own(file, kind="Net", shape=(7,), outputs=10, **settings):
+    return own_network(f"{file}:{kind}", shape, outputs, settings)
+
+
+@pytest.fixture
+def table(cache, file):
+    tree = examine(own(file)).tree()
+    remember(own(file), tree)
+    return tree
+
+
+def kept(cache):
+    return list(cache.rglob("*.json"))
+
+
+def test_it_is_what_was_found(cache, file, table):
+    assert recall(own(file)) == table == examine(own(file)).tree()
+    (path,) = kept(cache)
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    assert [one.name for one in path.parent.iterdir()] == [path.name], "nothing is left beside it"
+
+
+def test_defaults_that_json_does_not_know_are_the_same_in_every_process(cache):
+    network = own_network(f"{networks.__file__}:Choosing", (7,), 10, {})
+    remember(network, examine(network).tree())
+    (path,) = kept(cache)
+    assert recall(network) is not None and " at 0x" not in path.read_text()
+
+
+@pytest.mark.parametrize("change", [{"hidden": 10}, {"outputs": 9}, {"shape": (8,)}, {"kind": "Other"}], ids=str)
+def test_it_is_not_that_of_another_network(file, table, change):
+    assert recall(own(file, **change)) is None
+
+
+@pytest.mark.parametrize("name", ["istmpi.proof_cache.__version__", "torch.__version__"])
+def test_it_is_not_that_of_another_version(file, table, monkeypatch, name):
+    monkeypatch.setattr(name, "0.0.0")
+    assert recall(own(file)) is None
+
+
+def test_it_is_not_that_of_another_source_or_precision(file, table):
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert recall(own(file)) is None
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert recall(own(file)) is not None
+    file.write_text(SOURCE + "# a remark\n")
+    assert recall(own(file)) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_text(path.read_text()[:50]),
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: path.write_text("{}"),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "table": {"source": 3}})),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.chmod(0o666),
+        lambda path: path.parent.chmod(0o777),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+    ],
+)
+def test_what_cannot_be_trusted_is_as_if_it_were_not_there(cache, file, table, damage):
+    (path,) = kept(cache)
+    damage(path)
+    assert recall(own(file)) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_another_user_is_not_trusted(cache, file, table):
+    (path,) = kept(cache)
+    os.chown(path, 12345, -1)
+    assert recall(own(file)) is None
+
+
+def test_what_cannot_be_written_is_not_remembered(tmp_path, file, monkeypatch):
+    (tmp_path / "taken").write_text("")
+    for folder in (tmp_path / "taken", Path("/proc/nowhere")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+        remember(own(file), {})
+        assert recall(own(file)) is None
+
+
+def test_without_the_variable_it_is_in_the_home_folder(tmp_path, file, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        remember(own(file), {"a": 1})
+    assert len(kept(tmp_path / ".cache" / "istmpi" / "proofs")) == 1
+
+
+def test_the_newest_are_kept(cache, file, monkeypatch):
+    monkeypatch.setattr(proof_cache, "KEPT", 2)
+    trees = {hidden: examine(own(file, hidden=hidden)).tree() for hidden in (8, 10, 12)}
+    for age, (hidden, tree) in enumerate(trees.items()):
+        remember(own(file, hidden=hidden), tree)
+        for path in kept(cache):
+            os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**9 * (3 - age)))
+    found = {hidden: recall(own(file, hidden=hidden)) for hidden in trees}
+    assert len(kept(cache)) == 2 and found[12] == trees[12] and found[8] is None
