@@ -68,7 +68,7 @@ def main() -> None:
     """Train every row and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--raw", type=Path, default=HERE.parent.parent / "shared" / "data" / "cifar10.tar")
-    parser.add_argument("--rounds", type=int, default=30, help="of 20 local steps (30)")
+    parser.add_argument("--rounds", type=int, default=50, help="of 20 local steps (50)")
     parser.add_argument("--one-in", type=int, default=5, help="images of which one is taken (5)")
     parser.add_argument("--channels", default="64,128", help="of the two convolutions (64,128)")
     parser.add_argument("--hidden", type=int, default=256, help="units of the dense layer (256)")
