@@ -28,7 +28,7 @@ ROWS: dict[str, tuple[int, dict[str, str]]] = {
     "one rank": (1, {"method.name": "local-sgd"}),
     LOCAL_SGD: (RANKS, {"method.name": "local-sgd"}),
     "IST": (RANKS, {}),
-    "IST, a tenth redealt": (RANKS, {"method.resample": "0.1"}),
+    "IST, a tenth redealt": (RANKS, {"method.redeal": "0.1"}),
     "IST, dense units alone": (RANKS, {"method.partition": '["hidden"]'}),
 }
 """What is compared: the ranks, and the settings that differ."""

@@ -39,7 +39,7 @@ class IST(Method):
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
         wanted = run.method.partition
         if wanted != ():
-            architecture.require_dealable(architecture.groups if wanted is None else wanted)
+            architecture.require_dealable(architecture.default_groups if wanted is None else wanted)
 
     @classmethod
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:

@@ -101,6 +101,17 @@ def test_flops_are_those_that_pytorch_counts(name):
         assert predicted(found.operators, lengths) == counted(own, lengths), parts
 
 
+@pytest.mark.filterwarnings("default")  # what others' packages warn of
+@pytest.mark.parametrize("name, package", [("llama.py:Llama", "transformers"), ("vit.py:ViT", "timm")])
+def test_flops_of_other_peoples_networks_are_those_that_pytorch_counts(name, package):
+    pytest.importorskip(package, reason=f"{package} is not installed; pip install 'istmpi[examples]' brings it")
+    own, inferred, found = traced(str(EXAMPLE.with_name(name)), IMAGE)
+    assert found.inexact == ()
+    for parts in (1, 2):
+        lengths = narrow(inferred.lengths, parts)
+        assert predicted(found.operators, lengths) == counted(own, lengths), parts
+
+
 KINDS = ["linear", "conv", "transposed", "gated", "attention", "batch", "normal", "recurrent"]
 
 
