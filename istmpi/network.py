@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,9 +73,17 @@ def _usable(
 def planned_network(run: Run, data: Dataset) -> InferredNetwork:
     """The network of one's own of a run for these data, found in this process alone; ConfigError as in training."""
     from istmpi.models.examination import examine
+    from istmpi.models.table import Table
+    from istmpi.proof_cache import recall, remember
 
     own = _own(run, data)
-    return _ready(run, examine(own), own)
+    if (tree := recall(own)) is not None:
+        with suppress(ConfigError):  # as in training
+            return _ready(run, Table.from_tree(tree), own)
+    table = examine(own)
+    network = _ready(run, table, own)
+    remember(own, table.tree())
+    return network
 
 
 def _own(run: Run, data: Dataset) -> OwnNetwork:

@@ -133,7 +133,8 @@ def onnx_of(program: torch.export.ExportedProgram, name: str) -> tuple[Any, dict
     tensors = {}
     for key, value in made.model.graph.initializers.items():
         tensors[key], value.const_value = value.const_value.numpy(), None
-    return made.model_proto, tensors
+    with _quietly():
+        return made.model_proto, tensors
 
 
 @contextmanager

@@ -197,6 +197,16 @@ def test_onnx_predicts_the_same(checkpoints, tmp_path, monkeypatch, name, large)
     assert json.loads(metadata["classes"]) == list("0123456789") and "input" not in metadata
 
 
+@pytest.mark.parametrize("form", ["torch", "onnx"])
+def test_pytorch_says_nothing_to_its_own_developers(checkpoints, tmp_path, istmpi_command, caplog, form):
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+    words = "export", checkpoints / "sharing.h5", "--to", form, "--out", tmp_path / "x", "--model", model_of("sharing")
+    code, out, err = istmpi_command(*words)
+    assert (code, err) == (0, "") and out.splitlines()[2].startswith("first ")
+    assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
+
+
 def test_a_missing_exporter_is_named(checkpoints, tmp_path, monkeypatch, istmpi_command):
     pytest.importorskip("onnx")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
