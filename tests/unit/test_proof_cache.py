@@ -7,10 +7,14 @@ from pathlib import Path
 import networks
 import pytest
 import torch
+from small import small_run
 
 from istmpi import proof_cache
+from istmpi.data.sources import open_dataset
+from istmpi.models import examination
 from istmpi.models.examination import examine
 from istmpi.models.own import own_network
+from istmpi.network import planned_network
 from istmpi.proof_cache import recall, remember
 
 SOURCE = "from networks import Steps\n\n\nclass Net(Steps):\n    pass\n\n\nclass Other(Steps):\n    pass\n"
@@ -50,6 +54,17 @@ def test_it_is_what_was_found(cache, file, table):
     (path,) = kept(cache)
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
     assert [one.name for one in path.parent.iterdir()] == [path.name], "nothing is left beside it"
+
+
+def test_a_plan_takes_it_where_it_fits(cache, file, monkeypatch):
+    looked, look = [], examination.examine
+    monkeypatch.setattr(examination, "examine", lambda own: looked.append(own.name) or look(own))
+    run, data = small_run().override({"model.name": f"{file}:Net"}), open_dataset("digits")
+    tables = [planned_network(run, data).table.tree() for _ in range(2)]
+    assert tables[0] == tables[1] and len(looked) == 1
+    (path,) = kept(cache)
+    path.write_text(path.read_text().replace("hidden 64", "hidden 63"))
+    assert planned_network(run, data).table.tree() == tables[0] and len(looked) == 2
 
 
 def test_defaults_that_json_does_not_know_are_the_same_in_every_process(cache):
