@@ -9,9 +9,12 @@ nothing that is read comes from another file. HDF5's own structures have checksu
 """
 
 import json
+import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -37,6 +40,32 @@ Read = Callable[[int], None]
 
 def unheard(nbytes: int) -> None:
     """A `Read` for nobody."""
+
+
+@contextmanager
+def new_file(path: Path, room: int) -> Iterator[h5py.File]:
+    """A new file to be filled, under a temporary name. OSError where there is no room for it, now or at its end.
+
+    HDF5 writes its own structures when the file is closed, and does not survive a disk that is too full for them. So
+    another file keeps ``room`` bytes of the disk for them until then.
+    """
+    keeper = path.with_suffix(".room.tmp")
+    try:
+        with keeper.open("xb") as reserved:
+            reserved.write(bytes(room))
+            reserved.flush()
+            os.fsync(reserved.fileno())
+        file = h5py.File(path, "x", locking=LOCKING, **CREATION)
+        try:
+            yield file
+        finally:
+            keeper.unlink()
+            try:
+                file.close()
+            except RuntimeError as error:
+                raise OSError(str(error)) from error
+    finally:
+        keeper.unlink(missing_ok=True)
 
 
 def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tuple[int, ...]) -> None:

@@ -151,15 +151,7 @@ def create(
 
     ``checksums`` are all ranks' `parts_of_checksums`, for the attributes and the list of datasets to be sealed with.
     """
-    attributes = {"format": FORMAT, "version": VERSION, "seed": header.run.train.seed}
-    for item in dataclasses.fields(header):
-        value = getattr(header, item.name)
-        if item.name == "network" and not value:
-            continue
-        plain = value.tree() if isinstance(value, Run) else value
-        plain = dataclasses.asdict(value) if isinstance(value, DataSummary) else plain
-        attributes[item.name] = plain if isinstance(plain, int | float) else json.dumps(plain)
-    for name, value in attributes.items():
+    for name, value in _attributes(header).items():
         set_attribute(file, name, value)
     offsets = {}
     for piece in pieces:
@@ -170,6 +162,25 @@ def create(
     guards = [piece.path for piece in pieces if piece.path.startswith(CHECKSUMS)]
     seal(file, {path: np.concatenate(parts) for path, *parts in zip(guards, *checksums, strict=True)})
     return offsets
+
+
+def _attributes(header: Header) -> dict[str, str | int | float]:
+    """The root attributes but for the checksum."""
+    attributes: dict[str, str | int | float] = {"format": FORMAT, "version": VERSION, "seed": header.run.train.seed}
+    for item in dataclasses.fields(header):
+        value = getattr(header, item.name)
+        if item.name == "network" and not value:
+            continue
+        plain = value.tree() if isinstance(value, Run) else value
+        plain = dataclasses.asdict(value) if isinstance(value, DataSummary) else plain
+        attributes[item.name] = plain if isinstance(plain, int | float) else json.dumps(plain)
+    return attributes
+
+
+def room_for_structure(header: Header, pieces: Sequence[Piece]) -> int:
+    """Bytes of a file that are no rows, and some more; a dataset has 400 and the axes and the path that it is given."""
+    texts = sum(len(str(value)) for value in _attributes(header).values())
+    return 2**16 + 2 * texts + sum(2**10 + len(piece.path) + len(piece.axes or "") for piece in pieces)
 
 
 def require_storable(header: Header, pieces: Iterable[Piece]) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from istmpi.checkpoint.format import Header, Piece, create, parts_of_checksums
+from istmpi.checkpoint.format import Header, Piece, create, parts_of_checksums, room_for_structure
 from istmpi.comm import Communicator
 from istmpi.errors import ConfigError
-from istmpi.hdf5 import CREATION, LOCKING, hdf5_type
+from istmpi.hdf5 import hdf5_type, new_file
 
 _AT_ONCE = 2**30
 """Most bytes in one call: larger ones fail in older libraries."""
@@ -81,13 +81,13 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
 def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> dict[str, int]:
     """Let rank 0 make the file with everything but the rows; where in it each dataset begins, on every rank.
 
-    HDF5 is done with its own part of the file then: it does not survive a disk that is too full for that.
+    HDF5 is done with its own part of the file then, and no rank's rows can have taken the room for it.
     """
     made: dict[str, int] | OSError = {}
     checksums = communicator.gather(parts_of_checksums(pieces))
     if communicator.rank == 0:
         try:
-            with h5py.File(path, "x", locking=LOCKING, **CREATION) as file:
+            with new_file(path, room_for_structure(header, pieces)) as file:
                 made = create(file, header, pieces, checksums)
         except OSError as error:
             made = error

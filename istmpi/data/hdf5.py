@@ -17,7 +17,7 @@ version 1 have no checksums.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -35,7 +35,6 @@ from istmpi.hdf5 import (
     CHANGED,
     CHECKSUM,
     CHECKSUMS,
-    CREATION,
     LOCKING,
     Read,
     checksum_errors,
@@ -43,6 +42,7 @@ from istmpi.hdf5 import (
     datasets,
     expected_checksums,
     misplaced,
+    new_file,
     plain,
     seal,
     sealed,
@@ -56,6 +56,9 @@ FORMAT = "istmpi-data"
 VERSION = 2
 READABLE = (1, 2)
 SUFFIXES = (".h5", ".hdf5")
+
+_ROOM = 2**20
+"""Bytes for the structure of the file, and for what HDF5 keeps back of small pieces of four datasets, 64 KiB each."""
 
 _TYPES = {"x": (np.dtype("<f4"), np.dtype("u1")), CLASSIFICATION: (np.dtype("<i8"),), REGRESSION: (np.dtype("<f4"),)}
 
@@ -95,8 +98,10 @@ class Writer:
 
     def __enter__(self) -> "Writer":
         try:
-            self._file = h5py.File(self._temporary, "w", locking=LOCKING, **CREATION)
-            self._allocate()
+            with ExitStack() as stack:
+                self._file = stack.enter_context(new_file(self._temporary, _ROOM))
+                self._allocate()
+                self._open = stack.pop_all()
         except OSError as error:
             self._temporary.unlink(missing_ok=True)
             raise OutputError(f"{self.target} cannot be written: {reason(error)}.") from error
@@ -121,13 +126,13 @@ class Writer:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         try:
-            if error is None:
-                assert self._written == self._header.counts, (self._written, self._header.counts)
-                mean, std = self._moments.normalisation(self._header.groups)
-                self._whole("normalisation/mean", mean)
-                self._whole("normalisation/std", std)
-                self._seal()
-            self._file.close()
+            with self._open:
+                if error is None:
+                    assert self._written == self._header.counts, (self._written, self._header.counts)
+                    mean, std = self._moments.normalisation(self._header.groups)
+                    self._whole("normalisation/mean", mean)
+                    self._whole("normalisation/std", std)
+                    self._seal()
             if error is None:
                 sync(self._temporary)
                 self._temporary.replace(self.target)

@@ -1,11 +1,13 @@
 """What every kind of `istmpi prepare` has in common; the formats themselves are in test_data_kinds."""
 
+import subprocess
 import sys
 
 import h5py
 import numpy as np
 import pytest
 from data_files import MAKERS, make_arrays, make_images, make_speech, pack
+from disks import small_disk
 
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import KINDS, prepare
@@ -87,6 +89,30 @@ def test_the_target_is_checked_before_the_work(tmp_path):
     assert len(open_prepared(tmp_path / "data.h5").train) == 20
     with pytest.raises(OutputError, match="there is no folder"):
         prepare("arrays", tmp_path / "input", tmp_path / "nowhere" / "data.h5")
+
+
+@pytest.mark.parametrize("size", ["12k", "400k", "1200k"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, size):
+    """Wherever it is full: at the first byte, or when no row has room or the last. HDF5 itself may crash then."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(4000, 64)).astype(np.float32), np.arange(4000) % 3
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+    with small_disk(tmp_path / "disk", size) as disk:
+        target = disk / "data.h5"
+        command = [sys.executable, "-c", "from istmpi.cli.main import main; main()", "prepare", "arrays"]
+        done = subprocess.run([*command, tmp_path / "data.npz", target], capture_output=True, text=True)
+        assert done.stderr == f"istmpi: {target} cannot be written: No space left on device.\n"
+        assert done.returncode == 74 and list(disk.iterdir()) == []
+
+
+def test_a_disk_without_room_for_what_an_archive_holds_is_not_the_archives_fault(tmp_path):
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "t.csv").write_text("1,2,3\n" * 20_000)
+    archive = pack(tmp_path / "table", tmp_path / "table.tar.gz")
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        with pytest.raises(OutputError, match=f"{disk} cannot be written"):
+            prepare("csv", archive, disk / "data.h5")
+        assert list(disk.iterdir()) == []
 
 
 def test_a_failure_keeps_the_old_target(tmp_path):

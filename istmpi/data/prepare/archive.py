@@ -3,16 +3,17 @@
 import gzip
 import lzma
 import os
-import shutil
 import tarfile
 import tempfile
 import zlib
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from istmpi.errors import DataError, kind_of
+import numpy as np
+
+from istmpi.errors import DataError, OutputError, kind_of
 from istmpi.foreign import MEGABYTE, printable, reading
 
 MOST = 256 * MEGABYTE
@@ -82,10 +83,14 @@ class Archive:
                 return self._local(name).open("rb")
         with closing(self._members({name})) as members, self._named_damage():
             _, stream = next(members)
-            copy = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 (the caller closes it)
-            shutil.copyfileobj(stream, copy, 2**20)
-            copy.seek(0)
-            return copy
+            with ExitStack() as stack:
+                copy = stack.enter_context(tempfile.TemporaryFile(dir=self._scratch))
+                done = 0
+                while piece := stream.read(MEGABYTE):
+                    store(copy.fileno(), piece, done, self._scratch)
+                    done += len(piece)
+                stack.pop_all()  # the caller closes it
+                return copy
 
     @contextmanager
     def unzipped(self, name: str) -> Iterator[BinaryIO]:
@@ -145,6 +150,16 @@ class Archive:
     def _named_damage(self) -> Iterator[None]:
         with reading(f"{self.path} cannot be read", _AGAIN, *_DAMAGE):
             yield
+
+
+def store(scratch: int, content: bytes | np.ndarray, offset: int, folder: Path) -> None:
+    """Write to a nameless file in a folder; OutputError where the folder has no room for it."""
+    try:
+        written = os.pwrite(scratch, content, offset)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror}.") from error
+    if written != memoryview(content).nbytes:
+        raise OutputError(f"{folder} cannot be written: the disk is full.")
 
 
 _DENSEST = 2**20

@@ -10,9 +10,9 @@ import numpy as np
 
 from istmpi.data.dataset import CLASSIFICATION
 from istmpi.data.holdout import held_out
-from istmpi.data.prepare.archive import Archive
+from istmpi.data.prepare.archive import Archive, store
 from istmpi.data.prepare.material import Block, Material, Progress, rows_per_block
-from istmpi.errors import DataError, OutputError
+from istmpi.errors import DataError
 
 NAMED = 3
 """How many unreadable files a message names."""
@@ -75,7 +75,7 @@ class Decoder:
             try:
                 row = np.ascontiguousarray(decode(name, content), dtype)
                 assert row.nbytes == row_bytes, (name, row.shape, row.dtype)
-                self._store(scratch.fileno(), row, row_of[name] * row_bytes)
+                store(scratch.fileno(), row, row_of[name] * row_bytes, self._scratch)
             except BadFileError as error:
                 bad[name] = str(error)
                 self._refuse(archive, bad, len(examples))
@@ -85,14 +85,6 @@ class Decoder:
         codes = {label: code for code, label in enumerate(classes)}
         blocks = _blocks(scratch.fileno(), row_of, kept, codes, row_bytes, dtype)
         return Material(CLASSIFICATION, shape, len(classes), classes, dtype, groups, counts, blocks, sorted(bad))
-
-    def _store(self, scratch: int, row: np.ndarray, offset: int) -> None:
-        try:
-            written = os.pwrite(scratch, row, offset)
-        except OSError as error:
-            raise OutputError(f"{self._scratch} cannot be written: {error.strerror}.") from error
-        if written != row.nbytes:
-            raise OutputError(f"{self._scratch} cannot be written: the disk is full.")
 
     def _refuse(self, archive: Archive, bad: dict[str, str], total: int) -> None:
         if len(bad) <= self._max_bad * total:
