@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from reporting import network, report
 
-from istmpi.allreduce import MeanOverRanks
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
+from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.models.mlp import MLP
 
 
@@ -31,10 +31,10 @@ def join_gloo(communicator: Communicator) -> None:
     emulated = network().startswith("emulated")
     if emulated:
         os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    address = communicator.from_first(_address() if emulated else "127.0.0.1")
+    address = communicator.broadcast_from_root(_address() if emulated else "127.0.0.1")
     with socket.socket() as free:
         free.bind(("", 0))
-        port = communicator.from_first(free.getsockname()[1])
+        port = communicator.broadcast_from_root(free.getsockname()[1])
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{address}:{port}",
@@ -91,7 +91,7 @@ def measure(width: int, repeats: int, communicator: Communicator) -> dict[str, s
             communicator.barrier()
             start = time.perf_counter()
             works[name]()
-            times.setdefault(name, []).append(max(communicator.gather(time.perf_counter() - start)))
+            times.setdefault(name, []).append(max(communicator.allgather(time.perf_counter() - start)))
     sent = 2 * (ranks - 1) / ranks * nbytes
     seconds = {name: np.array(its[1:]) for name, its in times.items()}
     row: dict[str, str | int | float] = {"MB": nbytes / 1e6, "MB sent by a rank": sent / 1e6, "turns": repeats}

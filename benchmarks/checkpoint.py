@@ -26,7 +26,7 @@ from istmpi.checkpoint.writers import WRITERS
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
 from istmpi.config import Run
-from istmpi.train import Training
+from istmpi.training.loop import Training
 
 _AT_ONCE = 2**30
 
@@ -36,13 +36,13 @@ def seconds(work, communicator: Communicator) -> float:
     communicator.barrier()
     start = time.perf_counter()
     work()
-    return max(communicator.gather(time.perf_counter() - start))
+    return max(communicator.allgather(time.perf_counter() - start))
 
 
 def plain_write(path: Path, pieces, communicator: Communicator) -> None:
     """Every rank's values one after the other, in a file of all ranks."""
     mine = sum(len(piece.bytes) for piece in pieces)
-    at = sum(communicator.gather(mine)[: communicator.rank])
+    at = sum(communicator.allgather(mine)[: communicator.rank])
     if communicator.rank == 0:
         path.touch()
     communicator.barrier()
@@ -82,7 +82,7 @@ def bandwidth(communicator: Communicator, folder: Path, megabytes: int, repeats:
     run = Run().override({"model.hidden": [width, width, width], "train.threads": 1})
     training = Training(run, communicator)
     header, pieces = training.state()
-    total = sum(communicator.gather(sum(len(piece.bytes) for piece in pieces))) / 1e6
+    total = sum(communicator.allgather(sum(len(piece.bytes) for piece in pieces))) / 1e6
     writers = [name for name in WRITERS if name == "direct" or h5py.get_config().mpi]
     times: dict[str, list[float]] = {}
     before = status("VmRSS")
@@ -114,7 +114,7 @@ def bandwidth(communicator: Communicator, folder: Path, megabytes: int, repeats:
             if communicator.rank == 0:
                 file.unlink()
                 plain.unlink()
-    peak = max(communicator.gather(status("VmHWM") - before))
+    peak = max(communicator.allgather(status("VmHWM") - before))
     if communicator.rank:
         return
     rows = [
@@ -166,7 +166,7 @@ def stall(communicator: Communicator, folder: Path, repeats: int) -> None:
         without.append(seconds(lambda: next(rounds), communicator))
         with_one.append(seconds(with_checkpoint, communicator))
         saver.wait()
-    size = sum(communicator.gather(sum(tensor.nbytes for tensor in training.store.tensors.values()))) / 1e6
+    size = sum(communicator.allgather(sum(tensor.nbytes for tensor in training.store.tensors.values()))) / 1e6
     if communicator.rank:
         return
     base = np.array(without).reshape(-1, 2).mean(axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
@@ -148,24 +149,43 @@ def with_rates_of(earlier: dict, record: Records) -> Records:
     return lambda cell: record(cell) or found.get(cell.name)
 
 
-def with_rows_of(earlier: dict, found: list[dict]) -> list[dict]:
-    """The rows of an earlier report, and in place of those that were measured once more the new ones."""
+def with_rows_of(earlier: dict, found: list[dict], seconds: Mapping[tuple[str, str], float | None]) -> list[dict]:
+    """The rows of an earlier report, and in place of those that were measured once more the new ones.
+
+    An earlier row that had none gets the seconds of a step that were measured now, by its network and method.
+    """
 
     def of(row: dict) -> tuple:
         return row["network"], row["data"], row["method"]
 
     new = {of(row): row for row in found}
-    return [new.pop(of(row), row) for row in earlier["rows"]] + list(new.values())
+    kept = (with_seconds(row, seconds.get((row["network"], row["method"]))) for row in earlier["rows"])
+    return [new.pop(of(row), row) for row in kept] + list(new.values())
+
+
+def with_seconds(row: dict, seconds: float | None) -> dict:
+    """A row of an earlier report with the seconds of a step, where it had none."""
+    if seconds is None or row["ms a step"] != "-":
+        return row
+    targets = (target.removesuffix(" steps").split(" in ") for target in row["reached"].split("; "))
+    shown = (reached(float(at[0]), float(at[1]), seconds) if len(at) > 1 else at[0] for at in targets)
+    return {**row, "ms a step": 1e3 * seconds, "reached": "; ".join(shown)}
 
 
 def controls(record: Records, folder: Path, earlier: dict | None = None) -> None:
     """Write controls.md and .json into a folder; from an earlier report take over what was not measured here."""
     found = rows(record)
-    kept = ""
+    kept = origin = ""
     if earlier:
         measured = len(found)
-        found = with_rows_of(earlier, found)
-        kept = f" {len(found) - measured} rows and the learning rates are of {earlier['commit']}, {earlier['date']}."
+        seconds = {
+            (named(task, method), TITLES[method]): seconds_a_step(record, task, method)
+            for task in tasks()
+            for method in METHODS
+        }
+        found = with_rows_of(earlier, found, seconds)
+        origin = earlier.get("origin") or f"{earlier['commit']}, {earlier['date']}"
+        kept = f" {len(found) - measured} rows' accuracies and the learning rates are of {origin}."
     rates = tried(record)
     if not found:
         print("no curve is there yet: there is nothing to report")
@@ -185,7 +205,9 @@ def controls(record: Records, folder: Path, earlier: dict | None = None) -> None
         "training data: one speaker of five, or one image in 25; the test split has no part in it. Local SGD on the "
         "whole network has the rate of time-to-accuracy.\n\n" + (table(rates) if rates else "Not measured yet.")
     )
-    reporting.report("controls", "Is the exchange needed?", found, notes, folder=folder, facts={"rates": rates})
+    reporting.report(
+        "controls", "Is the exchange needed?", found, notes, folder=folder, facts={"rates": rates, "origin": origin}
+    )
 
 
 def provenance(record: Records) -> str:

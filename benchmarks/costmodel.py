@@ -36,10 +36,10 @@ from istmpi.config import Run
 from istmpi.cost import cost, round_bytes
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.time import round_time
-from istmpi.measure import measure
-from istmpi.methods.base import Partial
+from istmpi.methods.base import InterruptedRound
 from istmpi.models.mlp import MLP
-from istmpi.train import Training
+from istmpi.training.loop import Training
+from istmpi.training.measure import measure
 
 RANKS = (1, 2, 4, 8)
 NETWORKS = ((256, 512, 512, 10), (1024, 1024, 1024, 10), (2048, 4096, 10))
@@ -53,7 +53,7 @@ def one_network(communicator: Communicator, widths: Sequence[int]) -> list[dict]
     """Calibrate, then train one network with every method: a row each."""
     features, *hidden, labels = widths
     with tempfile.TemporaryDirectory() as folder:
-        data = communicator.from_first(str(Path(folder) / "examples.npz"))
+        data = communicator.broadcast_from_root(str(Path(folder) / "examples.npz"))
         if communicator.rank == 0:
             x = np.random.default_rng(0).standard_normal((EXAMPLES, features), dtype=np.float32)
             y = np.arange(EXAMPLES) % labels
@@ -94,17 +94,17 @@ def measured(run: Run, cluster: Cluster) -> dict:
         for number in range(ROUNDS):
             communicator.barrier()
             start, counted = time.perf_counter(), communicator.traffic.bytes
-            training.method.run(number, Partial())
+            training.method.run(number, InterruptedRound())
             seconds.append(time.perf_counter() - start)
-            sent.append(communicator.gather(communicator.traffic.bytes - counted))
+            sent.append(communicator.allgather(communicator.traffic.bytes - counted))
     predicted_bytes = [round_bytes(run, training.architecture, communicator.size, number) for number in range(ROUNDS)]
     assert sent == predicted_bytes, (sent, predicted_bytes)
     with FlopCounterMode(display=False) as counter:
-        training.method.run(ROUNDS, Partial())
-    flops = communicator.gather((counter.get_total_flops(), int(part.flops.products) * run.method.local_steps))
+        training.method.run(ROUNDS, InterruptedRound())
+    flops = communicator.allgather((counter.get_total_flops(), int(part.flops.products) * run.method.local_steps))
     assert all(counted == predicted for counted, predicted in flops), flops
-    peak = max(communicator.gather(peaks["rounds, resident"] - before))
-    took = max(communicator.gather(statistics.median(seconds[1:])))
+    peak = max(communicator.allgather(peaks["rounds, resident"] - before))
+    took = max(communicator.allgather(statistics.median(seconds[1:])))
     expected = round_time(plan, cluster).total
     memory = float(plan.largest.memory.total) / 1e6 + 2 * EXAMPLES * training.dataset.features * 4e-6
     return {

@@ -21,7 +21,6 @@ from settings import add_settings, run_of
 from torch import nn
 from torch.nn import functional
 
-from istmpi.axes import Positions
 from istmpi.comm import world
 from istmpi.config import Run
 from istmpi.cost import COSTS
@@ -29,12 +28,13 @@ from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset, Split
 from istmpi.data.placement import PLACEMENTS, place
 from istmpi.data.sources import open_dataset
-from istmpi.devices import materialise
-from istmpi.evaluate import Evaluator
+from istmpi.devices import to_empty
+from istmpi.engine.axes import Positions
+from istmpi.engine.partition import Partition
+from istmpi.engine.store import ParameterStore
+from istmpi.evaluation.evaluator import Evaluator
 from istmpi.methods.outer import Outer
 from istmpi.models import architecture
-from istmpi.partition import Partition
-from istmpi.store import ParameterStore
 
 METHODS = ("ist", "local-sgd", "diloco", "data-parallel")
 
@@ -99,8 +99,8 @@ class Ranks:
         redeal = self.run.method.redeal
         deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number, redeal=redeal)
         start = {} if self._outer.idle else {name: values.clone() for name, values in self.weights.items()}
-        everyones = [name for name, of in parameters.items() if deal.copies(of.pattern.names) > 1]
-        totals = {name: torch.zeros_like(self.weights[name]) for name in everyones}
+        per_rank = [name for name, of in parameters.items() if deal.copies(of.pattern.names) > 1]
+        totals = {name: torch.zeros_like(self.weights[name]) for name in per_rank}
         for rank, stream in enumerate(self._streams):
             widths = {name: len(units) for name, units in deal.held(rank).items()}
             network, optimizer = self._subnet({**lengths, **widths})
@@ -126,7 +126,7 @@ class Ranks:
         if shape not in self._subnets:
             with torch.device("meta"):
                 network = self.network.build(lengths)
-            network = materialise(network, "cpu").train()
+            network = to_empty(network, "cpu").train()
             self._subnets[shape] = network, torch.optim.SGD(network.parameters(), lr=self.run.optimizer.lr)
         return self._subnets[shape]
 

@@ -17,18 +17,18 @@ from reporting import report
 from torch import nn
 from torch.nn import functional
 
-from istmpi.axes import narrowed
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
+from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import CLASSIFICATION, Split
-from istmpi.methods import Job, Partial, method
+from istmpi.engine.axes import narrowed
+from istmpi.engine.partition import Partition
+from istmpi.engine.store import ParameterStore
+from istmpi.methods import InterruptedRound, Job, method
 from istmpi.models.mlp import MLP
-from istmpi.partition import Partition
 from istmpi.record import Clock
-from istmpi.stopping import StopSign
-from istmpi.store import ParameterStore
 
 EXAMPLES = 2048
 
@@ -65,7 +65,7 @@ class Pair:
         partition = Partition.draw(architecture.lengths, architecture.groups, self.ranks, seed=0, round=0)
         lengths = narrowed(architecture.lengths, architecture.parameters, partition.held(0))
         self.subnet = self.method.build(lengths)
-        self.optimizer, _ = self.method.optimizer(self.subnet, 0, Partial())
+        self.optimizer, _ = self.method.optimizer(self.subnet, 0, InterruptedRound())
         self.twin = bare_network([lengths[axis] for axis in ("features", *architecture.stages)])
         self.twin_optimizer = torch.optim.SGD(self.twin.parameters(), lr=self.run.optimizer.lr)
         with torch.no_grad():
@@ -76,7 +76,7 @@ class Pair:
     def ours(self, round: int) -> np.ndarray:
         """Wall clock and processor seconds of one round's local steps."""
         start = clocks()
-        self.method.local_steps(self.subnet, self.optimizer, round, Partial())
+        self.method.local_steps(self.subnet, self.optimizer, round, InterruptedRound())
         return clocks() - start
 
     def bare(self, round: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
     mpirun -n 4 python benchmarks/memory.py
 
-Ours is an ordinary `istmpi.train.Training` on made-up examples. The one process has PyTorch's own layers and takes one
+Ours is an ordinary `Training` on made-up examples. The one process has PyTorch's own layers and takes one
 step of plain SGD on the same number of examples. Resident memory is the kernel's own peak (VmHWM). Anonymous memory
 leaves out the libraries and other mapped files, and what ranks share; it is sampled every few milliseconds.
 """
@@ -22,12 +22,12 @@ from local_step import bare_network
 from reporting import report
 from torch.nn import functional
 
-from istmpi.axes import narrowed
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
 from istmpi.config import Run
-from istmpi.partition import Partition
-from istmpi.train import Training
+from istmpi.engine.axes import narrowed
+from istmpi.engine.partition import Partition
+from istmpi.training.loop import Training
 
 FEATURES = 16384
 HIDDEN = (16384, 16384)
@@ -88,7 +88,7 @@ def measured(communicator: Communicator) -> dict[str, float]:
             np.savez(data, x_train=x, y_train=y, x_test=x[::4], y_test=y[::4])
         run = Run().override(
             {
-                "data.source": str(communicator.from_first(data)),
+                "data.source": str(communicator.broadcast_from_root(data)),
                 "model.hidden": HIDDEN,
                 "method.local_steps": 2,
                 "train.rounds": 3,
@@ -132,16 +132,14 @@ def benchmark() -> None:
     if communicator.rank == 0:
         done = subprocess.run([sys.executable, __file__, "--one-process"], capture_output=True, text=True, check=True)
         whole = [float(figure) for figure in done.stdout.split()]
-    resident, anonymous = communicator.from_first(whole)
-    everyones = communicator.gather(measured(communicator))
+    resident, anonymous = communicator.broadcast_from_root(whole)
+    per_rank = communicator.allgather(measured(communicator))
     if communicator.rank != 0:
         return
     network = "-".join(map(str, (FEATURES, *HIDDEN, LABELS)))
     weights = 4e-6 * sum(a * b for a, b in zip((FEATURES, *HIDDEN), (*HIDDEN, LABELS)))
-    rows = [
-        {"MB": name, **{f"rank {rank}": ours[name] for rank, ours in enumerate(everyones)}} for name in everyones[0]
-    ]
-    highest = max(max(ours[f"{phase}, resident"] for phase in ("set-up", "rounds", "evaluation")) for ours in everyones)
+    rows = [{"MB": name, **{f"rank {rank}": ours[name] for rank, ours in enumerate(per_rank)}} for name in per_rank[0]]
+    highest = max(max(ours[f"{phase}, resident"] for phase in ("set-up", "rounds", "evaluation")) for ours in per_rank)
     report(
         "memory",
         f"Memory of {communicator.size} ranks that train {network}",

@@ -35,10 +35,10 @@ from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
 from istmpi.data.sources import open_dataset
-from istmpi.evaluate import calibration_rows
+from istmpi.engine.store import ParameterStore
+from istmpi.evaluation.evaluator import calibration_rows
 from istmpi.models.mlp import MLP
 from istmpi.report.curves import Curve, Point
-from istmpi.store import ParameterStore
 
 
 def network_of(run: Run, data: Dataset) -> nn.Sequential:

@@ -31,10 +31,10 @@ from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
 from istmpi.config import Run
 from istmpi.data.sources import open_dataset
-from istmpi.measure import measure
-from istmpi.methods.base import Partial
+from istmpi.methods.base import InterruptedRound
 from istmpi.models import architecture
-from istmpi.train import Training
+from istmpi.training.loop import Training
+from istmpi.training.measure import measure
 
 PEERS: dict[str, type[Peer]] = {"pytorch-ddp": DDP, "pytorch-local-sgd": LocalSGD}
 MOST_ROUNDS = 5
@@ -55,7 +55,7 @@ class Ours:
         self.steps = self._training.method.steps(0)
 
     def round(self) -> None:
-        outcome = self._training.method.run(self._round, Partial())
+        outcome = self._training.method.run(self._round, InterruptedRound())
         assert isinstance(outcome, float), "nobody asked it to stop"
         self._round += 1
 
@@ -124,11 +124,13 @@ def turns(options: argparse.Namespace, run: Run, communicator: Communicator) -> 
         one_round(contestant, communicator)
         return contestant
 
-    keep = communicator.from_first(WORKING_SET * 4 * weights * ranks < _available_memory())
+    keep = communicator.broadcast_from_root(WORKING_SET * 4 * weights * ranks < _available_memory())
     kept = {name: warm(name) for name in options.contestants} if keep else {}
     found: dict[str, list] = {name: [] for name in options.contestants}
     start, done = time.perf_counter(), 0
-    while done < options.turns and not communicator.from_first(done and time.perf_counter() - start > options.seconds):
+    while done < options.turns and not communicator.broadcast_from_root(
+        done and time.perf_counter() - start > options.seconds
+    ):
         for name in options.contestants[done % len(found) :] + options.contestants[: done % len(found)]:
             contestant = kept.get(name) or warm(name)
             rounds = []
@@ -157,7 +159,7 @@ def one_round(contestant: Ours | Theirs, communicator: Communicator) -> dict:
     after = Wire.now()
     spent = {name: total - phases.get(name, 0.0) for name, total in contestant.phases.items()}
     over_wire = after.sent - wire.sent if wire and after else None
-    reports = communicator.gather((seconds, spent, contestant.bytes - counted, over_wire))
+    reports = communicator.allgather((seconds, spent, contestant.bytes - counted, over_wire))
     everyones_seconds, everyones_phases, sent, wires = zip(*reports)
     record = {
         "seconds": max(everyones_seconds),
@@ -186,8 +188,8 @@ def flops(options: argparse.Namespace, run: Run, communicator: Communicator) -> 
         products()
         count += 1
     mine = count * 6 * run.train.batch * width**2 / (time.perf_counter() - start)
-    everyones = communicator.gather(mine)
-    return {"flops": sum(everyones) / len(everyones), "each": everyones}
+    per_rank = communicator.allgather(mine)
+    return {"flops": sum(per_rank) / len(per_rank), "each": per_rank}
 
 
 def model(options: argparse.Namespace, run: Run, communicator: Communicator) -> dict:

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from reporting import network, report
 
-from istmpi.axes import narrowed
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
-from istmpi.devices import materialise
+from istmpi.devices import to_empty
+from istmpi.engine.axes import narrowed
+from istmpi.engine.partition import Partition
+from istmpi.engine.store import ParameterStore
+from istmpi.engine.transfer import Transfer
 from istmpi.models.mlp import MLP
-from istmpi.partition import Partition
-from istmpi.store import ParameterStore
-from istmpi.transfer import Transfer
 
 STAGGER = 0.03
 """Seconds between two neighbouring ranks' entries into a staggered call."""
@@ -48,7 +48,7 @@ class Round:
         mine = narrowed(lengths, self.architecture.parameters, self.partition.held(communicator.rank))
         with torch.device("meta"):
             network = self.architecture.build(mine)
-        self._subnet = {name: tensor.detach() for name, tensor in materialise(network, "cpu").named_parameters()}
+        self._subnet = {name: tensor.detach() for name, tensor in to_empty(network, "cpu").named_parameters()}
         pull, push = self._plan()
         self.bytes_sent = pull.bytes_sent + push.bytes_sent
         self._counts = [[sum(block.nbytes for block in message) for message in pull.sends]]
@@ -98,8 +98,8 @@ def _timed(work: Callable[[], dict[str, float]], communicator: Communicator) -> 
     phases = work()
     communicator.barrier()
     phases["total"] = time.perf_counter() - start
-    everyones = communicator.gather(phases)
-    return {phase: max(ranks[phase] for ranks in everyones) for phase in phases}
+    per_rank = communicator.allgather(phases)
+    return {phase: max(ranks[phase] for ranks in per_rank) for phase in phases}
 
 
 def measure(megabytes: float, repeats: int, communicator: Communicator) -> dict[str, float]:
@@ -120,7 +120,7 @@ def measure(megabytes: float, repeats: int, communicator: Communicator) -> dict[
     assert all(round.store.tensors[name].sum(dtype=torch.float64) == value for name, value in sums.items())
     total = {name: np.array([run["total"] for run in runs]) for name, runs in times.items()}
     against = {name: total["ours"] / total[name] for name in contestants if name != "ours"}
-    sent = max(communicator.gather(round.bytes_sent))
+    sent = max(communicator.allgather(round.bytes_sent))
     return {
         "MB sent in a pull and a push": sent / 1e6,
         "N": round.width,

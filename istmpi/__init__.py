@@ -1,3 +1,40 @@
-"""Independent Subnet Training for MPI machines."""
+"""Independent Subnet Training for MPI machines. What can be imported from here is the interface (docs/library.md)."""
+
+from importlib import import_module
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "CalibratedNetwork": "deploy.network",
+    "ConfigError": "errors",
+    "DataError": "errors",
+    "DivergedError": "errors",
+    "IstmpiError": "errors",
+    "OutputError": "errors",
+    "Partition": "engine.partition",
+    "Progress": "training.loop",
+    "Run": "config",
+    "StoppedError": "errors",
+    "Summary": "training.run",
+    "Training": "training.loop",
+    "Watch": "training.run",
+    "compare": "report.comparison",
+    "evaluate": "deploy.scoring",
+    "open_checkpoint": "checkpoint.reader",
+    "read_curves": "report.curves",
+    "run_training": "training.run",
+    "world": "comm",
+}
+"""The module of each public name, imported when the name is: help and plans must wait for neither torch nor MPI."""
+
+__all__ = list(_PLACES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'istmpi' has no attribute {name!r}")
+    return getattr(import_module(f"istmpi.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -35,8 +35,8 @@ def fair_threads(local: Communicator) -> int:
     Collective.
     """
     mine = usable_cores()
-    everyones = local.gather(mine)
-    return max(int(sum(Fraction(1, sum(core in cores for cores in everyones)) for core in mine)), 1)
+    per_rank = local.allgather(mine)
+    return max(int(sum(Fraction(1, sum(core in cores for cores in per_rank)) for core in mine)), 1)
 
 
 def choose_threads(wanted: int, local: Communicator) -> int:
@@ -46,7 +46,7 @@ def choose_threads(wanted: int, local: Communicator) -> int:
     return threads
 
 
-def materialise(network: nn.Module, device: torch.device | str) -> nn.Module:
+def to_empty(network: nn.Module, device: torch.device | str) -> nn.Module:
     """A network on a device; what was built on the meta device has memory there, whose values are undefined.
 
     ``Module.to_empty`` gives memory, too, but imports the whole of torch's decompositions: seconds on a busy machine.

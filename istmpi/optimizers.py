@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class OptimizerSpec:
     """How an optimizer is made from the run's settings, and which state it keeps for every element.
 
     A slot starts at zero. ``counts_steps``: the optimizer also counts its steps, the same number for all elements.
@@ -33,8 +33,8 @@ class Recipe:
         return {**slots, **({"step": torch.tensor(float(steps))} if self.counts_steps else {})}
 
 
-def recipe(settings: object) -> Recipe:
-    """The recipe for a run's optimizer section."""
+def optimizer_spec(settings: object) -> OptimizerSpec:
+    """The optimizer of a run's settings; ConfigError with the nearest name where there is none."""
     if settings.name not in OPTIMIZERS:
         raise ConfigError(f"optimizer.name = {settings.name!r} is not known{did_you_mean(settings.name, OPTIMIZERS)}")
     return OPTIMIZERS[settings.name](settings)
@@ -53,26 +53,26 @@ def _optimizer(kind: str) -> type["torch.optim.Optimizer"]:
     return type(kind, (theirs,), {**methods, "step": torch.no_grad()(methods["step"])})
 
 
-def _sgd(settings) -> Recipe:
+def _sgd(settings) -> OptimizerSpec:
     def make(parameters):
         return _optimizer("SGD")(
             parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
         )
 
     flops = 2 + 2 * bool(settings.momentum) + 2 * bool(settings.weight_decay)
-    return Recipe("sgd", ("momentum_buffer",) if settings.momentum else (), False, flops, make)
+    return OptimizerSpec("sgd", ("momentum_buffer",) if settings.momentum else (), False, flops, make)
 
 
-def _adam(kind: str) -> Callable[[Any], Recipe]:
-    def adam(settings) -> Recipe:
+def _adam(kind: str) -> Callable[[Any], OptimizerSpec]:
+    def adam(settings) -> OptimizerSpec:
         def make(parameters):
             return _optimizer(kind)(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
 
         # Two moving averages (3 and 4), the root, what divides by it (3) and the update (2).
         flops = 13 + 2 * bool(settings.weight_decay)
-        return Recipe(settings.name, ("exp_avg", "exp_avg_sq"), True, flops, make)
+        return OptimizerSpec(settings.name, ("exp_avg", "exp_avg_sq"), True, flops, make)
 
     return adam
 
 
-OPTIMIZERS: dict[str, Callable[[Any], Recipe]] = {"sgd": _sgd, "adam": _adam("Adam"), "adamw": _adam("AdamW")}
+OPTIMIZERS: dict[str, Callable[[Any], OptimizerSpec]] = {"sgd": _sgd, "adam": _adam("Adam"), "adamw": _adam("AdamW")}

@@ -25,7 +25,7 @@ NETWORKS = {
 }
 """Settings as `small.small_run` takes them."""
 SCALES = {"dealt": {"hidden1": 0.25, "hidden2": 0.125}}
-"""What the full network multiplies a group's contributions by, as if the run had begun on several ranks."""
+"""What the full network multiplies a group's contributions by, as if the run had resume_from on several ranks."""
 _HERE = Path(__file__).parent
 OWN = {
     "convolutional": {"model.name": f"{_HERE}/networks.py:Convolutional", "model.channels": [6, 4], "model.hidden": 9},
@@ -61,8 +61,8 @@ def _main(folder: Path) -> None:
 
     from istmpi.checkpoint.saver import commit
     from istmpi.comm import world
-    from istmpi.stopping import StopSign
-    from istmpi.train import Training
+    from istmpi.comm.stopping import StopSign
+    from istmpi.training.loop import Training
 
     class After(StopSign):
         """Stops when it has been asked so often."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 from istmpi.data.batches import Batches
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
-from istmpi.partition import Partition
+from istmpi.engine.partition import Partition
 
 AXES = {
     "first.weight": ("channels1", None, None, None),

@@ -11,8 +11,8 @@ import torch
 from istmpi.data.batches import Batches
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
-from istmpi.partition import Partition
-from istmpi.store import ParameterStore
+from istmpi.engine.partition import Partition
+from istmpi.engine.store import ParameterStore
 
 EPSILON = 1e-5
 
@@ -90,10 +90,10 @@ def combine(weights, state, ends):
             tensor.copy_(torch.where(count > 0, total / count.clamp(min=1), tensor))
 
 
-def outer_step(before, weights, velocity, lr, momentum, everyones):
+def outer_step(before, weights, velocity, lr, momentum, per_rank):
     """What was trained follows its round's change with Nesterov's momentum; the rest keeps its velocity."""
     for name, weight in weights.items():
-        trained = sum(mask(name, weight, held) for held in everyones) > 0
+        trained = sum(mask(name, weight, held) for held in per_rank) > 0
         moving = momentum * velocity[name] + weight - before[name]
         velocity[name] = torch.where(trained, moving, velocity[name])
         there = before[name] + lr * (weight - before[name] + momentum * moving)

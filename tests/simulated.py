@@ -23,22 +23,22 @@ class SimulatedCommunicator:
 
     def alltoallv(self, send, receive):
         buffer, counts, starts = receive
-        for (theirs, its_counts, its_starts), count, start in zip(self.gather(send), counts, starts):
+        for (theirs, its_counts, its_starts), count, start in zip(self.allgather(send), counts, starts):
             assert its_counts[self.rank] == count, "sender and receiver planned different messages"
             buffer[start : start + count] = theirs[its_starts[self.rank] :][:count]
         self.traffic.add(sum(send[1]) - send[1][self.rank])
         self.largest_message = max(self.largest_message, *send[1])
         self._barrier.wait()
 
-    def gather(self, value):
+    def allgather(self, value):
         self._board[self.rank] = value
         self._barrier.wait()
         values = list(self._board)
         self._barrier.wait()
         return values
 
-    def maximum(self, value):
-        return max(self.gather(value))
+    def allreduce_max(self, value):
+        return max(self.allgather(value))
 
 
 def on_ranks(ranks, work):

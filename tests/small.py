@@ -4,7 +4,7 @@ import numpy as np
 
 from istmpi.config import Run
 from istmpi.methods.ist import IST
-from istmpi.train import Training
+from istmpi.training.loop import Training
 
 SETTINGS = {
     "model.hidden": [13, 11],
@@ -43,8 +43,8 @@ def whole(training):
     """
     if isinstance(training.method, IST):
         training.method.publish()
-    everyones = training.communicator.gather({name: t.numpy() for name, t in training.store.tensors.items()})
-    return {name: np.concatenate([rows[name] for rows in everyones]) for name in training.store.tensors}
+    per_rank = training.communicator.allgather({name: t.numpy() for name, t in training.store.tensors.items()})
+    return {name: np.concatenate([rows[name] for rows in per_rank]) for name in training.store.tensors}
 
 
 def assert_same_bits(one, other):

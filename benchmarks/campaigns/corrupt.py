@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
         files = real_files(Path(place), options.launcher.split())
         expected = {path: contents_of(path)(path) for path in files}
         for number in range(options.cases) if options.case is None else [options.case]:
-            name, problem, outcome = carry_out(
+            name, problem, outcome = run_training(
                 number, options.seed, files, expected, Path(place) / "case", options.keep
             )
             counts.setdefault(name, Counter())[outcome] += 1
@@ -106,7 +106,7 @@ def contents_of(path: Path) -> Callable[[Path], object]:
     return data_contents if path.parent.name == "data" else checkpoint_contents
 
 
-def carry_out(
+def run_training(
     number: int, seed: int, files: list[Path], expected: dict[Path, object], folder: Path, keep: Path | None
 ) -> tuple[str, str, str]:
     """One case: the name of the damage, what is wrong with the outcome if anything is, and the outcome."""

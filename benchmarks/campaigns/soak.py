@@ -57,8 +57,8 @@ def main(arguments: list[str]) -> int:
     names = options.only.split(";") if options.only else list(METHODS)
     rows = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        everyones = list(pool.map(lambda name: soak(METHODS[name], options.ranks, options.rounds), names))
-    for name, samples in zip(names, everyones, strict=True):
+        per_rank = list(pool.map(lambda name: soak(METHODS[name], options.ranks, options.rounds), names))
+    for name, samples in zip(names, per_rank, strict=True):
         for figure, allowed in FIGURES.items():
             first, last = max((ends(rank[figure]) for rank in samples), key=lambda both: both[1] - both[0])
             verdict = "grows" if last - first > allowed else "stays"
@@ -98,8 +98,8 @@ def _on_a_rank(folder: str, every: int, settings: dict[str, object]) -> int:
     """The run, its samples left beside it."""
     from istmpi import comm
     from istmpi.config import Run
-    from istmpi.run import carry_out
-    from istmpi.train import Training
+    from istmpi.training.loop import Training
+    from istmpi.training.run import run_training
 
     samples: dict[str, list[float]] = {figure: [] for figure in FIGURES}
     progress = Training.progress
@@ -113,7 +113,7 @@ def _on_a_rank(folder: str, every: int, settings: dict[str, object]) -> int:
 
     Training.progress = noting
     communicator = comm.world()
-    carry_out(Run().override(settings), communicator)
+    run_training(Run().override(settings), communicator)
     Path(folder, f"rank-{communicator.rank}.json").write_text(json.dumps(samples))
     return 0
 

@@ -39,7 +39,7 @@ def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str],
     ``note`` is told on rank 0 of each that has to be passed over. None when the folder has none; DataError, on every
     rank, when it has some but none is valid.
     """
-    paths = communicator.from_first(_by_position(folder, note) if communicator.rank == 0 else None)
+    paths = communicator.broadcast_from_root(_by_position(folder, note) if communicator.rank == 0 else None)
     for path in paths:
         try:
             require_valid(path, communicator)
@@ -47,7 +47,7 @@ def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str],
         except DataError as error:
             if communicator.rank == 0:
                 note(f"{error} Passed over.")
-    there = communicator.from_first(bool(listed(folder)))
+    there = communicator.broadcast_from_root(bool(listed(folder)))
     with communicator.agreed():
         if there:
             raise DataError(

@@ -25,9 +25,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from istmpi.axes import ITEMSIZE
 from istmpi.config import Run
 from istmpi.data.dataset import TASKS
+from istmpi.engine.axes import ITEMSIZE
 from istmpi.errors import ConfigError, DataError
 from istmpi.hdf5 import CHECKSUM, CHECKSUMS, CREATION, hdf5_type, seal, set_attribute, shown
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from istmpi.axes import Pattern
 from istmpi.checkpoint.format import Header, read_header, read_version
 from istmpi.data.dataset import CLASSIFICATION
+from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean
 from istmpi.hdf5 import (
     CHANGED,

@@ -25,7 +25,7 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
 
     Raises OutputError on every rank when it cannot be written; an older file of that name is then untouched.
     """
-    beside, header = communicator.from_first((temporary(path), header))
+    beside, header = communicator.broadcast_from_root((temporary(path), header))
     try:
         with communicator.agreed(), _output(path):
             WRITERS[writer](beside, header, with_checksums(pieces), communicator)
@@ -75,7 +75,7 @@ class Saver:
         self.folder = folder / FOLDER
         self.writer = choose(settings.writer, communicator)
         alone = self.writer == "mpio" and communicators_are_made
-        self.background = not settings.wait and not alone and all(communicator.gather(threads_may_call()))
+        self.background = not settings.wait and not alone and all(communicator.allgather(threads_may_call()))
         self._settings, self._warn = settings, warn
         self._communicator = communicator.duplicate()
         self._staged: dict[str, np.ndarray] = {}
@@ -132,7 +132,7 @@ class Saver:
             threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()
         except RuntimeError as error:
             failure = f"rank {self._communicator.rank}: no thread for checkpoints ({error})"
-        failures = list(filter(None, self._communicator.gather(failure)))
+        failures = list(filter(None, self._communicator.allgather(failure)))
         if failures:
             self.background = False
             self.close()

@@ -12,10 +12,10 @@ from istmpi.checkpoint.format import Piece, place
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import library
 from istmpi.data.dataset import Dataset
+from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
-from istmpi.methods.base import Partial
+from istmpi.methods.base import InterruptedRound
 from istmpi.models.architecture import BatchNormalisation
-from istmpi.store import ParameterStore
 
 Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -56,7 +56,7 @@ def deployment_pieces(
             yield Piece(path, values.shape, dtype, values[:0], block=None)
 
 
-def partial_pieces(partial: Partial, store: ParameterStore, local_steps: int) -> Iterator[Piece]:
+def partial_pieces(partial: InterruptedRound, store: ParameterStore, local_steps: int) -> Iterator[Piece]:
     """What this rank alone has, of a round that was stopped in the middle or between two; one block for each rank.
 
     ``local_steps``: of the rank that takes most of them in the round. Ranks stop after different numbers of steps: the
@@ -83,7 +83,7 @@ def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
     return Piece("data/own", (ranks, len(contents)), "int64", values, rank, None, ranks, rank)
 
 
-def restore(checkpoint: Checkpoint, store: ParameterStore) -> Partial:
+def restore(checkpoint: Checkpoint, store: ParameterStore) -> InterruptedRound:
     """Fill the store; returns what this rank alone had, of a round that was stopped in the middle perhaps.
 
     On another number of ranks nobody can go on with its own part of such a round: all go on from the mean, with as many
@@ -94,7 +94,7 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> Partial:
     store.add_slots(tuple(dict.fromkeys(slots)))
     fill(checkpoint, store)
     if not checkpoint.has_partial or header.ranks != store.owners.ranks:
-        return Partial(header.local_step)
+        return InterruptedRound(header.local_step)
     mine = slice(store.rank, store.rank + 1)
     losses = torch.from_numpy(checkpoint.array("partial/losses", mine)[0])
     tensors = {}
@@ -103,7 +103,7 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> Partial:
         dtype = store.tensors[name.partition("/")[0]].dtype
         tensors[name] = torch.empty((rows, *tensor.shape[1:]), dtype=dtype)
         tensor.read_bytes(rows * store.rank, rows * (store.rank + 1), _bytes(tensors[name]).reshape(-1))
-    return Partial(int(checkpoint.array("partial/local_steps", mine)[0]), losses[~losses.isnan()], tensors)
+    return InterruptedRound(int(checkpoint.array("partial/local_steps", mine)[0]), losses[~losses.isnan()], tensors)
 
 
 def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:

@@ -12,9 +12,9 @@ from istmpi.checkpoint.folder import FOLDER
 from istmpi.checkpoint.format import FORMAT, Header
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
 from istmpi.cost import COSTS, cost
+from istmpi.engine.partition import Partition
 from istmpi.errors import DataError
 from istmpi.hdf5 import Read, unheard
-from istmpi.partition import Partition
 
 FIRST_UNITS = 6
 """How many of a rank's units are named."""

@@ -28,7 +28,7 @@ Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
 def available(communicator: Communicator) -> list[str]:
     """The writers that all ranks can use, the preferred one first. Collective."""
-    parallel = all(communicator.gather(h5py.get_config().mpi))
+    parallel = all(communicator.allgather(h5py.get_config().mpi))
     return ["mpio", "direct"] if parallel else ["direct"]
 
 
@@ -61,7 +61,7 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
 def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
     """All ranks together through parallel HDF5; a rank that fails still takes part in every call."""
     _lay_out(path, header, pieces, communicator)
-    most_rows = np.max(communicator.gather([len(piece.bytes) // piece.row_bytes for piece in pieces]), axis=0)
+    most_rows = np.max(communicator.allgather([len(piece.bytes) // piece.row_bytes for piece in pieces]), axis=0)
     collective = h5py.h5p.create(h5py.h5p.DATASET_XFER)
     collective.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
     failure: OSError | None = None
@@ -84,14 +84,14 @@ def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: 
     HDF5 is done with its own part of the file then, and no rank's rows can have taken the room for it.
     """
     made: dict[str, int] | OSError = {}
-    checksums = communicator.gather(parts_of_checksums(pieces))
+    checksums = communicator.allgather(parts_of_checksums(pieces))
     if communicator.rank == 0:
         try:
             with new_file(path, room_for_structure(header, pieces)) as file:
                 made = create(file, header, pieces, checksums)
         except OSError as error:
             made = error
-    made = communicator.from_first(made)
+    made = communicator.broadcast_from_root(made)
     if isinstance(made, OSError):
         raise made
     return made

@@ -9,7 +9,7 @@ from istmpi.renamed import COMMANDS, tell
 
 
 class LazyGroup(click.Group):
-    """Command NAME is ``istmpi.cli.NAME.command``; its one-line help is given here, so that listing imports nothing."""
+    """Command NAME is ``istmpi.cli.commands.NAME.command``; its help is given here: listing imports nothing."""
 
     def __init__(self, *args, commands: dict[str, str], **settings):
         super().__init__(*args, **settings)
@@ -24,7 +24,7 @@ class LazyGroup(click.Group):
             name = COMMANDS[name]
         if name not in self._help:
             raise ConfigError(f"no command {name}{did_you_mean(name, self._help)}")
-        return importlib.import_module(f"istmpi.cli.{name}").command
+        return importlib.import_module(f"istmpi.cli.commands.{name}").command
 
     def resolve_command(
         self, context: click.Context, arguments: list[str]

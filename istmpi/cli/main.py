@@ -151,5 +151,5 @@ def _report(error: IstmpiError) -> tuple[int, bool]:
     elif rank == 0:
         _say(f"istmpi: {one_line(error)}")
     if error.everywhere:
-        comm.leave_together()
+        comm.final_barrier()
     return error.exit_code, error.everywhere

@@ -36,7 +36,7 @@ def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None
     """
     run = run.with_implied()
     if is_own(run.model.name):
-        from istmpi.network import planned_network
+        from istmpi.training.network import planned_network
 
         data = _data_of_own(run, layers)
         return Described(run, planned_network(run, data), data.features, len(data.train))
@@ -59,7 +59,7 @@ def described_on_all_ranks(run: Run, layers: str | None, communicator: Communica
             return described(run, layers)
         run = run.with_implied()
         data = _data_of_own(run, layers)
-    from istmpi.network import network_of
+    from istmpi.training.network import network_of
 
     return Described(run, network_of(run, data, communicator), data.features, len(data.train))
 

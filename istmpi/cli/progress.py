@@ -13,15 +13,15 @@ from rich.markup import escape
 from istmpi import comm
 from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.saver import Saver
-from istmpi.compare import ComparisonWatch, Turn
 from istmpi.cost import cost
 from istmpi.errors import IstmpiError
 from istmpi.foreign import one_line
 from istmpi.record import RunFolder
 from istmpi.report import plots
 from istmpi.report.units import duration, number, size
-from istmpi.run import Summary, Watch
-from istmpi.train import Progress, Training
+from istmpi.training.comparison import ComparisonWatch, Turn
+from istmpi.training.loop import Progress, Training
+from istmpi.training.run import Summary, Watch
 
 SECONDS_BETWEEN_LINES = 10
 LONGEST_ROUNDS = 4 * 3600.0
@@ -132,7 +132,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
         super().__init__()
         self._introduced = False
 
-    def begun(self, turn: Turn, number: int, count: int) -> None:
+    def resume_from(self, turn: Turn, number: int, count: int) -> None:
         self._heading = f"{number}/{count} {turn.method}, seed {turn.run.train.seed}"
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:

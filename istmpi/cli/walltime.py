@@ -32,7 +32,7 @@ def deadline(minutes: float | None, communicator: Communicator) -> float | None:
 
     ConfigError where the end of the job cannot be known.
     """
-    from istmpi.stopping import end_of_job
+    from istmpi.comm.stopping import end_of_job
 
     if minutes is None or communicator.rank:
         return None

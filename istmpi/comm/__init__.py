@@ -1,9 +1,9 @@
 """The ranks of a job and all that goes on between them. The only package that imports mpi4py."""
 
-from istmpi.comm.communicator import STAGING_BYTES, Communicator, Nap, Traffic
+from istmpi.comm.communicator import STAGING_BYTES, Backoff, Communicator, Traffic
 from istmpi.comm.launch import announce, current_rank, handshake, meet_with, world
 from istmpi.comm.launcher import launched, terminal_columns
-from istmpi.comm.leaving import abort_at_exit, leave_together
+from istmpi.comm.leaving import abort_at_exit, final_barrier
 from istmpi.comm.mpi import (
     THREAD_LEVELS,
     library,
@@ -14,21 +14,21 @@ from istmpi.comm.mpi import (
     thread_level,
     threads_may_call,
 )
-from istmpi.comm.rumour import Rumour
+from istmpi.comm.stop_gossip import StopGossip
 
 __all__ = [
     "STAGING_BYTES",
     "THREAD_LEVELS",
     "Communicator",
-    "Nap",
-    "Rumour",
+    "Backoff",
+    "StopGossip",
     "Traffic",
     "abort_at_exit",
     "announce",
     "current_rank",
     "handshake",
     "launched",
-    "leave_together",
+    "final_barrier",
     "library",
     "library_before_start",
     "lost_connection",

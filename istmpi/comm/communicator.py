@@ -25,9 +25,9 @@ displacements far below the 2**31 that MPI libraries before MPI-4 can take."""
 LARGEST_CALL = 2**30
 """Bytes that one broadcast or all-gather moves at most, for the same reason."""
 
-EAGER_LOOKS = 20
-"""So many times in vain before the first nap."""
-LONGEST_NAP = 5e-4
+SPIN_POLLS = 20
+"""So many polls in vain before the first sleep."""
+LONGEST_SLEEP = 5e-4
 """Seconds; a line of 1 Gbit/s carries 62 kB meanwhile, which its socket buffers hold."""
 
 Staged = tuple[np.ndarray, list[int], list[int]]
@@ -46,8 +46,8 @@ class Traffic:
         self.calls += 1
 
 
-class Nap:
-    """Waits for the network with naps that grow while nothing happens.
+class Backoff:
+    """Waits for the network with sleeps that grow while nothing happens.
 
     MPI libraries wait by spinning: a rank that waits would take the core from one that shares it and still computes.
     """
@@ -55,12 +55,12 @@ class Nap:
     def __init__(self) -> None:
         self._idle = 0
 
-    def after(self, moved: bool) -> None:
-        """After a look at the network that found something to do, or nothing."""
-        self._idle = 0 if moved else self._idle + 1
-        if self._idle > EAGER_LOOKS:
-            doublings = min(self._idle - EAGER_LOOKS, 20)
-            time.sleep(min(2**doublings * 25e-6, LONGEST_NAP))
+    def wait_unless(self, progress: bool) -> None:
+        """Sleep a little longer after every poll without progress; not at all after one that made some."""
+        self._idle = 0 if progress else self._idle + 1
+        if self._idle > SPIN_POLLS:
+            doublings = min(self._idle - SPIN_POLLS, 20)
+            time.sleep(min(2**doublings * 25e-6, LONGEST_SLEEP))
 
 
 class Communicator:
@@ -88,21 +88,21 @@ class Communicator:
         self._mpi.Alltoallv([*send, MPI.BYTE], [*receive, MPI.BYTE])
         self.traffic.add(sum(send[1]) - send[1][self.rank])
 
-    def allgather(self, mine: np.ndarray, counts: list[int]) -> np.ndarray:
+    def allgatherv(self, mine: np.ndarray, counts: list[int]) -> np.ndarray:
         """All ranks' flat arrays one after the other: rank r's has ``counts[r]`` elements; any dtype."""
         from mpi4py import MPI
 
         parts = [count * mine.dtype.itemsize for count in counts]
         starts = [sum(parts[:rank]) for rank in range(self.size)]
         result = np.empty(sum(counts), dtype=mine.dtype)
-        own, everyones = np.ascontiguousarray(mine).view(np.uint8), result.view(np.uint8)
-        if everyones.nbytes <= LARGEST_CALL:
-            self._mpi.Allgatherv([own, MPI.BYTE], [everyones, parts, starts, MPI.BYTE])
+        own, per_rank = np.ascontiguousarray(mine).view(np.uint8), result.view(np.uint8)
+        if per_rank.nbytes <= LARGEST_CALL:
+            self._mpi.Allgatherv([own, MPI.BYTE], [per_rank, parts, starts, MPI.BYTE])
             self.traffic.add(own.nbytes * (self.size - 1))
         else:
-            everyones[starts[self.rank] :][: own.nbytes] = own
+            per_rank[starts[self.rank] :][: own.nbytes] = own
             for rank, (start, nbytes) in enumerate(zip(starts, parts, strict=True)):
-                self.broadcast(everyones[start : start + nbytes], rank)
+                self.broadcast(per_rank[start : start + nbytes], rank)
         return result
 
     def broadcast(self, values: np.ndarray, root: int) -> None:
@@ -124,30 +124,30 @@ class Communicator:
         )
         self.traffic.add(mine.nbytes)
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
+    def allreduce_sum(self, values: np.ndarray) -> np.ndarray:
         """The sum over ranks, added in rank order so that two runs agree bit for bit."""
-        gathered = self.allgather(values.ravel(), [values.size] * self.size)
+        gathered = self.allgatherv(values.ravel(), [values.size] * self.size)
         return gathered.reshape(self.size, *values.shape).sum(axis=0)
 
-    def maximum(self, value: int) -> int:
-        return max(self.gather(value))
+    def allreduce_max(self, value: int) -> int:
+        return max(self.allgather(value))
 
-    def gather(self, value: T) -> list[T]:
+    def allgather(self, value: T) -> list[T]:
         """Every rank's value, on every rank: for small Python objects."""
         return self._mpi.allgather(value)
 
-    def from_first(self, value: T) -> T:
+    def broadcast_from_root(self, value: T) -> T:
         """Rank 0's value, on every rank."""
         return self._mpi.bcast(value, root=0)
 
     def barrier(self) -> None:
         self._mpi.Barrier()
 
-    def meet(self) -> None:
+    def idle_barrier(self) -> None:
         """A barrier for ranks that may come long after each other."""
-        everybody, nap = self._mpi.Ibarrier(), Nap()
+        everybody, backoff = self._mpi.Ibarrier(), Backoff()
         while not everybody.Test():
-            nap.after(False)
+            backoff.wait_unless(False)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -165,7 +165,7 @@ class Communicator:
             error = past_a_limit(raised)
             if error is None:
                 raise
-        by_rank = self.gather(error)
+        by_rank = self.allgather(error)
         failed = [rank for rank, error in enumerate(by_rank) if error is not None]
         if failed:
             first = by_rank[failed[0]]
@@ -197,7 +197,7 @@ class Communicator:
         some.mpi.Free()
         group.Free()
 
-    def start_maximum(self, value: int) -> Callable[[], int]:
+    def start_allreduce_max(self, value: int) -> Callable[[], int]:
         """Begin to agree on the largest of all ranks' values; what it returns waits for it and tells."""
         from mpi4py import MPI
 
@@ -211,27 +211,27 @@ class Communicator:
         return largest
 
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to send bytes, not to be touched until the request is `over`; not counted."""
+        """Begin to send bytes, not to be touched until the request is `all_done`; not counted."""
         from mpi4py import MPI
 
         return self._mpi.Isend([values, MPI.BYTE], peer, tag)
 
     def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to receive bytes, which have arrived once the request is `over`."""
+        """Begin to receive bytes, which have arrived once the request is `all_done`."""
         from mpi4py import MPI
 
         return self._mpi.Irecv([values, MPI.BYTE], peer, tag)
 
     @staticmethod
-    def look(requests: list[Any]) -> bool:
-        """One look at the network for all these requests, sent and received: whether any was over."""
+    def test_some(requests: list[Any]) -> bool:
+        """One call of MPI_Testsome for all these requests, sent and received: whether any was done."""
         from mpi4py import MPI
 
         return bool(MPI.Request.Testsome(requests))
 
     @staticmethod
-    def over(requests: Sequence[Any]) -> bool:
-        """Whether all of them were over at the last look."""
+    def all_done(requests: Sequence[Any]) -> bool:
+        """Whether all of them were done at the last `test_some`."""
         from mpi4py import MPI
 
         return all(request == MPI.REQUEST_NULL for request in requests)
@@ -247,4 +247,4 @@ class Communicator:
 
     def hosts(self) -> list[str]:
         """Every rank's host name."""
-        return self.gather(socket.gethostname())
+        return self.allgather(socket.gethostname())

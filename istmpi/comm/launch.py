@@ -12,7 +12,7 @@ import numpy as np
 from istmpi import __version__
 from istmpi.comm import mpi
 from istmpi.comm.arrival import expected
-from istmpi.comm.communicator import Communicator, Nap
+from istmpi.comm.communicator import Backoff, Communicator
 from istmpi.comm.launcher import launched
 from istmpi.comm.leaving import end_with_this_script
 from istmpi.errors import IstmpiError, LaunchError
@@ -58,9 +58,9 @@ def _agree(everyone: Any) -> None:
     started_as = __version__, _command
     digest = np.frombuffer(hashlib.sha256(repr(started_as).encode()).digest(), dtype=np.uint8)
     digests = np.empty((everyone.Get_size(), digest.size), dtype=np.uint8)
-    request, nap = everyone.Iallgather(digest, digests), Nap()
+    request, backoff = everyone.Iallgather(digest, digests), Backoff()
     while not request.Test():  # a rank that does something else never comes, and `expected` has to be able to say so
-        nap.after(False)
+        backoff.wait_unless(False)
     if (digests == digests[0]).all():
         return
     versions, commands = zip(*everyone.allgather(started_as))

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from istmpi.comm import mpi
-from istmpi.comm.communicator import Communicator, Nap
+from istmpi.comm.communicator import Backoff, Communicator
 
 GRACE = 3.0
 """Seconds in which all ranks of a script that fails on all of them come to its end."""
@@ -16,7 +16,7 @@ _exit_code = 0
 _installed = False
 
 
-def leave_together() -> None:
+def final_barrier() -> None:
     """Wait for all ranks, if MPI is up: once one leaves with an error, a launcher ends the others unheard.
 
     Only for an end that every rank knows of.
@@ -68,7 +68,7 @@ def _note(code: int) -> None:
 def _end(everyone: Communicator) -> None:
     if not mpi.if_up():
         return
-    all_here, nap = everyone.mpi.Ibarrier(), Nap()
+    all_here, backoff = everyone.mpi.Ibarrier(), Backoff()
     deadline = time.monotonic() + GRACE
     while not all_here.Test():
         if _exit_code and time.monotonic() > deadline:
@@ -76,4 +76,4 @@ def _end(everyone: Communicator) -> None:
             sys.stderr.flush()
             abort_at_exit(_exit_code)
             return
-        nap.after(False)
+        backoff.wait_unless(False)

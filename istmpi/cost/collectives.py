@@ -10,13 +10,12 @@ from fractions import Fraction
 
 import numpy as np
 
-from istmpi import ring
-from istmpi.axes import Parameter
-from istmpi.comm import STAGING_BYTES
+from istmpi.comm import STAGING_BYTES, ring
 from istmpi.cost.holdings import Holdings, Number
 from istmpi.cost.pairs import pair_bytes
-from istmpi.layout import Layout, Owners
-from istmpi.partition import Partition
+from istmpi.engine.axes import Parameter
+from istmpi.engine.layout import Layout, Owners
+from istmpi.engine.partition import Partition
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Collective:
 def _pull(held: Holdings) -> Load:
     """Owners to holders: of each rank's network what nobody held before, in pieces from all others."""
     elsewhere = 1 - Fraction(1, held.ranks)
-    wanted = max(held.home_bytes(part) for part in held.parts)
+    wanted = max(held.owner_bytes(part) for part in held.parts)
     inward, outward = wanted * elsewhere, held.served_bytes * elsewhere
     return Load(
         "alltoallv",
@@ -103,7 +102,7 @@ def _server(held: Holdings) -> Load:
 
 
 def _ring(held: Holdings) -> Load:
-    """Ring all-reduce (`istmpi.ring`): reduce-scatter, then all-gather, a P-th of the network at a time."""
+    """Ring all-reduce (`istmpi.comm.ring`): reduce-scatter, then all-gather, a P-th of the network at a time."""
     sent = 2 * (held.ranks - 1) * held.network_bytes
     buffers = min(Fraction(held.network_bytes, held.ranks), ring.SEGMENTS_AT_ONCE * ring.CHUNK_BYTES)
     busiest = Fraction(sent, held.ranks)

@@ -9,16 +9,16 @@ from math import prod
 
 import numpy as np
 
-from istmpi.axes import with_slots
 from istmpi.config import Run
 from istmpi.cost.collectives import HOP, PULL, Layouts, Load
 from istmpi.cost.holdings import Holdings, Number, Part
 from istmpi.cost.methods import COSTS, MethodCost, method_cost
+from istmpi.engine.axes import with_slots
+from istmpi.engine.layout import Owners, Replicated
+from istmpi.engine.partition import Partition, draw_ranks
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.layout import Owners, Whole
 from istmpi.models.architecture import Architecture
-from istmpi.optimizers import Recipe, recipe
-from istmpi.partition import Partition, draw_ranks
+from istmpi.optimizers import OptimizerSpec, optimizer_spec
 
 NORMALISATION_FLOPS = 20
 """For each unit and example: mean and variance 4, normalising 2, scale and shift 2; backward about 12."""
@@ -160,7 +160,7 @@ def cost(
     dealing = architecture.parameters, architecture.lengths, groups, ranks, run.method.shares, members
     stays = _stays(kind, run, groups, ranks)
     held = Holdings(*dealing, run.method.redeal if stays else None)
-    made = recipe(run.optimizer)
+    made = optimizer_spec(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and kind.synchronous else 1)
     stored = kind.stored(run)
     loads = [load for collective in kind.collectives if (load := collective.load(held))]
@@ -217,7 +217,7 @@ def _part_cost(
     held: Holdings,
     architecture: Architecture,
     batch: Number,
-    made: Recipe,
+    made: OptimizerSpec,
     owned: Number,
     buffers: Number,
     copies: Number,
@@ -279,7 +279,7 @@ def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) ->
 
     if kind.members(run, ranks) < ranks:
         drawn = draw_ranks(ranks, settings.fraction, run.train.seed, round)
-        layouts = Layouts(owners, Whole(architecture.lengths, ranks, drawn))
+        layouts = Layouts(owners, Replicated(architecture.lengths, ranks, drawn))
     elif _stays(kind, run, groups, ranks):
         layouts = Layouts(owners, deal(round), deal(round - 1) if round else None, deal(round + 1))
     else:

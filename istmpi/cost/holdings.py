@@ -10,8 +10,8 @@ from fractions import Fraction
 from functools import cached_property
 from math import ceil, prod
 
-from istmpi.axes import Parameter
-from istmpi.partition import blocks, check
+from istmpi.engine.axes import Parameter
+from istmpi.engine.partition import blocks, check
 
 Number = int | Fraction
 
@@ -91,7 +91,7 @@ class Holdings:
         """Of the network that each of these ranks trains."""
         return sum(parameter.size(part.lengths) * parameter.itemsize for parameter in self.parameters.values())
 
-    def home_bytes(self, part: Part) -> Number:
+    def owner_bytes(self, part: Part) -> Number:
         """What each of these ranks gets from owners before a round, and what goes home after it: expected."""
         return sum(
             parameter.size(part.lengths) * parameter.itemsize * self.origin(parameter, part).nobody
@@ -230,5 +230,5 @@ def _owned_bytes(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]
 
 
 def _block(length: int, ranks: int, rank: int) -> int:
-    """`istmpi.partition.blocks` without shares, for one rank."""
+    """`istmpi.engine.partition.blocks` without shares, for one rank."""
     return length // ranks + (rank < length % ranks)

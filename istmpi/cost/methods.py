@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from istmpi.config import Run
 from istmpi.cost.collectives import ALL_GATHER, HALVING_DOUBLING, HOP, PULL, PUSH, RING, SERVER, Collective
 from istmpi.cost.holdings import Holdings, Number
+from istmpi.engine.partition import drawn_count
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.architecture import Architecture
-from istmpi.optimizers import recipe
-from istmpi.partition import drawn_count
+from istmpi.optimizers import optimizer_spec
 
 
 def _nothing(run: Run, network: Architecture) -> tuple[str, ...]:
@@ -127,12 +127,12 @@ class MethodCost:
     def stored(self, run: Run) -> int:
         """Slots that rest with the owners for every parameter."""
         keeps = self.never_resets or run.method.optimizer_state == "carry"
-        return len(recipe(run.optimizer).slots) * keeps + (self.outer and run.method.outer[1] != 0)
+        return len(optimizer_spec(run.optimizer).slots) * keeps + (self.outer and run.method.outer[1] != 0)
 
     def moved(self, run: Run) -> int:
         """Tensors for every parameter that each collective moves: 1, and the optimizer state that travels along."""
         carries = self.moves_slots and run.method.optimizer_state == "carry"
-        return 1 + len(recipe(run.optimizer).slots) * carries
+        return 1 + len(optimizer_spec(run.optimizer).slots) * carries
 
 
 LOCAL_SGD = MethodCost((RING,), outer=True, start=(PULL,), copies=_for_the_outer_step)

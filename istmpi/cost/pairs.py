@@ -4,29 +4,29 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from istmpi.axes import Axis, Parameter
-from istmpi.layout import Layout
-from istmpi.partition import Partition
+from istmpi.engine.axes import Axis, Parameter
+from istmpi.engine.layout import Layout
+from istmpi.engine.partition import Partition
 
 
 def pair_bytes(
-    parameters: Mapping[str, Parameter], source: Layout, target: Layout, missing_from: Partition | None = None
+    parameters: Mapping[str, Parameter], source: Layout, target: Layout, exclude: Partition | None = None
 ) -> np.ndarray:
     """Bytes that every rank has for every other when all parameters move: ``[from, to]`` int64, exact.
 
-    The diagonal is what stays on its rank and never reaches MPI. ``missing_from``: of what this deal deals out only
+    The diagonal is what stays on its rank and never reaches MPI. ``exclude``: of what this deal deals out only
     the elements move that no rank has in it.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for parameter in parameters.values():
         elements = np.ones_like(total)
-        dealt = missing_from is not None and parameter.pattern.dealt(missing_from.units)
-        held = np.ones((missing_from.ranks if dealt else 0, *total.shape), dtype=np.int64)
+        dealt = exclude is not None and parameter.pattern.dealt(exclude.units)
+        held = np.ones((exclude.ranks if dealt else 0, *total.shape), dtype=np.int64)
         for place, axis in enumerate(parameter.pattern.axes):
             here, there = (_marks(layout, axis, place) for layout in (source, target))
             elements *= (here @ there.T).astype(np.int64)
             if dealt:
-                for rank, marks in enumerate(_marks(missing_from, axis, place)):
+                for rank, marks in enumerate(_marks(exclude, axis, place)):
                     held[rank] *= ((here * marks) @ there.T).astype(np.int64)
         total += (elements - held.sum(axis=0)) * parameter.itemsize
     return total

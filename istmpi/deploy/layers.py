@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from istmpi.axes import ITEMSIZE
 from istmpi.checkpoint.reader import Checkpoint, Tensor
 from istmpi.checkpoint.state import Moments
+from istmpi.engine.axes import ITEMSIZE
 from istmpi.errors import ConfigError
 from istmpi.models.norms import BatchNorm
 

@@ -9,12 +9,12 @@ from istmpi.data.dataset import normalise
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.scoring import require_fitting
-from istmpi.devices import materialise
+from istmpi.devices import to_empty
+from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
-from istmpi.evaluate import calibration_rows
+from istmpi.evaluation.evaluator import calibration_rows
 from istmpi.models.inferred import fill as fill_parameters
 from istmpi.models.norms import calibrate, moments_of
-from istmpi.store import ParameterStore
 
 
 class CalibratedNetwork:
@@ -36,7 +36,7 @@ class CalibratedNetwork:
         fill(checkpoint, store)
         with torch.device("meta"):
             network = architecture.build(architecture.lengths, store.scale).eval()
-        self._network = materialise(network, "cpu").requires_grad_(False)
+        self._network = to_empty(network, "cpu").requires_grad_(False)
         fill_parameters(self._network, store.tensors)
         self._norms = architecture.batch_norm_layers(self._network)
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)

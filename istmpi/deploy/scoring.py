@@ -10,10 +10,10 @@ from istmpi.data.dataset import Dataset, same_form
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.devices import choose_threads
+from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
-from istmpi.evaluate import Evaluator, Score
+from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.models.losses import TASKS
-from istmpi.store import ParameterStore
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def evaluate(
     if calibrate:
         evaluator.calibrate()
     else:
-        evaluator.network.adopt(moments)
+        evaluator.network.load_moments(moments)
     score = evaluator.measure(data.splits[split])
     return Evaluation(
         score, TASKS[data.task].score, source, split, calibrate and bool(network.batch_norms), changed_source(network)

@@ -74,7 +74,10 @@ def _examine(folder: Path, patience: float, aware: bool | None, watchdog: Watchd
     for doing, check in checks.items():
         with watchdog.limit(doing, 6 * patience):
             findings += check()
-    if communicator.from_first(worst(finding.state for finding in findings if finding.name == "folder")) != "red":
+    if (
+        communicator.broadcast_from_root(worst(finding.state for finding in findings if finding.name == "folder"))
+        != "red"
+    ):
         with watchdog.limit(f"writing checkpoints to {folder}", 6 * patience):
             findings += checkpoints.writers(communicator, folder)
     hosts = communicator.hosts()

@@ -14,10 +14,10 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import REGRESSION
 from istmpi.doctor.finding import Finding, green, red
+from istmpi.engine.store import ParameterStore
 from istmpi.errors import IstmpiError
 from istmpi.models import architecture
 from istmpi.report.units import size
-from istmpi.store import ParameterStore
 
 _WIDTH = 4096
 """Of a network with a matrix of 64 MiB."""
@@ -36,7 +36,7 @@ def writers(communicator: Communicator, folder: Path) -> list[Finding]:
     header = Header(run, communicator.size, 0, 0, 0, 0.0, 0, 0.0, data, versions=versions())
     nbytes = sum(parameter.itemsize * parameter.size(network.lengths) for parameter in network.parameters.values())
     mine = tempfile.mkdtemp(prefix=".istmpi-doctor-", dir=folder) if communicator.rank == 0 else None
-    scratch = Path(communicator.from_first(mine))
+    scratch = Path(communicator.broadcast_from_root(mine))
     rates, failures = [], []
     try:
         for name in available(communicator):

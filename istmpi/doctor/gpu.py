@@ -57,18 +57,18 @@ def devices(communicator: Communicator, aware: bool | None) -> list[Finding]:
     )
     driver = Path("/proc/driver/nvidia/version").exists()
     with communicator.on_this_host() as local:
-        everyones = communicator.gather((names, local.size, driver, aware))
-    with_devices = [one for one in everyones if one[0]]
+        per_rank = communicator.allgather((names, local.size, driver, aware))
+    with_devices = [one for one in per_rank if one[0]]
     if not with_devices:
-        if any(driver for _, _, driver, _ in everyones):
+        if any(driver for _, _, driver, _ in per_rank):
             cure = "Install a CUDA build of PyTorch, or check CUDA_VISIBLE_DEVICES."
             return [yellow("GPU", f"the hosts have NVIDIA GPUs that PyTorch {torch.__version__} cannot use", cure)]
         return [green("GPU", "none; ranks compute on the CPU")]
     kinds = ", ".join(sorted({name for names, *_ in with_devices for name in names}))
-    if len(with_devices) < len(everyones):
+    if len(with_devices) < len(per_rank):
         cure = "Start ranks only where there is a GPU, or train all on the CPU: --set train.device=cpu."
-        found = [yellow("GPU", f"{kinds}, on {len(with_devices)} of {len(everyones)} ranks only", cure)]
-    elif shared := [(size, len(names)) for names, size, *_ in everyones if size > len(names)]:
+        found = [yellow("GPU", f"{kinds}, on {len(with_devices)} of {len(per_rank)} ranks only", cure)]
+    elif shared := [(size, len(names)) for names, size, *_ in per_rank if size > len(names)]:
         size, count = max(shared)
         fact = f"{kinds}; up to {size} ranks of a host share {count} device{'s' * (count > 1)}"
         found = [yellow("GPU", fact, "Start one rank for each device.")]

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import torch
 
 from istmpi import comm
-from istmpi.axes import Parameter, Pattern
 from istmpi.comm import Communicator
 from istmpi.devices import fair_threads, usable_cores
 from istmpi.doctor.finding import Finding, green, red, yellow
-from istmpi.layout import Owners, part_shape
-from istmpi.partition import Partition
-from istmpi.transfer import STAGING_BYTES, Transfer
+from istmpi.engine.axes import Parameter, Pattern
+from istmpi.engine.layout import Owners, part_shape
+from istmpi.engine.partition import Partition
+from istmpi.engine.transfer import STAGING_BYTES, Transfer
 
 _TINY_STAGING = 4096
 """A limit so low that a small transfer takes the path of a huge one."""
@@ -39,9 +39,9 @@ def foreign_launcher() -> Finding | None:
 
 def library(communicator: Communicator) -> list[Finding]:
     """Which MPI this is, whether all ranks have the same, and what it lets threads do. Collective."""
-    everyones = communicator.gather((comm.library(), comm.thread_level()))
-    names = sorted({name for name, _ in everyones})
-    level = min((level for _, level in everyones), key=comm.THREAD_LEVELS.index)
+    per_rank = communicator.allgather((comm.library(), comm.thread_level()))
+    names = sorted({name for name, _ in per_rank})
+    level = min((level for _, level in per_rank), key=comm.THREAD_LEVELS.index)
     if len(names) > 1:
         found = red("MPI", f"the ranks have different libraries: {', '.join(names)}", "Give all hosts the same one.")
     elif communicator.size == 1:
@@ -63,15 +63,15 @@ def cores(communicator: Communicator) -> list[Finding]:
     """Which cores the ranks of each host may use, and whether some are shared or idle. Collective."""
     with communicator.on_this_host() as local:
         mine = socket.gethostname(), usable_cores(), os.cpu_count() or 1, fair_threads(local)
-    return list(spread(communicator.gather(mine)))
+    return list(spread(communicator.allgather(mine)))
 
 
-def spread(everyones: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]:
+def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]:
     """From every rank's host, cores that it may use, cores of its host and threads."""
-    ranks_on = Counter(host for host, *_ in everyones)
+    ranks_on = Counter(host for host, *_ in per_rank)
     shown = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in list(ranks_on.items())[:4])
     shown += ", ..." * (len(ranks_on) > 4)
-    fact = f"{len(everyones)} on {len(ranks_on)} host{'s' * (len(ranks_on) > 1)}: {shown}"
+    fact = f"{len(per_rank)} on {len(ranks_on)} host{'s' * (len(ranks_on) > 1)}: {shown}"
     if len(set(ranks_on.values())) > 1:
         yield yellow(
             "ranks", f"{fact}; unevenly spread", "Start as many ranks on each host: the slowest sets the pace."
@@ -81,14 +81,14 @@ def spread(everyones: list[tuple[str, list[int], int, int]]) -> Iterator[Finding
 
     crowded, idle = [], []
     for host, count in ranks_on.items():
-        bound = [cores for its_host, cores, _, _ in everyones if its_host == host]
-        total = next(total for its_host, _, total, _ in everyones if its_host == host)
+        bound = [cores for its_host, cores, _, _ in per_rank if its_host == host]
+        total = next(total for its_host, _, total, _ in per_rank if its_host == host)
         used = set().union(*bound)
         if count > len(used):
             crowded.append(f"{count} ranks share {len(used)} core{'s' * (len(used) > 1)} of {host}")
         elif 2 * len(used) <= total:
             idle.append(f"{host} has {total} cores, of which its ranks may use {len(used)}")
-    threads = sorted({threads for *_, threads in everyones})
+    threads = sorted({threads for *_, threads in per_rank})
     fact = f"{' or '.join(map(str, threads))} thread{'s' * (threads != [1])} a rank"
     if crowded:
         yield yellow("cores", f"{fact}; {'; '.join(crowded[:4])}", "Start at most one rank for each core.")
@@ -112,7 +112,7 @@ def values(communicator: Communicator) -> list[Finding]:
         ("bf16", STAGING_BYTES, "all 65,536 bit patterns of bfloat16 arrive as they left"),
         ("large", _TINY_STAGING, "a transfer that is cut into many calls, as those above 128 MiB are, arrives whole"),
     ):
-        wrong = sum(communicator.gather(_changed_on_the_way(communicator, staging)))
+        wrong = sum(communicator.allgather(_changed_on_the_way(communicator, staging)))
         if wrong:
             found.append(red(name, f"{wrong} values arrive changed", "Use another MPI library: this one loses values."))
         else:

@@ -44,8 +44,8 @@ def interfaces(communicator: Communicator) -> list[Finding]:
     """Which interfaces there are, and whether MPI might take one that leads nowhere. Collective."""
     fast = sorted(path.name for path in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
     chosen = {name: os.environ[name] for name in CHOICES if name in os.environ}
-    everyones = communicator.gather((socket.gethostname(), local_interfaces(), fast))
-    by_host = {host: (found, fast) for host, found, fast in everyones}
+    per_rank = communicator.allgather((socket.gethostname(), local_interfaces(), fast))
+    by_host = {host: (found, fast) for host, found, fast in per_rank}
     return [judged(by_host, chosen)]
 
 

@@ -48,15 +48,15 @@ def machine() -> dict[str, Any]:
 def versions(communicator: Communicator) -> list[Finding]:
     """Whether all ranks run the same software. Collective."""
     mine = {"Python": platform.python_version()} | {name: _version(name) for name in _TOLD}
-    return [compared(communicator.gather(mine))]
+    return [compared(communicator.allgather(mine))]
 
 
-def compared(everyones: list[dict[str, str]]) -> Finding:
-    first = everyones[0]
+def compared(per_rank: list[dict[str, str]]) -> Finding:
+    first = per_rank[0]
     odd = {
-        name: next((rank, versions[name]) for rank, versions in enumerate(everyones) if versions[name] != version)
+        name: next((rank, versions[name]) for rank, versions in enumerate(per_rank) if versions[name] != version)
         for name, version in first.items()
-        if any(versions[name] != version for versions in everyones)
+        if any(versions[name] != version for versions in per_rank)
     }
     if not odd:
         return green("software", ", ".join(f"{name} {version}" for name, version in first.items()))

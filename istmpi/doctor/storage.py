@@ -46,12 +46,12 @@ def _tests(communicator: Communicator, folder: Path, path: Path) -> list[Finding
     start = time.perf_counter()
     failed = _attempt(lambda: _write(path, rank * part, bytes([rank % 251]) * part))
     seconds = time.perf_counter() - start
-    everyones = communicator.gather((failed, seconds))
-    troubles = [(number, error) for number, (error, _) in enumerate(everyones) if error]
+    per_rank = communicator.allgather((failed, seconds))
+    troubles = [(number, error) for number, (error, _) in enumerate(per_rank) if error]
     if troubles:
         number, error = troubles[0]
         return [red("folder", f"{folder}: rank {number} cannot write ({error})", "Free space or name another folder.")]
-    slowest = max(seconds for _, seconds in everyones)
+    slowest = max(seconds for _, seconds in per_rank)
     neighbour = (rank + 1) % ranks
     changed = _ranks_where(communicator, _read(path, neighbour * part, part) != bytes([neighbour % 251]) * part)
     if changed:
@@ -60,7 +60,7 @@ def _tests(communicator: Communicator, folder: Path, path: Path) -> list[Finding
     space = size(shutil.disk_usage(folder).free)
     fact = f"{folder}: {size(part * ranks / slowest)}/s written and synced by all ranks at once, {space} free"
     found = [green("folder", fact)]
-    locks = {error for error in communicator.gather(_attempt(lambda: _lock(path))) if error}
+    locks = {error for error in communicator.allgather(_attempt(lambda: _lock(path))) if error}
     if locks:
         cure = "istmpi opens without locks and needs none; for other HDF5 tools: export HDF5_USE_FILE_LOCKING=FALSE."
         found.append(yellow("locking", f"{folder} has no file locks ({', '.join(sorted(locks))})", cure))
@@ -113,8 +113,8 @@ def _on_first(communicator: Communicator, work: Callable[[], object]) -> object:
             result = work()
         except OSError as error:
             result = error
-    return communicator.from_first(result)
+    return communicator.broadcast_from_root(result)
 
 
 def _ranks_where(communicator: Communicator, fact: bool) -> list[int]:
-    return [rank for rank, true in enumerate(communicator.gather(fact)) if true]
+    return [rank for rank, true in enumerate(communicator.allgather(fact)) if true]

@@ -1,7 +1,7 @@
 """The methods of training, by the name that a run file gives them."""
 
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.methods.base import Job, Method, Partial
+from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.methods.codistillation import Codistillation
 from istmpi.methods.data_parallel import DataParallel
 from istmpi.methods.diloco import DiLoCo
@@ -20,7 +20,7 @@ METHODS: dict[str, type[Method]] = {
     "codistillation": Codistillation,
 }
 
-__all__ = ["METHODS", "Job", "Method", "Partial", "method"]
+__all__ = ["METHODS", "Job", "Method", "InterruptedRound", "method"]
 
 
 def method(name: str, setting: str = "method.name") -> type[Method]:

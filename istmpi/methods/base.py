@@ -13,15 +13,15 @@ from torch import nn
 
 from istmpi import optimizers, rng
 from istmpi.comm import Communicator
+from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
-from istmpi.devices import materialise
+from istmpi.devices import to_empty
+from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
 from istmpi.models.architecture import Architecture
 from istmpi.models.losses import TASKS
 from istmpi.record import Clock
-from istmpi.stopping import StopSign
-from istmpi.store import ParameterStore
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Job:
 
 
 @dataclass
-class Partial:
+class InterruptedRound:
     """A round that was stopped in the middle: what a rank has of it beside its rows in the store."""
 
     local_steps: int = 0
@@ -61,13 +61,13 @@ class Method(ABC):
 
     def __init__(self, job: Job):
         self.job = job
-        self.recipe = optimizers.recipe(job.run.optimizer)
+        self.optimizer_spec = optimizers.optimizer_spec(job.run.optimizer)
         self.loss = TASKS[job.task].loss
         self.examples = 0
         """That this rank has consumed."""
         self._built: tuple[dict[str, int], nn.Module] | None = None
         # torch imports its compiler for the first optimizer, which takes seconds: here rather than in the first round.
-        self.recipe.make([nn.Parameter(torch.zeros(1))])
+        self.optimizer_spec.make([nn.Parameter(torch.zeros(1))])
 
     @classmethod
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class Method(ABC):
     @classmethod
     def optimizer_slots(cls, run: Run) -> tuple[str, ...]:
         """The optimizer state that the store keeps beside every parameter between rounds."""
-        return optimizers.recipe(run.optimizer).slots if run.method.optimizer_state == "carry" else ()
+        return optimizers.optimizer_spec(run.optimizer).slots if run.method.optimizer_state == "carry" else ()
 
     @classmethod
     def slots(cls, run: Run) -> tuple[str, ...]:
@@ -93,34 +93,34 @@ class Method(ABC):
         return cls.optimizer_slots(run)
 
     @abstractmethod
-    def run(self, round: int, begun: Partial) -> float | Partial:
+    def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
         """Run one round, or what is left of it, and return its mean loss over all ranks and local steps.
 
         Where a stop is asked for, in which case ``job.stop`` has the reason on all ranks, the round may end in its
-        middle: then the store has the weights and the optimizer state of all slots so far, and a Partial is returned
-        with which the round can be gone on with, bit for bit.
+        middle: then the store has the weights and the optimizer state of all slots so far, and the InterruptedRound
+        is returned from which the round resumes, bit for bit.
 
         Raises DivergedError on every rank when the loss or the weights of any rank stop being finite; the store then
         still has the weights from before the round, or from where the round was gone on with.
         """
 
     def new_optimizer(
-        self, network: nn.Module, round: int, begun: Partial
+        self, network: nn.Module, round: int, resume_from: InterruptedRound
     ) -> tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]:
         """An optimizer for the network, and the tensors of both by their names in the store.
 
         Its state starts at zero, until the store has filled what it keeps.
         """
-        optimizer = self.recipe.make(network.parameters())
+        optimizer = self.optimizer_spec.make(network.parameters())
         kept = bool(self.optimizer_slots(self.job.run))
         before = self.first_step(round) - self.first_step(self.job.state_since) if kept else 0
         tensors = {}
         for name, parameter in network.named_parameters():
             tensors[name] = parameter.detach()
-            state = {slot: torch.zeros_like(parameter.detach()) for slot in self.recipe.slots}
+            state = {slot: torch.zeros_like(parameter.detach()) for slot in self.optimizer_spec.slots}
             tensors |= {f"{name}/{slot}": values for slot, values in state.items()}
             if state:
-                optimizer.state[parameter] = self.recipe.state(state, before + begun.local_steps)
+                optimizer.state[parameter] = self.optimizer_spec.state(state, before + resume_from.local_steps)
         return optimizer, tensors
 
     def build(self, lengths: Mapping[str, int]) -> nn.Module:
@@ -133,7 +133,7 @@ class Method(ABC):
             self._built = None
             with torch.device("meta"):
                 network = self.job.architecture.build(lengths, self.job.store.scale)
-            self._built = dict(lengths), materialise(network, self.job.device).train()
+            self._built = dict(lengths), to_empty(network, self.job.device).train()
         return self._built[1]
 
     def own(self) -> Mapping[str, torch.Tensor]:
@@ -161,18 +161,18 @@ class Method(ABC):
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
         round: int,
-        begun: Partial,
+        resume_from: InterruptedRound,
         before_update: Callable[[], None] = lambda: None,
-    ) -> float | Partial:
+    ) -> float | InterruptedRound:
         """This rank's local steps on its own batches; returns the mean loss of all ranks, or raises DivergedError.
 
-        Returns the losses so far as a Partial when any rank stopped before its last step.
+        Returns the losses so far as an InterruptedRound when any rank stopped before its last step.
         """
         run, rank = self.job.run, self.job.communicator.rank
         dtype = getattr(torch, run.model.dtype)
         losses = []
         with self.job.clock("compute"):
-            for local_step in range(begun.local_steps, self.steps(round)):
+            for local_step in range(resume_from.local_steps, self.steps(round)):
                 if self.asked_to_stop(local_step):
                     break
                 step = self.first_step(round) + local_step
@@ -188,9 +188,11 @@ class Method(ABC):
                 optimizer.step()
                 losses.append(loss.detach())
                 self.examples += len(x)
-            done = begun.local_steps + len(losses)
-            losses = torch.cat([begun.losses, torch.stack(losses).float().cpu()]) if losses else begun.losses
-        return self._agree(network, Partial(done, losses), round)
+            done = resume_from.local_steps + len(losses)
+            losses = (
+                torch.cat([resume_from.losses, torch.stack(losses).float().cpu()]) if losses else resume_from.losses
+            )
+        return self._agree(network, InterruptedRound(done, losses), round)
 
     def asked_to_stop(self, local_step: int) -> bool:
         """Whether this rank shall not begin that local step."""
@@ -208,7 +210,7 @@ class Method(ABC):
                 return network(x).float()
         return network(x)
 
-    def _agree(self, network: nn.Module, mine: Partial, round: int) -> float | Partial:
+    def _agree(self, network: nn.Module, mine: InterruptedRound, round: int) -> float | InterruptedRound:
         """The mean loss of a round that every rank got through, or what this rank has of one that they did not."""
         bad = (~torch.isfinite(mine.losses)).nonzero()
         step = mine.local_steps - len(mine.losses) + int(bad[0]) + 1 if len(bad) else None
@@ -219,8 +221,8 @@ class Method(ABC):
         complete = mine.local_steps >= self.steps(round)
         loss = float(mine.losses.mean()) if len(mine.losses) else None
         with self.job.clock("wait"):
-            self.job.communicator.meet()
-            reports = self.job.communicator.gather((loss, step, complete, self.job.stop.reason))
+            self.job.communicator.idle_barrier()
+            reports = self.job.communicator.allgather((loss, step, complete, self.job.stop.reason))
         losses, steps, done, reasons = zip(*reports, strict=True)
         # The earliest step tells where it began: averaged gradients have spread it to all ranks by the next.
         bad_steps = [(step, rank) for rank, step in enumerate(steps) if step is not None]

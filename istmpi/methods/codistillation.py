@@ -16,13 +16,13 @@ from torch.nn import functional
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.devices import on_host
+from istmpi.engine.layout import Replicated
+from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
-from istmpi.layout import Whole
-from istmpi.methods.base import Job, Partial
-from istmpi.methods.whole import WholeNetwork
+from istmpi.methods.base import InterruptedRound, Job
+from istmpi.methods.replicated import ReplicatedMethod
 from istmpi.models.architecture import Architecture
-from istmpi.optimizers import recipe
-from istmpi.transfer import Transfer
+from istmpi.optimizers import optimizer_spec
 
 STALE = "stale"
 """The slot of this rank's weights from the beginning of a round that was stopped in the middle."""
@@ -31,7 +31,7 @@ _AT_ONCE = 2**27
 """Bytes that all ranks together exchange in one go."""
 
 
-class Codistillation(WholeNetwork):
+class Codistillation(ReplicatedMethod):
     """The others' networks are fetched once a round; the optimizer's state is never reset."""
 
     def __init__(self, job: Job):
@@ -48,19 +48,19 @@ class Codistillation(WholeNetwork):
 
     @classmethod
     def optimizer_slots(cls, run: Run) -> tuple[str, ...]:
-        return recipe(run.optimizer).slots
+        return optimizer_spec(run.optimizer).slots
 
-    def run(self, round: int, begun: Partial) -> float | Partial:
-        self.begin(round, begun)
+    def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
+        self.begin(round, resume_from)
         self._published = False
         before = {name: values.clone() for name, values in self.own().items()}
-        stale = {name: begun.tensors.get(f"{name}/{STALE}", values) for name, values in before.items()}
+        stale = {name: resume_from.tensors.get(f"{name}/{STALE}", values) for name, values in before.items()}
         stale = {name: values for name, values in stale.items() if "/" not in name}
         if round >= self.job.run.method.burn_in:
             self._fetch_others(stale)
-        outcome = self.own_steps(round, begun, before)
+        outcome = self.own_steps(round, resume_from, before)
         self._others = []
-        if isinstance(outcome, Partial):
+        if isinstance(outcome, InterruptedRound):
             outcome.tensors = self.own() | {f"{name}/{STALE}": values for name, values in stale.items()}
         return outcome
 
@@ -70,7 +70,7 @@ class Codistillation(WholeNetwork):
     def publish(self) -> None:
         if not self._published:
             store = self.job.store
-            first = Whole(store.owners.lengths, store.owners.ranks, (0,))
+            first = Replicated(store.owners.lengths, store.owners.ranks, (0,))
             push = Transfer(store.parameters, first, store.owners, store.rank)
             push.run(self.own(), store.tensors, self.job.communicator)
             self._published = True
@@ -96,11 +96,11 @@ class Codistillation(WholeNetwork):
         with self.job.clock("pull"):
             for name, values in mine.items():
                 flat = values.view(-1).numpy()
-                everyones = np.empty((ranks, flat.size), flat.dtype)
+                per_rank = np.empty((ranks, flat.size), flat.dtype)
                 step = max(_AT_ONCE // ranks // flat.itemsize, 1)
                 for start in range(0, flat.size, step):
                     part = flat[start : start + step]
-                    gathered = communicator.allgather(part, [part.size] * ranks)
-                    everyones[:, start : start + step] = gathered.reshape(ranks, -1)
+                    gathered = communicator.allgatherv(part, [part.size] * ranks)
+                    per_rank[:, start : start + step] = gathered.reshape(ranks, -1)
                 for other, peer in zip(self._others, peers, strict=True):
-                    other[name] = torch.from_numpy(everyones[peer]).view(values.shape).to(self.job.device)
+                    other[name] = torch.from_numpy(per_rank[peer]).view(values.shape).to(self.job.device)

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import torch
 
-from istmpi.allreduce import MeanOverRanks
+from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
-from istmpi.methods.base import Job, Partial
-from istmpi.methods.whole import WholeNetwork
+from istmpi.methods.base import InterruptedRound, Job
+from istmpi.methods.replicated import ReplicatedMethod
 from istmpi.models.linear import linear_layers
-from istmpi.optimizers import recipe
+from istmpi.optimizers import optimizer_spec
 
 
-class DataParallel(WholeNetwork):
+class DataParallel(ReplicatedMethod):
     """Gradients are on their way to be averaged as soon as the backward pass has made them.
 
     The optimizer's state is never reset.
@@ -25,13 +25,13 @@ class DataParallel(WholeNetwork):
 
     @classmethod
     def optimizer_slots(cls, run: Run) -> tuple[str, ...]:
-        return recipe(run.optimizer).slots
+        return optimizer_spec(run.optimizer).slots
 
-    def run(self, round: int, begun: Partial) -> float | Partial:
-        self.begin(round, begun)
+    def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
+        self.begin(round, resume_from)
         if self._mean is None:
             self._mean = self._hand_over_gradients()
-        outcome = self.local_steps(self.network, self.optimizer, round, begun, before_update=self._finish)
+        outcome = self.local_steps(self.network, self.optimizer, round, resume_from, before_update=self._finish)
         self.store_rows()
         return outcome
 
@@ -39,7 +39,7 @@ class DataParallel(WholeNetwork):
         """All ranks leave before the same step: they ask each other in one what they will do before the next."""
         stop = self._vote is not None and bool(self._vote())
         last = local_step + 1 == self.job.run.method.local_steps
-        self._vote = None if stop or last else self.job.communicator.start_maximum(self.job.stop.asked())
+        self._vote = None if stop or last else self.job.communicator.start_allreduce_max(self.job.stop.asked())
         return stop
 
     def _hand_over_gradients(self) -> MeanOverRanks:

@@ -12,16 +12,16 @@ import torch
 
 from istmpi import rng
 from istmpi.devices import copy_from_host, on_host
-from istmpi.layout import Owners, Whole, part_shape
-from istmpi.methods.base import Job, Partial
-from istmpi.methods.whole import WholeNetwork
-from istmpi.transfer import Transfer
+from istmpi.engine.layout import Owners, Replicated, part_shape
+from istmpi.engine.transfer import Transfer
+from istmpi.methods.base import InterruptedRound, Job
+from istmpi.methods.replicated import ReplicatedMethod
 
 REFERENCE = "reference"
 """The slot of the last mean that all ranks took, in checkpoints."""
 
 
-class DynamicAveraging(WholeNetwork):
+class DynamicAveraging(ReplicatedMethod):
     """Every rank has a network of its own; the store has their mean when it is asked for."""
 
     makes_communicators = True
@@ -31,19 +31,19 @@ class DynamicAveraging(WholeNetwork):
         self._reference: dict[str, torch.Tensor] = {}
         self._published = True
 
-    def run(self, round: int, begun: Partial) -> float | Partial:
+    def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
         store = self.job.store
         first = not self.tensors
-        self.begin(round, begun)
+        self.begin(round, resume_from)
         if first:
             self._reference = {
                 name: self.tensors.pop(f"{name}/{REFERENCE}", self.tensors[name].clone()) for name in self._weights()
             }
         self._published = False
         before = {name: values.clone() for name, values in self.own().items()}
-        outcome = self.own_steps(round, begun, before)
-        if isinstance(outcome, Partial):
-            store.add_slots(self.recipe.slots)
+        outcome = self.own_steps(round, resume_from, before)
+        if isinstance(outcome, InterruptedRound):
+            store.add_slots(self.optimizer_spec.slots)
             outcome.tensors = self.own()
         else:
             store.drop_slots(except_for=self.slots(self.job.run))
@@ -59,7 +59,7 @@ class DynamicAveraging(WholeNetwork):
             return
         store = self.job.store
         own = self.own()
-        here = Whole(store.owners.lengths, store.owners.ranks)
+        here = Replicated(store.owners.lengths, store.owners.ranks)
         moved = {name: store.parameters[name] for name in own}
         Transfer(moved, here, store.owners, store.rank).run(own, store.tensors, self.job.communicator)
         store.add_slots((REFERENCE,))
@@ -74,10 +74,10 @@ class DynamicAveraging(WholeNetwork):
     def _synchronise(self, round: int) -> None:
         communicator, clock = self.job.communicator, self.job.clock
         # One rank's word: a sum's last bit depends on processor and threads, and all must see the same members.
-        limit = communicator.from_first(self.job.run.method.threshold * _squared(self._reference))
+        limit = communicator.broadcast_from_root(self.job.run.method.threshold * _squared(self._reference))
         mine = _squared(self._reference, self.tensors)
         with clock("wait"):
-            drifts = communicator.gather(mine)
+            drifts = communicator.allgather(mine)
         members = [rank for rank, drift in enumerate(drifts) if drift > limit]
         order = rng.permutation(communicator.size, rng.key(self.job.run.train.seed, "averaging", round)).tolist()
         near = not members
@@ -99,13 +99,13 @@ class DynamicAveraging(WholeNetwork):
             distance = 0.0
             if some:
                 lengths = self.job.architecture.lengths
-                owners, whole = Owners(lengths, some.size), Whole(lengths, some.size)
+                owners, whole = Owners(lengths, some.size), Replicated(lengths, some.size)
                 for name, of in moved.items():
                     mean[name] = torch.empty(part_shape(owners, of, some.rank), dtype=own[name].dtype)
                 Transfer(moved, whole, owners, some.rank).run(own, mean, some)
                 if not everybody:
                     distance = self._distance(mean, owners, some.rank)
-            near = everybody or sum(communicator.gather(distance)) <= limit
+            near = everybody or sum(communicator.allgather(distance)) <= limit
             if near and some:
                 Transfer(moved, owners, whole, some.rank).run(mean, own, some)
                 copy_from_host(own, {name: self.tensors[name] for name in own})

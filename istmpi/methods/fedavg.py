@@ -9,12 +9,12 @@ import numpy as np
 
 from istmpi.config import Run
 from istmpi.data.batches import Batches
+from istmpi.engine.layout import Replicated
+from istmpi.engine.partition import draw_ranks
 from istmpi.errors import ConfigError
-from istmpi.layout import Whole
 from istmpi.methods.base import Job
 from istmpi.methods.ist import IST
 from istmpi.models.architecture import Architecture
-from istmpi.partition import draw_ranks
 
 
 class FedAvg(IST):
@@ -22,7 +22,7 @@ class FedAvg(IST):
 
     def __init__(self, job: Job):
         super().__init__(job)
-        self._examples = job.communicator.gather(job.batches.examples)
+        self._examples = job.communicator.allgather(job.batches.examples)
         self._own_steps = job.run.method.epochs * job.batches.in_a_pass
 
     @classmethod
@@ -44,8 +44,8 @@ class FedAvg(IST):
         run = self.job.run
         return draw_ranks(self.job.communicator.size, run.method.fraction, run.train.seed, round)
 
-    def holders(self, round: int) -> Whole:
-        return Whole(self.job.architecture.lengths, self.job.communicator.size, self.drawn(round))
+    def holders(self, round: int) -> Replicated:
+        return Replicated(self.job.architecture.lengths, self.job.communicator.size, self.drawn(round))
 
     def weights(self) -> list[int]:
         return self._examples

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 import torch
 
-from istmpi.axes import Parameter
 from istmpi.comm import Communicator
-from istmpi.layout import part_shape
-from istmpi.partition import Partition
-from istmpi.store import ParameterStore
-from istmpi.transfer import Transfer
+from istmpi.engine.axes import Parameter
+from istmpi.engine.layout import part_shape
+from istmpi.engine.partition import Partition
+from istmpi.engine.store import ParameterStore
+from istmpi.engine.transfer import Transfer
 
 
 @dataclass
 class Held:
-    """A rank's part of them, of which the owners' rows are out of date until `send_home`."""
+    """A rank's part of them, of which the owners' rows are out of date until `flush_to_owners`."""
 
     deal: Partition
     tensors: dict[str, torch.Tensor]
     """In host memory; with the optimizer state that is carried along."""
-    at_home: bool = False
+    flushed: bool = False
 
     def hop(
         self,
@@ -46,12 +46,12 @@ class Held:
         Transfer(parameters, self.deal, holders, store.rank).run(self.tensors, arriving, communicator)
         return arriving
 
-    def send_home(self, store: ParameterStore, communicator: Communicator) -> None:
+    def flush_to_owners(self, store: ParameterStore, communicator: Communicator) -> None:
         """Have them in the owners' rows as well. Collective."""
-        if not self.at_home:
+        if not self.flushed:
             home = Transfer(self._parameters(store), self.deal, store.owners, store.rank)
             home.run(self.tensors, store.tensors, communicator)
-            self.at_home = True
+            self.flushed = True
 
     def _parameters(self, store: ParameterStore) -> dict[str, Parameter]:
         return {name: store.parameters[name] for name in self.tensors}

@@ -11,19 +11,19 @@ the owners' work: with one, all weights go home in every round.
 
 import torch
 
-from istmpi.axes import Parameter, narrowed
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.devices import copy_from_host, empty_on_host, on_host
+from istmpi.engine.axes import Parameter, narrowed
+from istmpi.engine.layout import Replicated
+from istmpi.engine.partition import Partition
+from istmpi.engine.transfer import Transfer
 from istmpi.errors import IstmpiError
-from istmpi.layout import Whole
-from istmpi.methods.base import Job, Method, Partial
+from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.methods.held import Held
 from istmpi.methods.outer import START, VELOCITY, Outer
 from istmpi.models.architecture import Architecture
 from istmpi.models.linear import release_gradients
-from istmpi.partition import Partition
-from istmpi.transfer import Transfer
 
 
 class IST(Method):
@@ -49,15 +49,15 @@ class IST(Method):
     def slots(cls, run: Run) -> tuple[str, ...]:
         return (*cls.optimizer_slots(run), *Outer.of(run).slots)
 
-    def run(self, round: int, begun: Partial) -> float | Partial:
+    def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
         store, communicator, clock = self.job.store, self.job.communicator, self.job.clock
         outer = Outer.of(self.job.run)
         with clock("deal"):
             holders, next_deal = self.holders(round), self._next_deal(round)
             held, moved = self._held, self._moved()
-            pull = Transfer(moved, store.owners, holders, store.rank, missing_from=held and held.deal)
+            pull = Transfer(moved, store.owners, holders, store.rank, exclude=held and held.deal)
             subnet = self.build(narrowed(holders.lengths, moved, holders.held(store.rank)))
-            optimizer, tensors = self.new_optimizer(subnet, round, begun)
+            optimizer, tensors = self.new_optimizer(subnet, round, resume_from)
         arriving: dict[str, torch.Tensor] = {}
         if held:
             with clock("hop"):
@@ -67,18 +67,18 @@ class IST(Method):
             kept = {name: tensors[name] for name in moved}
             arriving |= empty_on_host({name: tensor for name, tensor in kept.items() if name not in arriving})
             pull.run(store.tensors, arriving, communicator)
-            copy_from_host(arriving | begun.tensors, kept)
-        outcome = self.local_steps(subnet, optimizer, round, begun)
+            copy_from_host(arriving | resume_from.tensors, kept)
+        outcome = self.local_steps(subnet, optimizer, round, resume_from)
         release_gradients(subnet)
-        stopped = isinstance(outcome, Partial)
+        stopped = isinstance(outcome, InterruptedRound)
         start = {} if outer.idle else self._start()
         if stopped:
             next_deal = None
-            store.add_slots((*self.recipe.slots, *([START] if start else [])))
+            store.add_slots((*self.optimizer_spec.slots, *([START] if start else [])))
             moved = self._moved()
             store.tensors |= {f"{name}/{START}": values for name, values in start.items()}
         with clock("push"):
-            push = Transfer(moved, holders, store.owners, store.rank, weights=self.weights(), missing_from=next_deal)
+            push = Transfer(moved, holders, store.owners, store.rank, weights=self.weights(), exclude=next_deal)
             trained = on_host({name: tensors[name] for name in moved})
             push.run(trained, store.tensors, communicator)
         if stopped:
@@ -95,7 +95,7 @@ class IST(Method):
 
     def publish(self) -> None:
         if self._held:
-            self._held.send_home(self.job.store, self.job.communicator)
+            self._held.flush_to_owners(self.job.store, self.job.communicator)
 
     def _next_deal(self, round: int) -> Partition | None:
         """The deal to which weights go straight after a round; None where they all go home."""
@@ -117,7 +117,7 @@ class IST(Method):
         """How much each rank counts in the mean over holders."""
         return None
 
-    def holders(self, round: int) -> Partition | Whole:
+    def holders(self, round: int) -> Partition | Replicated:
         """Who trains what in a round: this round's deal."""
         return self.deal(round)
 
@@ -140,7 +140,7 @@ class IST(Method):
             settings.shares,
             settings.redeal,
         )
-        first = job.communicator.from_first(partition.digest)
+        first = job.communicator.broadcast_from_root(partition.digest)
         with job.communicator.agreed():
             if partition.digest != first:
                 raise IstmpiError(

@@ -8,28 +8,28 @@ from collections.abc import Sequence
 
 import torch
 
-from istmpi.allreduce import MeanOverRanks
+from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
-from istmpi.methods.base import Partial
+from istmpi.methods.base import InterruptedRound
 from istmpi.methods.outer import START, VELOCITY, Outer
-from istmpi.methods.whole import WholeNetwork
+from istmpi.methods.replicated import ReplicatedMethod
 
 
-class LocalSGD(WholeNetwork):
+class LocalSGD(ReplicatedMethod):
     """The mean stays on the ranks, which all have it."""
 
     @classmethod
     def slots(cls, run: Run) -> tuple[str, ...]:
         return (*cls.optimizer_slots(run), *Outer.of(run).slots)
 
-    def run(self, round: int, begun: Partial) -> float | Partial:
+    def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
         store, outer = self.job.store, Outer.of(self.job.run)
-        self.begin(round, begun)
+        self.begin(round, resume_from)
         start = {} if outer.idle else self._start()
-        outcome = self.local_steps(self.network, self.optimizer, round, begun)
-        stopped = isinstance(outcome, Partial)
+        outcome = self.local_steps(self.network, self.optimizer, round, resume_from)
+        stopped = isinstance(outcome, InterruptedRound)
         if stopped:
-            store.add_slots((*self.recipe.slots, *([START] if start else [])))
+            store.add_slots((*self.optimizer_spec.slots, *([START] if start else [])))
             self.tensors |= {f"{name}/{START}": values for name, values in start.items()}
             outcome.tensors = {name: self.tensors[name].cpu().clone() for name in self._own()}
         else:

@@ -14,17 +14,14 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from istmpi.axes import Parameter, Pattern
-from istmpi.models.operators import Operator
+from istmpi.engine.axes import Parameter, Pattern
+from istmpi.models.operators import EPSILON, Operator
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
     from istmpi.models.norms import BatchNorm
-
-EPSILON = 1e-5
-"""What PyTorch's normalisations add to a variance unless they are told otherwise."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from istmpi.axes import Pattern
+from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.inference import infer
 from istmpi.models.inferred import built

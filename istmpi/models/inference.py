@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch.overrides import TorchFunctionMode
 
-from istmpi.axes import Pattern
+from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.own import OwnNetwork, Width
 from istmpi.models.proof import Place, Reading, Trial, one_thread

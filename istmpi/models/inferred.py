@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from istmpi.axes import Parameter, Pattern
+from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture, BatchNormalisation
 from istmpi.models.table import Table

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from istmpi.axes import Parameter, Pattern
+from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.architecture import BatchNormalisation, Chain
 from istmpi.models.operators import Operator

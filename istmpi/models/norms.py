@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from istmpi.models.architecture import EPSILON
+from istmpi.models.operators import EPSILON
 
 
 class BatchNorm(nn.Module):
     """Every unit normalised over the batch, or by ``moments`` where they are set: ``[batch, units, ...]``.
 
     A unit of a subnet sees fewer inputs than it will in the full network, so running statistics gathered in training
-    would be wrong there. `istmpi.evaluate` takes the full network's moments on a sample of the training data.
+    would be wrong there. `istmpi.evaluation` takes the full network's moments on a sample of the training data.
     """
 
     moments: tuple[torch.Tensor, torch.Tensor] | None = None

@@ -1,4 +1,4 @@
-"""What a network multiplies for an example: every product of its forward pass, as a matrix product of named lengths.
+"""Operators: every product of a network's forward pass, as a matrix product of named lengths; a constant of norms.
 
 Pure, without torch: a network of istmpi's own lists its operators, one of the user's is run to find them
 (`istmpi.models.tracing`).
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from istmpi.axes import Pattern
+from istmpi.engine.axes import Pattern
 
 Number = int | Fraction
+
+EPSILON = 1e-5
+"""What PyTorch's normalisations add to a variance unless they are told otherwise."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from istmpi.axes import Pattern
+from istmpi.engine.axes import Pattern
 from istmpi.models.operators import Operator
 
 NORMALISATIONS = {

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from istmpi.axes import Pattern
+from istmpi.engine.axes import Pattern
 from istmpi.models.operators import Operator
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from istmpi.axes import Pattern
+from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.inferred import built
 from istmpi.models.operators import Operator

@@ -74,7 +74,7 @@ class Curve:
             raise OutputError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
-def read(paths: Iterable[Path]) -> list[Curve]:
+def read_curves(paths: Iterable[Path]) -> list[Curve]:
     """The runs of some folders: each a run's own, or one with such folders in it; or files like ``curve.json``.
 
     DataError for one that is none of these, or damaged.

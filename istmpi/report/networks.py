@@ -6,7 +6,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from istmpi.axes import Pattern
+from istmpi.engine.axes import Pattern
 from istmpi.report.units import number
 
 

@@ -72,7 +72,7 @@ def test_a_method_that_fails_is_reported_and_its_exit_code_is_the_jobs(mpirun, t
     program = (
         "import sys; from istmpi.cli.main import main\n"
         "from istmpi.errors import DivergedError; from istmpi.methods.local_sgd import LocalSGD\n"
-        "def run(self, round, begun):\n"
+        "def run(self, round, resume_from):\n"
         "    error = DivergedError('the loss is no longer finite in round 1')\n"
         "    error.everywhere = True\n"
         "    raise error\n"

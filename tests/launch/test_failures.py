@@ -26,7 +26,7 @@ def job(mpirun, tmp_path):
             "import numpy as np\n"
             f"sys.path.insert(0, {str(ROOT)!r})\n"
             "from istmpi.cli.main import main\n"
-            "from istmpi.comm import Nap, world\n"
+            "from istmpi.comm import Backoff, world\n"
             "from istmpi.errors import ConfigError, DivergedError, IstmpiError\n\n"
             "def program():\n"
             "    comm = world()\n"
@@ -118,9 +118,9 @@ def test_a_rank_that_misses_another_says_so_and_leaves_the_word_to_the_launcher(
     time.sleep(1)
     if failing: os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1)
-    request, nap = comm.start_receive(values, 2, 7), Nap()
-    while not comm.over([request]):
-        nap.after(comm.look([request]))
+    request, backoff = comm.start_receive(values, 2, 7), Backoff()
+    while not comm.all_done([request]):
+        backoff.wait_unless(comm.test_some([request]))
     """
     result = job(3, body)
     assert result.returncode in (9, 128 + 9), result

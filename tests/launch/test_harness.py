@@ -34,7 +34,7 @@ def test_a_job_that_would_skip_everything_is_refused(mpirun):
 
 
 def test_one_rank_prints(job):
-    result = job(3, "def test_sum(comm): assert sum(comm.gather(1)) == 3")
+    result = job(3, "def test_sum(comm): assert sum(comm.allgather(1)) == 3")
     assert result.returncode == 0, result.output
     assert result.output.count("1 passed") == 1
 

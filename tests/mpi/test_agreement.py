@@ -5,7 +5,7 @@ import pytest
 from small import small_run
 
 from istmpi.errors import ConfigError, DataError, UserError
-from istmpi.train import Training
+from istmpi.training.loop import Training
 
 
 def test_want_of_memory_is_agreed_on(comm):
@@ -52,7 +52,7 @@ def test_the_ranks_go_on_after_an_agreement(comm):
     for _ in range(2):
         with pytest.raises(ConfigError), comm.agreed():
             raise ConfigError("all alike")
-    assert comm.gather(comm.rank) == list(range(comm.size))
+    assert comm.allgather(comm.rank) == list(range(comm.size))
 
 
 @pytest.mark.ranks(min=2)

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from istmpi import allreduce, ring
-from istmpi.allreduce import MeanOverRanks
+from istmpi.comm import allreduce, ring
 from istmpi.comm import communicator as communicator_module
+from istmpi.comm.allreduce import MeanOverRanks
 
 SIZES = {"one": [1], "fewer than ranks": [2], "even": [240], "odd": [1001], "several": [7, 300, 1, 90, 2000, 5]}
 
 
 def values(comm, sizes, dtype=torch.float64, scale=1.0):
     """Each rank's tensors, known to all."""
-    everyones = [np.random.default_rng(rank).normal(size=sum(sizes)) * scale for rank in range(comm.size)]
-    parts = [torch.from_numpy(one).to(dtype).split(sizes) for one in everyones]
+    per_rank = [np.random.default_rng(rank).normal(size=sum(sizes)) * scale for rank in range(comm.size)]
+    parts = [torch.from_numpy(one).to(dtype).split(sizes) for one in per_rank]
     return [{str(number): part.clone() for number, part in enumerate(one)} for one in parts]
 
 
@@ -37,14 +37,14 @@ def test_it_is_the_mean_and_the_same_bits_on_every_rank(comm, sizes, background,
     monkeypatch.setattr(ring, "CHUNK_BYTES", 160)
     monkeypatch.setattr(ring, "BUCKET_BYTES", 320)
     monkeypatch.setattr(allreduce, "threads_may_call", lambda: background)
-    everyones = values(comm, sizes)
-    mine = everyones[comm.rank]
+    per_rank = values(comm, sizes)
+    mine = per_rank[comm.rank]
     before, sent = {name: tensor.clone() for name, tensor in mine.items()}, comm.traffic.bytes
     mean_over_ranks(comm, mine)
     for name, tensor in mine.items():
         expected = np.mean([one[name].numpy() for one in values(comm, sizes)], axis=0)
         np.testing.assert_allclose(tensor.numpy(), expected, rtol=0, atol=1e-14)
-        assert comm.from_first(tensor.numpy().tobytes()) == tensor.numpy().tobytes()
+        assert comm.broadcast_from_root(tensor.numpy().tobytes()) == tensor.numpy().tobytes()
     assert (
         comm.traffic.bytes - sent
         == 2 * ring.sent_bytes({n: len(t) for n, t in before.items()}, 8, comm.size)[comm.rank]
@@ -53,9 +53,9 @@ def test_it_is_the_mean_and_the_same_bits_on_every_rank(comm, sizes, background,
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-15), (torch.bfloat16, 0.05)])
 def test_every_dtype(comm, dtype, tolerance):
-    everyones = values(comm, [1000, 3], dtype)
-    expected = {name: sum(one[name].double() for one in everyones) / comm.size for name in everyones[0]}
-    mine = everyones[comm.rank]
+    per_rank = values(comm, [1000, 3], dtype)
+    expected = {name: sum(one[name].double() for one in per_rank) / comm.size for name in per_rank[0]}
+    mine = per_rank[comm.rank]
     mean_over_ranks(comm, mine)
     for name, tensor in mine.items():
         assert tensor.dtype == dtype
@@ -85,7 +85,7 @@ def test_it_travels_while_the_caller_does_something_else(comm, monkeypatch):
     mean = MeanOverRanks({name: tensor.nbytes for name, tensor in mine.items()}, comm)
     mean.add("1", mine["1"])
     for _ in range(1000):
-        if all(comm.gather(torch.allclose(mine["1"], expected, rtol=0, atol=1e-14))):
+        if all(comm.allgather(torch.allclose(mine["1"], expected, rtol=0, atol=1e-14))):
             break
         time.sleep(0.01)
     else:
@@ -113,7 +113,7 @@ def test_a_tensor_may_be_handed_over_in_parts(comm, monkeypatch):
     mean.add("1", mine["1"], made)
     there = 30 * comm.size  # whole segments
     for _ in range(1000):
-        if all(comm.gather(torch.allclose(mine["1"][:there], means["1"][:there], rtol=0, atol=1e-14))):
+        if all(comm.allgather(torch.allclose(mine["1"][:there], means["1"][:there], rtol=0, atol=1e-14))):
             break
         time.sleep(0.01)
     else:
@@ -129,7 +129,7 @@ def test_a_tensor_may_be_handed_over_in_parts(comm, monkeypatch):
 @pytest.mark.ranks(min=2)
 def test_a_rank_may_wait_long_for_the_others(comm, monkeypatch):
     """So often in vain that its naps would last for years if they doubled each time."""
-    monkeypatch.setattr(communicator_module, "LONGEST_NAP", 1e-6)
+    monkeypatch.setattr(communicator_module, "LONGEST_SLEEP", 1e-6)
     mine = values(comm, [100])[comm.rank]
     if comm.rank == 0:
         time.sleep(0.5)

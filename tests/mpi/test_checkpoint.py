@@ -16,11 +16,11 @@ from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.state import model_pieces, restore
 from istmpi.checkpoint.writers import WRITERS
 from istmpi.config import Run
+from istmpi.engine.store import ParameterStore
 from istmpi.errors import OutputError
 from istmpi.hdf5 import CREATION
-from istmpi.run import carry_out
-from istmpi.store import ParameterStore
-from istmpi.train import Training
+from istmpi.training.loop import Training
+from istmpi.training.run import run_training
 
 NO_MPI = pytest.mark.skipif(not h5py.get_config().mpi, reason="this h5py was built without MPI")
 WRITING = ["direct", pytest.param("mpio", marks=NO_MPI)]
@@ -140,7 +140,7 @@ def test_a_write_that_fails_on_one_rank_leaves_the_older_file_alone(comm, shared
 def test_ranks_that_make_communicators_and_save_meanwhile_do_not_wait_for_each_other(comm, shared_tmp, writer):
     settings = {"method__name": "dynamic-averaging", "method__threshold": 0.002, "train__rounds": 15}
     settings |= {"checkpoint__every": 1, "checkpoint__writer": writer, "output__folder": str(shared_tmp / "run")}
-    summary = carry_out(small_run(**settings), comm)
+    summary = run_training(small_run(**settings), comm)
     assert summary.last.round == 15
 
 

@@ -7,18 +7,19 @@ from types import SimpleNamespace
 import pytest
 from small import small_run
 
-from istmpi import record, train
-from istmpi import run as whole_run
-from istmpi.compare import Comparison, ComparisonWatch
+from istmpi import record
 from istmpi.data.batches import Batches
+from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DivergedError, StoppedError
-from istmpi.evaluate import Evaluator
+from istmpi.evaluation.evaluator import Evaluator
 from istmpi.methods import METHODS
 from istmpi.methods.codistillation import Codistillation
 from istmpi.methods.local_sgd import LocalSGD
 from istmpi.report.comparison import OFF_THE_CLOCK
-from istmpi.report.curves import read
-from istmpi.store import ParameterStore
+from istmpi.report.curves import read_curves
+from istmpi.training import loop as train
+from istmpi.training import run as whole_run
+from istmpi.training.comparison import Comparison, ComparisonWatch
 
 pytestmark = pytest.mark.ranks(only=[1, 2, 3])
 """Nothing here depends on how many ranks there are, but for one and several."""
@@ -80,14 +81,14 @@ def test_all_methods_start_from_the_same_weights_and_see_the_same_batches(compar
 
     monkeypatch.setattr(ParameterStore, "initialise", noted_initialise)
     monkeypatch.setattr(Batches, "at", noted_at)
-    carry_out = whole_run.carry_out
+    run_training = whole_run.run_training
 
-    def noted_carry_out(run, *arguments, **settings):
+    def noted_run_training(run, *arguments, **settings):
         running.append((run.method.name, run.train.seed))
-        return carry_out(run, *arguments, **settings)
+        return run_training(run, *arguments, **settings)
 
-    monkeypatch.setattr("istmpi.compare.carry_out", noted_carry_out)
-    assert comparison.carry_out() == {}
+    monkeypatch.setattr("istmpi.training.comparison.run_training", noted_run_training)
+    assert comparison.run_training() == {}
     assert running == [(name, seed) for seed in (5, 6) for name in NAMES], "in turns"
     for seed in (5, 6):
         for name in NAMES[1:]:
@@ -99,12 +100,12 @@ def test_all_methods_start_from_the_same_weights_and_see_the_same_batches(compar
 
 
 def test_the_rehearsal_leaves_no_trace(compared, shared_tmp, comm):
-    compared().carry_out()
+    compared().run_training()
     rehearsed = compared(output__folder=str(shared_tmp / "rehearsed"))
     rehearsed.rehearse()
     assert not rehearsed.folder.exists()
     comm.barrier()
-    rehearsed.carry_out()
+    rehearsed.run_training()
     for turn in rehearsed.turns:
         lines = [_lines(shared_tmp / folder / turn.folder.name) for folder in ("comparison", "rehearsed")]
         for one in (one for both in lines for one in both):
@@ -135,12 +136,12 @@ def test_a_comparison_stopped_by_a_file_says_that_it_must_be_removed(compared, c
         (comparison.folder / "comparison.json").write_text(json.dumps({"ranks": comm.size}))
         (comparison.folder / "STOP").touch()
     with pytest.raises(StoppedError, match=r"^stopped by the file .* Remove .*STOP; then the same command goes on"):
-        comparison.carry_out()
+        comparison.run_training()
     comm.barrier()
     if comm.rank == 0:
         (comparison.folder / "STOP").unlink()
     comm.barrier()
-    assert compared(["ist", "local-sgd"]).carry_out() == {}
+    assert compared(["ist", "local-sgd"]).run_training() == {}
 
 
 def test_a_run_that_was_stopped_says_of_how_many_ranks_and_what_its_score_is(compared, monkeypatch, comm):
@@ -153,8 +154,8 @@ def test_a_run_that_was_stopped_says_of_how_many_ranks_and_what_its_score_is(com
         patched.setattr(whole_run.Saver, "save_now", stopped)
         comparison = compared(["ist"])
         with pytest.raises(StoppedError):
-            comparison.carry_out()
-    (curve,) = read([comparison.folder])
+            comparison.run_training()
+    (curve,) = read_curves([comparison.folder])
     assert (curve.ranks, curve.score_name) == (comm.size, "accuracy") and curve.points
     comm.barrier()
 
@@ -165,9 +166,9 @@ def _lines(folder):
 
 def test_evaluations_are_not_on_the_clock_and_not_in_the_bytes(compared, rounds_take, shared_tmp):
     rounds_take(2.0)
-    compared(evaluate__every=1).carry_out()
-    compared(evaluate__every=2, output__folder=str(shared_tmp / "rarely")).carry_out()
-    often, rarely = read([shared_tmp / "comparison"]), read([shared_tmp / "rarely"])
+    compared(evaluate__every=1).run_training()
+    compared(evaluate__every=2, output__folder=str(shared_tmp / "rarely")).run_training()
+    often, rarely = read_curves([shared_tmp / "comparison"]), read_curves([shared_tmp / "rarely"])
     assert [curve.method for curve in often] == sorted(NAMES)
     for one, other in zip(often, rarely):
         assert [point.seconds for point in one.points] == [2.0, 4.0]
@@ -177,8 +178,8 @@ def test_evaluations_are_not_on_the_clock_and_not_in_the_bytes(compared, rounds_
 def test_the_phases_on_the_clock_add_up_to_the_training_time(compared, rounds_take, comm):
     rounds_take(2.0 + comm.rank)
     comparison = compared(["ist"])
-    comparison.carry_out()
-    (curve,) = read([comparison.folder])
+    comparison.run_training()
+    (curve,) = read_curves([comparison.folder])
     on_the_clock = sum(seconds for phase, seconds in curve.phases.items() if phase not in OFF_THE_CLOCK)
     assert on_the_clock == pytest.approx(2 * (2.0 + (comm.size - 1) / 2)), "the mean over ranks"
     assert curve.points[-1].seconds == 2 * (2.0 + comm.size - 1), "the slowest rank's"
@@ -194,8 +195,8 @@ def test_minutes_end_a_run_that_reaches_nothing(compared, rounds_take, comm):
     slowest = 30.0 + comm.size - 1
     limited = {"train__rounds": 1000, "train__max_minutes": 1.9}
     comparison = compared(["ist"], **limited)
-    assert comparison.carry_out() == {}
-    (curve,) = read([comparison.folder])
+    assert comparison.run_training() == {}
+    (curve,) = read_curves([comparison.folder])
     assert (curve.points[-1].round, curve.points[-1].seconds, curve.problem) == (4, 4 * slowest, "")
     assert comparison.turns[0].finished
     more = train.Training(comparison.turns[0].run, comm)
@@ -204,7 +205,7 @@ def test_minutes_end_a_run_that_reaches_nothing(compared, rounds_take, comm):
 
 
 def test_one_method_that_fails_does_not_end_the_others(compared, monkeypatch, comm):
-    def diverges(self, round, begun):
+    def diverges(self, round, resume_from):
         error = DivergedError("rank 0: the loss is no longer finite")
         error.everywhere = True
         raise error
@@ -219,15 +220,15 @@ def test_one_method_that_fails_does_not_end_the_others(compared, monkeypatch, co
         patched.setattr(LocalSGD, "run", diverges)
         comparison = compared(repeats=2)
         comparison.rehearse()
-        failures = comparison.carry_out(Told())
+        failures = comparison.run_training(Told())
     assert list(failures) == ["local-sgd-5", "local-sgd-6"]
     assert {error.exit_code for error in failures.values()} == {3}
     assert [name for name, _ in told] == list(failures) * (comm.rank == 0)
-    problems = {(curve.method, curve.seed): curve.problem for curve in read([comparison.folder])}
+    problems = {(curve.method, curve.seed): curve.problem for curve in read_curves([comparison.folder])}
     assert problems["local-sgd", 5].startswith("failed: rank 0: the loss is no longer finite")
     assert [name for (name, _), problem in problems.items() if not problem] == ["data-parallel"] * 2 + ["ist"] * 2
-    assert compared(repeats=2).carry_out() == {}, "what failed is tried again"
-    assert not [curve.problem for curve in read([comparison.folder]) if curve.problem]
+    assert compared(repeats=2).run_training() == {}, "what failed is tried again"
+    assert not [curve.problem for curve in read_curves([comparison.folder]) if curve.problem]
 
 
 @pytest.mark.ranks(min=2)
@@ -239,33 +240,33 @@ def test_a_method_that_cannot_train_the_run_is_refused_before_any_does(compared,
 
 
 def test_a_finished_comparison_takes_on_methods_and_repeats(compared, monkeypatch):
-    compared(["ist"]).carry_out()
+    compared(["ist"]).run_training()
     trained = []
-    carry_out = whole_run.carry_out
+    run_training = whole_run.run_training
 
     def noted(run, *arguments, **settings):
         trained.append(run.output.folder.rpartition("/")[2])
-        return carry_out(run, *arguments, **settings)
+        return run_training(run, *arguments, **settings)
 
-    monkeypatch.setattr("istmpi.compare.carry_out", noted)
-    compared(["ist", "local-sgd"], repeats=2).carry_out()
+    monkeypatch.setattr("istmpi.training.comparison.run_training", noted)
+    compared(["ist", "local-sgd"], repeats=2).run_training()
     assert trained == ["local-sgd-5", "ist-6", "local-sgd-6"]
 
 
 def test_a_run_whose_summary_is_missing_is_finished_without_training(compared, comm):
     comparison = compared(["ist"])
-    comparison.carry_out()
+    comparison.run_training()
     expected = _lines(comparison.turns[0].folder)
     comm.barrier()
     if comm.rank == 0:
         (comparison.turns[0].folder / "summary.json").unlink()
     comm.barrier()
-    assert compared(["ist"]).carry_out() == {}
+    assert compared(["ist"]).run_training() == {}
     assert comparison.turns[0].finished and _lines(comparison.turns[0].folder) == expected
 
 
 def test_a_folder_of_something_else_is_left_alone(compared, shared_tmp, comm):
-    compared(["ist"]).carry_out()
+    compared(["ist"]).run_training()
     with pytest.raises(ConfigError, match=r"its ist-5 is another run \(optimizer.lr = 0.1 there, 0.2 here\)"):
         compared(["ist"], optimizer__lr=0.2)
     record = shared_tmp / "comparison" / "comparison.json"
@@ -284,7 +285,7 @@ def test_without_out_the_first_folder_that_fits(compared, shared_tmp, monkeypatc
     monkeypatch.chdir(shared_tmp)
     first = compared(["ist"], output__folder="")
     assert str(first.folder) == "runs/compare-digits"
-    first.carry_out()
+    first.run_training()
     assert str(compared(["ist", "local-sgd"], output__folder="").folder) == "runs/compare-digits"
     assert str(compared(["ist"], output__folder="", optimizer__lr=0.2).folder) == "runs/compare-digits-2"
 

@@ -3,14 +3,14 @@
 import pytest
 from small import small_run
 
-from istmpi import measure
 from istmpi.cost import cost, round_bytes
 from istmpi.cost.time import round_time
 from istmpi.methods import METHODS
-from istmpi.methods.base import Partial
+from istmpi.methods.base import InterruptedRound
 from istmpi.models import MODELS
 from istmpi.models.mlp import MLP
-from istmpi.train import Training
+from istmpi.training import measure
+from istmpi.training.loop import Training
 
 CASES = {
     "plain": {},
@@ -51,8 +51,8 @@ def test_predicted_bytes_are_the_counted_bytes(comm, method, model, case):
     training = Training(small_run(method__name=method, model__name=model, **changed), comm)
     for number in range(3):
         before = comm.traffic.bytes
-        training.method.run(number, Partial())
-        counted = comm.gather(comm.traffic.bytes - before)
+        training.method.run(number, InterruptedRound())
+        counted = comm.allgather(comm.traffic.bytes - before)
         assert counted == round_bytes(training.run, training.architecture, comm.size, number), f"round {number}"
 
 
@@ -63,8 +63,8 @@ def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, m
     monkeypatch.setattr(measure, "MESSAGE_BYTES", (2**10, 2**14))
     run, network = small_run(model__hidden=[32, 32]), MLP(64, (32, 32), 10)
     found = measure.measure(run, network, 64, comm)
-    everyones = comm.gather(found)
-    assert all(one == found for one in everyones)
+    per_rank = comm.allgather(found)
+    assert all(one == found for one in per_rank)
     time = round_time(cost(run, network, comm.size), found)
     assert time.compute > 0 and time.transfer > 0
     assert set(found.links) == {"point_to_point", "alltoallv", "allreduce"}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from small import small_run, trained, whole
 
-from istmpi.evaluate import ShardedNetwork
-from istmpi.train import Training
+from istmpi.evaluation.evaluator import ShardedNetwork
+from istmpi.training.loop import Training
 
 NETWORKS = pytest.mark.parametrize(
     "settings",
@@ -185,8 +185,8 @@ def test_where_every_rank_has_its_own_file_the_weights_travel(comm, shared_tmp, 
         **settings,
     }
     training, progress = trained(comm, evaluate__batch=16, **settings)
-    everyones = comm.gather(arrays)
-    together = {name: np.concatenate([one[name] for one in everyones]) for name in arrays}
+    per_rank = comm.allgather(arrays)
+    together = {name: np.concatenate([one[name] for one in per_rank]) for name in arrays}
     forward = plain(training, torch.from_numpy(together["x_train"]).double())
     outputs = forward(torch.from_numpy(together["x_test"]).double())
     y = together["y_test"]
@@ -195,7 +195,7 @@ def test_where_every_rank_has_its_own_file_the_weights_travel(comm, shared_tmp, 
     assert score.examples == len(y)
     assert score.loss == pytest.approx(loss, abs=1e-10)
     assert score.score == pytest.approx((outputs.argmax(dim=1).numpy() == y).mean())
-    assert comm.gather(score) == [score] * comm.size
+    assert comm.allgather(score) == [score] * comm.size
     comm.barrier()
 
 

@@ -12,8 +12,8 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
 from istmpi.config import Output, Train
 from istmpi.errors import ConfigError
-from istmpi.run import Watch, carry_out
-from istmpi.train import Training
+from istmpi.training.loop import Training
+from istmpi.training.run import Watch, run_training
 
 
 class Killed(Exception):
@@ -51,11 +51,11 @@ def trained(comm, shared_tmp, monkeypatch):
 
                 patched.setattr(Training, "rounds", rounds_until_killed)
             try:
-                carry_out(run, comm, ear, resume=str(resume))
+                run_training(run, comm, ear, resume=str(resume))
             except Killed:
                 pass
         comm.barrier()
-        return " ".join(comm.from_first(ear.said))
+        return " ".join(comm.broadcast_from_root(ear.said))
 
     train.folder = folder
     train.checkpoints = folder / "checkpoints"
@@ -171,7 +171,7 @@ def test_the_thread_for_checkpoints_lasts_and_can_be_done_without(comm, shared_t
     assert names(shared_tmp / "early" / "checkpoints")[0] == [0, 1, 2, 3] and names(
         shared_tmp / "late" / "checkpoints"
     )[0] == [0]
-    assert comm.gather(len(threads))
+    assert comm.allgather(len(threads))
     early.close()
     late.close()
     for thread in threads:
@@ -194,6 +194,6 @@ def test_what_no_file_can_hold_is_found_by_writing_it_in_memory(comm, shared_tmp
 def test_what_could_not_be_saved_at_the_end_is_refused_at_the_start(comm, shared_tmp, monkeypatch, settings):
     monkeypatch.chdir(shared_tmp)
     with pytest.raises(ConfigError):
-        carry_out(small_run(**settings), comm)
+        run_training(small_run(**settings), comm)
     comm.barrier()
     assert not list(shared_tmp.iterdir())

@@ -6,13 +6,13 @@ import torch
 from small import assert_same_bits, small_run, trained, whole
 
 import istmpi.methods
+from istmpi.engine.partition import Partition
+from istmpi.engine.store import ParameterStore
+from istmpi.engine.transfer import Transfer
 from istmpi.errors import DivergedError, IstmpiError
-from istmpi.methods import Partial
+from istmpi.methods import InterruptedRound
 from istmpi.methods.ist import IST
-from istmpi.partition import Partition
-from istmpi.store import ParameterStore
-from istmpi.train import Training
-from istmpi.transfer import Transfer
+from istmpi.training.loop import Training
 
 METHODS = pytest.mark.parametrize("method", istmpi.methods.METHODS)
 
@@ -24,13 +24,13 @@ def test_the_initial_network_is_that_of_one_rank(comm, method):
     one.initialise(training.run.train.seed)
     one.add_slots(training.method.slots(training.run))
     assert_same_bits(whole(training), {name: tensor.numpy() for name, tensor in one.tensors.items()})
-    assert sum(comm.gather(training.store.digest())) % 2**64 == one.digest()
+    assert sum(comm.allgather(training.store.digest())) % 2**64 == one.digest()
 
 
 def test_the_deal_is_the_same_on_every_rank_and_another_in_every_round(comm):
     training = Training(small_run(), comm)
     deals = [training.method.deal(round) for round in range(4)]
-    by_rank = comm.gather([deal.digest for deal in deals])
+    by_rank = comm.allgather([deal.digest for deal in deals])
     assert all(digests == by_rank[0] for digests in by_rank)
     if comm.size > 1:
         assert len(set(by_rank[0])) == 4
@@ -56,11 +56,11 @@ def test_a_deal_that_differs_is_noticed_before_weights_are_scrambled(comm, monke
 def test_every_rank_has_batches_of_its_own(comm, placement):
     training = Training(small_run(data__placement=placement), comm)
     steps = [training.batches.indices(step).tolist() for step in range(6)]
-    everyones = comm.gather(steps)
+    per_rank = comm.allgather(steps)
     for step in range(6):
-        assert len({tuple(sorted(mine[step])) for mine in everyones}) == comm.size
+        assert len({tuple(sorted(mine[step])) for mine in per_rank}) == comm.size
     if placement != "shared":
-        rows = [{row for step in mine for row in step} for mine in everyones]
+        rows = [{row for step in mine for row in step} for mine in per_rank]
         assert sum(map(len, rows)) == len(set.union(*rows)), "shards are disjoint"
 
 
@@ -86,7 +86,7 @@ def test_a_rank_of_fedavg_takes_its_examples_once_in_every_pass(comm):
     taken = []
     training.dataset.train.rows = lambda indices: (taken.append(sorted(indices.tolist())), rows(indices))[1]
     for round in range(3):
-        training.method.run(round, Partial())
+        training.method.run(round, InterruptedRound())
     mine = sorted(row for batch in taken for row in batch)
     own = sorted(set(mine))
     assert len(own) == training.batches.examples
@@ -109,7 +109,7 @@ def test_a_rank_of_fedavg_takes_its_examples_once_in_every_pass(comm):
 )
 @pytest.mark.parametrize("staging_bytes", [2**28, 3000])
 def test_planned_bytes_are_counted_bytes(comm, settings, staging_bytes, monkeypatch):
-    monkeypatch.setattr("istmpi.transfer.STAGING_BYTES", staging_bytes)
+    monkeypatch.setattr("istmpi.engine.transfer.STAGING_BYTES", staging_bytes)
     planned, calls = [], []
     run = Transfer.run
 
@@ -124,12 +124,14 @@ def test_planned_bytes_are_counted_bytes(comm, settings, staging_bytes, monkeypa
     if "method__shares" in settings:
         settings = {**settings, "method__shares": settings["method__shares"][: comm.size]}
     training, progress = trained(comm, evaluate__every=1000, **settings)
-    everyones = comm.gather(sum(planned))
-    assert progress[-1].bytes == sum(everyones)
-    assert (sum(everyones) > 0) == (comm.size > 1)
+    per_rank = comm.allgather(sum(planned))
+    assert progress[-1].bytes == sum(per_rank)
+    assert (sum(per_rank) > 0) == (comm.size > 1)
     assert max(calls) <= 1 or staging_bytes == 3000
     assert max(calls) > 1 or staging_bytes > 3000 or comm.size == 1, "in several rounds"
-    assert sum(comm.gather(comm.traffic.bytes)) > progress[-1].bytes or comm.size == 1, "evaluation is not among them"
+    assert sum(comm.allgather(comm.traffic.bytes)) > progress[-1].bytes or comm.size == 1, (
+        "evaluation is not among them"
+    )
 
 
 @pytest.mark.parametrize("carry", [False, True])
@@ -184,7 +186,7 @@ def test_a_loss_that_turns_nan_stops_all_ranks_and_keeps_the_last_good_weights(c
     with pytest.raises(DivergedError) as diverged:
         list(training.rounds())
     message = str(diverged.value)
-    assert comm.gather(message) == [message] * comm.size
+    assert comm.allgather(message) == [message] * comm.size
     assert message.startswith("rank 0: the loss is no longer finite in round 1, local step 2; ")
     assert "Lower optimizer.lr (1e+200)" in message
     assert_same_bits(whole(training), before)
@@ -229,7 +231,7 @@ def test_weights_that_overflow_in_the_last_step_are_not_kept(comm):
     """Every loss is finite, as it is computed before the step that breaks the weights."""
     training = Training(small_run(model__norm="none", optimizer__lr=1e308, method__local_steps=1), comm)
     before = whole(training)
-    make = training.method.recipe.make
+    make = training.method.optimizer_spec.make
 
     def breaking(parameters):
         parameters = list(parameters)
@@ -244,7 +246,7 @@ def test_weights_that_overflow_in_the_last_step_are_not_kept(comm):
         optimizer.step = then_break
         return optimizer
 
-    object.__setattr__(training.method.recipe, "make", breaking)
+    object.__setattr__(training.method.optimizer_spec, "make", breaking)
     with pytest.raises(DivergedError, match="in round 1, local step 1"):
         next(training.rounds())
     assert_same_bits(whole(training), before)

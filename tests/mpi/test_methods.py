@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from istmpi.data.batches import Batches
 from istmpi.data.sources import open_dataset
-from istmpi.methods import METHODS, Partial
+from istmpi.engine.store import ParameterStore
+from istmpi.methods import METHODS, InterruptedRound
 from istmpi.models import architecture
-from istmpi.store import ParameterStore
-from istmpi.train import Training
+from istmpi.training.loop import Training
 
 # Batch normalisation makes gradients that are zero but for rounding, which Adam blows up to 1e-9.
 ADAM = {"optimizer__name": "adamw", "model__norm": "none", "model__bias": True}
@@ -178,7 +178,7 @@ def test_a_run_goes_on_from_its_store_alone(comm, method, optimizer):
     for name, tensor in resumed.store.tensors.items():
         tensor.copy_(half.store.tensors[name])
     for round in (2, 3):
-        resumed.method.run(round, Partial())
+        resumed.method.run(round, InterruptedRound())
     assert_same_bits(whole(resumed), whole(whole_run))
 
 
@@ -196,8 +196,8 @@ def test_every_rank_trains_its_own_narrow_network(comm, monkeypatch):
 
     monkeypatch.setattr(IST, "build", spy)
     trained(comm)
-    for everyones in zip(*comm.gather(widths)):
-        assert np.sum(everyones, axis=0).tolist() == [13, 11, 10 * comm.size]
+    for per_rank in zip(*comm.allgather(widths)):
+        assert np.sum(per_rank, axis=0).tolist() == [13, 11, 10 * comm.size]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -10,12 +10,12 @@ from istmpi import rng
 from istmpi.data.batches import Batches
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
+from istmpi.engine.partition import draw_ranks
+from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
-from istmpi.methods import Partial
+from istmpi.methods import InterruptedRound
 from istmpi.models import architecture
-from istmpi.partition import draw_ranks
-from istmpi.store import ParameterStore
-from istmpi.train import Training
+from istmpi.training.loop import Training
 
 NO_NORM = {"model__norm": "none", "model__bias": True}
 
@@ -119,12 +119,12 @@ def test_ranks_that_were_not_drawn_neither_train_nor_send_for_themselves(comm):
     training = Training(small_run(method__name="fedavg", method__fraction=0.01, train__batch=400), comm)
     (drawn,) = training.method.drawn(0)
     owned = sum(tensor.nbytes for tensor in training.store.tensors.values())
-    everyones = sum(comm.gather(owned))
+    per_rank = sum(comm.allgather(owned))
     before = comm.traffic.bytes
-    training.method.run(0, Partial())
+    training.method.run(0, InterruptedRound())
     assert bool(training.method.examples) == (comm.rank == drawn)
     # A rank that was not drawn hands out the rows that it owns; the drawn one sends all others theirs back.
-    assert comm.traffic.bytes - before == (everyones - owned if comm.rank == drawn else owned)
+    assert comm.traffic.bytes - before == (per_rank - owned if comm.rank == drawn else owned)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_dynamic_averaging_is_what_its_authors_wrote(comm, threshold):
             everyone[rank].weights = mean
         reference = mean if len(members) == comm.size else reference
         seen.append(len(members))
-        training.method.run(round, Partial())
+        training.method.run(round, InterruptedRound())
         for name, values in everyone[comm.rank].named().items():
             np.testing.assert_allclose(training.method.tensors[name].numpy(), values, rtol=0, atol=1e-10)
     assert {0, comm.size} <= set(seen), "rounds below the threshold, and above"
@@ -245,7 +245,7 @@ def test_codistillation_before_its_burn_in_is_training_alone(comm):
     for name, values in mine.named().items():
         np.testing.assert_allclose(training.method.tensors[name].numpy(), values, rtol=0, atol=1e-12)
     assert progress[-1].bytes == progress[0].bytes
-    first = comm.from_first(mine.named())
+    first = comm.broadcast_from_root(mine.named())
     assert_near(training, first, 1e-12)
 
 
@@ -284,7 +284,7 @@ def go_on(training, source, rounds):
         if name in source.store.tensors:
             tensor.copy_(source.store.tensors[name])
     for round in rounds:
-        training.method.run(round, Partial())
+        training.method.run(round, InterruptedRound())
     training.method.publish()
 
 

@@ -20,9 +20,9 @@ from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
-from istmpi.evaluate import calibration_rows
+from istmpi.evaluation.evaluator import calibration_rows
 from istmpi.models import examination
-from istmpi.train import Training
+from istmpi.training.loop import Training
 
 FILE = networks.__file__
 CONVOLUTIONAL = {
@@ -221,8 +221,8 @@ def test_with_local_data_the_examples_of_all_ranks_are_scored_and_calibrated_on(
     settings = {"model__name": f"{FILE}:Shaken", "data__source": source, **sampled}
     training, progress = own_trained(comm, **settings)
     weights = {name: torch.from_numpy(values) for name, values in whole(training).items()}
-    everyones = comm.gather((x[:60], x[60:], y[60:]))
-    train, test, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*everyones))
+    per_rank = comm.allgather((x[:60], x[60:], y[60:]))
+    train, test, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*per_rank))
 
     network = networks.Shaken(64, 3).double().eval()
     network.load_state_dict(weights | {"tied.weight": weights["inner.weight"]}, strict=False)

@@ -9,13 +9,13 @@ from small import own_run
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from istmpi import measure
 from istmpi.cost import cost, round_bytes
 from istmpi.data.sources import open_dataset
 from istmpi.methods import METHODS
-from istmpi.methods.base import Partial
-from istmpi.network import network_of
-from istmpi.train import Training
+from istmpi.methods.base import InterruptedRound
+from istmpi.training import measure
+from istmpi.training.loop import Training
+from istmpi.training.network import network_of
 
 FILE = networks.__file__
 EXAMPLE = f"{Path(FILE).parents[1] / 'examples' / 'convnet.py'}:ConvNet"
@@ -35,8 +35,8 @@ def test_predicted_bytes_are_the_counted_bytes(comm, network, method, changed):
     plan, counted = cost(training.run, training.architecture, comm.size), []
     for number in range(3):
         before = comm.traffic.bytes
-        training.method.run(number, Partial())
-        counted.append(comm.gather(comm.traffic.bytes - before))
+        training.method.run(number, InterruptedRound())
+        counted.append(comm.allgather(comm.traffic.bytes - before))
         predicted = round_bytes(training.run, training.architecture, comm.size, number)
         assert counted[-1] == predicted, f"round {number}"
     if method in ("local-sgd", "data-parallel"):
@@ -65,4 +65,4 @@ def test_the_cluster_is_measured_at_the_shapes_of_ones_own_network(comm, monkeyp
     found = measure.measure(run, network, 64, comm)
     shapes = {(row["batch"], row["inputs"], row["outputs"]) for row in found.measured["products"]["points"]}
     assert {(8 * 64, 9, 16), (128, 144, 8), (8, 32, 6)} <= shapes
-    assert all(one == found for one in comm.gather(found))
+    assert all(one == found for one in comm.allgather(found))

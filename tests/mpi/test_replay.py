@@ -18,7 +18,7 @@ import torch
 from small import small_run, whole
 
 from istmpi.comm import Communicator
-from istmpi.train import Training
+from istmpi.training.loop import Training
 
 RECORD = Path(__file__).with_name("replay.json")
 MOMENTUM = {"optimizer__momentum": 0.9, "optimizer__lr": 0.03}
@@ -115,7 +115,7 @@ def replayed(comm, settings):
         sent.append(sorted(messages[start:]))  # those that a thread sends come in no order
         start = len(messages)
     weights = whole(training)
-    sent = comm.gather(sent)
+    sent = comm.allgather(sent)
     return {
         "bits": digest(losses, *(weights[name] for name in sorted(weights))),
         "losses": [f"{loss:.9g}" for loss in losses],

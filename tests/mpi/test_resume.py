@@ -12,7 +12,7 @@ from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
 from istmpi.errors import ConfigError
 from istmpi.methods import METHODS
-from istmpi.train import Training
+from istmpi.training.loop import Training
 
 OPTIMIZERS = {
     "sgd": {},
@@ -86,7 +86,7 @@ def test_two_halves_are_the_whole(comm, shared_tmp, method, optimizer):
 def test_a_round_that_was_stopped_in_the_middle_goes_on_bit_for_bit(comm, shared_tmp, method, optimizer, who):
     expected, losses = trained(comm, **settings(method, optimizer))
     training = Training(small_run(**settings(method, optimizer)), comm)
-    busy = [rank for rank, steps in enumerate(comm.gather(training.method.steps(1))) if steps]
+    busy = [rank for rank, steps in enumerate(comm.allgather(training.method.steps(1))) if steps]
     if who == "every rank elsewhere":
         stop_at(training, 1, comm.rank % 4)
     elif comm.rank == busy[-1]:
@@ -167,7 +167,7 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
     run = {"method__name": method, "train__rounds": 16, "method__local_steps": 8, "model__hidden": (24, 24)}
     run |= {"train__batch": 64, "method__optimizer_state": "carry", "optimizer__momentum": 0.5}
     training = Training(small_run(**run), comm)
-    steps = comm.maximum(training.method.steps(8))
+    steps = comm.allreduce_max(training.method.steps(8))
     rounds = training.rounds()
     before = [next(rounds) for _ in range(8)]
     if inside:
@@ -193,7 +193,7 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
 def test_other_ranks_need_not_repeat_a_round_that_the_fastest_rank_was_through_with(comm, shared_tmp):
     run = settings("ist", "momentum-reset")
     training = Training(small_run(**run), comm)
-    training.stop._rumour.spread = lambda _: None  # nobody hears of it before the round is over
+    training.stop._gossip.spread = lambda _: None  # nobody hears of it before the round is over
     if comm.rank == 0:
         stop_at(training, 1, 1)
     list(training.rounds())
@@ -253,10 +253,10 @@ def test_other_features_under_the_same_labels_are_refused(comm, shared_tmp, own)
 
 def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):
     """Training takes longer than a billionth of a minute, and the round that was stopped in its middle has begun."""
-    begun = Training(small_run(), comm)
-    stop_at(begun, 1, 1)
-    assert len(list(begun.rounds())) == 1 and begun.local_step
-    path = save(begun, shared_tmp / "begun.h5")
+    resume_from = Training(small_run(), comm)
+    stop_at(resume_from, 1, 1)
+    assert len(list(resume_from.rounds())) == 1 and resume_from.local_step
+    path = save(resume_from, shared_tmp / "resume_from.h5")
     training, progress = resumed(comm, path, train__max_minutes=1e-9)
     assert [one.round for one in progress] == [2] and progress[0].score and training.done
     path = save(training, shared_tmp / "done.h5")

@@ -10,7 +10,7 @@ from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
-from istmpi.train import Training
+from istmpi.training.loop import Training
 
 TARGET = 10.0
 NUMBERS = {

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from istmpi.axes import Parameter, Pattern
-from istmpi.layout import Owners
-from istmpi.partition import Partition
-from istmpi.transfer import Transfer
+from istmpi.engine.axes import Parameter, Pattern
+from istmpi.engine.layout import Owners
+from istmpi.engine.partition import Partition
+from istmpi.engine.transfer import Transfer
 
 LENGTHS = {"labels": 3, "features": 6, "hidden": 13, "mid": 7, "stream": 5, "heads": 6, "blocks": 5, "out": 4}
 DEALT = ("hidden", "mid", "stream", "heads", "blocks")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.axes import Parameter, Pattern, narrowed, overlap
+from istmpi.engine.axes import Parameter, Pattern, narrowed, overlap
 from istmpi.errors import ConfigError
 
 LENGTHS = {"hidden": 6, "features": 5, "heads": 4, "channels": 3, "blocks": 4, "out": 3, "mid": 4}

@@ -35,7 +35,7 @@ from istmpi.report import plots
 from istmpi.report.checkpoints import tensors
 from istmpi.report.comparison import compare
 from istmpi.report.comparison_plots import draw
-from istmpi.report.curves import read
+from istmpi.report.curves import read_curves
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DEEP = 100_000
@@ -333,7 +333,7 @@ def test_records_with_anything_in_them_are_refused_by_name(tmp_path, text):
     damaged = (f"{good}\n{text}", whole, "metrics.jsonl: .* line 2"), (good, text, "summary.json")
     for metrics, summary, name in damaged:
         folder = leave(tmp_path / "run", metrics, summary)
-        for use in (lambda folder: read([folder]), plots.draw):
+        for use in (lambda folder: read_curves([folder]), plots.draw):
             with pytest.raises(DataError, match=name) as refused:
                 use(folder)
             assert "\n" not in str(refused.value)
@@ -344,7 +344,7 @@ def test_an_evaluation_without_its_figures_is_refused(tmp_path, key):
     for value in (None, "1", [], True, float("nan"), 10**400):
         line = json.dumps({**LINE_OF_METRICS, key: value})
         with pytest.raises(DataError, match=rf"line 1: {key} is"):
-            read([leave(tmp_path / "run", line, json.dumps(SUMMARY))])
+            read_curves([leave(tmp_path / "run", line, json.dumps(SUMMARY))])
 
 
 def test_dollars_in_names_are_no_mathematics(tmp_path):

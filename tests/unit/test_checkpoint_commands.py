@@ -11,8 +11,8 @@ from istmpi.checkpoint.difference import tensors
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.summary import files
 from istmpi.cli import bars
+from istmpi.engine.partition import Partition
 from istmpi.hdf5 import CREATION
-from istmpi.partition import Partition
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from istmpi.errors import ConfigError, DataError
 from istmpi.models.losses import TASKS
 from istmpi.record import FAILURE, RunFolder
 from istmpi.report.comparison import NOT_REACHED, Spread, by_data, compare, default_targets, reached, smoothed
-from istmpi.report.curves import LOWER_IS_BETTER, read
+from istmpi.report.curves import LOWER_IS_BETTER, read_curves
 from istmpi.report.sheets import notes, sheets
 
 FAST = [0.5, 0.7, 0.8, 0.9]
@@ -248,7 +248,7 @@ def leave_run(folder, method="ist", scores=FAST, rounds=4, finished=True):
 
 
 def test_a_runs_folder_is_read(tmp_path):
-    (found,) = read([leave_run(tmp_path / "run")])
+    (found,) = read_curves([leave_run(tmp_path / "run")])
     assert (found.method, found.seed, found.ranks, found.score_name) == ("ist", 7, 2, "accuracy")
     assert [(point.round, point.seconds, point.bytes, point.score) for point in found.points] == [
         (2, 4.0, 20, 0.7),
@@ -264,12 +264,12 @@ def test_a_folder_of_runs_is_read_and_what_is_not_finished_says_so(tmp_path):
         FAILURE, json.dumps({"error": "no longer finite", "ranks": 2})
     )
     (tmp_path / "notes").mkdir()
-    assert [(one.method, one.problem) for one in read([tmp_path])] == [
+    assert [(one.method, one.problem) for one in read_curves([tmp_path])] == [
         ("ist", ""),
         ("local-sgd", "not finished: 4 of 9 rounds"),
         ("fedavg", "failed: no longer finite"),
     ]
-    found = compare(read([tmp_path]), [0.7], watts=10)
+    found = compare(read_curves([tmp_path]), [0.7], watts=10)
     assert "fedavg, rounds 4, seed 7: failed: no longer finite" in notes(found)
     assert [curve.ranks for group in found.groups for curve in group.curves] == [2, 2, 2]
     assert found.to_target(found.groups[1], "joules", 0.7).median == 10 * 2 * 4.0
@@ -278,7 +278,7 @@ def test_a_folder_of_runs_is_read_and_what_is_not_finished_says_so(tmp_path):
 def test_a_curve_of_another_program_is_read_back_as_it_was_written(tmp_path):
     made = curve("torch-ddp", FAST, 3, phases={"compute": 1.0}, source="elsewhere")
     made.save(tmp_path / "curve.json")
-    assert read([tmp_path]) == read([tmp_path / "curve.json"]) == [made]
+    assert read_curves([tmp_path]) == read_curves([tmp_path / "curve.json"]) == [made]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_damaged_curve_is_refused_by_name(tmp_path, change, message):
     curve("torch-ddp", FAST).save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(DataError, match=message) as refused:
-        read([path])
+        read_curves([path])
     assert str(path) in str(refused.value)
 
 
@@ -310,13 +310,13 @@ def test_time_that_runs_backwards_is_refused(tmp_path):
     made = curve("torch-ddp", FAST)
     replace(made, points=made.points[::-1]).save(path)
     with pytest.raises(DataError, match="must not fall"):
-        read([path])
+        read_curves([path])
 
 
 def test_what_is_no_run_is_refused(tmp_path):
     for path, message in ((tmp_path / "nowhere", "no such file"), (tmp_path, "is no run's folder and has none in it")):
         with pytest.raises(DataError, match=message):
-            read([path])
+            read_curves([path])
     (tmp_path / "curve.json").write_text("[1")
     with pytest.raises(DataError, match="cannot be read"):
-        read([tmp_path])
+        read_curves([tmp_path])

@@ -13,20 +13,20 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from istmpi import optimizers
-from istmpi.axes import Parameter, Pattern, narrowed
 from istmpi.config import Run
 from istmpi.cost import COSTS, RIVALS, cost, pair_bytes, round_bytes
 from istmpi.cost.counts import NORMALISATION_FLOPS
 from istmpi.cost.holdings import Holdings
 from istmpi.cost.survey import FIGURE_2
+from istmpi.engine.axes import Parameter, Pattern, narrowed
+from istmpi.engine.layout import Owners
+from istmpi.engine.partition import Partition, blocks
+from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
-from istmpi.layout import Owners
 from istmpi.methods import METHODS, Method
 from istmpi.models import MODELS, architecture
 from istmpi.models.mlp import MLP
 from istmpi.models.norms import BatchNorm
-from istmpi.partition import Partition, blocks
-from istmpi.transfer import Transfer
 
 NETWORK = MLP(1000, (4000, 4000, 4000), 200, norm="none")
 W, IO, MID, BATCH = 36_800_000, 4_800_000, 32_000_000, 512
@@ -353,7 +353,7 @@ def test_memory_has_a_tensor_for_everything_that_is_kept(method, optimizer, mome
     assert memory.owned == rows * (1 + stored)
     assert memory.network == memory.gradients == 4 * plan.largest.elements
     assert memory.optimizer == slots * memory.network
-    assert plan.largest.flops.optimizer == optimizers.recipe(wanted.optimizer).flops * plan.largest.elements
+    assert plan.largest.flops.optimizer == optimizers.optimizer_spec(wanted.optimizer).flops * plan.largest.elements
 
 
 def test_the_share_of_the_network_that_is_trained_in_a_round():

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from istmpi.cli import quantities
-from istmpi.cli.costmodel import command
+from istmpi.cli.commands.costmodel import command
 from istmpi.config import Run
 from istmpi.cost.cluster import PRESETS, preset
 from istmpi.cost.survey import FIGURE_2, Scenario, survey
@@ -191,6 +191,12 @@ def test_bad_input_is_one_line(arguments, message):
 def test_a_figure_that_is_none_is_refused(istmpi_command, words, value):
     code, _, err = istmpi_command(*words, value)
     assert code == 2 and words[-1] in err and err.count("\n") == 1
+
+
+def test_patience_below_a_second_is_refused(istmpi_command):
+    """Whoever had none was killed while MPI started."""
+    code, _, err = istmpi_command("doctor", "--patience", "1e-320")
+    assert code == 2 and "--patience" in err and err.count("\n") == 1
 
 
 def test_a_run_file_of_an_unknown_model(tmp_path):

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from data_files import make_idx, make_images, make_speech
 
 from istmpi.cli import bars
-from istmpi.cli.prepare import command
+from istmpi.cli.commands.prepare import command
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import KINDS
 from istmpi.errors import ConfigError

@@ -73,7 +73,7 @@ def test_a_launcher_of_another_mpi_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "everyones, name, state, fact",
+    "per_rank, name, state, fact",
     [
         ([("a", [0, 1], 2, 2)], "cores", "green", "2 threads a rank"),
         ([("a", [0], 16, 1)], "cores", "yellow", "a has 16 cores, of which its ranks may use 1"),
@@ -83,8 +83,8 @@ def test_a_launcher_of_another_mpi_is_named(tmp_path):
         ([("a", [0, 1], 2, 1)] * 2 + [("b", [0, 1], 2, 2)], "ranks", "yellow", "unevenly spread"),
     ],
 )
-def test_cores(everyones, name, state, fact):
-    (found,) = (finding for finding in mpi.spread(everyones) if finding.name == name)
+def test_cores(per_rank, name, state, fact):
+    (found,) = (finding for finding in mpi.spread(per_rank) if finding.name == name)
     assert found.state == state and fact in found.fact
     assert bool(found.cure) == (state != "green")
 

@@ -235,7 +235,7 @@ from pathlib import Path
 from small import small_run
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import world
-from istmpi.train import Training
+from istmpi.training.loop import Training
 training = Training(small_run(model__dtype="float32", model__hidden=[4096, 8192]), world())
 commit(Path(sys.argv[1]), *training.state(calibrated=True), "direct", world())
 """

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "istmpi"
 
 TABLE = re.findall(r"^\| \d+ \| ([^|]+) \|", (ROOT / "docs" / "design.md").read_text(encoding="utf-8"), re.MULTILINE)
-LAYERS = [[name.rstrip("/") for name in re.findall("`([^`]+)`", modules)] for modules in reversed(TABLE)]
-LAYERS[0].append("istmpi")
-LAYERS[-1].append("__main__")
-"""As the table of docs/design.md has them: a module may import from its own layer and those before it."""
+ROWS = [[name.rstrip("/") for name in re.findall("`([^`]+)`", rooms)] for rooms in reversed(TABLE)]
+"""The rooms as the table of docs/design.md has them: a module imports from its own room, and from rows below."""
 
 PLACES = {
     "mpi4py": ["comm/"],
@@ -45,30 +44,56 @@ def imports(file):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: imports are absolute"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            if not all(is_module(name) for name in names):
+                yield node.module
+            yield from names
 
 
-def layer(module):
-    """The layer of ``istmpi.methods.ist``: that of methods. A name that is imported from the package is a module."""
+def is_module(name):
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def room(module):
+    """``methods`` for ``istmpi.methods.ist``; the package itself and what starts it are above and below all."""
     parts = module.split(".")
-    name = parts[1] if len(parts) > 1 else "istmpi"
-    if name.startswith("__") and name != "__main__":
-        name = "istmpi"
-    found = [number for number, names in enumerate(LAYERS) if name in names]
-    assert found, f"{module} is in no layer; say in LAYERS, and in docs/design.md, where it belongs"
+    return parts[1] if len(parts) > 1 and not parts[1].startswith("__") else "istmpi"
+
+
+def row(name):
+    """The number of a room's row, from below."""
+    found = [number for number, names in enumerate(ROWS) if name in names]
+    assert found, f"{name} is in no row; say in docs/design.md where it belongs"
     return found[0]
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_imports_only_go_down(file):
-    parts = [*file.parent.parts, file.stem]
-    mine = layer(".".join(["istmpi", *(part for part in parts if part != "__init__")]))
+    mine = room(".".join(["istmpi", *file.parent.parts, file.stem]))
+    if mine == "istmpi":
+        return
     for module in imports(file):
-        if module == "istmpi" or module.startswith("istmpi."):
-            if module == "istmpi":
-                continue  # its names follow one by one
-            assert layer(module) <= mine, f"{file} is in layer {mine} and imports {module} of layer {layer(module)}"
+        theirs = room(module)
+        if module.startswith("istmpi.") and theirs not in (mine, "istmpi"):
+            assert row(theirs) < row(mine), f"{file} is in row {row(mine)} and imports {module} of row {row(theirs)}"
+
+
+@pytest.mark.parametrize("name", [path.name for path in PACKAGE.iterdir() if path.is_dir() and list(path.glob("*.py"))])
+def test_nobody_in_a_room_imports_in_a_circle(name):
+    modules = {".".join(file.with_suffix("").parts).removesuffix(".__init__"): file for file in FILES}
+    inside = {module: file for module, file in modules.items() if module.split(".")[0] == name}
+    graph = {
+        module: {theirs for theirs in (each.removeprefix("istmpi.") for each in imports(file)) if theirs in inside}
+        - {module, name}
+        for module, file in inside.items()
+    }
+    list(TopologicalSorter(graph).static_order())  # CycleError where there is one
+
+
+def test_the_table_has_no_room_that_is_not_there():
+    for name in (name for names in ROWS for name in names):
+        assert (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file(), name
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
@@ -95,16 +120,16 @@ def test_planning_needs_neither_torch_nor_mpi():
     modules = [
         "config",
         "models",
-        "axes",
-        "partition",
-        "layout",
+        "engine.axes",
+        "engine.partition",
+        "engine.layout",
         "record",
         "rng",
         "errors",
         "comm",
         "cost",
         "optimizers",
-        "ring",
+        "comm.ring",
     ]
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
@@ -119,13 +144,23 @@ def test_planning_needs_neither_torch_nor_mpi():
 
 
 def test_the_rules_can_fail(tmp_path, monkeypatch):
-    """The rules are tried on a file that breaks them all."""
+    """The rules are tried on files that break them all."""
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
-    (tmp_path / "axes.py").write_text("def lazily():\n    from istmpi import train\n    import mpi4py.MPI\n")
-    with pytest.raises(AssertionError, match="axes.py is in layer 0 and imports istmpi.train of layer 5"):
-        test_imports_only_go_down(Path("axes.py"))
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine/axes.py").write_text(
+        "def lazily():\n    from istmpi.training import loop\n    import mpi4py.MPI\n"
+    )
+    (tmp_path / "engine/layout.py").write_text("from istmpi.engine import axes\nfrom istmpi import lock\n")
+    with pytest.raises(AssertionError, match="axes.py is in row 3 and imports istmpi.training of row 7"):
+        test_imports_only_go_down(Path("engine/axes.py"))
+    with pytest.raises(AssertionError, match="layout.py is in row 3 and imports istmpi.lock of row 3"):
+        test_imports_only_go_down(Path("engine/layout.py"))
     with pytest.raises(AssertionError, match=r"imports mpi4py.MPI, which only comm/ may"):
-        test_every_library_has_its_place(Path("axes.py"))
-    (tmp_path / "newcomer.py").write_text("")
-    with pytest.raises(AssertionError, match="istmpi.newcomer is in no layer"):
+        test_every_library_has_its_place(Path("engine/axes.py"))
+    (tmp_path / "newcomer.py").write_text("from istmpi import errors")
+    with pytest.raises(AssertionError, match="newcomer is in no row"):
         test_imports_only_go_down(Path("newcomer.py"))
+    (tmp_path / "engine/axes.py").write_text("from istmpi.engine.layout import Layout\n")
+    monkeypatch.setattr(sys.modules[__name__], "FILES", [Path("engine/axes.py"), Path("engine/layout.py")])
+    with pytest.raises(CycleError):
+        test_nobody_in_a_room_imports_in_a_circle("engine")

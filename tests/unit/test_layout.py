@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.axes import Parameter, Pattern
-from istmpi.layout import Owners, part_shape
-from istmpi.partition import Partition
+from istmpi.engine.axes import Parameter, Pattern
+from istmpi.engine.layout import Owners, part_shape
+from istmpi.engine.partition import Partition
 
 LENGTHS = {"a": 7, "b": 9, "blocks": 6}
 PATTERNS = ["a b", "b", "(2 a) b", "(blocks[4] a) b", "3 a", "1 b"]

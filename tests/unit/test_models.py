@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from istmpi.axes import narrowed
 from istmpi.config import Model
+from istmpi.engine.axes import narrowed
+from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError
 from istmpi.models import MODELS, architecture
 from istmpi.models.losses import Classification, Regression
 from istmpi.models.mlp import ACTIVATIONS, MLP
 from istmpi.models.norms import BatchNorm
-from istmpi.partition import Partition
 
 WIDTHS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 SETTINGS = st.builds(

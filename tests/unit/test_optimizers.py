@@ -9,7 +9,7 @@ from patience import patient
 
 from istmpi.config import Optimizer
 from istmpi.errors import ConfigError
-from istmpi.optimizers import OPTIMIZERS, recipe
+from istmpi.optimizers import OPTIMIZERS, optimizer_spec
 
 SETTINGS = [
     Optimizer("sgd", 0.1),
@@ -31,7 +31,7 @@ def walk(parameter, optimizer, steps):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_carried_state_goes_on_as_if_nothing_had_happened(settings):
-    its = recipe(settings)
+    its = optimizer_spec(settings)
     whole = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
     walk(whole, its.make([whole]), range(6))
 
@@ -48,7 +48,7 @@ def test_carried_state_goes_on_as_if_nothing_had_happened(settings):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_slots_are_all_the_state_there_is(settings):
-    its = recipe(settings)
+    its = optimizer_spec(settings)
     parameter = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
     optimizer = its.make([parameter])
     walk(parameter, optimizer, range(2))
@@ -59,7 +59,7 @@ def test_the_slots_are_all_the_state_there_is(settings):
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_it_steps_as_pytorchs_own(settings):
     ours, theirs = (torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64)) for _ in range(2))
-    optimizer = recipe(settings).make([ours])
+    optimizer = optimizer_spec(settings).make([ours])
     (group,) = optimizer.param_groups
     known = {name: group[name] for name in ("lr", "momentum", "weight_decay") if name in group}
     walk(ours, optimizer, range(4))
@@ -79,12 +79,12 @@ def test_pytorchs_compiler_is_not_imported(tmp_path):
 
 def test_the_settings_arrive():
     for settings in SETTINGS:
-        (group,) = recipe(settings).make([torch.nn.Parameter(torch.zeros(1))]).param_groups
+        (group,) = optimizer_spec(settings).make([torch.nn.Parameter(torch.zeros(1))]).param_groups
         assert (group["lr"], group["weight_decay"]) == (settings.lr, settings.weight_decay)
         assert group.get("momentum", 0) == settings.momentum
 
 
 def test_an_unknown_optimizer_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"optimizer.name = 'adan' is not known; did you mean adam\?"):
-        recipe(Optimizer("adan"))
+        optimizer_spec(Optimizer("adan"))
     assert list(OPTIMIZERS) == ["sgd", "adam", "adamw"]

@@ -14,7 +14,7 @@ from istmpi.config import Run
 from istmpi.cost import COSTS, RIVALS, cost, round_bytes
 from istmpi.data.sources import open_dataset
 from istmpi.models.mlp import MLP
-from istmpi.network import planned_network
+from istmpi.training.network import planned_network
 
 FILE = Path(networks.__file__)
 EXAMPLE = FILE.parents[1] / "examples" / "convnet.py"

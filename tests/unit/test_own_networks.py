@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from istmpi.axes import Pattern
+from istmpi.engine.axes import Pattern
 from istmpi.models.inference import infer
 from istmpi.models.own import own_network
 from istmpi.models.proof import Trial

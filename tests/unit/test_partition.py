@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.axes import Pattern
+from istmpi.engine.axes import Pattern
+from istmpi.engine.partition import Partition, blocks, check
 from istmpi.errors import ConfigError
-from istmpi.partition import Partition, blocks, check
 
 LENGTHS = {"features": 5, "hidden1": 64, "hidden2": 13}
 GROUPS = ("hidden1", "hidden2")
@@ -158,7 +158,7 @@ def test_the_first_round_is_a_full_deal():
 def test_jumping_to_a_round_equals_walking_there():
     walked = [draw(round=round, redeal=0.2, seed=77).digest for round in range(12)]
     for round in (11, 3, 7, 0, 11):
-        from istmpi import partition
+        from istmpi.engine import partition
 
         partition._walked.clear()
         assert draw(round=round, redeal=0.2, seed=77).digest == walked[round]

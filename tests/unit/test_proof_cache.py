@@ -9,13 +9,13 @@ import pytest
 import torch
 from small import small_run
 
-from istmpi import proof_cache
 from istmpi.data.sources import open_dataset
 from istmpi.models import examination
 from istmpi.models.examination import examine
 from istmpi.models.own import own_network
-from istmpi.network import planned_network
-from istmpi.proof_cache import recall, remember
+from istmpi.training import proof_cache
+from istmpi.training.network import planned_network
+from istmpi.training.proof_cache import recall, remember
 
 SOURCE = "from networks import Steps\n\n\nclass Net(Steps):\n    pass\n\n\nclass Other(Steps):\n    pass\n"
 
@@ -79,7 +79,7 @@ def test_it_is_not_that_of_another_network(file, table, change):
     assert recall(own(file, **change)) is None
 
 
-@pytest.mark.parametrize("name", ["istmpi.proof_cache.__version__", "torch.__version__"])
+@pytest.mark.parametrize("name", ["istmpi.training.proof_cache.__version__", "torch.__version__"])
 def test_it_is_not_that_of_another_version(file, table, monkeypatch, name):
     monkeypatch.setattr(name, "0.0.0")
     assert recall(own(file)) is None

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi import ring
+from istmpi.comm import ring
 
 SIZES = st.lists(st.integers(1, 5_000_000), min_size=1, max_size=6)
 

@@ -6,10 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi import rng, store
-from istmpi.axes import Parameter, Pattern, with_slots
+from istmpi import rng
+from istmpi.engine import store
+from istmpi.engine.axes import Parameter, Pattern, with_slots
+from istmpi.engine.store import ParameterStore
 from istmpi.models.mlp import MLP
-from istmpi.store import ParameterStore
 
 NETWORK = MLP(7, [13, 5], 3, bias=True)
 

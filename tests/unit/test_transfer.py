@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import on_ranks
 
-from istmpi.axes import Parameter, Pattern
-from istmpi.layout import Layout, Owners, part_shape
-from istmpi.partition import Partition
-from istmpi.transfer import Transfer
+from istmpi.engine.axes import Parameter, Pattern
+from istmpi.engine.layout import Layout, Owners, part_shape
+from istmpi.engine.partition import Partition
+from istmpi.engine.transfer import Transfer
 
 LENGTHS = {"labels": 3, "features": 6, "hidden": 9, "mid": 5, "stream": 7, "heads": 6, "blocks": 5, "out": 4}
 GROUPS = ("hidden", "mid", "stream", "heads", "blocks")
@@ -87,12 +87,12 @@ class Moved:
     largest_message: int
 
 
-def move(names, source, target, values, before, staging_bytes=2**28, missing_from=None):
+def move(names, source, target, values, before, staging_bytes=2**28, exclude=None):
     """Run the transfer on all ranks: ``values[rank]`` are moved into copies of ``before[rank]``."""
 
     def work(communicator):
         rank = communicator.rank
-        transfer = Transfer(names, source, target, rank, staging_bytes, missing_from=missing_from)
+        transfer = Transfer(names, source, target, rank, staging_bytes, exclude=exclude)
         received = {name: tensor.clone() for name, tensor in before[rank].items()}
         transfer.run(values[rank], received, communicator)
         assert communicator.traffic.bytes == transfer.bytes_sent
@@ -256,9 +256,9 @@ def test_weights_that_stay_with_their_holders_are_where_a_push_and_a_pull_would_
     stored, trained, nothing = normal(owners), normal(now), normal(then)
     pushed = move(names, now, owners, trained, stored).tensors
     pulled = move(names, owners, then, pushed, nothing).tensors
-    home = move(names, now, owners, trained, stored, staging_bytes, missing_from=then).tensors
+    home = move(names, now, owners, trained, stored, staging_bytes, exclude=then).tensors
     straight = move(names, now, then, trained, nothing, staging_bytes).tensors
-    arrived = move(names, owners, then, home, straight, staging_bytes, missing_from=now).tensors
+    arrived = move(names, owners, then, home, straight, staging_bytes, exclude=now).tensors
     for mine, expected in zip(arrived, pulled, strict=True):
         for name in names:
             np.testing.assert_array_equal(bits(mine[name]), bits(expected[name]), err_msg=name)

@@ -59,10 +59,10 @@ def command(
         stop_at = deadline(stop_before_walltime, communicator)
 
     from istmpi.cli.progress import TrainingDisplay
-    from istmpi.run import carry_out
+    from istmpi.training.run import run_training
 
     with TrainingDisplay() if communicator.rank == 0 else nullcontext() as display:
-        carry_out(resolved, communicator, display, resume, stop_at, signals=True)
+        run_training(resolved, communicator, display, resume, stop_at, signals=True)
     with communicator.agreed():
         if display:
             display.plots()

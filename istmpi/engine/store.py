@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from istmpi import rng
-from istmpi.axes import Parameter, with_slots
-from istmpi.layout import Owners, part_shape
+from istmpi.engine.axes import Parameter, with_slots
+from istmpi.engine.layout import Owners, part_shape
 
 _CHUNK = 2**20
 """Elements drawn at a time: bounds the memory of the initialisation."""

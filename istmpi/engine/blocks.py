@@ -46,13 +46,13 @@ class Block:
         return prod(self.shape) * self.itemsize
 
     @property
-    def span(self) -> int:
+    def dense_nbytes(self) -> int:
         """Bytes with what is left out."""
         return prod(self.extent) * self.itemsize
 
     @property
-    def wanted(self) -> np.ndarray:
-        """What is not left out: true or false, of the shape ``extent``."""
+    def mask(self) -> np.ndarray:
+        """Which elements are in the block: true or false, of the shape ``extent``."""
         axes = [
             where.reshape([-1 if place == axis else 1 for place in range(len(self.extent))])
             for axis, where in enumerate(self.holders)
@@ -71,7 +71,7 @@ class Block:
             return
         values = np.empty(self.extent, dtype=out.dtype)
         _gather(bits(tensor), self.index, values)
-        out[:] = values[self.wanted]
+        out[:] = values[self.mask]
 
     def packed(self, tensor: torch.Tensor) -> np.ndarray:
         """The same, as a view of the tensor where that is possible."""
@@ -87,7 +87,7 @@ class Block:
         if self.holders:
             arrived, values = values, np.empty(self.extent, dtype=values.dtype)
             _gather(bits(tensor), self.index, values)
-            values[self.wanted] = arrived
+            values[self.mask] = arrived
         _scatter(bits(tensor), self.index, values)
 
 
@@ -106,7 +106,7 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
     for block in message:
         axis = _cut_axis(block, capacity)
         length = block.extent[axis]
-        slab = block.span // length
+        slab = block.dense_nbytes // length
         start = 0
         while start < length:
             count = min(length - start, room // slab)
@@ -124,7 +124,7 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
 
 def _cut_axis(block: Block, capacity: int) -> int:
     """The outermost axis with slices small against the capacity, as those are the most contiguous; else the longest."""
-    small = (axis for axis, length in enumerate(block.extent) if block.span // length <= capacity // 16)
+    small = (axis for axis, length in enumerate(block.extent) if block.dense_nbytes // length <= capacity // 16)
     return next(small, int(np.argmax(block.extent)))
 
 

@@ -32,11 +32,11 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
     if not isinstance(run.model, OwnModel):
         with communicator.agreed():
             return architecture(data.features, data.outputs, data.task, run.model)
-    from istmpi.proof_cache import recall, remember
+    from istmpi.training.proof_cache import recall, remember
 
     with communicator.agreed():
         own = _own(run, data)
-    tree = communicator.from_first(recall(own) if communicator.rank == 0 else None)
+    tree = communicator.broadcast_from_root(recall(own) if communicator.rank == 0 else None)
     if tree is not None:
         try:
             return _usable(run, data, own, tree, communicator)
@@ -49,8 +49,8 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
 
                 tree = examine(own).tree()
         finally:
-            communicator.meet()  # the others leave it their cores meanwhile
-    tree = communicator.from_first(tree)
+            communicator.idle_barrier()  # the others leave it their cores meanwhile
+    tree = communicator.broadcast_from_root(tree)
     network = _usable(run, data, own, tree, communicator)
     if communicator.rank == 0:
         remember(own, tree)
@@ -74,7 +74,7 @@ def planned_network(run: Run, data: Dataset) -> InferredNetwork:
     """The network of one's own of a run for these data, found in this process alone; ConfigError as in training."""
     from istmpi.models.examination import examine
     from istmpi.models.table import Table
-    from istmpi.proof_cache import recall, remember
+    from istmpi.training.proof_cache import recall, remember
 
     own = _own(run, data)
     if (tree := recall(own)) is not None:

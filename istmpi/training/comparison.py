@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from istmpi.comm import Communicator
+from istmpi.comm.stopping import FILE as STOP_FILE
+from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, StoppedError, UserError, did_you_mean
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
 from istmpi.methods import METHODS
 from istmpi.record import FAILURE, SETTINGS, SUMMARY, RunFolder
-from istmpi.run import Watch, carry_out
-from istmpi.stopping import FILE as STOP_FILE
-from istmpi.stopping import StopSign
-from istmpi.train import Training
+from istmpi.training.loop import Training
+from istmpi.training.run import Watch, run_training
 
 RECORD = "comparison.json"
 """In a comparison's folder: what its runs have in common beside their settings."""
@@ -58,7 +58,7 @@ class Turn:
 class ComparisonWatch(Watch):
     """Looks on from rank 0; what it inherits is told of the run whose turn it is."""
 
-    def begun(self, turn: Turn, number: int, count: int) -> None:
+    def resume_from(self, turn: Turn, number: int, count: int) -> None:
         """A run begins, as number so many (from 1)."""
 
     def skipped(self, turn: Turn) -> None:
@@ -73,7 +73,7 @@ class Comparison:
 
     They go to ``run.output.folder``, each in a folder of its own, or to the first of runs/compare-NAME,
     runs/compare-NAME-2, ... that is free or has this very comparison: then what is finished is not run again.
-    ``deadline`` and ``signals`` are those of `istmpi.run.carry_out`, for all runs together.
+    ``deadline`` and ``signals`` are those of `istmpi.training.run.run_training`, for all runs together.
 
     Raises ConfigError on every rank.
     """
@@ -95,7 +95,7 @@ class Comparison:
                     raise ConfigError(f"--methods: {name!r} is not known{did_you_mean(name, METHODS)}")
         with communicator.agreed():
             folder = _folder(run, methods, repeats, communicator.size) if communicator.rank == 0 else None
-        self.folder: Path = communicator.from_first(folder)
+        self.folder: Path = communicator.broadcast_from_root(folder)
         self.turns = turns(run, methods, repeats, self.folder)
         self._stop = StopSign(communicator, self.folder / STOP_FILE, deadline)
         if signals:
@@ -106,7 +106,7 @@ class Comparison:
 
         Raises UserError where one cannot train it.
         """
-        left = self._communicator.from_first([turn for turn in self.turns if not turn.finished])
+        left = self._communicator.broadcast_from_root([turn for turn in self.turns if not turn.finished])
         for turn in {turn.method: turn for turn in reversed(left)}.values():
             rounds = 2 if turn.run.method.finish else 1
             short = turn.run.override({**REHEARSED, "train.rounds": rounds})
@@ -119,7 +119,7 @@ class Comparison:
                 error.args = (f"{turn.method}: {error}",)
                 raise
 
-    def carry_out(self, watch: ComparisonWatch | None = None) -> dict[str, IstmpiError]:
+    def run_training(self, watch: ComparisonWatch | None = None) -> dict[str, IstmpiError]:
         """Run what is not finished yet; returns the errors of runs that failed, by the names of their folders.
 
         Raises StoppedError on every rank, with all that was reached saved; a comparison made anew goes on from there.
@@ -137,13 +137,13 @@ class Comparison:
         failures, first = {}, self._communicator.rank == 0
         for number, turn in enumerate(self.turns, 1):
             self._leave_if_asked(turn)
-            if self._communicator.from_first(turn.finished):
+            if self._communicator.broadcast_from_root(turn.finished):
                 watch.skipped(turn)
                 continue
-            watch.begun(turn, number, len(self.turns))
+            watch.resume_from(turn, number, len(self.turns))
             gc.collect()
             try:
-                carry_out(turn.run, self._communicator, watch, resume="auto", stop=self._stop)
+                run_training(turn.run, self._communicator, watch, resume="auto", stop=self._stop)
             except StoppedError:
                 self._leave_if_asked(turn)
                 raise
@@ -162,7 +162,7 @@ class Comparison:
     def _leave_if_asked(self, turn: Turn) -> None:
         """Raise StoppedError on every rank when any of them was asked to stop."""
         self._stop.asked()
-        self._stop.settle(self._communicator.gather(self._stop.reason))
+        self._stop.settle(self._communicator.allgather(self._stop.reason))
         if self._stop.reason:
             error = StoppedError(
                 f"stopped by {self._stop.reason} at {turn.folder.name}; what is done is saved in {self.folder}. "

@@ -10,7 +10,7 @@ import click
 from istmpi.cli.reporting import as_targets, draw, print_comparison, reporting, write_page
 from istmpi.errors import DataError, OutputError
 from istmpi.report.comparison import by_data, compare
-from istmpi.report.curves import read
+from istmpi.report.curves import read_curves
 from istmpi.report.sheets import notes
 
 
@@ -42,7 +42,7 @@ def command(
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")
     wanted = as_targets(targets)
-    curves = read(map(Path, paths))
+    curves = read_curves(map(Path, paths))
     found = {data: compare(those, wanted, watts) for data, those in by_data(curves).items()}
     if (html or plot) and len(found) > 1:
         raise DataError(f"--html and --plot show runs on one data set, these are on {', '.join(found)}. Name the runs.")

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from istmpi import rng
-from istmpi.axes import Axis, Positions
+from istmpi.engine.axes import Axis, Positions
 from istmpi.errors import ConfigError
 
 

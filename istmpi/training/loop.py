@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from istmpi.checkpoint.format import DataSummary, Header, Piece, require_storable
@@ -18,28 +18,22 @@ from istmpi.checkpoint.state import (
     versions,
 )
 from istmpi.comm import Communicator
+from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
-from istmpi.data.dataset import SPLITS, Dataset, Split
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
 from istmpi.devices import choose_device, choose_threads
-from istmpi.errors import ConfigError, DataError
-from istmpi.evaluate import Evaluator, Score
-from istmpi.methods import Job, Method, Partial, method
+from istmpi.engine.partition import blocks, check
+from istmpi.engine.store import ParameterStore
+from istmpi.evaluation.evaluator import Evaluator, Score
+from istmpi.methods import InterruptedRound, Job, Method, method
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.losses import TASKS
-from istmpi.names import class_of
-from istmpi.network import network_of
-from istmpi.partition import blocks, check
 from istmpi.record import Clock
-from istmpi.stopping import StopSign
-from istmpi.store import ParameterStore
-
-MAY_CHANGE = ("data.source", "optimizer.lr", "optimizer.weight_decay", "train.rounds", "train.max_minutes")
-"""Settings that a resumed run may have otherwise; the data may have moved, but not changed."""
-WITHOUT_EFFECT = ("name", "train.threads", "train.device", "evaluate.", "checkpoint.", "output.")
-"""Settings, or sections of them, that do not change what is learnt."""
+from istmpi.training.network import network_of
+from istmpi.training.resuming import Present, changes_since
+from istmpi.training.same_data import contents, require_same_everywhere
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class Training:
             run = run.with_implied()
             self.dataset = open_dataset(run.data.source, communicator.rank)
             data = self.dataset
-        _same_everywhere(run, data, communicator)
+        require_same_everywhere(run, data, communicator)
         self.architecture = network_of(run, data, communicator)
         with communicator.agreed():
             self.batches = self._stream(run)
@@ -99,7 +93,7 @@ class Training:
         self.stop = stop or StopSign(communicator)
         self.rounds_done = self.local_step = self._most_steps = self._examples = self._bytes = 0
         self._seconds = self._loss = 0.0
-        self._begun = Partial()
+        self._interrupted = InterruptedRound()
         self._calibrated: tuple[int, int] | None = None
         self.score_name = TASKS[self.dataset.task].score
         with communicator.agreed():
@@ -195,26 +189,31 @@ class Training:
         It takes as long as on the slowest rank, from when all have come to it. What no phase of the clock has is
         `other`.
         """
-        communicator, before = self.communicator, self._begun
+        communicator, before = self.communicator, self._interrupted
         communicator.barrier()
         start, sent, examples = time.perf_counter(), communicator.traffic.bytes, self.method.examples
         with self.clock("other"):
             outcome = self.method.run(self.rounds_done, before)
-            stopped = isinstance(outcome, Partial)
+            stopped = isinstance(outcome, InterruptedRound)
             report = self.method.examples - examples, outcome.local_steps if stopped else 0
             report += (self.method.steps(self.rounds_done),)
             if not stopped:
-                self.rounds_done, self.local_step, self._begun, self._loss = self.rounds_done + 1, 0, Partial(), outcome
+                self.rounds_done, self.local_step, self._interrupted, self._loss = (
+                    self.rounds_done + 1,
+                    0,
+                    InterruptedRound(),
+                    outcome,
+                )
                 self.method = self._next_method(self.method)
         took = time.perf_counter() - start
-        everyones = communicator.gather((took, communicator.traffic.bytes - sent, *report))
-        took, sent, examples, done, steps = zip(*everyones, strict=True)
+        per_rank = communicator.allgather((took, communicator.traffic.bytes - sent, *report))
+        took, sent, examples, done, steps = zip(*per_rank, strict=True)
         self._seconds += max(took)
         self._bytes += sum(sent)
         self._examples += sum(examples)
         self._most_steps = max(steps)
         if stopped and max(done):
-            self.local_step, self._begun = max(done), outcome
+            self.local_step, self._interrupted = max(done), outcome
         elif stopped:
             self.store.drop_slots(except_for=self.method.slots(self.method.job.run))
         return not stopped
@@ -253,12 +252,12 @@ class Training:
         moments = self.evaluator.network.moments if self._calibrated == position else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank
         pieces = [*model_pieces(self.store), *deployment_pieces(moments, norms, self.dataset, rank)]
-        begun = self._begun if self.local_step else Partial(tensors=self.method.own())
-        if self.local_step or begun.tensors:
-            steps = self.communicator.maximum(self.method.steps(self.rounds_done))
-            pieces += partial_pieces(begun, self.store, steps)
+        resume_from = self._interrupted if self.local_step else InterruptedRound(tensors=self.method.own())
+        if self.local_step or resume_from.tensors:
+            steps = self.communicator.allreduce_max(self.method.steps(self.rounds_done))
+            pieces += partial_pieces(resume_from, self.store, steps)
         if self.run.data.placement == "local":
-            pieces.append(own_data_piece(_contents(self.dataset.train), self.store))
+            pieces.append(own_data_piece(contents(self.dataset.train), self.store))
         return self._header(), pieces
 
     def _header(self) -> Header:
@@ -287,56 +286,26 @@ class Training:
             changes = self._changes(checkpoint)
             self.rounds_done, self.local_step = header.position
             self.method = self._next_method(self.method)
-            self._begun = restore(checkpoint, self.store)
+            self._interrupted = restore(checkpoint, self.store)
         self._examples, self._seconds, self._bytes = header.examples, header.seconds, header.bytes
         self._look_at_the_clock()
         self._loss = header.loss
-        self._most_steps = self.communicator.maximum(self.method.steps(self.rounds_done))
+        self._most_steps = self.communicator.allreduce_max(self.method.steps(self.rounds_done))
         if header.ranks != self.communicator.size and self.local_step >= self._most_steps:
             # The fastest of those ranks was through: nothing is left of the round for these.
-            self.rounds_done, self.local_step, self._begun = self.rounds_done + 1, 0, Partial()
+            self.rounds_done, self.local_step, self._interrupted = self.rounds_done + 1, 0, InterruptedRound()
             self.store.drop_slots(except_for=self.method.slots(self.method.job.run))
         return changes
 
     def _changes(self, checkpoint: Checkpoint) -> list[str]:
-        """What may be different from a checkpoint's run and is; ConfigError where something else is, too."""
-        header, changed, refused = checkpoint.header, [], []
-        for setting, (saved, wanted) in header.run.differences(self.run).items():
-            text = f"{setting} = {saved} there, {wanted} here"
-            if setting in MAY_CHANGE or (setting == "model.name" and self._moved(checkpoint)):
-                changed.append(text)
-            elif not setting.startswith(WITHOUT_EFFECT):
-                refused.append(text)
-        for fact, saved in asdict(header.data).items():
-            wanted = getattr(self._data_summary, fact)
-            if saved not in (None, wanted) and fact != "source":
-                refused.append(f"data: {fact} = {saved} there, {wanted} here")
-        if isinstance(self.architecture, InferredNetwork) and isinstance(checkpoint.architecture, InferredNetwork):
-            there, here = checkpoint.architecture.table, self.architecture.table
-            if difference := there.difference(here):
-                refused.append(f"network: {difference} (there, here)")
-            elif there.source != here.source:
-                changed.append(f"the source of {self.run.model.name}, whose parameters are as they were")
-        if self.run.data.placement == "local" and header.ranks == self.communicator.size:
-            saved, wanted = checkpoint.own_data(self.store.rank), _contents(self.dataset.train)
-            if saved not in (None, wanted):
-                refused.append(f"data: examples, labels and features = {saved} there, {wanted} here")
-        if refused:
-            raise ConfigError(
-                f"{checkpoint.path} is of another run: {'; '.join(refused)}. Give the same settings, or a new --out."
-            )
-        return changed
-
-    def _moved(self, checkpoint: Checkpoint) -> bool:
-        """Whether the network is the checkpoint's own class, of the very same source, from wherever it is read."""
-        there, here = checkpoint.architecture, self.architecture
-        own = isinstance(there, InferredNetwork) and isinstance(here, InferredNetwork)
-        return own and class_of(there.name) == class_of(here.name) and there.table.source == here.table.source
+        own = contents(self.dataset.train) if self.run.data.placement == "local" else None
+        here = Present(self.run, self._data_summary, self.architecture, self.communicator.size, self.store.rank, own)
+        return changes_since(checkpoint, here)
 
     def _summarise_data(self) -> DataSummary:
         data, own_files = self.dataset, self.run.data.placement == "local"
-        contents = (0, 0, 0) if own_files else _contents(data.train)
-        return DataSummary(self.run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, *contents)
+        found = (0, 0, 0) if own_files else contents(data.train)
+        return DataSummary(self.run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, *found)
 
     @property
     def data_fingerprint(self) -> str:
@@ -350,51 +319,3 @@ class Training:
         train = self.dataset.train
         rows = place(data.placement, train.labels(), rank, ranks, run.train.seed, data.alpha)
         return Batches(train, rows, run.train.batch, run.train.seed, rank)
-
-
-def _same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
-    """Refuse ranks whose settings, or whose files' meaning, differ from rank 0's; and other contents of one file."""
-    meaning = data.task, data.shape, data.outputs, data.classes
-    first_run, first_meaning = communicator.from_first((run, meaning))
-    with communicator.agreed():
-        if differences := first_run.differences(run):
-            shown = "; ".join(f"{setting}: {theirs} or {mine}" for setting, (theirs, mine) in differences.items())
-            raise ConfigError(
-                f"the ranks have different settings ({shown}; rank 0's first). Give all ranks "
-                f"the same command line and run file."
-            )
-        if first_meaning != meaning:
-            raise DataError(
-                f"{data.source}: task, shape, outputs and classes are {meaning}, on rank 0 {first_meaning}. "
-                f"All ranks' files must agree on them."
-            )
-    if run.data.placement != "local":
-        splits = communicator.gather({name: _contents(split) for name, split in data.splits.items()})
-        with communicator.agreed():
-            if differences := _differences(splits):
-                raise DataError(
-                    f"{run.data.source}: some ranks read another file of this name than rank 0: {differences}. Give "
-                    f"all ranks the same one; with {{rank}} in its name each has its own."
-                )
-
-
-def _contents(split: Split) -> tuple[int, int, int]:
-    """How many examples, and checksums of their labels and features: alike where the data are."""
-    return len(split), split.labels_checksum, split.features_checksum
-
-
-def _differences(everyones: list[dict[str, tuple[int, int, int]]]) -> str:
-    """Which ranks' splits, by their `_contents`, differ from rank 0's in what; empty if none does."""
-    found: dict[str, list[str]] = {}
-    for rank, mine in enumerate(everyones):
-        for split in SPLITS:
-            here, first = (splits.get(split, (0, 0, 0)) for splits in (mine, everyones[0]))
-            if here[0] != first[0]:
-                found.setdefault(f"{here[0]} {split} examples, not {first[0]}", []).append(str(rank))
-                continue
-            for what, checksum, same in zip(("labels", "features"), here[1:], first[1:], strict=True):
-                if checksum != same:
-                    found.setdefault(f"other {split} {what}", []).append(str(rank))
-    return "; ".join(
-        f"{what} (rank {', '.join(ranks[:4])}{', ...' * (len(ranks) > 4)})" for what, ranks in found.items()
-    )

@@ -1,6 +1,6 @@
 """The mean of tensors over all ranks, in place, moved in the background while the caller still computes.
 
-They travel round a ring (`istmpi.ring`). Chunk c is added up in the order of ranks c+1, c+2, ..., c, whatever the
+They travel round a ring (`istmpi.comm.ring`). Chunk c is added up in the order of ranks c+1, c+2, ..., c, whatever the
 timing: two runs agree bit for bit, and so do all ranks.
 """
 
@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from istmpi import ring
-from istmpi.comm import Communicator, Nap, threads_may_call
+from istmpi.comm import Backoff, Communicator, ring, threads_may_call
 
 Array = np.ndarray | torch.Tensor
 
@@ -134,16 +133,16 @@ class _Runner:
         """Until everything that was put is done."""
         if self._failure:
             raise self._failure
-        nap = Nap()
+        backoff = Backoff()
         while self.busy:
-            nap.after(self._advance())
+            backoff.wait_unless(self._advance())
 
     def run_meanwhile(self) -> None:
         """In a thread, until it is called back."""
-        nap = Nap()
+        backoff = Backoff()
         try:
             while not self._called_back.is_set():
-                nap.after(self._advance())
+                backoff.wait_unless(self._advance())
         except BaseException as failure:  # raised where the result is waited for
             self._failure = failure
 
@@ -153,7 +152,7 @@ class _Runner:
     def _advance(self) -> bool:
         """Do what can be done now; whether that was anything."""
         # Most looks find nothing, and ranks share cores: such a look does no more than that.
-        found = self._communicator.look(self._requests)
+        found = self._communicator.test_some(self._requests)
         while self._waiting and len(self._under_way) < ring.SEGMENTS_AT_ONCE:
             self._under_way.append(self._waiting.pop(0))
             found = True
@@ -180,7 +179,7 @@ class _Segment:
 
     def advance(self) -> bool:
         """Take the next step if this one's requests are over."""
-        if not self._communicator.over(self.requests):
+        if not self._communicator.all_done(self.requests):
             return False
         self.requests = next(self._steps, [])
         self.done = not self.requests

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from istmpi.allreduce import MeanOverRanks
 from istmpi.comm import Communicator, library
+from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.cluster import Cluster, Link
@@ -21,15 +21,15 @@ from istmpi.cost.collectives import PULL, PUSH
 from istmpi.cost.counts import PartCost
 from istmpi.cost.holdings import Holdings
 from istmpi.devices import choose_device, choose_threads
+from istmpi.engine.layout import Owners, part_shape
+from istmpi.engine.partition import Partition
+from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
-from istmpi.layout import Owners, part_shape
-from istmpi.methods.base import Partial
+from istmpi.methods.base import InterruptedRound
 from istmpi.models.architecture import Architecture
 from istmpi.models.mlp import MLP
-from istmpi.optimizers import recipe
-from istmpi.partition import Partition
-from istmpi.train import Training
-from istmpi.transfer import Transfer
+from istmpi.optimizers import optimizer_spec
+from istmpi.training.loop import Training
 
 SECONDS = 0.3
 """For one measurement; repetitions end with it."""
@@ -110,7 +110,7 @@ def _slowest(communicator: Communicator, work: Callable[[], object], times: int)
     start = time.perf_counter()
     for _ in range(times):
         work()
-    return max(communicator.gather((time.perf_counter() - start) / times))
+    return max(communicator.allgather((time.perf_counter() - start) / times))
 
 
 def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
@@ -307,7 +307,7 @@ def _touch(
     sizes, beyond, rows = [], [], []
     for part in _subnets(run, architecture, communicator.size):
         network = architecture.build({name: int(length) for name, length in part.part.lengths.items()}).to(device)
-        optimizer = recipe(run.optimizer).make(network.parameters())
+        optimizer = optimizer_spec(run.optimizer).make(network.parameters())
         x = torch.ones(run.train.batch, features, device=device, dtype=next(network.parameters()).dtype)
 
         def work(network=network, optimizer=optimizer, x=x):
@@ -337,9 +337,9 @@ def _overheads(
     for number in range(TINY_ROUNDS):
         communicator.barrier()
         before = dict(clock)
-        training.method.run(number, Partial())
+        training.method.run(number, InterruptedRound())
         mine = {phase: seconds - before.get(phase, 0.0) for phase, seconds in clock.items()}
-        spent.append({phase: max(communicator.gather(seconds)) for phase, seconds in sorted(mine.items())})
+        spent.append({phase: max(communicator.allgather(seconds)) for phase, seconds in sorted(mine.items())})
     median = {phase: float(np.median([one[phase] for one in spent[1:]])) for phase in spent[-1]}
     plan = cost(tiny, training.architecture, communicator.size)
     part = plan.largest

@@ -20,7 +20,7 @@ _PATIENCE = 20.0
 @click.option("--meet", is_flag=True, help="Only see whether all ranks meet: prints how many, and the library.")
 @click.option(
     "--patience",
-    type=FiniteRange(min=0, min_open=True, max=86400),
+    type=FiniteRange(min=1, max=86400),
     default=_PATIENCE,
     metavar="SECONDS",
     help="How long to wait for a rank that says nothing (20).",

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from istmpi.comm import Communicator, Rumour
+from istmpi.comm import Communicator, StopGossip
 from istmpi.errors import ConfigError
 from istmpi.signals import receiver
 
@@ -28,16 +28,16 @@ class StopSign:
     def __init__(self, communicator: Communicator, file: Path | None = None, deadline: float | None = None):
         self.reason = ""
         self._rank = communicator.rank
-        self._rumour = Rumour(communicator)
+        self._gossip = StopGossip(communicator)
         self._signal = ""
         self._file, self._deadline = file, deadline
         self._looked = 0.0
 
     def asked(self) -> bool:
         """Whether this rank knows of a wish to stop; it passes the wish on. Cheap enough for every local step."""
-        if not self.reason and (reason := self._signal or self._look() or self._rumour.heard()):
+        if not self.reason and (reason := self._signal or self._look() or self._gossip.poll()):
             self.reason = reason
-            self._rumour.spread(reason)
+            self._gossip.notify(reason)
         return bool(self.reason)
 
     @property
@@ -49,7 +49,7 @@ class StopSign:
         """Adopt the first of all ranks' reasons, gathered from them, and end what `asked` began. Collective."""
         self.reason = next(filter(None, reasons), "")
         if self.reason:
-            self._rumour.settle()
+            self._gossip.settle()
 
     def listen(self) -> None:
         """Take the process's signals as wishes to stop, as `istmpi.signals.Receiver` does. From the main thread."""

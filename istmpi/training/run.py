@@ -11,13 +11,13 @@ from pathlib import Path
 from istmpi.checkpoint.folder import NETWORK, listed, newest_valid, require_valid, set_aside
 from istmpi.checkpoint.saver import Saver
 from istmpi.comm import Communicator
+from istmpi.comm.stopping import FILE as STOP_FILE
+from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import DataError, DivergedError, OutputError, StoppedError
 from istmpi.lock import FolderLock
 from istmpi.record import SETTINGS, SUMMARY, RunFolder
-from istmpi.stopping import FILE as STOP_FILE
-from istmpi.stopping import StopSign
-from istmpi.train import Progress, Training
+from istmpi.training.loop import Progress, Training
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Watch:
         """An earlier job has done the run: nothing was left to do."""
 
 
-def carry_out(
+def run_training(
     run: Run,
     communicator: Communicator,
     watch: Watch | None = None,
@@ -85,7 +85,7 @@ def carry_out(
     note = watch.noticed if first else lambda _: None
     with communicator.agreed():
         folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
-    folder = communicator.from_first(folder)
+    folder = communicator.broadcast_from_root(folder)
     with ExitStack() as at_the_end:
         with communicator.agreed():
             lock = _lock(folder, resume, at_the_end, note) if first and folder.path.exists() else None
@@ -98,7 +98,7 @@ def carry_out(
             for change in training.resume(start):
                 note(f"changed since {start}: {change}")
         trained = start == folder.path / NETWORK and training.done
-        if trained and communicator.from_first((folder.path / SUMMARY).is_file()):
+        if trained and communicator.broadcast_from_root((folder.path / SUMMARY).is_file()):
             note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
             if first:
                 watch.already_finished(folder)
@@ -112,7 +112,7 @@ def carry_out(
                 for path in set_aside(folder.path, start) if start else ():
                     note(f"set aside, for the run goes on from {start}: {path}")
         inside = first and start and next((path for path in listed(folder.path) if path.samefile(start)), None)
-        inside = communicator.from_first(inside)
+        inside = communicator.broadcast_from_root(inside)
         saver = Saver(folder.path, run.checkpoint, communicator, note, inside, training.makes_communicators)
         at_the_end.callback(saver.close)
         if first:
@@ -125,8 +125,8 @@ def carry_out(
             saver.save(*training.state())  # so that --resume auto goes on from there, too
             saver.wait()
         progress = _train(training, folder, saver, lock, watch, save_network=not trained)
-        everyones = communicator.gather(dict(training.clock.seconds))
-        phases = {phase: sum(seconds[phase] for seconds in everyones) / len(everyones) for phase in everyones[0]}
+        per_rank = communicator.allgather(dict(training.clock.seconds))
+        phases = {phase: sum(seconds[phase] for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}
         last = progress or training.progress(training.evaluate())
         summary = Summary(folder.path, communicator.size, training.score_name, last, phases, training.data_fingerprint)
         if first:
@@ -193,7 +193,7 @@ def _start(folder: RunFolder, resume: str, communicator: Communicator, note: Cal
     if not resume:
         return None
     path = folder.path if resume == "auto" else Path(resume)
-    if resume != "auto" and not communicator.from_first(path.is_dir()):
+    if resume != "auto" and not communicator.broadcast_from_root(path.is_dir()):
         require_valid(path, communicator)
         return path
     start = newest_valid(path, communicator, note)

@@ -4,14 +4,14 @@ Every layout is an outer product: a rank's part of a tensor is given by one set 
 two ranks share, in two layouts, is again an outer product, and every message is ``tensor[np.ix_(...)]``.
 
 There are three layouts: `Owners`, in which the weights rest between rounds, and those in which they are trained:
-`istmpi.partition.Partition` and, where nothing is dealt out, `Whole`.
+`istmpi.engine.partition.Partition` and, where nothing is dealt out, `Replicated`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from istmpi.axes import Axis, Parameter, Positions
+from istmpi.engine.axes import Axis, Parameter, Positions
 
 
 class Layout(Protocol):
@@ -60,7 +60,7 @@ class Owners:
 
 
 @dataclass(frozen=True)
-class Whole:
+class Replicated:
     """Some ranks have everything, the others nothing; by default all ranks have everything."""
 
     lengths: Mapping[str, int]

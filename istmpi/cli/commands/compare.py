@@ -58,11 +58,11 @@ def command(
         stop_at = deadline(stop_before_walltime, communicator)
 
     from istmpi.cli.progress import ComparisonDisplay
-    from istmpi.compare import Comparison
     from istmpi.data.sources import open_dataset
     from istmpi.models.losses import TASKS
     from istmpi.report.comparison import check_targets, compare
-    from istmpi.report.curves import read
+    from istmpi.report.curves import read_curves
+    from istmpi.training.comparison import Comparison
 
     with communicator.agreed():
         task = open_dataset(resolved.with_implied().data.source, communicator.rank).task
@@ -70,10 +70,10 @@ def command(
     comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
     comparison.rehearse()
     with ComparisonDisplay() if communicator.rank == 0 else nullcontext() as display:
-        failures = comparison.carry_out(display)
+        failures = comparison.run_training(display)
     with communicator.agreed():
         if communicator.rank == 0:
-            found = compare(read(turn.folder for turn in comparison.turns), wanted, watts)
+            found = compare(read_curves(turn.folder for turn in comparison.turns), wanted, watts)
             title = f"{resolved.name}: {' '.join(methods.split(','))} on {communicator.size} ranks"
             print_comparison(found)
             write_page(found, title, comparison.folder / "report.html")

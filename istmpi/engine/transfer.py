@@ -13,11 +13,11 @@ from math import prod
 import numpy as np
 import torch
 
-from istmpi.axes import Axis, Parameter, Positions, overlap
-from istmpi.blocks import Block, Message, bits, split
 from istmpi.comm import STAGING_BYTES, Communicator
-from istmpi.layout import Layout
-from istmpi.partition import Partition
+from istmpi.engine.axes import Axis, Parameter, Positions, overlap
+from istmpi.engine.blocks import Block, Message, bits, split
+from istmpi.engine.layout import Layout
+from istmpi.engine.partition import Partition
 
 _ALIGNMENT = 64
 _INTEGERS = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
@@ -39,17 +39,17 @@ class Transfer:
         rank: int,
         staging_bytes: int | None = None,
         weights: Sequence[float] | None = None,
-        missing_from: Partition | None = None,
+        exclude: Partition | None = None,
     ):
         """``weights``: how much each rank's values count in a mean; by default all the same.
 
-        ``missing_from``: of what this deal deals out, only the elements that no rank has in it.
+        ``exclude``: of what this deal deals out, only the elements that no rank has in it.
         """
         self.rank = rank
         self.ranks = source.ranks
         self._weights = weights or [1] * self.ranks
         self._capacity = (staging_bytes or STAGING_BYTES) // self.ranks
-        self._source, self._target, self._missing_from = source, target, missing_from
+        self._source, self._target, self._exclude = source, target, exclude
         self._parameters = sorted(parameters.items(), key=self._precedence)
         self.sends: list[Message] = self._messages(source, target)
         self.receives: list[Message] = self._messages(target, source)
@@ -134,7 +134,7 @@ class Transfer:
 
     def _holders(self, axis: Axis, mine: Positions) -> np.ndarray | None:
         """Who has these positions of an axis, if it is dealt, in the layout of which nothing is to be moved."""
-        ranks = self._missing_from.holder(axis) if self._missing_from else None
+        ranks = self._exclude.holder(axis) if self._exclude else None
         if ranks is None:
             return None
         return ranks[mine.start : mine.stop] if isinstance(mine, range) else ranks[mine]
@@ -146,7 +146,7 @@ class Transfer:
             return
         sends, receives = split(self.sends, self._capacity), split(self.receives, self._capacity)
         nothing: list[Message] = [()] * self.ranks
-        rounds = communicator.maximum(max(len(sends), len(receives)))
+        rounds = communicator.allreduce_max(max(len(sends), len(receives)))
         for number in range(rounds):
             yield tuple(part[number] if number < len(part) else nothing for part in (sends, receives))
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from istmpi.comm import Communicator
+from istmpi.engine.store import ParameterStore
 from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import fill
 from istmpi.models.norms import calibrate, moments_of
-from istmpi.store import ParameterStore
 
 
 class GatheredNetwork:
@@ -44,7 +44,7 @@ class GatheredNetwork:
         calibrate(self._network, layers, x, self._moments_of)
         self.moments = {name: layer.moments for name, layer in layers.items()}
 
-    def adopt(self, moments: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def load_moments(self, moments: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Take the present weights, and these moments in place of a calibration. Collective."""
         for name, layer in self._gather().items():
             layer.moments = moments[name]
@@ -65,7 +65,7 @@ class GatheredNetwork:
             rows, *rest = shape = parameter.pattern.shape(lengths)
             counts = [len(owners.rows(rows, rank)) * int(np.prod(rest)) for rank in range(owners.ranks)]
             mine = self._store.tensors[name].reshape(-1).numpy()
-            whole[name] = torch.from_numpy(self._communicator.allgather(mine, counts)).view(shape)
+            whole[name] = torch.from_numpy(self._communicator.allgatherv(mine, counts)).view(shape)
         fill(self._network.requires_grad_(False), whole)
         layers = self._architecture.batch_norm_layers(self._network)
         for layer in layers.values():
@@ -74,7 +74,7 @@ class GatheredNetwork:
 
     def _moments_over_ranks(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and variance of every unit over all ranks' examples. Collective."""
-        axes, add_up = [0, *range(2, x.ndim)], self._communicator.sum
+        axes, add_up = [0, *range(2, x.ndim)], self._communicator.allreduce_sum
         count = float(add_up(np.array(x.numel() // x.shape[1])))
         mean = torch.from_numpy(add_up(x.sum(dim=axes).numpy())) / count
         centred = x - mean.view(-1, *[1] * (x.ndim - 2))

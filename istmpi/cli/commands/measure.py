@@ -31,7 +31,7 @@ def command(run: str, assignments: tuple[str, ...], layers: str | None, out: str
     with communicator.agreed():
         require_dealable(found.run, found.architecture, cost(found.run, found.architecture, communicator.size))
 
-    from istmpi.measure import measure
+    from istmpi.training.measure import measure
 
     cluster = measure(found.run, found.architecture, found.features, communicator)
     with communicator.agreed():

@@ -1,0 +1,1 @@
+"""The full network, evaluated: sharded over the ranks or gathered on each."""

@@ -1,0 +1,100 @@
+"""Scores of the full network: calibrated on a sample of the training data, run on a split.
+
+A chain of stages stays sharded over the ranks (`istmpi.evaluation.sharded`), any other network is gathered
+(`istmpi.evaluation.gathered`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+
+from istmpi import rng
+from istmpi.comm import Communicator
+from istmpi.config import Run
+from istmpi.data.dataset import Dataset, Split
+from istmpi.engine.store import ParameterStore
+from istmpi.evaluation.gathered import GatheredNetwork
+from istmpi.evaluation.sharded import ShardedNetwork
+from istmpi.models.architecture import Architecture, Chain
+from istmpi.models.losses import TASKS
+
+
+@dataclass(frozen=True)
+class Score:
+    """What the full network achieves on a split: mean loss, mean score (accuracy, say) and the number of examples."""
+
+    loss: float
+    score: float
+    examples: int
+
+
+class Evaluator:
+    """Scores the full network on the test split, after calibrating it on a sample of the training data. Collective."""
+
+    def __init__(
+        self,
+        run: Run,
+        architecture: Architecture,
+        dataset: Dataset,
+        store: ParameterStore,
+        communicator: Communicator,
+    ):
+        self._run, self._dataset, self._communicator = run, dataset, communicator
+        self._local = run.data.placement == "local"
+        self._task = TASKS[dataset.task]
+        self._dtype = getattr(torch, run.model.dtype)
+        kind = ShardedNetwork if isinstance(architecture, Chain) else GatheredNetwork
+        self.network = kind(architecture, store, communicator, self._local)
+
+    def score(self) -> Score:
+        """The score on the whole test split, at the store's present weights."""
+        self.calibrate()
+        return self.measure(self._dataset.test)
+
+    def measure(self, split: Split) -> Score:
+        """The score on a whole split, with the normalisation as it is."""
+        totals = np.zeros(3)
+        spread = not self._local and not self.network.collective
+        first, step = (self._communicator.rank, self._communicator.size) if spread else (0, 1)
+        for rows in islice(self._batches(len(split)), first, None, step):
+            x, y = split.rows(rows)
+            outputs, y = self.network(self._tensor(x)), torch.from_numpy(y)
+            if len(rows):
+                totals += float(self._task.loss(outputs, y, "sum")), self._task.points(outputs, y), len(rows)
+        if self._local or spread:
+            totals = self._communicator.allreduce_sum(totals)
+        loss, points, examples = totals.tolist()
+        return Score(loss / examples, points / examples, int(examples))
+
+    def calibrate(self) -> None:
+        """Take the normalisations' moments at the store's present weights."""
+        self.network.calibrate(self._tensor(self._dataset.train.rows(self._sample())[0]))
+
+    def _sample(self) -> np.ndarray:
+        """The training rows to calibrate on: the same on all ranks, or with local examples a share of each rank's."""
+        share, stream = 1, 0
+        if self._local:
+            share, stream = self._communicator.size, self._communicator.rank
+        return calibration_rows(self._run, len(self._dataset.train), share, stream)
+
+    def _batches(self, length: int) -> Iterator[np.ndarray]:
+        """The rows of a split, as many batches on every rank where all run the network together."""
+        batch = self._run.evaluate.batch
+        batches = -(-length // batch)
+        if self._local and self.network.collective:
+            batches = self._communicator.allreduce_max(batches)
+        for number in range(batches):
+            yield np.arange(min(number * batch, length), min((number + 1) * batch, length))
+
+    def _tensor(self, x: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(x).to(self._dtype)
+
+
+def calibration_rows(run: Run, length: int, share: int = 1, stream: int = 0) -> np.ndarray:
+    """The rows of a training split of some length to calibrate on, or one of so many equal shares of them; sorted."""
+    wanted = run.evaluate.calibration_examples
+    order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
+    return np.sort(order[: wanted if share == 1 else max(wanted // share, 2)])

@@ -1,0 +1,70 @@
+"""Which checkpoints a run can resume from, and what has changed since one was saved."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from istmpi.checkpoint.format import DataSummary
+from istmpi.checkpoint.reader import Checkpoint
+from istmpi.config import Run
+from istmpi.errors import ConfigError
+from istmpi.models.architecture import Architecture
+from istmpi.models.inferred import InferredNetwork
+from istmpi.names import class_of
+
+MAY_CHANGE = ("data.source", "optimizer.lr", "optimizer.weight_decay", "train.rounds", "train.max_minutes")
+"""Settings that a resumed run may have otherwise; the data may have moved, but not changed."""
+WITHOUT_EFFECT = ("name", "train.threads", "train.device", "evaluate.", "checkpoint.", "output.")
+"""Settings, or sections of them, that do not change what is learnt."""
+
+
+@dataclass(frozen=True)
+class Present:
+    """The run that wants to resume, on one rank."""
+
+    run: Run
+    data: DataSummary
+    architecture: Architecture
+    ranks: int
+    rank: int
+    own_data: tuple[int, int, int] | None
+    """The contents of this rank's own training data; None where all ranks read the same."""
+
+
+def changes_since(checkpoint: Checkpoint, here: Present) -> list[str]:
+    """What may be different from a checkpoint's run and is; ConfigError where something else is, too."""
+    header, changed, refused = checkpoint.header, [], []
+    for setting, (saved, wanted) in header.run.differences(here.run).items():
+        text = f"{setting} = {saved} there, {wanted} here"
+        if setting in MAY_CHANGE or (setting == "model.name" and _moved(checkpoint, here.architecture)):
+            changed.append(text)
+        elif not setting.startswith(WITHOUT_EFFECT):
+            refused.append(text)
+    for fact, saved in asdict(header.data).items():
+        wanted = getattr(here.data, fact)
+        if saved not in (None, wanted) and fact != "source":
+            refused.append(f"data: {fact} = {saved} there, {wanted} here")
+    if isinstance(here.architecture, InferredNetwork) and isinstance(checkpoint.architecture, InferredNetwork):
+        old, new = checkpoint.architecture.table, here.architecture.table
+        if difference := old.difference(new):
+            refused.append(f"network: {difference} (there, here)")
+        elif old.source != new.source:
+            changed.append(f"the source of {here.run.model.name}, whose parameters are as they were")
+    if here.own_data is not None and header.ranks == here.ranks:
+        saved = checkpoint.own_data(here.rank)
+        if saved not in (None, here.own_data):
+            refused.append(f"data: examples, labels and features = {saved} there, {here.own_data} here")
+    if refused:
+        raise ConfigError(
+            f"{checkpoint.path} is of another run: {'; '.join(refused)}. Give the same settings, or a new --out."
+        )
+    return changed
+
+
+def _moved(checkpoint: Checkpoint, architecture: Architecture) -> bool:
+    """Whether the network is the checkpoint's own class, of the very same source, from wherever it is read."""
+    there = checkpoint.architecture
+    own = isinstance(there, InferredNetwork) and isinstance(architecture, InferredNetwork)
+    return (
+        own and class_of(there.name) == class_of(architecture.name) and there.table.source == architecture.table.source
+    )

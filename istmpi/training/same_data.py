@@ -1,0 +1,56 @@
+"""The same run and the same data on every rank, or an error that says which ranks differ in what."""
+
+from __future__ import annotations
+
+from istmpi.comm import Communicator
+from istmpi.config import Run
+from istmpi.data.dataset import SPLITS, Dataset, Split
+from istmpi.errors import ConfigError, DataError
+
+
+def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
+    """Refuse ranks whose settings, or whose files' meaning, differ from rank 0's; and other contents of one file."""
+    meaning = data.task, data.shape, data.outputs, data.classes
+    first_run, first_meaning = communicator.broadcast_from_root((run, meaning))
+    with communicator.agreed():
+        if differences := first_run.differences(run):
+            shown = "; ".join(f"{setting}: {theirs} or {mine}" for setting, (theirs, mine) in differences.items())
+            raise ConfigError(
+                f"the ranks have different settings ({shown}; rank 0's first). Give all ranks "
+                f"the same command line and run file."
+            )
+        if first_meaning != meaning:
+            raise DataError(
+                f"{data.source}: task, shape, outputs and classes are {meaning}, on rank 0 {first_meaning}. "
+                f"All ranks' files must agree on them."
+            )
+    if run.data.placement != "local":
+        splits = communicator.allgather({name: contents(split) for name, split in data.splits.items()})
+        with communicator.agreed():
+            if differences := _differences(splits):
+                raise DataError(
+                    f"{run.data.source}: some ranks read another file of this name than rank 0: {differences}. Give "
+                    f"all ranks the same one; with {{rank}} in its name each has its own."
+                )
+
+
+def contents(split: Split) -> tuple[int, int, int]:
+    """How many examples, and checksums of their labels and features: alike where the data are."""
+    return len(split), split.labels_checksum, split.features_checksum
+
+
+def _differences(per_rank: list[dict[str, tuple[int, int, int]]]) -> str:
+    """Which ranks' splits, by their `contents`, differ from rank 0's in what; empty if none does."""
+    found: dict[str, list[str]] = {}
+    for rank, mine in enumerate(per_rank):
+        for split in SPLITS:
+            here, first = (splits.get(split, (0, 0, 0)) for splits in (mine, per_rank[0]))
+            if here[0] != first[0]:
+                found.setdefault(f"{here[0]} {split} examples, not {first[0]}", []).append(str(rank))
+                continue
+            for what, checksum, same in zip(("labels", "features"), here[1:], first[1:], strict=True):
+                if checksum != same:
+                    found.setdefault(f"other {split} {what}", []).append(str(rank))
+    return "; ".join(
+        f"{what} (rank {', '.join(ranks[:4])}{', ...' * (len(ranks) > 4)})" for what, ranks in found.items()
+    )
