@@ -16,7 +16,7 @@ import tomli_w
 
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
-from istmpi.names import class_of, is_own
+from istmpi.names import class_of, is_module
 from istmpi.ranges import check
 from istmpi.renamed import SETTINGS, current, tell
 
@@ -354,7 +354,7 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
             raise ConfigError(f"{source}: unknown key {name}{did_you_mean(key, hints, prefix)}")
         section = hints[key]
         if key == "model":
-            section = OwnModel if isinstance(value, Mapping) and is_own(value.get("name")) else Model
+            section = OwnModel if isinstance(value, Mapping) and is_module(value.get("name")) else Model
         if dataclasses.is_dataclass(section):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{source}: {name} = {_shown(value)} must be a section with keys.")

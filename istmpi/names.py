@@ -2,12 +2,28 @@
 
 from typing import Any
 
+NETWORKS = {
+    "resnet": "istmpi.models.resnet:ResNet",
+    "vgg": "istmpi.models.vgg:VGG",
+}
+"""The networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""
+
 
 def is_own(name: Any) -> bool:
     """Whether the name of a network is that of a class of the user's own."""
     return isinstance(name, str) and ":" in name
 
 
+def is_module(name: Any) -> bool:
+    """Whether a network is a plain torch.nn.Module, described by its constructor: the user's own, or one that ships."""
+    return isinstance(name, str) and (is_own(name) or name in NETWORKS)
+
+
+def place_of(name: str) -> str:
+    """Where the class of a network lies, as FILE.py:Class or package.module:Class."""
+    return NETWORKS.get(name, name)
+
+
 def class_of(name: Any) -> str:
-    """The class that the name of a user's own network names, wherever it lies; empty for a network that ships."""
-    return name.rpartition(":")[2] if is_own(name) else ""
+    """The class that the name of a network names, wherever it lies; empty for one that is no plain module."""
+    return place_of(name).rpartition(":")[2] if is_module(name) else ""

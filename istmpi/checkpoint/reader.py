@@ -33,7 +33,7 @@ from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.table import Table
-from istmpi.names import is_own
+from istmpi.names import is_module
 
 MOMENTS = ("mean", "std")
 
@@ -92,7 +92,7 @@ class Checkpoint:
     def _described(self) -> Architecture:
         """The network; one of the user's own without its code."""
         data, model = self.header.data, self.header.run.model
-        if is_own(model.name):
+        if is_module(model.name):
             return InferredNetwork(model.name, Table.from_tree(self.header.network), model.dtype)
         return architecture(prod(data.shape), data.outputs, data.task, model)
 

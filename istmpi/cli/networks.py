@@ -11,7 +11,7 @@ from istmpi.cost import Cost
 from istmpi.errors import ConfigError
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
-from istmpi.names import is_own
+from istmpi.names import is_module
 
 if TYPE_CHECKING:
     from istmpi.comm import Communicator
@@ -35,7 +35,7 @@ def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None
     The code of a network of one's own is run, for the shape of its data.
     """
     run = run.with_implied()
-    if is_own(run.model.name):
+    if is_module(run.model.name):
         from istmpi.training.network import planned_network
 
         data = _data_of_own(run, layers)
@@ -55,7 +55,7 @@ def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
     """The same on every rank; the code of a network of one's own is looked at on rank 0. Collective."""
     with communicator.agreed():
-        if not is_own(run.model.name):
+        if not is_module(run.model.name):
             return described(run, layers)
         run = run.with_implied()
         data = _data_of_own(run, layers)

@@ -9,7 +9,7 @@ from istmpi import renamed
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
-from istmpi.names import is_own
+from istmpi.names import is_module
 
 OPTIONS = {
     "--data": ("data.source", "FILE", "A prepared .h5, an .npz, or digits; {rank} in it is the rank's number."),
@@ -125,7 +125,7 @@ def _read(option: str, setting: str, text: str, model: str) -> Any:
         return text
     if setting == "train.threads" and text == "auto":
         return 0
-    is_list = setting == "method.shares" or (setting == "model.hidden" and ("," in text or not is_own(model)))
+    is_list = setting == "method.shares" or (setting == "model.hidden" and ("," in text or not is_module(model)))
     if is_list and not text.startswith("["):
         text = f"[{text}]"
     try:

@@ -4,6 +4,7 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.errors import ConfigError, DataError
 from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
+from istmpi.names import NETWORKS, is_own
 
 
 def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
@@ -11,11 +12,12 @@ def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
 
     Raises DataError where the class is needed and not given, ConfigError where it makes another network.
     """
-    network = checkpoint.architecture
+    network, header = checkpoint.architecture, checkpoint.header
+    if not is_own(header.run.model.name) and model is not None:
+        raise ConfigError(f"--model {model}: the network in {checkpoint.path} is istmpi's own; leave --model out.")
     if not isinstance(network, InferredNetwork):
-        if model is not None:
-            raise ConfigError(f"--model {model}: the network in {checkpoint.path} is istmpi's own; leave --model out.")
         return network
+    model = model or NETWORKS.get(network.name)
     if model is None:
         raise DataError(
             f"{checkpoint.path} has the weights of a network of your own, {network.name}, and not its code, which is "
@@ -23,7 +25,6 @@ def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
         )
     from istmpi.models.own import own_network
 
-    header = checkpoint.header
     return network.with_code(own_network(model, header.data.shape, header.data.outputs, header.run.model.arguments))
 
 

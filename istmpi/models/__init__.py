@@ -3,6 +3,7 @@
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.architecture import Chain
 from istmpi.models.mlp import MLP
+from istmpi.names import NETWORKS
 
 MODELS: dict[str, type[Chain]] = {"mlp": MLP}
 
@@ -12,5 +13,5 @@ def architecture(features: int, labels: int, task: str, settings: object) -> Cha
     name = settings.name
     if name not in MODELS:
         own = ". A network of your own is FILE.py:Class or package.module:Class." if "." in name else ""
-        raise ConfigError(f"model.name = {name!r} is not known{own or did_you_mean(name, MODELS)}")
+        raise ConfigError(f"model.name = {name!r} is not known{own or did_you_mean(name, [*MODELS, *NETWORKS])}")
     return MODELS[name].from_settings(features, labels, task, settings)

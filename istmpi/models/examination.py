@@ -67,6 +67,7 @@ def examine(network: OwnNetwork) -> Table:
         normalised=tuple(map(str, traced.normalised)),
         residual=traced.residual,
         inexact=traced.inexact,
+        preferred=network.preferred,
     )
 
 

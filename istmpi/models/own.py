@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.source import Source, source_of
+from istmpi.names import place_of
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,14 @@ class OwnNetwork:
             elif isinstance(value, list | tuple) and value and all(map(_is_number, value)):
                 widths += [Width(f"{argument}{n + 1}", argument, n, length) for n, length in enumerate(value)]
         return {width.name: width for width in widths if width.length > 0}
+
+    @property
+    def preferred(self) -> tuple[str, ...]:
+        """The widths that the class says to deal out by default: its attribute ``DEALT``, names of widths."""
+        names = getattr(self.kind, "DEALT", ())
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of widths, as ('hidden1', 'hidden2').")
+        return tuple(names)
 
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
         """The network with other lengths in place of some widths; ConfigError where its constructor refuses them."""
@@ -143,7 +152,7 @@ def own_network(name: str, shape: tuple[int, ...], outputs: int, settings: Mappi
 
     ``shape``: of an example. Runs the code that is named.
     """
-    kind, source = _load(name)
+    kind, source = _load(place_of(name))
     facts = {"shape": tuple(shape), "features": _product(shape), "outputs": outputs}
     try:
         arguments = inspect.signature(kind).parameters

@@ -6,7 +6,7 @@ With it a checkpoint can be read, listed and compared without running the code o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -61,11 +61,13 @@ class Table:
     """The groups that a residual addition joins layers of, with two such layers: not dealt out by default."""
     inexact: tuple[str, ...]
     """The modules whose products are told as large as in the full network, for they do not grow by whole widths."""
+    preferred: tuple[str, ...] = ()
+    """The groups that the class itself says to deal out by default (its attribute ``DEALT``)."""
 
     @property
     def dealt(self) -> tuple[str, ...]:
         """The groups that are dealt out by default; `dealt_by_default`."""
-        return dealt_by_default(self.groups, self.residual)
+        return dealt_by_default(self.groups, self.residual, self.preferred)
 
     def tree(self) -> dict[str, Any]:
         """The table as JSON has it."""
@@ -91,6 +93,7 @@ class Table:
             normalised=tuple(tree["normalised"]),
             residual=dict(tree["residual"]),
             inexact=tuple(tree["inexact"]),
+            preferred=tuple(tree.get("preferred", ())),
         )
 
     def difference(self, other: Table) -> str:
@@ -114,8 +117,15 @@ class Table:
         return ""
 
 
-def dealt_by_default(groups: Iterable[str], residual: Mapping[str, str]) -> tuple[str, ...]:
-    """The groups to deal out where a run does not say: those of no residual stream, or all if there is no other."""
+def dealt_by_default(
+    groups: Iterable[str], residual: Mapping[str, str], preferred: Collection[str] = ()
+) -> tuple[str, ...]:
+    """The groups to deal out where a run does not say: those that the class prefers, of those that there are.
+
+    Else those of no residual stream, or all if there is no other.
+    """
+    if chosen := tuple(group for group in groups if group in preferred):
+        return chosen
     return tuple(group for group in groups if group not in residual) or tuple(groups)
 
 

@@ -17,9 +17,9 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
         verdict = "no: " + width["problem"]
         if width["dealt"]:
             verdict = "yes" + ", though something spans its units: a normalisation, or their number" * width["spanned"]
+            verdict += ", but not by default" * (not width["by_default"])
             if width["residual"]:
-                where = "" if width["by_default"] else ", but not by default"
-                verdict += f"{where}: a residual addition joins {width['residual']}"
+                verdict += f": a residual addition joins {width['residual']}"
         _row(widths, width["name"], width["length"], verdict)
     yield widths
 

@@ -22,7 +22,7 @@ from istmpi.cost.methods import method_cost
 from istmpi.cost.survey import Scenario
 from istmpi.errors import ConfigError, OutputError
 from istmpi.foreign import MOST, is_file, one_line
-from istmpi.names import is_own
+from istmpi.names import is_module
 from istmpi.report import tables
 from istmpi.report.units import number, size
 
@@ -136,7 +136,7 @@ def _scenario(
 ) -> Scenario:
     """What is to be reckoned."""
     shape = None
-    paper = name is None and not is_own(given["model"])
+    paper = name is None and not is_module(given["model"])
     if paper:
         changed = changes(assignments, given)
         run = Run(name="Figure 2 of the paper").override({**costs.FIGURE_2, **changed})

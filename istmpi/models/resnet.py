@@ -1,0 +1,88 @@
+"""Residual networks with pre-activation (He et al. 2016, arXiv 1603.05027), for images of any size."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn import functional
+
+
+class ResNet(nn.Module):
+    """A stem, sections of residual blocks, each but the first halving the image, and a linear classifier.
+
+    ``shape``: channels, height, width. ``blocks``: residual blocks of each section; ``channels``: of the residual
+    stream in each section; ``inner``: channels inside the section's blocks, which are dealt out (LOFT, arXiv
+    2210.16169): a block's input and output stay whole. ``bottleneck``: three convolutions a block, 1x1, 3x3, 1x1,
+    instead of two of 3x3; the stream is usually four times as wide as ``inner`` then. ``stem``: 3 for small images; 7
+    for large ones, with a stride and a pooling.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        outputs: int,
+        blocks: tuple[int, ...] = (2, 2, 2, 2),
+        channels: tuple[int, ...] = (64, 128, 256, 512),
+        inner: tuple[int, ...] = (64, 128, 256, 512),
+        bottleneck: bool = False,
+        stem: int = 3,
+    ):
+        super().__init__()
+        if not len(blocks) == len(channels) == len(inner):
+            raise ValueError(
+                f"blocks = {list(blocks)}, channels = {list(channels)} and inner = {list(inner)} must be as many numbers"
+            )
+        if stem not in (3, 7):
+            raise ValueError(f"stem = {stem} must be 3 or 7, the side of the first convolution")
+        if len(shape) != 3:
+            raise ValueError(f"examples of shape {tuple(shape)} are no images [channels, height, width]")
+        self.stem = nn.Conv2d(shape[0], channels[0], stem, padding=stem // 2, stride=1 + (stem == 7), bias=False)
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1) if stem == 7 else nn.Identity()
+        sections, before = [], channels[0]
+        for section, (count, after, within) in enumerate(zip(blocks, channels, inner)):
+            layers = []
+            for number in range(count):
+                stride = 2 if section and not number else 1
+                layers.append(Block(before, within, after, stride, bottleneck))
+                before = after
+            sections.append(nn.Sequential(*layers))
+        self.sections = nn.Sequential(*sections)
+        self.norm = nn.BatchNorm2d(before)
+        self.outputs = nn.Linear(before, outputs)
+
+    def forward(self, x):
+        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``."""
+        x = self.sections(self.pool(self.stem(x)))
+        return self.outputs(functional.relu(self.norm(x)).mean(dim=(2, 3)))
+
+
+class Block(nn.Module):
+    """What is added to the residual stream, ``before`` channels in, ``within`` inside, ``after`` out."""
+
+    def __init__(self, before: int, within: int, after: int, stride: int, bottleneck: bool):
+        super().__init__()
+        sides = (1, 3, 1) if bottleneck else (3, 3)
+        widths = [before, *[within] * (len(sides) - 1), after]
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[:-1])
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(
+                width,
+                wider,
+                side,
+                padding=side // 2,
+                # The one of 3x3 that comes first halves the image.
+                stride=stride if number == sides.index(3) else 1,
+                bias=False,
+            )
+            for number, (width, wider, side) in enumerate(zip(widths, widths[1:], sides))
+        )
+        same = before == after and stride == 1
+        self.shortcut = None if same else nn.Conv2d(before, after, 1, stride=stride, bias=False)
+
+    def forward(self, x):
+        """The stream behind the block, ``[b, after, height, width]``."""
+        activated = functional.relu(self.norms[0](x))
+        shortcut = x if self.shortcut is None else self.shortcut(activated)
+        made = self.convolutions[0](activated)
+        for norm, convolution in zip(self.norms[1:], self.convolutions[1:]):
+            made = convolution(functional.relu(norm(made)))
+        return shortcut + made

@@ -1,0 +1,57 @@
+"""VGG with batch normalisation (Simonyan and Zisserman 2014, arXiv 1409.1556), for images of any size."""
+
+from __future__ import annotations
+
+from torch import nn
+
+LAYERS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
+"""Convolutions in each of the five sections, by the number of layers with weights."""
+
+
+class VGG(nn.Module):
+    """Five sections of 3x3 convolutions, each halved by pooling as long as there is something to halve; dense layers.
+
+    ``shape``: channels, height, width. ``layers``: 11, 13 or 16. ``channels``: of the convolutions of each section;
+    ``dense``: widths of the hidden dense layers. The IST paper deals out the dense layers alone (`DEALT`); with
+    ``method.partition = ["channels1", ...]`` a section's channels are dealt out, too.
+    """
+
+    DEALT = ("dense1", "dense2")
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        outputs: int,
+        layers: int = 11,
+        channels: tuple[int, ...] = (64, 128, 256, 512, 512),
+        dense: tuple[int, ...] = (4096, 4096),
+        dropout: float = 0.5,
+    ):
+        super().__init__()
+        if layers not in LAYERS:
+            raise ValueError(f"layers = {layers} must be one of {', '.join(map(str, LAYERS))}")
+        if len(channels) != len(LAYERS[layers]):
+            raise ValueError(f"channels = {list(channels)} must be {len(LAYERS[layers])} numbers, one for each section")
+        if len(shape) != 3:
+            raise ValueError(f"examples of shape {tuple(shape)} are no images [channels, height, width]")
+        before, height, width = shape
+        features: list[nn.Module] = []
+        for convolutions, after in zip(LAYERS[layers], channels):
+            for _ in range(convolutions):
+                # A bias in front of a batch normalisation would have no effect.
+                features += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+                before = after
+            if min(height, width) > 1:
+                features.append(nn.MaxPool2d(2))
+                height, width = height // 2, width // 2
+        self.features = nn.Sequential(*features)
+        before *= height * width
+        classifier: list[nn.Module] = []
+        for after in dense:
+            classifier += [nn.Linear(before, after), nn.BatchNorm1d(after), nn.ReLU(), nn.Dropout(dropout)]
+            before = after
+        self.classifier = nn.Sequential(*classifier, nn.Linear(before, outputs))
+
+    def forward(self, x):
+        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``."""
+        return self.classifier(self.features(x).flatten(1))
