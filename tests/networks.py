@@ -51,6 +51,13 @@ class Attention(nn.Module):
         return self.last(x.mean(1))
 
 
+class Rows(Attention):
+    """The same on the rows of images."""
+
+    def forward(self, x):
+        return super().forward(x.flatten(1, 2))
+
+
 class Interleaved(nn.Module):
     """A gated layer whose gates and values take turns, and a weight that two layers share."""
 

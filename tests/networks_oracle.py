@@ -1,8 +1,10 @@
-"""The naive oracle for a network of one's own: narrow modules cut out of the full one by hand, in one process.
+"""The naive oracle for plain modules: narrow modules cut out of the full one by hand, in one process.
 
-It knows of no axes pattern, layout, transfer or store. What goes with which units is written down here for one network,
-`networks.Convolutional`. From istmpi it takes the deals and the batches alone.
+It knows of no axes pattern, layout, transfer or store. What goes with which units is written down here, network by
+network. From istmpi it takes the deals and the batches alone.
 """
+
+from dataclasses import dataclass
 
 import networks
 import numpy as np
@@ -13,33 +15,107 @@ from istmpi.data.batches import Batches
 from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
+from istmpi.models.resnet import ResNet
 
-AXES = {
-    "first.weight": ("channels1", None, None, None),
-    "first.bias": ("channels1",),
-    "norm.weight": ("channels1",),
-    "norm.bias": ("channels1",),
-    "second.weight": ("channels2", "channels1", None, None),
-    "second.bias": ("channels2",),
-    "dense.weight": ("hidden", "pixels"),
-    "dense.bias": ("hidden",),
-    "last.weight": (None, "hidden"),
-    "last.bias": (None,),
+
+@dataclass
+class Oracle:
+    """A network, written down: for the digits, by the widths that are dealt out."""
+
+    make: object
+    """Of the lengths of the dealt groups."""
+    axes: dict
+    """A group, or ``(before, group, behind)`` where a unit has several positions, for each axis of each parameter."""
+    sums: dict
+    """Products that no batch normalisation follows, and the group that they sum over."""
+
+
+def _resnet(lengths):
+    return ResNet((1, 8, 8), 10, blocks=(1, 2), channels=(4, 6), inner=(lengths["inner1"], lengths["inner2"]))
+
+
+def _block(name, group, shortcut=False):
+    axes = {
+        f"{name}.norms.0.weight": (None,),
+        f"{name}.norms.0.bias": (None,),
+        f"{name}.norms.1.weight": (group,),
+        f"{name}.norms.1.bias": (group,),
+        f"{name}.convolutions.0.weight": (group, None, None, None),
+        f"{name}.convolutions.1.weight": (None, group, None, None),
+    }
+    return {**axes, f"{name}.shortcut.weight": (None,) * 4} if shortcut else axes
+
+
+def _attention(lengths):
+    return networks.Rows((1, 8, 8), 10, heads=lengths["heads"], head_dim=2, embed=6, hidden=lengths["hidden"], depth=1)
+
+
+ORACLES = {
+    "convolutional": Oracle(
+        lambda lengths: networks.Convolutional(
+            (1, 8, 8), 10, channels=(lengths["channels1"], lengths["channels2"]), hidden=lengths["hidden"]
+        ),
+        {
+            "first.weight": ("channels1", None, None, None),
+            "first.bias": ("channels1",),
+            "norm.weight": ("channels1",),
+            "norm.bias": ("channels1",),
+            "second.weight": ("channels2", "channels1", None, None),
+            "second.bias": ("channels2",),
+            "dense.weight": ("hidden", (1, "channels2", 4)),  # four pixels are left of each channel
+            "dense.bias": ("hidden",),
+            "last.weight": (None, "hidden"),
+            "last.bias": (None,),
+        },
+        {"second": "channels1", "dense": "channels2", "last": "hidden"},
+    ),
+    "attention": Oracle(
+        _attention,
+        {
+            "embed.weight": (None, None),
+            "embed.bias": (None,),
+            "norms.0.weight": (None,),
+            "norms.0.bias": (None,),
+            "qkv.0.weight": ((3, "heads", 2), None),
+            "qkv.0.bias": ((3, "heads", 2),),
+            "out.0.weight": (None, (1, "heads", 2)),
+            "out.0.bias": (None,),
+            "up.0.weight": ((2, "hidden", 1), None),
+            "up.0.bias": ((2, "hidden", 1),),
+            "down.0.weight": (None, "hidden"),
+            "down.0.bias": (None,),
+            "last.weight": (None, None),
+            "last.bias": (None,),
+        },
+        {"out.0": "heads", "down.0": "hidden"},
+    ),
+    "resnet": Oracle(
+        _resnet,
+        {
+            "stem.weight": (None,) * 4,
+            **_block("sections.0.0", "inner1"),
+            **_block("sections.1.0", "inner2", shortcut=True),
+            **_block("sections.1.1", "inner2"),
+            "norm.weight": (None,),
+            "norm.bias": (None,),
+            "outputs.weight": (None, None),
+            "outputs.bias": (None,),
+        },
+        {
+            f"sections.{place}.convolutions.1": group
+            for place, group in (("0.0", "inner1"), ("1.0", "inner2"), ("1.1", "inner2"))
+        },
+    ),
 }
-"""The units that go with each axis; the pixels behind the second pooling are four for each of channels2."""
-SUMS = {"second": "channels1", "dense": "channels2", "last": "hidden"}
-"""Products that no batch normalisation follows."""
 
 
-def train_convolutional(run, weights, ranks):
-    """The full network's weights after all rounds of IST, and the mean loss of every round."""
-    channels1, channels2 = run.model.arguments["channels"]
-    lengths = {"channels1": channels1, "channels2": channels2, "hidden": run.model.arguments["hidden"]}
-    train = open_dataset(run.data.source).train
+def train(oracle, lengths, run, weights, ranks):
+    """The full network's weights after all rounds of IST, and the mean loss of every round; ``lengths``: of groups."""
+    data = open_dataset(run.data.source).train
     stream = [
         Batches(
-            train,
-            place(run.data.placement, train.labels(), rank, ranks, run.train.seed, run.data.alpha),
+            data,
+            place(run.data.placement, data.labels(), rank, ranks, run.train.seed, run.data.alpha),
             run.train.batch,
             run.train.seed,
             rank,
@@ -56,9 +132,9 @@ def train_convolutional(run, weights, ranks):
             held = {name: deal.units[name][rank] for name in lengths}
             first = round * run.method.local_steps
             batches = [stream[rank].at(first + step) for step in range(run.method.local_steps)]
-            trained = _local_steps(run, weights, lengths, held, ranks, batches, of_round)
+            trained = _local_steps(oracle, lengths, run, weights, held, ranks, batches, of_round)
             for name, values in trained.items():
-                where = _where(name, weights[name], held)
+                where = _where(oracle, name, weights[name], held)
                 total[name][where] += values
                 count[name][where] += 1
         for name, values in weights.items():
@@ -67,23 +143,33 @@ def train_convolutional(run, weights, ranks):
     return weights, losses
 
 
-def _where(name, values, held):
+def _where(oracle, name, values, held):
     """What a rank holds of a parameter, as an index."""
-    pixels = np.concatenate([4 * held["channels2"][:, None] + np.arange(4)]).ravel()
-    chosen = {**held, "pixels": pixels}
-    return np.ix_(
-        *(np.arange(length) if axis is None else chosen[axis] for axis, length in zip(AXES[name], values.shape))
+    return np.ix_(*(_positions(axis, length, held) for axis, length in zip(oracle.axes[name], values.shape)))
+
+
+def _positions(axis, length, held):
+    if axis is None:
+        return np.arange(length)
+    before, group, behind = axis if isinstance(axis, tuple) else (1, axis, 1)
+    units = length // before // behind
+    return np.array(
+        [
+            (block * units + unit) * behind + place
+            for block in range(before)
+            for unit in held[group]
+            for place in range(behind)
+        ]
     )
 
 
-def _local_steps(run, weights, lengths, held, ranks, batches, losses):
+def _local_steps(oracle, lengths, run, weights, held, ranks, batches, losses):
     """A rank's weights after its local steps, on a narrow module."""
     counts = {name: len(units) for name, units in held.items()}
-    channels = [counts["channels1"], counts["channels2"]]
-    narrow = networks.Convolutional((1, 8, 8), 10, channels=channels, hidden=counts["hidden"]).double().train()
+    narrow = oracle.make(counts).double().train()
     for name, parameter in narrow.named_parameters():
-        parameter.data = weights[name][_where(name, weights[name], held)].clone()
-    for name, group in SUMS.items():
+        parameter.data = weights[name][_where(oracle, name, weights[name], held)].clone()
+    for name, group in oracle.sums.items():
         factor = lengths[group] / ranks / counts[group]  # as many as a rank has on average, of the mean
         narrow.get_submodule(name).register_forward_pre_hook(lambda _, inputs, factor=factor: (inputs[0] * factor,))
     velocity = {name: torch.zeros_like(parameter) for name, parameter in narrow.named_parameters()}

@@ -13,7 +13,7 @@ from istmpi.names import is_module
 
 OPTIONS = {
     "--data": ("data.source", "FILE", "A prepared .h5, an .npz, or digits; {rank} in it is the rank's number."),
-    "--model": ("model.name", "NAME", "The network: mlp, or one of your own as FILE.py:Class."),
+    "--model": ("model.name", "NAME", "The network: mlp, resnet, vgg, or one of your own as FILE.py:Class."),
     "--hidden": ("model.hidden", "N,N,...", "Widths of the hidden layers."),
     "--method": (
         "method.name",

@@ -23,6 +23,8 @@ from istmpi.models.proof import Place, Reading, Trial, one_thread
 
 READINGS = 512
 """Most readings of one width that are tried."""
+SEEDS = 4
+"""Most draws of random weights on which they are tried."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Finding:
     spanned: bool = False
     """A network with some of the units computes something else than the whole one whose other units are silent."""
     problem: str = ""
+    vague: bool = False
+    """What was tried does not tell."""
 
     @property
     def proved(self) -> bool:
@@ -145,12 +149,24 @@ def _doubled(network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], width: 
 def _proved(network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]]) -> list[Finding]:
     """The readings of a width under which its units can be permuted, or why there is none.
 
-    One that no normalisation spans is enough where no other width lies on its axes: nothing can cross it.
+    Of random weights some let nothing through (all of a few units behind a ReLU are silent); others are tried then.
     """
-    try:
-        trial = Trial(network, width, moving)
-    except ConfigError as error:
-        return [Finding(width, problem=str(error))]
+    findings = []
+    for seed in range(SEEDS):
+        try:
+            findings = _proved_by(Trial(network, width, moving, seed), width, moving)
+        except ConfigError as error:
+            return [Finding(width, problem=str(error))]
+        if not findings[0].vague:
+            break
+    return findings
+
+
+def _proved_by(trial: Trial, width: Width, moving: Mapping[str, Mapping[Place, int]]) -> list[Finding]:
+    """The same, on one small network.
+
+    A reading that no normalisation spans is enough where no other width lies on its axes: nothing can cross it.
+    """
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
@@ -159,7 +175,8 @@ def _proved(network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Plac
             if broken := trial.broken_by(reading):
                 furthest = max(furthest, broken, key=trial.order)
             elif vague := trial.indifferent_to(reading):
-                return [Finding(width, problem=f"the outputs do not tell how its units lie in {vague}")]
+                problem = f"the outputs do not tell how its units lie in {vague}"
+                return [Finding(width, problem=problem, vague=True)]
             else:
                 proved.append(Finding(width, reading, trial.spanned(reading)))
                 if alone and not proved[-1].spanned:

@@ -73,11 +73,11 @@ class OwnNetwork:
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """The widths that the class says to deal out by default: its attribute ``DEALT``, names of widths."""
+        """The widths that the class says to deal out by default: its attribute ``DEALT``, of arguments or widths."""
         names = getattr(self.kind, "DEALT", ())
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of widths, as ('hidden1', 'hidden2').")
-        return tuple(names)
+            raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of arguments, as ('hidden',).")
+        return tuple(width.name for width in self.widths.values() if {width.name, width.argument} & {*names})
 
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
         """The network with other lengths in place of some widths; ConfigError where its constructor refuses them."""

@@ -35,11 +35,11 @@ Reading = Mapping[Place, tuple[int, int]]
 class Trial:
     """A small network in double precision, with random values, on which readings of a width are tried."""
 
-    def __init__(self, network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]]):
+    def __init__(self, network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]], seed: int = 0):
         self._network = network
         self._width = width
         self.units, self._others, self._built = self._small(moving)
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         self._values = {}
         for name, parameter in self._built.named_parameters():
             values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

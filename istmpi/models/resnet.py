@@ -16,6 +16,8 @@ class ResNet(nn.Module):
     for large ones, with a stride and a pooling.
     """
 
+    DEALT = ("inner",)
+
     def __init__(
         self,
         shape: tuple[int, int, int],
@@ -29,7 +31,7 @@ class ResNet(nn.Module):
         super().__init__()
         if not len(blocks) == len(channels) == len(inner):
             raise ValueError(
-                f"blocks = {list(blocks)}, channels = {list(channels)} and inner = {list(inner)} must be as many numbers"
+                f"blocks = {list(blocks)}, channels = {list(channels)} and inner = {list(inner)} must be equally many"
             )
         if stem not in (3, 7):
             raise ValueError(f"stem = {stem} must be 3 or 7, the side of the first convolution")

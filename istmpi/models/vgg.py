@@ -16,7 +16,7 @@ class VGG(nn.Module):
     ``method.partition = ["channels1", ...]`` a section's channels are dealt out, too.
     """
 
-    DEALT = ("dense1", "dense2")
+    DEALT = ("dense",)
 
     def __init__(
         self,

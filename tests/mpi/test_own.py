@@ -6,7 +6,7 @@ import networks
 import numpy as np
 import pytest
 import torch
-from networks_oracle import train_convolutional
+from networks_oracle import ORACLES, train
 from small import assert_same_bits, own_run, trained, whole
 from torch import nn
 from torch.nn import functional
@@ -22,6 +22,7 @@ from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.evaluator import calibration_rows
 from istmpi.models import examination
+from istmpi.models.resnet import ResNet
 from istmpi.training.loop import Training
 
 FILE = networks.__file__
@@ -61,17 +62,39 @@ def plain(training, weights, moments):
 # ---- training
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_it_trains_as_the_oracle_does(comm, momentum):
+ATTENTION = {
+    "model__name": f"{FILE}:Rows",
+    **{f"model__{name}": value for name, value in {"heads": 7, "head_dim": 2, "embed": 6, "depth": 1}.items()},
+    "model__hidden": 9,
+    "method__partition": ["heads", "hidden"],
+    "train__rounds": 2,
+}
+RESNET = {
+    "model__name": "resnet",
+    **{f"model__{name}": value for name, value in {"blocks": [1, 2], "channels": [4, 6], "inner": [5, 7]}.items()},
+    "train__rounds": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "name, settings, lengths",
+    [
+        ("convolutional", CONVOLUTIONAL, {"channels1": 7, "channels2": 5, "hidden": 6}),
+        ("convolutional", CONVOLUTIONAL | {"optimizer__momentum": 0.5}, {"channels1": 7, "channels2": 5, "hidden": 6}),
+        ("attention", ATTENTION, {"heads": 7, "hidden": 9}),
+        ("resnet", RESNET, {"inner1": 5, "inner2": 7}),
+    ],
+)
+def test_it_trains_as_the_oracle_does(comm, name, settings, lengths):
     """Narrow modules, cut out of the full network by hand and averaged over their holders."""
-    run = own_run(**CONVOLUTIONAL, optimizer__momentum=momentum)
+    run = own_run(**settings)
     training = Training(run, comm)
     initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items()}
     progress = list(training.rounds())
-    expected, losses = train_convolutional(run, initial, comm.size)
+    expected, losses = train(ORACLES[name], lengths, run, initial, comm.size)
     found = whole(training)
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values.numpy(), rtol=0, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(found[name], values.numpy(), rtol=0, atol=1e-10, err_msg=name)
     np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)
 
 
@@ -397,3 +420,23 @@ def test_without_a_deal_anything_trains(comm):
 def test_a_width_that_cannot_be_as_narrow_is_refused_before_training(comm):
     with pytest.raises(ConfigError, match="9 is odd"):
         Training(own_run(model__name=f"{FILE}:Steps", model__hidden=18), comm)
+
+
+def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp):
+    path = shared_tmp / "network.h5"
+    training, progress = own_trained(comm, **RESNET)
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    assert evaluate(path, comm).score.loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
+    with pytest.raises(ConfigError, match="is istmpi's own; leave --model out"):
+        evaluate(path, comm, model="istmpi.models.resnet:ResNet")
+    again = Training(training.run, comm)
+    assert again.resume(path) == []
+    if comm.rank == 0:
+        done = export(path, "torch")
+        x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
+        with open_checkpoint(path) as checkpoint, torch.no_grad():
+            network = ResNet((1, 8, 8), 10, **training.run.model.arguments).double().eval()
+            network.load_state_dict(exported(done.path))
+            outputs = CalibratedNetwork(checkpoint)(x.flatten(1).numpy())
+            torch.testing.assert_close(network(x), torch.as_tensor(outputs))
+    comm.barrier()

@@ -1,0 +1,146 @@
+"""The convolutional networks that ship: their widths, what is dealt out by default, products, sizes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from istmpi.config import Run
+from istmpi.errors import ConfigError
+from istmpi.models import architecture
+from istmpi.models.examination import examine
+from istmpi.models.inferred import InferredNetwork, built
+from istmpi.models.operators import flops
+from istmpi.models.own import own_network
+from istmpi.models.proof import one_thread
+
+IMAGE = (3, 16, 16)
+SMALL = {
+    "vgg": {"channels": [6, 7, 8, 9, 10], "dense": [12, 13]},
+    "resnet": {"blocks": [1, 2], "channels": [6, 8], "inner": [5, 9]},
+    "bottleneck": {"blocks": [2, 1], "channels": [8, 12], "inner": [5, 7], "bottleneck": True, "stem": 7},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def alone():
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def network():
+    """A small one by its name, examined once."""
+    known = {}
+
+    def of(name):
+        if name not in known:
+            own = own_network("vgg" if name == "vgg" else "resnet", IMAGE, 10, SMALL[name])
+            known[name] = InferredNetwork(own.name, examine(own), "float32", own), own
+        return known[name]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "name, groups, default",
+    [
+        (
+            "vgg",
+            ["channels1", "channels2", "channels3", "channels4", "channels5", "dense1", "dense2"],
+            ("dense1", "dense2"),
+        ),
+        ("resnet", ["channels1", "channels2", "inner1", "inner2"], ("inner1", "inner2")),
+        ("bottleneck", ["channels1", "channels2", "inner1", "inner2"], ("inner1", "inner2")),
+    ],
+)
+def test_what_can_be_dealt_out_and_what_is_by_default(network, name, groups, default):
+    """As the papers have it: of VGG the dense layers, of a ResNet what is inside its blocks."""
+    found, _ = network(name)
+    assert list(found.groups) == groups
+    assert found.default_groups == default
+
+
+@pytest.mark.parametrize("name", SMALL)
+@settings(max_examples=5)
+@given(data=st.data())
+def test_it_has_the_shapes_of_its_axes_at_any_widths(network, name, data):
+    found, own = network(name)
+    lengths = {group: data.draw(st.integers(1, 9), group) for group in found.groups}
+    shapes = {key: tuple(values.shape) for key, values in own.build(lengths).named_parameters()}
+    assert shapes == {key: parameter.pattern.shape(lengths) for key, parameter in found.parameters.items()}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_its_flops_are_those_that_pytorch_counts(network, name):
+    found, own = network(name)
+    for part in (1, 2):
+        lengths = {group: -(-length // part) for group, length in found.lengths.items()}
+        module, x = built(own, lengths).train(), own.examples(4, torch.float32)
+        with FlopCounterMode(display=False) as counter:
+            module(x).square().mean().backward()
+        assert 4 * flops(found.operators, lengths) <= counter.get_total_flops()
+        per_example = sum(sum(operator.flops(lengths)) for operator in found.operators)
+        assert 4 * per_example == counter.get_total_flops(), lengths
+
+
+@pytest.mark.parametrize(
+    "layers, shape, parameters",
+    [
+        # The published sizes (Simonyan and Zisserman, table 2), without convolutions' biases, with the norms' numbers.
+        (11, (3, 224, 224), 132_863_336 - 2_752 + 2 * 2_752 + 2 * 2 * 4_096),
+        (13, (3, 224, 224), 133_047_848 - 2_944 + 2 * 2_944 + 2 * 2 * 4_096),
+        (16, (3, 224, 224), 138_357_544 - 4_224 + 2 * 4_224 + 2 * 2 * 4_096),
+    ],
+)
+def test_vgg_has_the_published_size(layers, shape, parameters):
+    with torch.device("meta"):
+        module = own_network("vgg", shape, 1000, {"layers": layers}).build()
+    assert sum(values.numel() for values in module.parameters()) == parameters
+
+
+def test_resnet18_has_the_published_size():
+    """As torchvision's, but for the norms: pre-activation has one before each convolution and none in the shortcuts."""
+    with torch.device("meta"):
+        module = own_network("resnet", (3, 224, 224), 1000, {"stem": 7}).build()
+    weights = {name: values.numel() for name, values in module.named_parameters() if values.ndim > 1}
+    assert sum(weights.values()) + 1000 == 11_689_512 - 9_600  # its norms have 9,600 numbers
+
+
+@pytest.mark.parametrize(
+    "name, shape, changed, said",
+    [
+        ("vgg", IMAGE, {"layers": 12}, "layers = 12 must be one of 11, 13, 16"),
+        ("vgg", IMAGE, {"channels": [8, 8]}, "must be 5 numbers, one for each section"),
+        ("vgg", (64,), {}, r"examples of shape \(64,\) are no images"),
+        ("resnet", IMAGE, {"blocks": [1]}, "must be equally many"),
+        ("resnet", IMAGE, {"stem": 5}, "stem = 5 must be 3 or 7"),
+        ("resnet", (7,), {}, "are no images"),
+        ("resnet", IMAGE, {"depth": 5}, "unknown setting model.depth"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(name, shape, changed, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        own_network(name, shape, 10, changed).build()
+    assert "\n" not in str(refused.value)
+
+
+def test_its_settings_are_its_constructors():
+    run = Run().override({"model.name": "resnet", "model.inner": [4, 4, 4, 4]})
+    assert run.model.arguments == {"inner": [4, 4, 4, 4]}
+    assert Run.from_tree(run.tree(), "again").model == run.model
+    assert run.override({"model.name": "vgg"}).model.arguments == {}, "another network has other settings"
+    misspelt = Run().override({"model.name": "resnt"}).model
+    with pytest.raises(ConfigError, match="model.name = 'resnt' is not known; did you mean resnet"):
+        architecture(4, 2, "classification", misspelt)
+
+
+def test_a_class_says_what_is_dealt_out_by_default(tmp_path):
+    file = tmp_path / "net.py"
+    source = "from networks import Convolutional\n\n\nclass Net(Convolutional):\n    DEALT = {}\n"
+    file.write_text(source.format("('hidden', 'nothing')"))
+    assert examine(own_network(f"{file}:Net", IMAGE, 10, {})).dealt == ("hidden",)
+    file.write_text(source.format("'hidden'"))
+    with pytest.raises(ConfigError, match="DEALT = 'hidden' must be names of arguments"):
+        examine(own_network(f"{file}:Net", IMAGE, 10, {}))
