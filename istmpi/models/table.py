@@ -67,7 +67,8 @@ class Table:
     @property
     def dealt(self) -> tuple[str, ...]:
         """The groups that are dealt out by default; `dealt_by_default`."""
-        return dealt_by_default(self.groups, self.residual, self.preferred)
+        patterns = (Pattern.parse(entry.axes) for entry in self.parameters.values())
+        return dealt_by_default(patterns, self.groups, self.residual, self.preferred)
 
     def tree(self) -> dict[str, Any]:
         """The table as JSON has it."""
@@ -118,15 +119,20 @@ class Table:
 
 
 def dealt_by_default(
-    groups: Iterable[str], residual: Mapping[str, str], preferred: Collection[str] = ()
+    patterns: Iterable[Pattern], groups: Iterable[str], residual: Mapping[str, str], preferred: Collection[str] = ()
 ) -> tuple[str, ...]:
     """The groups to deal out where a run does not say: those that the class prefers, of those that there are.
 
-    Else those of no residual stream, or all if there is no other.
+    Else those of no residual stream, or all if there is no other; and of several that lie on one axis (heads and their
+    width) the outermost alone: with both, a rank would have a P-th of a P-th of it, and most of it no trainer.
     """
     if chosen := tuple(group for group in groups if group in preferred):
         return chosen
-    return tuple(group for group in groups if group not in residual) or tuple(groups)
+    open_to = tuple(group for group in groups if group not in residual) or tuple(groups)
+    inside = set()
+    for axis in (axis for pattern in patterns for axis in pattern.axes):
+        inside |= {*[factor.name for factor in axis.factors if factor.name in open_to][1:]}
+    return tuple(group for group in open_to if group not in inside) or open_to
 
 
 def plain(value: Any) -> Any:

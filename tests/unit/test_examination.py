@@ -189,16 +189,16 @@ def test_what_cannot_be_dealt_out_is_refused():
         by_hand.require_dealable(("hidden",))
 
 
-def test_a_residual_stream_is_not_dealt_out_by_default():
+def test_a_residual_stream_is_not_dealt_out_by_default_nor_the_inner_of_two_widths_on_an_axis():
     network = ready("Attention", (5, 6), embed=8, heads=3, head_dim=4, hidden=6, depth=1)
     assert network.groups == ("heads", "head_dim", "embed", "hidden")
-    assert network.default_groups == ("heads", "head_dim", "hidden")
+    assert network.default_groups == ("heads", "hidden")
     method = Run().method
     assert method.dealt(network.groups, network.default_groups) == network.default_groups
     named = replace(method, partition=("embed",))
     assert named.dealt(network.groups, network.default_groups) == ("embed",)
     other = replace(network.table, residual={})
-    difference = 'dealt: ["heads", "head_dim", "embed", "hidden"] or ["heads", "head_dim", "hidden"]'
+    difference = 'dealt: ["heads", "embed", "hidden"] or ["heads", "hidden"]'
     assert other.difference(network.table) == difference
     alone = ready("Streams", (5, 6), what="around a cell", stream=6)
     assert alone.table.residual == {"stream": "first and cell"}

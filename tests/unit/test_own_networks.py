@@ -184,9 +184,9 @@ def test_the_command_tells_what_is_not_dealt_out_by_default(istmpi_command):
     assert "but not by default: a residual addition joins embed and out.0" in out
     facts = json.loads(istmpi_command(*words, "--json")[1])
     assert {width["name"]: width["by_default"] for width in facts["widths"]} == {
-        "heads": True, "head_dim": True, "embed": False, "hidden": True, "depth": False
+        "heads": True, "head_dim": False, "embed": False, "hidden": True, "depth": False
     }  # fmt: skip
-    narrow = networks.Attention((10, 6), 10, heads=4, head_dim=8, hidden=32)
+    narrow = networks.Attention((10, 6), 10, heads=4, hidden=32)
     assert facts["held"]["2"] == sum(parameter.numel() for parameter in narrow.parameters())
     assert facts["replicated"] == 32 * 6 + 32 + 2 * 2 * 32 + 2 * 2 * 32 + 10 * 32 + 10
 

@@ -67,7 +67,7 @@ def command(
     own = own_network(network, example, outputs, _arguments(assignments))
     inferred = infer(own)
     traced = trace(own, inferred.lengths)
-    dealt = dealt_by_default(inferred.groups, traced.residual, own.preferred)
+    dealt = dealt_by_default(inferred.parameters.values(), inferred.groups, traced.residual, own.preferred)
     subnets = {count: inferred.narrow(dealt, count) for count in counts}
     facts = {
         "network": network,
