@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
+from istmpi.models.declared import declared
 from istmpi.models.own import OwnNetwork, Width
 from istmpi.models.proof import Place, Reading, Trial, one_thread
 
@@ -92,11 +93,13 @@ def infer(network: OwnNetwork) -> Inferred:
     network.forward(network.build().eval(), network.examples(2, torch.get_default_dtype()))
     doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
     moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
-    candidates = {}
+    fixed, candidates = declared(network, shapes, moving), {}
     with one_thread():
         for name, width in network.widths.items():
             candidates[name] = (
-                _proved(network, width, moving) if name in moving else [Finding(width, problem=doubled[name])]
+                _proved(network, width, moving, fixed[name])
+                if name in moving
+                else [Finding(width, problem=doubled[name])]
             )
     findings = _agreeing(candidates, shapes)
     return Inferred({name: _pattern(name, shape, findings) for name, shape in shapes.items()}, tuple(findings))
@@ -146,15 +149,17 @@ def _doubled(network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], width: 
     return ratios or "no parameter's shape depends on it"
 
 
-def _proved(network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]]) -> list[Finding]:
-    """The readings of a width under which its units can be permuted, or why there is none.
+def _proved(
+    network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]], fixed: Reading
+) -> list[Finding]:
+    """The readings of a width under which its units can be permuted, or why there is none; ``fixed``: as declared.
 
     Of random weights some let nothing through (all of a few units behind a ReLU are silent); others are tried then.
     """
     findings = []
     for seed in range(SEEDS):
         try:
-            findings = _proved_by(Trial(network, width, moving, seed), width, moving)
+            findings = _proved_by(Trial(network, width, moving, seed), width, moving, fixed)
         except ConfigError as error:
             return [Finding(width, problem=str(error))]
         if not findings[0].vague:
@@ -162,7 +167,7 @@ def _proved(network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Plac
     return findings
 
 
-def _proved_by(trial: Trial, width: Width, moving: Mapping[str, Mapping[Place, int]]) -> list[Finding]:
+def _proved_by(trial: Trial, width: Width, moving: Mapping[str, Mapping[Place, int]], fixed: Reading) -> list[Finding]:
     """The same, on one small network.
 
     A reading that no normalisation spans is enough where no other width lies on its axes: nothing can cross it.
@@ -171,7 +176,7 @@ def _proved_by(trial: Trial, width: Width, moving: Mapping[str, Mapping[Place, i
     proved: list[Finding] = []
     furthest = ""
     for alike in _ALIKE:
-        for reading in itertools.islice(_readings(moving[width.name], alike), READINGS):
+        for reading in itertools.islice(_readings(moving[width.name], alike, fixed), READINGS):
             if broken := trial.broken_by(reading):
                 furthest = max(furthest, broken, key=trial.order)
             elif vague := trial.indifferent_to(reading):
@@ -183,7 +188,8 @@ def _proved_by(trial: Trial, width: Width, moving: Mapping[str, Mapping[Place, i
                     return proved[-1:]
         if proved:
             return sorted(proved, key=lambda finding: finding.spanned)
-    problem = f"permuting its units changes the outputs, first behind {trial.shown(furthest)}"
+    as_declared = " as AXES has them" if fixed else ""
+    problem = f"permuting its units{as_declared} changes the outputs, first behind {trial.shown(furthest)}"
     return [Finding(width, problem=problem)]
 
 
@@ -219,14 +225,14 @@ _ALIKE: tuple[Callable[[Place, int], object], ...] = (
 same axis of their parameters; those of modules whose names differ in numbers alone."""
 
 
-def _readings(ratios: Mapping[Place, int], alike: Callable[[Place, int], object]) -> Iterator[Reading]:
-    """All ways to read the axes, of which some are read alike."""
-    kinds = {place: alike(place, ratio) for place, ratio in ratios.items()}
-    ratio_of = {kinds[place]: ratio for place, ratio in ratios.items()}
+def _readings(ratios: Mapping[Place, int], alike: Callable[[Place, int], object], fixed: Reading) -> Iterator[Reading]:
+    """All ways to read the axes, of which some are read alike, and some as they are declared."""
+    kinds = {place: alike(place, ratio) for place, ratio in ratios.items() if place not in fixed}
+    ratio_of = {kind: ratios[place] for place, kind in kinds.items()}
     factors = [[(a, ratio // a) for a in range(1, ratio + 1) if ratio % a == 0] for ratio in ratio_of.values()]
     for chosen in itertools.product(*factors):
         reading = dict(zip(ratio_of, chosen))
-        yield {place: reading[kind] for place, kind in kinds.items()}
+        yield {**{place: reading[kind] for place, kind in kinds.items()}, **fixed}
 
 
 def _on(findings: Sequence[Finding], place: Place) -> list[tuple[int, Width]]:

@@ -1,6 +1,7 @@
 """What is found out about networks of users: which axes go with which widths, proved; and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import networks
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from istmpi.engine.axes import Pattern
+from istmpi.errors import ConfigError
 from istmpi.models.inference import infer
 from istmpi.models.own import own_network
 from istmpi.models.proof import Trial
@@ -237,3 +239,51 @@ def test_a_file_that_does_not_import(tmp_path, istmpi_command):
     code, _, err = istmpi_command("model", f"{path}:Net")
     assert (code, err.count("\n")) == (2, 1)
     assert "cannot be imported: ZeroDivisionError: division by zero" in err
+
+
+# ---- declared axes
+
+
+def with_axes(axes, kind=networks.Attention, **arguments):
+    """A network whose class declares these axes."""
+    own = own_network(f"{FILE}:{kind.__name__}", SEQUENCE, 10, arguments)
+    return replace(own, kind=type("Declared", (kind,), {"AXES": axes}))
+
+
+QKV = {"qkv.0.weight": "(3 heads head_dim) embed", "qkv.0.bias": "(3 heads head_dim)"}
+
+
+def test_declared_axes_are_taken_once_they_are_proved():
+    plain, found = infer(with_axes({})), infer(with_axes(QKV))
+    assert found.parameters == plain.parameters and found.groups == plain.groups
+    for axes, broken in (
+        (QKV | {"qkv.0.bias": "(heads 3 head_dim)"}, {"heads"}),
+        (QKV | {"qkv.1.weight": "(head_dim heads 3) embed"}, {"heads", "head_dim"}),
+    ):
+        wrong = {of.width.name: of.problem for of in infer(with_axes(axes)).findings if not of.proved}
+        assert wrong.keys() == broken | {"depth"}
+        for name in broken:
+            assert "permuting its units as AXES has them changes the outputs, first behind" in wrong[name]
+
+
+@pytest.mark.parametrize(
+    "axes, said",
+    [
+        ("qkv.0.weight", "AXES = 'qkv.0.weight' must be a dict"),
+        ({"qkv.0.wight": "a b"}, "AXES names 'qkv.0.wight', which is no parameter; did you mean qkv.0.weight"),
+        ({"out.0.bias": 32}, "32 must be a text, as"),
+        ({"out.0.bias": "(embed"}, "a bracket is not closed"),
+        ({"out.0.bias": "embd"}, "embd is no width that any parameter's shape depends on; did you mean embed"),
+        ({"out.0.bias": "depth"}, "depth is no width that any parameter's shape depends on"),
+        ({"out.0.bias": "(2 embed)"}, r"AXES has '\(2 embed\)' for out.0.bias: \(64,\), but its shape is \(32,\)"),
+        ({"out.0.bias": "embed[1]"}, r"but its shape is \(32,\)"),
+        ({"out.0.bias": "(4 heads)"}, "embed is on its axis 0: its length doubles with twice of it"),
+        ({"out.0.bias": "(2 head_dim)"}, "embed is on its axis 0"),
+        ({"out.0.bias": "32"}, "embed is on its axis 0"),
+        ({"last.bias": "(10 1)", "out.0.weight": "embed (heads head_dim)", "embed.bias": "hidden"}, "but its shape is"),
+    ],
+)
+def test_axes_that_are_not_the_networks_are_refused(axes, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        infer(with_axes(axes))
+    assert "\n" not in str(refused.value)
