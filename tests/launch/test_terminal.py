@@ -6,6 +6,8 @@ import re
 import threading
 from contextlib import suppress
 
+from patience import patient
+
 BAR = re.compile(r"round +[0-9]+/9 [━╸╺ ]+ 0:00:[0-9]+")
 HIDDEN_CURSOR = "\x1b[?25l"
 
@@ -25,7 +27,7 @@ def test_a_job_on_a_terminal_has_a_bar_and_one_in_a_pipe_has_none(start, mpirun,
     job = start(2, "istmpi", *train, tmp_path / "terminal", output=its)
     result = job.end()
     os.close(its)
-    reader.join(5)
+    reader.join(patient(5))
     text = b"".join(shown).decode()
     assert result.returncode == 0, text
     assert BAR.search(text) and HIDDEN_CURSOR in text and "accuracy" in text, text

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from patience import patient
 from small import assert_same_bits, small_run
 
 from istmpi.checkpoint.format import require_storable
@@ -175,7 +176,7 @@ def test_the_thread_for_checkpoints_lasts_and_can_be_done_without(comm, shared_t
     early.close()
     late.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(patient(20))
         assert not thread.is_alive()
 
 
