@@ -95,15 +95,9 @@ def load(path: Path) -> Cluster:
         raise file.refused("format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}")
     if file.value("version") != VERSION:
         raise file.refused("version", file.value("version"), f"must be {VERSION}, the version that this istmpi reads")
-    known = {one.name for one in fields(Cluster)}
-    if unknown := [printable(key) for key in file if key not in {*known, "format", "version"}]:
-        raise file.refused(unknown[0], file.value(unknown[0]), "is no key of a cluster file")
+    _require_known(file, {"format", "version", *(one.name for one in fields(Cluster))})
     named = {"alltoallv", "allreduce"}
-    links = {
-        name: Link(link.figure("latency", 0), link.figure("seconds_per_byte", 0))
-        for name in sorted({*file.inner("links")} | named)
-        for link in [file.inner("links").inner(name)]
-    }
+    links = {name: _link(file.inner("links").inner(name)) for name in sorted({*file.inner("links")} | named)}
     flops = file.value("flops")
     if not isinstance(flops, list) or not flops or not all(is_figure(one, 1) for one in flops):
         raise file.refused("flops", flops, "must be a list of numbers of at least 1")
@@ -113,6 +107,19 @@ def load(path: Path) -> Cluster:
             extras[name] = file.figure(name, LEAST)
     measured = file.value("measured") if "measured" in file else {}
     return Cluster(file.text("name"), file.text("source"), links, tuple(map(float, flops)), **extras, measured=measured)
+
+
+def _link(file: Fields) -> Link:
+    """A link of a file."""
+    _require_known(file, {one.name for one in fields(Link)})
+    return Link(file.figure("latency", 0), file.figure("seconds_per_byte", 0))
+
+
+def _require_known(file: Fields, known: set[str]) -> None:
+    """DataError for a key that would be ignored."""
+    for key in file:
+        if key not in known:
+            raise file.refused(printable(key), file.value(key), "is no key of a cluster file")
 
 
 _SECONDS = tuple(one.name for one in fields(Cluster) if "seconds" in one.name)
