@@ -65,7 +65,8 @@ class Pair:
         partition = Partition.draw(architecture.lengths, architecture.groups, self.ranks, seed=0, round=0)
         lengths = narrowed(architecture.lengths, architecture.parameters, partition.held(0))
         self.subnet = self.method.build(lengths)
-        self.optimizer, _ = self.method.optimizer(self.subnet, 0, InterruptedRound())
+        self.method.network = self.subnet
+        self.method.optimizer, _ = self.method.new_optimizer(self.subnet, 0, InterruptedRound())
         self.twin = bare_network([lengths[axis] for axis in ("features", *architecture.stages)])
         self.twin_optimizer = torch.optim.SGD(self.twin.parameters(), lr=self.run.optimizer.lr)
         with torch.no_grad():
@@ -76,7 +77,7 @@ class Pair:
     def ours(self, round: int) -> np.ndarray:
         """Wall clock and processor seconds of one round's local steps."""
         start = clocks()
-        self.method.local_steps(self.subnet, self.optimizer, round, InterruptedRound())
+        self.method.local_steps(round, InterruptedRound())
         return clocks() - start
 
     def bare(self, round: int) -> np.ndarray:

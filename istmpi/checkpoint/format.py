@@ -28,6 +28,7 @@ import numpy as np
 from istmpi.config import Run
 from istmpi.data.dataset import TASKS
 from istmpi.engine.axes import ITEMSIZE
+from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError, DataError
 from istmpi.hdf5 import CHECKSUM, CHECKSUMS, CREATION, hdf5_type, seal, set_attribute, shown
 
@@ -126,7 +127,7 @@ class Piece:
 
 def place(name: str) -> str:
     """Where a stored tensor lies: PARAMETER in /model, PARAMETER/SLOT in /optim."""
-    return f"optim/{name}" if "/" in name else f"model/{name}"
+    return f"optim/{name}" if isinstance(name, Slot) else f"model/{name}"
 
 
 def with_checksums(pieces: Iterable[Piece]) -> list[Piece]:

@@ -12,9 +12,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from istmpi.checkpoint.format import Header, read_header, read_version
+from istmpi.checkpoint.format import Header, place, read_header, read_version
 from istmpi.data.dataset import CLASSIFICATION
 from istmpi.engine.axes import Pattern
+from istmpi.engine.slots import Slot, kinds_of, named
 from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean
 from istmpi.hdf5 import (
     CHANGED,
@@ -77,7 +78,9 @@ class Checkpoint:
         self.architecture = self._described()
         self.tensors: dict[str, Tensor] = {name: self._tensor(f"model/{name}") for name in self.architecture.parameters}
         self.tensors |= {
-            path.removeprefix("optim/"): self._tensor(path) for path in self._datasets if path.startswith("optim/")
+            named(path.removeprefix("optim/")): self._tensor(path)
+            for path in self._datasets
+            if path.startswith("optim/")
         }
         for name, parameter in self.architecture.parameters.items():
             shape, tensor = parameter.pattern.shape(self.architecture.lengths), self.tensors[name]
@@ -167,12 +170,12 @@ class Checkpoint:
     def _misfits(self) -> Iterator[str]:
         """What is missing or of another shape, beside the parameters: of each of these groups, there is all or none."""
         data, lengths, norms = self.header.data, self.architecture.lengths, self.architecture.batch_norms
-        slots = dict.fromkeys(name.rpartition("/")[2] for name in self.tensors if "/" in name)
+        slots = kinds_of(self.tensors)
         parameters = self.architecture.parameters
         found = self._datasets
         classes = {"input/classes": (data.outputs,)} if data.task == CLASSIFICATION else {}
         groups = [
-            {f"optim/{name}/{slot}": parameters[name].pattern.shape(lengths) for slot in slots for name in parameters},
+            {place(Slot(name, kind)): parameters[name].pattern.shape(lengths) for kind in slots for name in parameters},
             {f"norm/{name}/{kind}": (norm.units,) for name, norm in norms.items() for kind in MOMENTS},
             {f"input/{kind}": (prod(data.shape),) for kind in MOMENTS},
         ]
@@ -202,7 +205,8 @@ class Checkpoint:
         dataset = self._dataset(path)
         axes = dataset.attrs.get("axes", b"")
         pattern = Pattern.parse(axes.decode() if isinstance(axes, bytes) else str(axes))
-        return Tensor(path.removeprefix("partial/").partition("/")[2], pattern, dtype_name(dataset), dataset, self.path)
+        name = named(path.removeprefix("partial/").partition("/")[2])
+        return Tensor(name, pattern, dtype_name(dataset), dataset, self.path)
 
     def _dataset(self, path: str) -> h5py.Dataset:
         dataset = dataset_at(self.file, path)

@@ -12,6 +12,7 @@ from istmpi.checkpoint.format import Piece, place
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import library
 from istmpi.data.dataset import Dataset
+from istmpi.engine.slots import kinds_of, parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.methods.base import InterruptedRound
@@ -70,7 +71,7 @@ def partial_pieces(partial: InterruptedRound, store: ParameterStore, local_steps
     yield Piece("partial/losses", (ranks, local_steps), "float32", losses, rank, None, ranks, rank)
     for name, values in partial.tensors.items():
         rows, *rest = values.shape
-        of = store.parameters[name.partition("/")[0]]
+        of = store.parameters[parameter_of(name)]
         first, *other = of.pattern.axes
         axes = f"(ranks {str(first).strip('()')}) {' '.join(map(str, other))}".strip()
         shape = ranks * rows, *rest
@@ -90,8 +91,7 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> InterruptedRound:
     local steps left as the rank that had done most.
     """
     header = checkpoint.header
-    slots = (name.rpartition("/")[2] for name in checkpoint.tensors if "/" in name)
-    store.add_slots(tuple(dict.fromkeys(slots)))
+    store.add_slots(kinds_of(checkpoint.tensors))
     fill(checkpoint, store)
     if not checkpoint.has_partial or header.ranks != store.owners.ranks:
         return InterruptedRound(header.local_step)
@@ -100,7 +100,7 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> InterruptedRound:
     tensors = {}
     for name, tensor in checkpoint.partial.items():
         rows = tensor.shape[0] // header.ranks
-        dtype = store.tensors[name.partition("/")[0]].dtype
+        dtype = store.tensors[parameter_of(name)].dtype
         tensors[name] = torch.empty((rows, *tensor.shape[1:]), dtype=dtype)
         tensor.read_bytes(rows * store.rank, rows * (store.rank + 1), _bytes(tensors[name]).reshape(-1))
     return InterruptedRound(int(checkpoint.array("partial/local_steps", mine)[0]), losses[~losses.isnan()], tensors)

@@ -13,6 +13,7 @@ from istmpi.checkpoint.format import FORMAT, Header
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
 from istmpi.cost import COSTS, cost
 from istmpi.engine.partition import Partition
+from istmpi.engine.slots import Slot
 from istmpi.errors import DataError
 from istmpi.hdf5 import Read, unheard
 
@@ -103,7 +104,7 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
     """Everything but the values: header, tensors, moments, classes."""
     tensors = {True: [], False: []}
     for tensor in checkpoint.tensors.values():
-        tensors["/" in tensor.name].append(_tensor(tensor))
+        tensors[isinstance(tensor.name, Slot)].append(_tensor(tensor))
     return {
         "path": str(checkpoint.path),
         "format": FORMAT,

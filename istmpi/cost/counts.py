@@ -288,6 +288,6 @@ def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) ->
     uses += [(one, 1, 1 + kind.stored(run)) for one in kind.start if round == 0]
     sent = np.zeros(ranks, dtype=np.int64)
     for one, times, tensors in uses:
-        slots = tuple(f"slot {number}" for number in range(1, tensors))
+        slots = tuple(map(str, range(1, tensors)))
         sent += times * one.sent(with_slots(architecture.parameters, slots), layouts)
     return sent.tolist()

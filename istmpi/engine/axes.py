@@ -19,6 +19,7 @@ from math import prod
 
 import numpy as np
 
+from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError
 
 _TOKEN = re.compile(r"\s*(?:(?P<literal>\d+)|(?P<name>[A-Za-z_]\w*)(?:\[(?P<unit>\d+)\])?|(?P<bracket>[()]))")
@@ -215,5 +216,5 @@ def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> d
     """The parameters and, for each, its optimizer's per-element state, which starts at zero and has the same axes."""
     extended = dict(parameters)
     for name, parameter in parameters.items():
-        extended |= {f"{name}/{slot}": Parameter(parameter.pattern, parameter.dtype) for slot in slots}
+        extended |= {Slot(name, kind): Parameter(parameter.pattern, parameter.dtype) for kind in slots}
     return extended

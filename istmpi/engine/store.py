@@ -13,6 +13,7 @@ import torch
 from istmpi import rng
 from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import Owners, part_shape
+from istmpi.engine.slots import Slot, weights_among
 
 _CHUNK = 2**20
 """Elements drawn at a time: bounds the memory of the initialisation."""
@@ -21,8 +22,8 @@ _CHUNK = 2**20
 class ParameterStore:
     """The owned rows of named tensors, in host memory.
 
-    ``tensors[name]`` has the shape of this rank's part in ``owners``. Optimizer state that is carried along is stored
-    beside its parameter, as ``name/slot``, with the same axes. ``scale`` is what goes with the weights: what the full
+    ``tensors[name]`` has the shape of this rank's part in ``owners``. What is kept beside a parameter, optimizer state
+    for one, has the name of a `Slot` and the parameter's axes. ``scale`` is what goes with the weights: what the full
     network multiplies the contributions of each unit group by (`istmpi.models.architecture.Architecture.factor`).
     """
 
@@ -70,8 +71,8 @@ class ParameterStore:
 
     def add_slots(self, slots: tuple[str, ...]) -> None:
         """Have rows, of zeros, for these slots of every parameter; those that are there already stay as they are."""
-        names = {name: of for name, of in self.parameters.items() if "/" not in name}
-        self.parameters = with_slots(names, slots) | self.parameters
+        own = {name: self.parameters[name] for name in weights_among(self.parameters)}
+        self.parameters = with_slots(own, slots) | self.parameters
         for name, parameter in self.parameters.items():
             if name not in self.tensors:
                 self.tensors[name] = self._zeros(parameter)
@@ -79,7 +80,7 @@ class ParameterStore:
     def drop_slots(self, except_for: tuple[str, ...]) -> None:
         """Forget all other slots."""
         for name in list(self.parameters):
-            if "/" in name and name.rpartition("/")[2] not in except_for:
+            if isinstance(name, Slot) and name.kind not in except_for:
                 del self.parameters[name], self.tensors[name]
 
     def _zeros(self, parameter: Parameter) -> torch.Tensor:

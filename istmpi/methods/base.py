@@ -1,10 +1,18 @@
-"""What every method of training is given, and the local steps that all of them take."""
+"""What every method of training is given, and the round that all of them fill in.
+
+    begin(round)          what this rank trains is made, and filled with what arrives
+    local steps           no communication, but for gradients where a method averages them
+    end(round)            what was trained goes where it belongs
+
+A round that is stopped in its middle is suspended instead of ended; `begin` resumes inside it. Slots of the store and
+divergence are handled here, for all methods.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,8 +25,10 @@ from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.devices import to_empty
+from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
+from istmpi.methods.outer import Outer
 from istmpi.models.architecture import Architecture
 from istmpi.models.losses import TASKS
 from istmpi.record import Clock
@@ -54,14 +64,26 @@ class InterruptedRound:
 
 
 class Method(ABC):
-    """How a round is run: `run` leaves the round's weights in the store. Every method of it is collective."""
+    """How a round is run: `run` leaves the round's weights in the store. Every method of it is collective.
+
+    From `begin` on there are ``network`` and ``optimizer``, with which this rank trains, and ``tensors``: all that
+    belongs to them, by its names in the store.
+    """
 
     makes_communicators = False
     """Whether rounds make MPI communicators of their own."""
+    takes_outer_step = False
+    """Whether an outer step may follow a round."""
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    tensors: dict[str, torch.Tensor]
 
     def __init__(self, job: Job):
         self.job = job
+        self.tensors = {}
         self.optimizer_spec = optimizers.optimizer_spec(job.run.optimizer)
+        self.outer = Outer(*job.run.method.outer) if self.takes_outer_step else Outer()
         self.loss = TASKS[job.task].loss
         self.examples = 0
         """That this rank has consumed."""
@@ -90,9 +112,9 @@ class Method(ABC):
     @classmethod
     def slots(cls, run: Run) -> tuple[str, ...]:
         """All that the store keeps beside every parameter between rounds."""
-        return cls.optimizer_slots(run)
+        outer = Outer(*run.method.outer).slots if cls.takes_outer_step else ()
+        return (*cls.optimizer_slots(run), *outer)
 
-    @abstractmethod
     def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
         """Run one round, or what is left of it, and return its mean loss over all ranks and local steps.
 
@@ -103,6 +125,39 @@ class Method(ABC):
         Raises DivergedError on every rank when the loss or the weights of any rank stop being finite; the store then
         still has the weights from before the round, or from where the round was gone on with.
         """
+        store = self.job.store
+        self.begin(round, resume_from)
+        try:
+            outcome = self.local_steps(round, resume_from)
+        except DivergedError:
+            self.go_back()
+            raise
+        if isinstance(outcome, InterruptedRound):
+            store.add_slots((*self.optimizer_spec.slots, *self.outer.slots_inside))
+            outcome.tensors = self.suspend(round)
+        else:
+            store.drop_slots(except_for=self.slots(self.job.run))
+            self.end(round)
+        return outcome
+
+    @abstractmethod
+    def begin(self, round: int, resume_from: InterruptedRound) -> None:
+        """Have what this rank trains in a round, with the values that it starts from, or resumes with."""
+
+    @abstractmethod
+    def end(self, round: int) -> None:
+        """Send what was trained where it belongs; the store has its slots between rounds."""
+
+    @abstractmethod
+    def suspend(self, round: int) -> Mapping[str, torch.Tensor]:
+        """Leave in the store, which has all slots for it, what `begin` resumes from in the middle of a round.
+
+        Returns the tensors of which other ranks have their own values: the store has but the mean of them.
+        """
+
+    def go_back(self) -> None:
+        """Have the values from before the round again, where it diverged and the store does not have them."""
+        return
 
     def new_optimizer(
         self, network: nn.Module, round: int, resume_from: InterruptedRound
@@ -118,7 +173,7 @@ class Method(ABC):
         for name, parameter in network.named_parameters():
             tensors[name] = parameter.detach()
             state = {slot: torch.zeros_like(parameter.detach()) for slot in self.optimizer_spec.slots}
-            tensors |= {f"{name}/{slot}": values for slot, values in state.items()}
+            tensors |= {Slot(name, slot): values for slot, values in state.items()}
             if state:
                 optimizer.state[parameter] = self.optimizer_spec.state(state, before + resume_from.local_steps)
         return optimizer, tensors
@@ -156,19 +211,13 @@ class Method(ABC):
         """The examples of a local step."""
         return self.job.batches.at(step)
 
-    def local_steps(
-        self,
-        network: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        round: int,
-        resume_from: InterruptedRound,
-        before_update: Callable[[], None] = lambda: None,
-    ) -> float | InterruptedRound:
+    def local_steps(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
         """This rank's local steps on its own batches; returns the mean loss of all ranks, or raises DivergedError.
 
         Returns the losses so far as an InterruptedRound when any rank stopped before its last step.
         """
         run, rank = self.job.run, self.job.communicator.rank
+        network, optimizer = self.network, self.optimizer
         dtype = getattr(torch, run.model.dtype)
         losses = []
         with self.job.clock("compute"):
@@ -182,7 +231,7 @@ class Method(ABC):
                 optimizer.zero_grad(set_to_none=True)
                 objective, loss = self.objective(network, x.to(dtype), y)
                 objective.backward()
-                before_update()
+                self.before_update()
                 for group in optimizer.param_groups:
                     group["lr"] = run.optimizer.lr_at(step)
                 optimizer.step()
@@ -197,6 +246,10 @@ class Method(ABC):
     def asked_to_stop(self, local_step: int) -> bool:
         """Whether this rank shall not begin that local step."""
         return self.job.stop.asked()
+
+    def before_update(self) -> None:
+        """Do with a local step's gradients what comes before the optimizer's step; by default nothing."""
+        return
 
     def objective(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What a local step makes smaller, and the loss on the examples' labels: by default the same."""

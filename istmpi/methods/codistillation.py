@@ -15,12 +15,12 @@ from torch.nn import functional
 
 from istmpi.config import Run
 from istmpi.data.batches import Batches
-from istmpi.devices import on_host
 from istmpi.engine.layout import Replicated
+from istmpi.engine.slots import Slot, weights_among
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
 from istmpi.methods.base import InterruptedRound, Job
-from istmpi.methods.replicated import ReplicatedMethod
+from istmpi.methods.replicated import OwnNetworks
 from istmpi.models.architecture import Architecture
 from istmpi.optimizers import optimizer_spec
 
@@ -31,13 +31,13 @@ _AT_ONCE = 2**27
 """Bytes that all ranks together exchange in one go."""
 
 
-class Codistillation(ReplicatedMethod):
+class Codistillation(OwnNetworks):
     """The others' networks are fetched once a round; the optimizer's state is never reset."""
 
     def __init__(self, job: Job):
         super().__init__(job)
         self._others: list[dict[str, torch.Tensor]] = []
-        self._published = True
+        self._stale: dict[str, torch.Tensor] = {}
 
     @classmethod
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
@@ -50,30 +50,27 @@ class Codistillation(ReplicatedMethod):
     def optimizer_slots(cls, run: Run) -> tuple[str, ...]:
         return optimizer_spec(run.optimizer).slots
 
-    def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
-        self.begin(round, resume_from)
-        self._published = False
-        before = {name: values.clone() for name, values in self.own().items()}
-        stale = {name: resume_from.tensors.get(f"{name}/{STALE}", values) for name, values in before.items()}
-        stale = {name: values for name, values in stale.items() if "/" not in name}
+    def begin(self, round: int, resume_from: InterruptedRound) -> None:
+        super().begin(round, resume_from)
+        before = self._before
+        self._stale = {name: resume_from.tensors.get(Slot(name, STALE), before[name]) for name in weights_among(before)}
         if round >= self.job.run.method.burn_in:
-            self._fetch_others(stale)
-        outcome = self.own_steps(round, resume_from, before)
-        self._others = []
-        if isinstance(outcome, InterruptedRound):
-            outcome.tensors = self.own() | {f"{name}/{STALE}": values for name, values in stale.items()}
-        return outcome
+            self._fetch_others(self._stale)
 
-    def own(self) -> Mapping[str, torch.Tensor]:
-        return on_host({name: self.tensors[name] for name in self.job.store.parameters}) if self.tensors else {}
+    def end(self, round: int) -> None:
+        super().end(round)
+        self._others, self._stale = [], {}
 
-    def publish(self) -> None:
-        if not self._published:
-            store = self.job.store
-            first = Replicated(store.owners.lengths, store.owners.ranks, (0,))
-            push = Transfer(store.parameters, first, store.owners, store.rank)
-            push.run(self.own(), store.tensors, self.job.communicator)
-            self._published = True
+    def suspend(self, round: int) -> Mapping[str, torch.Tensor]:
+        stale = {Slot(name, STALE): values for name, values in self._stale.items()}
+        self._others, self._stale = [], {}
+        return super().suspend(round) | stale
+
+    def fill_store(self) -> None:
+        store = self.job.store
+        first = Replicated(store.owners.lengths, store.owners.ranks, (0,))
+        push = Transfer(store.parameters, first, store.owners, store.rank)
+        push.run(self.own(), store.tensors, self.job.communicator)
 
     def objective(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = self.forward(network, x)

@@ -1,6 +1,6 @@
 """Synchronous data parallel training: every rank has the whole network, gradients are averaged in every step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -27,13 +27,17 @@ class DataParallel(ReplicatedMethod):
     def optimizer_slots(cls, run: Run) -> tuple[str, ...]:
         return optimizer_spec(run.optimizer).slots
 
-    def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
-        self.begin(round, resume_from)
+    def begin(self, round: int, resume_from: InterruptedRound) -> None:
+        super().begin(round, resume_from)
         if self._mean is None:
             self._mean = self._hand_over_gradients()
-        outcome = self.local_steps(self.network, self.optimizer, round, resume_from, before_update=self._finish)
+
+    def end(self, round: int) -> None:
         self.store_rows()
-        return outcome
+
+    def suspend(self, round: int) -> Mapping[str, torch.Tensor]:
+        self.store_rows()
+        return {}
 
     def asked_to_stop(self, local_step: int) -> bool:
         """All ranks leave before the same step: they ask each other in one what they will do before the next."""
@@ -52,7 +56,7 @@ class DataParallel(ReplicatedMethod):
             layer.made = lambda made, name=f"{name}.weight", weight=layer.weight: mean.add(name, weight.grad, made)
         return mean
 
-    def _finish(self) -> None:
+    def before_update(self) -> None:
         for name, parameter in self.network.named_parameters():
             if parameter.grad is None:  # a network of one's own may not have used it in this step
                 parameter.grad = torch.zeros_like(parameter)

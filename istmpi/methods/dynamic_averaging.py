@@ -13,50 +13,39 @@ import torch
 from istmpi import rng
 from istmpi.devices import copy_from_host, on_host
 from istmpi.engine.layout import Owners, Replicated, part_shape
+from istmpi.engine.slots import Slot, weights_among
 from istmpi.engine.transfer import Transfer
 from istmpi.methods.base import InterruptedRound, Job
-from istmpi.methods.replicated import ReplicatedMethod
+from istmpi.methods.replicated import OwnNetworks
 
 REFERENCE = "reference"
 """The slot of the last mean that all ranks took, in checkpoints."""
 
 
-class DynamicAveraging(ReplicatedMethod):
+class DynamicAveraging(OwnNetworks):
     """Every rank has a network of its own; the store has their mean when it is asked for."""
 
     makes_communicators = True
+    common_slots = (REFERENCE,)
 
     def __init__(self, job: Job):
         super().__init__(job)
         self._reference: dict[str, torch.Tensor] = {}
-        self._published = True
 
-    def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
-        store = self.job.store
+    def begin(self, round: int, resume_from: InterruptedRound) -> None:
         first = not self.tensors
-        self.begin(round, resume_from)
+        super().begin(round, resume_from)
         if first:
             self._reference = {
-                name: self.tensors.pop(f"{name}/{REFERENCE}", self.tensors[name].clone()) for name in self._weights()
+                name: self.tensors.pop(Slot(name, REFERENCE), self.tensors[name].clone())
+                for name in weights_among(self.job.store.parameters)
             }
-        self._published = False
-        before = {name: values.clone() for name, values in self.own().items()}
-        outcome = self.own_steps(round, resume_from, before)
-        if isinstance(outcome, InterruptedRound):
-            store.add_slots(self.optimizer_spec.slots)
-            outcome.tensors = self.own()
-        else:
-            store.drop_slots(except_for=self.slots(self.job.run))
-            self._synchronise(round)
-        return outcome
 
-    def own(self) -> Mapping[str, torch.Tensor]:
-        names = [name for name in self.job.store.parameters if not name.endswith(f"/{REFERENCE}")]
-        return on_host({name: self.tensors[name] for name in names}) if self.tensors else {}
+    def end(self, round: int) -> None:
+        super().end(round)
+        self._synchronise(round)
 
-    def publish(self) -> None:
-        if self._published:
-            return
+    def fill_store(self) -> None:
         store = self.job.store
         own = self.own()
         here = Replicated(store.owners.lengths, store.owners.ranks)
@@ -65,11 +54,7 @@ class DynamicAveraging(ReplicatedMethod):
         store.add_slots((REFERENCE,))
         for name, values in on_host(self._reference).items():
             rows = store.owners.rows(len(values), store.rank)
-            store.tensors[f"{name}/{REFERENCE}"].copy_(values[rows.start : rows.stop])
-        self._published = True
-
-    def _weights(self) -> list[str]:
-        return [name for name in self.job.store.parameters if "/" not in name]
+            store.tensors[Slot(name, REFERENCE)].copy_(values[rows.start : rows.stop])
 
     def _synchronise(self, round: int) -> None:
         communicator, clock = self.job.communicator, self.job.clock

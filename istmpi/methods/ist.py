@@ -9,6 +9,8 @@ where it is; only the others go home to their owners. The owners have all of the
 the owners' work: with one, all weights go home in every round.
 """
 
+from collections.abc import Mapping
+
 import torch
 
 from istmpi.config import Run
@@ -17,17 +19,20 @@ from istmpi.devices import copy_from_host, empty_on_host, on_host
 from istmpi.engine.axes import Parameter, narrowed
 from istmpi.engine.layout import Replicated
 from istmpi.engine.partition import Partition
+from istmpi.engine.slots import without
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import IstmpiError
 from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.methods.held import Held
-from istmpi.methods.outer import START, VELOCITY, Outer
+from istmpi.methods.outer import START, VELOCITY
 from istmpi.models.architecture import Architecture
 from istmpi.models.linear import release_gradients
 
 
 class IST(Method):
-    """Deal, hop and pull, J local steps, push."""
+    """Deal, hop and pull; J local steps; push, mean and outer step."""
+
+    takes_outer_step = True
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -45,73 +50,66 @@ class IST(Method):
     def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
         return run.method.dealt(architecture.groups, architecture.default_groups)
 
-    @classmethod
-    def slots(cls, run: Run) -> tuple[str, ...]:
-        return (*cls.optimizer_slots(run), *Outer.of(run).slots)
-
-    def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
-        store, communicator, clock = self.job.store, self.job.communicator, self.job.clock
-        outer = Outer.of(self.job.run)
+    def begin(self, round: int, resume_from: InterruptedRound) -> None:
+        store, clock = self.job.store, self.job.clock
         with clock("deal"):
-            holders, next_deal = self.holders(round), self._next_deal(round)
+            self._holders, self._next_deal = self.holders(round), self._deal_after(round)
+            holders = self._holders
             held, moved = self._held, self._moved()
             pull = Transfer(moved, store.owners, holders, store.rank, exclude=held and held.deal)
-            subnet = self.build(narrowed(holders.lengths, moved, holders.held(store.rank)))
-            optimizer, tensors = self.new_optimizer(subnet, round, resume_from)
+            self.network = self.build(narrowed(holders.lengths, moved, holders.held(store.rank)))
+            self.optimizer, self.tensors = self.new_optimizer(self.network, round, resume_from)
         arriving: dict[str, torch.Tensor] = {}
         if held:
             with clock("hop"):
-                arriving = held.hop(holders, self._room, store, communicator)
+                arriving = held.hop(holders, self._room, store, self.job.communicator)
                 self._held = Held(holders, dict(arriving))
         with clock("pull"):
-            kept = {name: tensors[name] for name in moved}
+            kept = {name: self.tensors[name] for name in moved}
             arriving |= empty_on_host({name: tensor for name, tensor in kept.items() if name not in arriving})
-            pull.run(store.tensors, arriving, communicator)
+            pull.run(store.tensors, arriving, self.job.communicator)
             copy_from_host(arriving | resume_from.tensors, kept)
-        outcome = self.local_steps(subnet, optimizer, round, resume_from)
-        release_gradients(subnet)
-        stopped = isinstance(outcome, InterruptedRound)
-        start = {} if outer.idle else self._start()
-        if stopped:
-            next_deal = None
-            store.add_slots((*self.optimizer_spec.slots, *([START] if start else [])))
-            moved = self._moved()
-            store.tensors |= {f"{name}/{START}": values for name, values in start.items()}
-        with clock("push"):
-            push = Transfer(moved, holders, store.owners, store.rank, weights=self.weights(), exclude=next_deal)
-            trained = on_host({name: tensors[name] for name in moved})
-            push.run(trained, store.tensors, communicator)
-        if stopped:
-            shared = [name for name, of in moved.items() if holders.copies(of.pattern.names) > 1]
-            outcome.tensors = {name: trained[name].clone() for name in shared}
-        else:
-            outer.step(start, store.tensors, push.reached(start))
-            store.drop_slots(except_for=self.slots(self.job.run))
-        self._held = None
+        self.outer.begin(dict(store.tensors))
+
+    def end(self, round: int) -> None:
+        store, next_deal = self.job.store, self._next_deal
+        push, trained = self._push(exclude=next_deal)
+        self.outer.step(store.tensors, push.reached(self.outer.start))
         if next_deal:
             stay = [name for name, of in store.parameters.items() if of.pattern.dealt(next_deal.units)]
-            self._held = Held(holders, {name: trained[name] for name in stay})
-        return outcome
+            self._held = Held(self._holders, {name: trained[name] for name in stay})
+
+    def suspend(self, round: int) -> Mapping[str, torch.Tensor]:
+        _, trained = self._push()
+        self.outer.suspend(self.job.store.tensors)
+        copies = self._holders.copies
+        shared = [name for name, of in self._moved().items() if copies(of.pattern.names) > 1]
+        return {name: trained[name].clone() for name in shared}
+
+    def _push(self, exclude: Partition | None = None) -> tuple[Transfer, dict[str, torch.Tensor]]:
+        """Send home what was trained, but for what goes to the next holders; returns the transfer, and all trained."""
+        store, moved = self.job.store, self._moved()
+        release_gradients(self.network)
+        with self.job.clock("push"):
+            push = Transfer(moved, self._holders, store.owners, store.rank, weights=self.weights(), exclude=exclude)
+            trained = on_host({name: self.tensors[name] for name in moved})
+            push.run(trained, store.tensors, self.job.communicator)
+        self.optimizer, self.tensors, self._held = None, {}, None
+        return push, trained
 
     def publish(self) -> None:
         if self._held:
             self._held.flush_to_owners(self.job.store, self.job.communicator)
 
-    def _next_deal(self, round: int) -> Partition | None:
+    def _deal_after(self, round: int) -> Partition | None:
         """The deal to which weights go straight after a round; None where they all go home."""
         dealt = self.groups(self.job.run, self.job.architecture) and self.job.communicator.size > 1
-        return self.deal(round + 1) if dealt and Outer.of(self.job.run).idle else None
+        return self.deal(round + 1) if dealt and self.outer.idle else None
 
     def _moved(self) -> dict[str, Parameter]:
         """What travels to the holders and back: not the outer step's slots, which owners alone need."""
-        stay = VELOCITY, START
-        return {name: of for name, of in self.job.store.parameters.items() if name.rpartition("/")[2] not in stay}
-
-    def _start(self) -> dict[str, torch.Tensor]:
-        """The owned weights from before the round, which may have been stopped in the middle."""
-        tensors = self.job.store.tensors
-        weights = [name for name in tensors if "/" not in name]
-        return {name: tensors.get(f"{name}/{START}", tensors[name]).clone() for name in weights}
+        parameters = self.job.store.parameters
+        return {name: parameters[name] for name in without(parameters, VELOCITY, START)}
 
     def weights(self) -> list[int] | None:
         """How much each rank counts in the mean over holders."""

@@ -6,12 +6,11 @@
 With lr 1 and no momentum the weights are where the round led, bit for bit.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, MutableMapping
 
 import torch
 
-from istmpi.config import Run
+from istmpi.engine.slots import Slot, weights_among
 
 VELOCITY = "velocity"
 """The slot in the store, where there is momentum."""
@@ -21,17 +20,12 @@ START = "start"
 Tensors = Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
 class Outer:
-    """The outer optimizer of a run."""
+    """The outer optimizer of a run; ``start``: the weights from before the round under way, none where it idles."""
 
-    lr: float
-    momentum: float
-
-    @staticmethod
-    def of(run: Run) -> "Outer":
-        """As the run says, or else as its method does."""
-        return Outer(*run.method.outer)
+    def __init__(self, lr: float = 1.0, momentum: float = 0.0):
+        self.lr, self.momentum = lr, momentum
+        self.start: dict[str, torch.Tensor] = {}
 
     @property
     def idle(self) -> bool:
@@ -42,18 +36,37 @@ class Outer:
     def slots(self) -> tuple[str, ...]:
         return (VELOCITY,) if self.momentum else ()
 
-    def step(self, start: Tensors, tensors: Tensors, trained: Tensors | None = None) -> None:
+    @property
+    def slots_inside(self) -> tuple[str, ...]:
+        """Those that a stopped round needs beside."""
+        return () if self.idle else (START,)
+
+    def begin(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
+        """Remember where the round starts; where it was stopped in the middle, that is taken out of ``tensors``."""
+        self.start = {}
+        for name in () if self.idle else weights_among(list(tensors)):
+            stopped = tensors.pop(Slot(name, START), None)
+            self.start[name] = tensors[name].clone() if stopped is None else stopped
+
+    def suspend(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
+        """Leave in ``tensors`` where the round started."""
+        for name, values in self.start.items():
+            tensors[Slot(name, START)] = values
+        self.start = {}
+
+    def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:
         """Take the weights among ``tensors`` from where the round led to where the next one starts, in place.
 
-        ``start``: the weights from before the round. ``trained``: true for elements that any rank trained; the others
-        stay, and their velocity with them, until they are.
+        ``trained``: true for elements that any rank trained; the others stay, and their velocity with them, until they
+        are.
         """
-        for name, before in start.items():
+        for name, before in self.start.items():
             weight = tensors[name]
             after = torch.lerp(before, weight, self.lr)
             if self.momentum:
-                velocity = tensors[f"{name}/{VELOCITY}"]
+                velocity = tensors[Slot(name, VELOCITY)]
                 change = velocity * self.momentum + (weight - before)
                 velocity.copy_(change if trained is None else torch.where(trained[name], change, velocity))
                 after += velocity * (self.lr * self.momentum)
             weight.copy_(after if trained is None else torch.where(trained[name], after, before))
+        self.start = {}

@@ -1,0 +1,51 @@
+"""The names of what a store keeps: a parameter's own name, or that of a slot beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Slot(str):
+    """The name of a tensor beside a parameter, with its axes: momentum, say. As text it is PARAMETER/SLOT.
+
+    It is that text wherever names are sorted, hashed or written down; what is read back is parsed by `named`.
+    """
+
+    parameter: str
+    kind: str
+    """The same for every parameter: ``momentum_buffer``."""
+
+    def __new__(cls, parameter: str, kind: str) -> Slot:
+        self = super().__new__(cls, f"{parameter}/{kind}")
+        self.parameter, self.kind = parameter, kind
+        return self
+
+    def __getnewargs__(self) -> tuple[str, str]:
+        """What makes it anew on another rank."""
+        return self.parameter, self.kind
+
+
+def named(text: str) -> str | Slot:
+    """The name that stands in a file: a parameter's, or a slot's."""
+    parameter, slash, kind = text.partition("/")
+    return Slot(parameter, kind) if slash else text
+
+
+def parameter_of(name: str) -> str:
+    """The parameter that a name belongs to: itself, or the one that it is a slot of."""
+    return name.parameter if isinstance(name, Slot) else name
+
+
+def weights_among(names: Iterable[str]) -> list[str]:
+    """Those that are parameters' own."""
+    return [name for name in names if not isinstance(name, Slot)]
+
+
+def without(names: Iterable[str], *kinds: str) -> list[str]:
+    """Those that are slots of none of these kinds."""
+    return [name for name in names if not (isinstance(name, Slot) and name.kind in kinds)]
+
+
+def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
+    """The kinds of slots among them, each once."""
+    return tuple(dict.fromkeys(name.kind for name in names if isinstance(name, Slot)))
