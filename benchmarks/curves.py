@@ -23,7 +23,6 @@ from torch.nn import functional
 
 from istmpi.comm import world
 from istmpi.config import Run
-from istmpi.cost import COSTS
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset, Split
 from istmpi.data.placement import PLACEMENTS, place
@@ -31,9 +30,12 @@ from istmpi.data.sources import open_dataset
 from istmpi.devices import to_empty
 from istmpi.engine.axes import Positions
 from istmpi.engine.partition import Partition
+from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator
+from istmpi.methods import spec_of
 from istmpi.methods.outer import Outer
+from istmpi.methods.spec import VELOCITY
 from istmpi.models import architecture
 
 METHODS = ("ist", "local-sgd", "diloco", "data-parallel")
@@ -52,9 +54,8 @@ class Ranks:
         self._subnets: dict[tuple[int, ...], tuple[nn.Sequential, torch.optim.Optimizer]] = {}
         self._evaluator = Evaluator(run, self.network, data, self._store, world())
         self._streams = [self._stream(data.train, rank) for rank in range(ranks)]
-        self._outer = Outer.of(run)
-        state = [(name, slot) for name in self.weights for slot in self._outer.slots]
-        self._velocity = {f"{name}/{slot}": torch.zeros_like(self.weights[name]) for name, slot in state}
+        self._outer = Outer(*spec_of(run.method.name).outer(run))
+        self._velocity = {Slot(name, VELOCITY): torch.zeros_like(of) for name, of in self.weights.items()}
 
     def round(self, steps: int) -> None:
         """So many steps of data parallel, or one round of so many local steps."""
@@ -94,11 +95,11 @@ class Ranks:
         And then, where every rank has all of it, the outer step.
         """
         lengths, parameters = self.network.lengths, self.network.parameters
-        groups = COSTS[self.run.method.name].groups(self.run, self.network)
+        groups = spec_of(self.run.method.name).groups(self.run, self.network)
         number = self.steps // self.run.method.local_steps
         redeal = self.run.method.redeal
         deal = Partition.draw(lengths, groups, self.ranks, self.run.train.seed, number, redeal=redeal)
-        start = {} if self._outer.idle else {name: values.clone() for name, values in self.weights.items()}
+        self._outer.begin(self.weights)
         per_rank = [name for name, of in parameters.items() if deal.copies(of.pattern.names) > 1]
         totals = {name: torch.zeros_like(self.weights[name]) for name in per_rank}
         for rank, stream in enumerate(self._streams):
@@ -118,7 +119,7 @@ class Ranks:
                     self.weights[name][places[name]] = parameter.data
         for name, total in totals.items():
             self.weights[name].copy_(total / self.ranks)
-        self._outer.step(start, self.weights | self._velocity)
+        self._outer.step(self.weights | self._velocity)
 
     def _subnet(self, lengths: Mapping[str, int]) -> tuple[nn.Sequential, torch.optim.Optimizer]:
         """A network of this shape, with any values, and its optimizer: one for all ranks, as they come in turn."""

@@ -26,7 +26,8 @@ from istmpi.data.dataset import CLASSIFICATION, Split
 from istmpi.engine.axes import narrowed
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
-from istmpi.methods import InterruptedRound, Job, method
+from istmpi.methods.base import InterruptedRound, Job
+from istmpi.methods.ist import IST
 from istmpi.models.mlp import MLP
 from istmpi.record import Clock
 
@@ -61,7 +62,7 @@ class Pair:
             Clock(),
             StopSign(self.communicator),
         )
-        self.method = method("ist")(job)
+        self.method = IST(job)
         partition = Partition.draw(architecture.lengths, architecture.groups, self.ranks, seed=0, round=0)
         lengths = narrowed(architecture.lengths, architecture.parameters, partition.held(0))
         self.subnet = self.method.build(lengths)

@@ -16,15 +16,13 @@ import tomli_w
 
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
+from istmpi.methods import METHODS
 from istmpi.names import class_of, is_module
 from istmpi.ranges import check
 from istmpi.renamed import SETTINGS, current, tell
 
 SHIPPED = Path(__file__).parent / "runs"
 """The folder of the runs that come with the package."""
-
-_OUTER = {"diloco": (0.7, 0.9)}
-"""Learning rate and momentum that DiLoCo's authors recommend for the outer step."""
 
 
 @dataclass(frozen=True)
@@ -102,24 +100,6 @@ class Method:
     """dynamic-averaging: squared distance from the last mean at which a rank wants a new one, relative to its norm."""
     burn_in: int = 5
     """codistillation: rounds before the ranks begin to learn from each other."""
-
-    @property
-    def outer(self) -> tuple[float, float]:
-        """Learning rate and momentum of the outer step, as the run says or else the method's own."""
-        lr, momentum = _OUTER.get(self.name, (1.0, 0.0))
-        return (
-            lr if self.outer_lr is None else self.outer_lr,
-            momentum if self.outer_momentum is None else self.outer_momentum,
-        )
-
-    def dealt(self, groups: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
-        """The unit groups to deal out, of those that the model has; ConfigError for another."""
-        for name in self.partition or ():
-            if name not in groups:
-                raise ConfigError(
-                    f"method.partition: {name} is no unit group of this model{did_you_mean(name, groups)}"
-                )
-        return default if self.partition is None else self.partition
 
 
 @dataclass(frozen=True)
@@ -285,11 +265,12 @@ class Run:
             raise ConfigError(
                 f"method.finish = {finish!r} must be a method and its share of the rounds, as in 'local-sgd:10%'."
             )
-        if "fedavg" in (first, name):
-            raise ConfigError(
-                f"method.finish = {finish!r} does not go with fedavg, whose rounds are passes over the data instead of "
-                f"local steps. Leave it out, or use local-sgd."
-            )
+        for other in (first, name):
+            if other in METHODS and METHODS[other].in_passes:
+                raise ConfigError(
+                    f"method.finish = {finish!r} does not go with {other}, whose rounds are passes over the data "
+                    f"instead of local steps. Leave it out, or use local-sgd."
+                )
         last = min(math.ceil(rounds * percent / 100), rounds - 1)
         return [(first, rounds - last), (name, last)]
 

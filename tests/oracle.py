@@ -13,6 +13,7 @@ from istmpi.data.placement import place
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
+from istmpi.methods import METHODS
 
 EPSILON = 1e-5
 
@@ -72,7 +73,7 @@ def train(run, network, ranks, groups):
                     update(run.optimizer, lr, mine[name].data, gradient, slots[name], step if carried else local_step)
             ends.append((mine, slots, held))
         combine(weights, state, ends)
-        outer_step(before, weights, velocity, *run.method.outer, [held for _, _, held in ends])
+        outer_step(before, weights, velocity, *METHODS[run.method.name].outer(run), [held for _, _, held in ends])
     per_round = torch.tensor(losses, dtype=torch.float64).view(run.train.rounds, -1).mean(dim=1)
     return weights, per_round.tolist()
 

@@ -11,11 +11,12 @@ import numpy as np
 from istmpi.checkpoint.folder import FOLDER
 from istmpi.checkpoint.format import FORMAT, Header
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
-from istmpi.cost import COSTS, cost
+from istmpi.cost import cost
 from istmpi.engine.partition import Partition
 from istmpi.engine.slots import Slot
 from istmpi.errors import DataError
 from istmpi.hdf5 import Read, unheard
+from istmpi.methods import METHODS
 
 FIRST_UNITS = 6
 """How many of a rank's units are named."""
@@ -70,7 +71,7 @@ def entry(path: Path, folder: Path, verify: bool, read: Read = unheard) -> Entry
         with open_checkpoint(path) as checkpoint:
             header = checkpoint.header
             method = header.run.method
-            in_passes = method.name in COSTS and COSTS[method.name].in_passes
+            in_passes = method.name in METHODS and METHODS[method.name].in_passes
             facts |= {
                 "round": header.round,
                 "rounds": header.run.train.rounds,

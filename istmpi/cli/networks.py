@@ -78,7 +78,7 @@ def _data_of_own(run: Run, layers: str | None) -> Dataset:
 
 def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:
     """Refuse, with a ConfigError, a deal that training would refuse, or subnets that the network's code does."""
-    if cost.kind.deals and run.method.partition != ():
+    if cost.spec.deals and run.method.partition != ():
         network.require_dealable(cost.groups)
     for part in cost.parts:
         network.require_usable(part.part.lengths)

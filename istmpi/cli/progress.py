@@ -169,7 +169,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
     every = f"every {run.checkpoint.every} rounds" if run.checkpoint.every else "none but at the end"
     how = ", in the background" * (saver.background and run.checkpoint.every > 0)
     steps = f"{run.method.local_steps} local steps of {run.train.batch} examples a rank"
-    if plan.kind.in_passes:
+    if plan.spec.in_passes:
         passes = f"{run.method.epochs} pass{'es' * (run.method.epochs > 1)}"
         steps = f"{passes} over a rank's examples, {run.train.batch} at a time"
     alone = " (started without mpirun; mpirun -n P istmpi train uses P ranks)" * (ranks == 1)

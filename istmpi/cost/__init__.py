@@ -5,7 +5,7 @@
 """
 
 from istmpi.cost.counts import Cost, cost, phase_costs, round_bytes
-from istmpi.cost.methods import COSTS, RIVALS, MethodCost
 from istmpi.cost.pairs import pair_bytes
+from istmpi.cost.rivals import RIVALS, counted
 
-__all__ = ["COSTS", "RIVALS", "Cost", "MethodCost", "cost", "pair_bytes", "phase_costs", "round_bytes"]
+__all__ = ["RIVALS", "Cost", "cost", "counted", "pair_bytes", "phase_costs", "round_bytes"]

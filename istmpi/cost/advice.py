@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from istmpi.cost.methods import COSTS, method_cost
+from istmpi.cost.rivals import counted
 from istmpi.cost.survey import Scenario
 from istmpi.cost.time import round_time
+from istmpi.methods import METHODS
 
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
 """What is tried; the paper used 20 to 160."""
@@ -58,7 +59,7 @@ def advise(scenario: Scenario, most_ranks: int) -> list[str]:
 def _candidates(scenario: Scenario) -> list[str]:
     """The methods to choose from, the most faithful first; the run's own at the end if it is none of them."""
     own = scenario.run.method.name
-    names = [*FAITHFUL, *([own] if own not in FAITHFUL and own in COSTS else [])]
+    names = [*FAITHFUL, *([own] if own not in FAITHFUL and own in METHODS else [])]
     return list(filter(scenario.can, names))
 
 
@@ -84,7 +85,7 @@ def _sensible(scenario: Scenario, method: str, ranks: int) -> bool:
 
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
     """The fewest local steps with which transfers are a small part of the time."""
-    every_step = method_cost(method).synchronous
+    every_step = counted(method).synchronous
     for local_steps in (1,) if every_step else LOCAL_STEPS:
         choice = _at(scenario, method, ranks, local_steps)
         if choice.transfer_share <= TRANSFER_SHARE:
@@ -134,7 +135,7 @@ def _why_ranks(scenario: Scenario, chosen: Choice, counts: Sequence[int], alone:
 
 def _why_local_steps(scenario: Scenario, chosen: Choice) -> str:
     share = f"transfers are {chosen.transfer_share:.0%} of a round"
-    if method_cost(chosen.method).synchronous:
+    if counted(chosen.method).synchronous:
         return f"Local steps: gradients are averaged in every step, so J does not matter; {share}."
     twice = _at(scenario, chosen.method, chosen.ranks, 2 * chosen.local_steps)
     return (

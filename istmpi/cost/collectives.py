@@ -155,7 +155,14 @@ def _gathered(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray
 PULL = Collective(_pull, _pulled)
 PUSH = Collective(_push, _pushed)
 HOP = Collective(_hop, _hopped)
-SERVER = Collective(_server)
-RING = Collective(_ring, _reduced)
-ALL_GATHER = Collective(_all_gather, _gathered)
-HALVING_DOUBLING = Collective(_halving_doubling)
+
+COLLECTIVES = {
+    "pull": PULL,
+    "push": PUSH,
+    "hop": HOP,
+    "server": Collective(_server),
+    "all-reduce": Collective(_ring, _reduced),
+    "all-gather": Collective(_all_gather, _gathered),
+    "halving-doubling": Collective(_halving_doubling),
+}
+"""By the names that `istmpi.methods.MethodSpec` gives them."""

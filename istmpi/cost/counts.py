@@ -10,15 +10,15 @@ from math import prod
 import numpy as np
 
 from istmpi.config import Run
-from istmpi.cost.collectives import HOP, PULL, Layouts, Load
+from istmpi.cost.collectives import COLLECTIVES, HOP, PULL, Layouts, Load
 from istmpi.cost.holdings import Holdings, Number, Part
-from istmpi.cost.methods import COSTS, MethodCost, method_cost
+from istmpi.cost.rivals import counted
 from istmpi.engine.axes import with_slots
 from istmpi.engine.layout import Owners, Replicated
 from istmpi.engine.partition import Partition, draw_ranks
-from istmpi.errors import ConfigError, did_you_mean
+from istmpi.methods import MethodSpec, spec_of
+from istmpi.methods.optimizers import OptimizerSpec, optimizer_spec
 from istmpi.models.architecture import Architecture
-from istmpi.optimizers import OptimizerSpec, optimizer_spec
 
 NORMALISATION_FLOPS = 20
 """For each unit and example: mean and variance 4, normalising 2, scale and shift 2; backward about 12."""
@@ -82,7 +82,7 @@ class Cost:
     """What a run costs on so many ranks."""
 
     method: str
-    kind: MethodCost
+    spec: MethodSpec
     held: Holdings
     parts: list[PartCost]
     local_steps: int
@@ -114,7 +114,7 @@ class Cost:
     @property
     def received_elements(self) -> Number:
         """A round as the paper counts it: what all ranks receive to train on, one way, own elements included."""
-        return self.sends * self.kind.received(self.held)
+        return self.sends * self.spec.received(self.held)
 
     @property
     def round_bytes(self) -> Number:
@@ -153,40 +153,41 @@ def cost(
     deal that cannot be made.
     """
     name = method or run.method.name
-    kind = method_cost(name)
+    spec = counted(name)
     run = replace(run, method=replace(run.method, name=name))
-    groups = kind.groups(run, architecture)
-    members = kind.members(run, ranks)
+    groups = spec.groups(run, architecture)
+    members = spec.members(run, ranks)
     dealing = architecture.parameters, architecture.lengths, groups, ranks, run.method.shares, members
-    stays = _stays(kind, run, groups, ranks)
+    stays = _stays(spec, run, groups, ranks)
     held = Holdings(*dealing, run.method.redeal if stays else None)
     made = optimizer_spec(run.optimizer)
-    batch = Fraction(run.train.batch, ranks if shared_batch and kind.synchronous else 1)
-    stored = kind.stored(run)
-    loads = [load for collective in kind.collectives if (load := collective.load(held))]
-    owned = held.owned_bytes * (kind.owned_tensors + stored)
+    batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
+    stored = len(spec.slots(run))
+    loads = [load for name in spec.sends if (load := COLLECTIVES[name].load(held))]
+    owned = held.owned_bytes * (spec.owned_tensors + stored)
     buffers = max(load.buffers for load in loads)
-    others = (ranks - 1) * kind.learns_from_others
-    moved = kind.moved(run)
+    others = (ranks - 1) * spec.learns_from_others
+    moved = spec.moved(run)
     first = 0
     if stays:  # nobody has held anything before the first round: all is pulled
         first = PULL.load(Holdings(*dealing)).sent - PULL.load(held).sent - HOP.load(held).sent
     parts = []
     for part in held.parts:
-        copies = held.network_bytes * kind.copies(run, ranks, stored) + moved * held.bytes(part) * stays
+        copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * stays
         parts.append(_part_cost(part, held, architecture, batch, made, owned, buffers, copies, others))
     return Cost(
-        name,
-        kind,
+        spec.name,
+        spec,
         held,
         parts,
-        local_steps=run.method.local_steps if examples is None else kind.steps(run, ranks, examples),
+        local_steps=run.method.local_steps if examples is None else spec.steps(run, ranks, examples),
         examples_per_step=batch * members,
-        sends=kind.times(run),
+        sends=spec.sends_in_a_round(run),
         loads=loads,
         tensors=moved,
-        start_bytes=(1 + stored) * sum(collective.load(held).sent for collective in kind.start) + moved * first,
-        since=kind.since(run),
+        start_bytes=(1 + stored) * sum(COLLECTIVES[name].load(held).sent for name in spec.sends_at_start)
+        + moved * first,
+        since=spec.sends_since(run),
     )
 
 
@@ -199,17 +200,15 @@ def phase_costs(
     """
     costs = []
     for name, rounds in run.phases():
-        if name not in COSTS:
-            setting = "method.name" if name == run.method.name else "method.finish"
-            raise ConfigError(f"{setting} = {name!r} is not known{did_you_mean(name, COSTS)}")
+        spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
         if rounds:
             costs.append((cost(run, architecture, ranks, name, examples=examples), rounds))
     return costs
 
 
-def _stays(kind: MethodCost, run: Run, groups: tuple[str, ...], ranks: int) -> bool:
+def _stays(spec: MethodSpec, run: Run, groups: tuple[str, ...], ranks: int) -> bool:
     """Whether anything is dealt out, to several ranks, that stays with its holders between two rounds."""
-    return bool(groups) and ranks > 1 and kind.stays(run)
+    return bool(groups) and ranks > 1 and spec.stays_with_holders(run)
 
 
 def _part_cost(
@@ -269,25 +268,28 @@ def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) ->
     The first round includes what its method sends once at the start; of dynamic averaging it is the most that a round
     sends in which all ranks average. Only for methods that istmpi runs.
     """
-    kind, settings = method_cost(run.method.name), run.method
+    spec, settings = spec_of(run.method.name), run.method
     owners = Owners(architecture.lengths, ranks)
-    groups = kind.groups(run, architecture)
+    groups = spec.groups(run, architecture)
 
     def deal(number: int) -> Partition:
         seed, redealt = run.train.seed, settings.redeal
         return Partition.draw(architecture.lengths, groups, ranks, seed, number, settings.shares, redealt)
 
-    if kind.members(run, ranks) < ranks:
+    if spec.members(run, ranks) < ranks:
         drawn = draw_ranks(ranks, settings.fraction, run.train.seed, round)
         layouts = Layouts(owners, Replicated(architecture.lengths, ranks, drawn))
-    elif _stays(kind, run, groups, ranks):
+    elif _stays(spec, run, groups, ranks):
         layouts = Layouts(owners, deal(round), deal(round - 1) if round else None, deal(round + 1))
     else:
         layouts = Layouts(owners, deal(round))
-    uses = [(one, kind.times(run), kind.moved(run)) for one in kind.collectives if round >= kind.since(run)]
-    uses += [(one, 1, 1 + kind.stored(run)) for one in kind.start if round == 0]
+    uses = []
+    if round >= spec.sends_since(run):
+        uses += [(name, spec.sends_in_a_round(run), spec.moved(run)) for name in spec.sends]
+    if round == 0:
+        uses += [(name, 1, 1 + len(spec.slots(run))) for name in spec.sends_at_start]
     sent = np.zeros(ranks, dtype=np.int64)
-    for one, times, tensors in uses:
+    for name, times, tensors in uses:
         slots = tuple(map(str, range(1, tensors)))
-        sent += times * one.sent(with_slots(architecture.parameters, slots), layouts)
+        sent += times * COLLECTIVES[name].sent(with_slots(architecture.parameters, slots), layouts)
     return sent.tolist()

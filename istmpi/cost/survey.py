@@ -8,7 +8,7 @@ from typing import Any
 from istmpi.config import Run
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.counts import Cost, cost
-from istmpi.cost.methods import method_cost
+from istmpi.cost.rivals import counted
 from istmpi.cost.time import epoch_seconds, round_time
 from istmpi.models.architecture import Architecture
 
@@ -47,17 +47,17 @@ class Scenario:
 
     def can(self, method: str) -> bool:
         """Whether a method can be used: one that deals needs something to deal out, unless the run says nothing."""
-        kind, partition = method_cost(method), self.run.method.partition
-        return not kind.deals or partition == () or bool(kind.groups(self.run, self.architecture))
+        spec, partition = counted(method), self.run.method.partition
+        return not spec.deals or partition == () or bool(spec.groups(self.run, self.architecture))
 
     def most_ranks(self, method: str) -> int | None:
         """The most ranks that a method's deal can serve; None where nothing is dealt."""
-        groups = method_cost(method).groups(self.run, self.architecture)
+        groups = counted(method).groups(self.run, self.architecture)
         return min((self.architecture.lengths[name] for name in groups), default=None)
 
     def narrowest(self, method: str) -> str:
         """The unit group that ends it."""
-        groups = method_cost(method).groups(self.run, self.architecture)
+        groups = counted(method).groups(self.run, self.architecture)
         return min(groups, key=self.architecture.lengths.__getitem__)
 
 
@@ -177,7 +177,7 @@ def widest(scenario: Scenario, method: str, ranks: int, memory: float) -> dict[s
     full, groups = scenario.architecture.lengths, scenario.architecture.groups
     if not groups:
         return None
-    dealt = method_cost(method).groups(scenario.run, scenario.architecture)
+    dealt = counted(method).groups(scenario.run, scenario.architecture)
 
     def scaled(thousandths: int) -> dict[str, int]:
         return {**full, **{name: full[name] * thousandths // 1000 for name in groups}}

@@ -47,9 +47,9 @@ def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
         once += float(load.handled * cost.tensors) * cluster.handle_seconds_per_byte
         once += float(load.averaged * cost.tensors) * cluster.average_seconds_per_byte
         once += cluster.transfer_seconds
-    if cost.kind.overlaps:
+    if cost.spec.overlaps:
         once = max(once - BACKWARD_SHARE * step * cost.local_steps / cost.sends, 0)
-    deal = 0.0 if cost.kind.synchronous else cluster.deal_seconds
+    deal = 0.0 if cost.spec.synchronous else cluster.deal_seconds
     return RoundTime(cost.local_steps * step, cost.sends * once + deal)
 
 

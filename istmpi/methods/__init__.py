@@ -1,30 +1,98 @@
-"""The methods of training, by the name that a run file gives them."""
+"""The methods of training, each described once; a new one needs an entry here, and the class that runs its rounds."""
 
+from istmpi.engine.partition import drawn_count
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.methods.base import InterruptedRound, Job, Method
-from istmpi.methods.codistillation import Codistillation
-from istmpi.methods.data_parallel import DataParallel
-from istmpi.methods.diloco import DiLoCo
-from istmpi.methods.dynamic_averaging import DynamicAveraging
-from istmpi.methods.fedavg import FedAvg
-from istmpi.methods.ist import IST
-from istmpi.methods.local_sgd import LocalSGD
+from istmpi.methods.spec import MethodSpec, gathered, reduced
 
-METHODS: dict[str, type[Method]] = {
-    "ist": IST,
-    "local-sgd": LocalSGD,
-    "data-parallel": DataParallel,
-    "diloco": DiLoCo,
-    "fedavg": FedAvg,
-    "dynamic-averaging": DynamicAveraging,
-    "codistillation": Codistillation,
-}
-
-__all__ = ["METHODS", "Job", "Method", "InterruptedRound", "method"]
+__all__ = ["METHODS", "MethodSpec", "spec_of"]
 
 
-def method(name: str, setting: str = "method.name") -> type[Method]:
-    """The method of a name; ConfigError with the setting and the nearest name when there is none."""
+def _outer_copies(run, ranks, slots):
+    """Every rank has the weights from before the round, and their velocity."""
+    lr, momentum = METHODS[run.method.name].outer(run)
+    return (lr != 1 or momentum != 0) + (momentum != 0)
+
+
+_ALL = (
+    MethodSpec(
+        "ist",
+        "every rank trains the narrow network of the units that it was dealt",
+        ("pull", "hop", "push"),
+        "ist.IST",
+        deals=True,
+        stays=True,
+        outer_step=(1.0, 0.0),
+    ),
+    MethodSpec(
+        "local-sgd",
+        "every rank trains the whole network on its own batches; then the mean",
+        ("all-reduce",),
+        "local_sgd.LocalSGD",
+        sends_at_start=("pull",),
+        outer_step=(1.0, 0.0),
+        copies=_outer_copies,
+    ),
+    MethodSpec(
+        "data-parallel",
+        "gradients are averaged in every step",
+        ("all-reduce",),
+        "data_parallel.DataParallel",
+        sends_every_step=True,
+        sends_at_start=("pull",),
+        overlaps=True,
+        received=reduced,
+        synchronous=True,
+        always_carries=True,
+    ),
+    # arXiv 2311.08105. Rounds are long, some 100 local steps, and the local optimizer is usually AdamW.
+    MethodSpec(
+        "diloco",
+        "local SGD whose mean is not taken over but followed, with Nesterov's momentum",
+        ("all-reduce",),
+        "local_sgd.LocalSGD",
+        sends_at_start=("pull",),
+        outer_step=(0.7, 0.9),
+        copies=_outer_copies,
+    ),
+    MethodSpec(
+        "fedavg",
+        "some ranks take passes over their own examples; then their mean, weighted by examples",
+        ("pull", "push"),
+        "fedavg.FedAvg",
+        members=lambda run, ranks: drawn_count(ranks, run.method.fraction),
+        in_passes=True,
+        outer_step=(1.0, 0.0),
+    ),
+    # At most: what is sent where all ranks average in every round.
+    MethodSpec(
+        "dynamic-averaging",
+        "ranks take the mean when one has gone far enough from the last one",
+        ("push", "pull"),
+        "dynamic_averaging.DynamicAveraging",
+        sends_at_start=("pull",),
+        makes_communicators=True,
+        copies=lambda run, ranks, slots: 2 + slots,  # the reference; all of a round's start
+    ),
+    MethodSpec(
+        "codistillation",
+        "every rank trains its own network, and learns from the others' predictions",
+        ("all-gather",),
+        "codistillation.Codistillation",
+        sends_since=lambda run: run.method.burn_in,
+        sends_at_start=("pull",),
+        received=gathered,
+        learns_from_others=True,
+        always_carries=True,
+        copies=lambda run, ranks, slots: ranks + slots,  # the others'; all of a round's start
+    ),
+)
+
+METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
+"""By the name that a run file gives them."""
+
+
+def spec_of(name: str, where: str = "method.name =") -> MethodSpec:
+    """The method of a name; ConfigError with ``where`` it stands and the nearest name when there is none."""
     if name not in METHODS:
-        raise ConfigError(f"{setting} = {name!r} is not known{did_you_mean(name, METHODS)}")
+        raise ConfigError(f"{where} {name!r} is not known{did_you_mean(name, METHODS)}")
     return METHODS[name]

@@ -14,24 +14,29 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
-from istmpi import optimizers, rng
+from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.comm.stopping import StopSign
-from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.devices import to_empty
 from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
+from istmpi.methods import METHODS
+from istmpi.methods.optimizers import optimizer_spec
 from istmpi.methods.outer import Outer
 from istmpi.models.architecture import Architecture
 from istmpi.models.losses import TASKS
 from istmpi.record import Clock
+
+if TYPE_CHECKING:
+    from istmpi.config import Run
 
 
 @dataclass
@@ -70,20 +75,16 @@ class Method(ABC):
     belongs to them, by its names in the store.
     """
 
-    makes_communicators = False
-    """Whether rounds make MPI communicators of their own."""
-    takes_outer_step = False
-    """Whether an outer step may follow a round."""
-
     network: nn.Module
     optimizer: torch.optim.Optimizer | None
     tensors: dict[str, torch.Tensor]
 
     def __init__(self, job: Job):
         self.job = job
+        self.spec = METHODS[job.run.method.name]
         self.tensors = {}
-        self.optimizer_spec = optimizers.optimizer_spec(job.run.optimizer)
-        self.outer = Outer(*job.run.method.outer) if self.takes_outer_step else Outer()
+        self.optimizer_spec = optimizer_spec(job.run.optimizer)
+        self.outer = Outer(*self.spec.outer(job.run))
         self.loss = TASKS[job.task].loss
         self.examples = 0
         """That this rank has consumed."""
@@ -92,28 +93,12 @@ class Method(ABC):
         self.optimizer_spec.make([nn.Parameter(torch.zeros(1))])
 
     @classmethod
-    def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        """The unit groups that this method deals out in a run; by default none."""
-        return ()
-
-    @classmethod
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
         """Refuse, with a ConfigError, a run that this method cannot train; by default it can train all.
 
         ``batches``: this rank's; another may find a reason where this one finds none.
         """
         return
-
-    @classmethod
-    def optimizer_slots(cls, run: Run) -> tuple[str, ...]:
-        """The optimizer state that the store keeps beside every parameter between rounds."""
-        return optimizers.optimizer_spec(run.optimizer).slots if run.method.optimizer_state == "carry" else ()
-
-    @classmethod
-    def slots(cls, run: Run) -> tuple[str, ...]:
-        """All that the store keeps beside every parameter between rounds."""
-        outer = Outer(*run.method.outer).slots if cls.takes_outer_step else ()
-        return (*cls.optimizer_slots(run), *outer)
 
     def run(self, round: int, resume_from: InterruptedRound) -> float | InterruptedRound:
         """Run one round, or what is left of it, and return its mean loss over all ranks and local steps.
@@ -136,7 +121,7 @@ class Method(ABC):
             store.add_slots((*self.optimizer_spec.slots, *self.outer.slots_inside))
             outcome.tensors = self.suspend(round)
         else:
-            store.drop_slots(except_for=self.slots(self.job.run))
+            store.drop_slots(except_for=self.spec.slots(self.job.run))
             self.end(round)
         return outcome
 
@@ -167,7 +152,7 @@ class Method(ABC):
         Its state starts at zero, until the store has filled what it keeps.
         """
         optimizer = self.optimizer_spec.make(network.parameters())
-        kept = bool(self.optimizer_slots(self.job.run))
+        kept = bool(self.spec.optimizer_slots(self.job.run))
         before = self.first_step(round) - self.first_step(self.job.state_since) if kept else 0
         tensors = {}
         for name, parameter in network.named_parameters():

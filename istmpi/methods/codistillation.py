@@ -4,8 +4,11 @@ After a burn-in the loss is the labels' cross-entropy plus the cross-entropy aga
 networks predict, as they were at the beginning of the round. The network of rank 0 is kept.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +16,6 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.engine.layout import Replicated
 from istmpi.engine.slots import Slot, weights_among
@@ -22,7 +24,9 @@ from istmpi.errors import ConfigError
 from istmpi.methods.base import InterruptedRound, Job
 from istmpi.methods.replicated import OwnNetworks
 from istmpi.models.architecture import Architecture
-from istmpi.optimizers import optimizer_spec
+
+if TYPE_CHECKING:
+    from istmpi.config import Run
 
 STALE = "stale"
 """The slot of this rank's weights from the beginning of a round that was stopped in the middle."""
@@ -45,10 +49,6 @@ class Codistillation(OwnNetworks):
             raise ConfigError(
                 f"method.name = 'codistillation' needs predictions of classes, but this is {task}. Use another method."
             )
-
-    @classmethod
-    def optimizer_slots(cls, run: Run) -> tuple[str, ...]:
-        return optimizer_spec(run.optimizer).slots
 
     def begin(self, round: int, resume_from: InterruptedRound) -> None:
         super().begin(round, resume_from)

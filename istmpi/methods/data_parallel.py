@@ -5,11 +5,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from istmpi.comm.allreduce import MeanOverRanks
-from istmpi.config import Run
 from istmpi.methods.base import InterruptedRound, Job
 from istmpi.methods.replicated import ReplicatedMethod
 from istmpi.models.linear import linear_layers
-from istmpi.optimizers import optimizer_spec
 
 
 class DataParallel(ReplicatedMethod):
@@ -22,10 +20,6 @@ class DataParallel(ReplicatedMethod):
         super().__init__(job)
         self._mean: MeanOverRanks | None = None
         self._vote: Callable[[], int] | None = None
-
-    @classmethod
-    def optimizer_slots(cls, run: Run) -> tuple[str, ...]:
-        return optimizer_spec(run.optimizer).slots
 
     def begin(self, round: int, resume_from: InterruptedRound) -> None:
         super().begin(round, resume_from)

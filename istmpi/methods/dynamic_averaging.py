@@ -25,7 +25,6 @@ REFERENCE = "reference"
 class DynamicAveraging(OwnNetworks):
     """Every rank has a network of its own; the store has their mean when it is asked for."""
 
-    makes_communicators = True
     common_slots = (REFERENCE,)
 
     def __init__(self, job: Job):

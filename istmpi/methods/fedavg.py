@@ -5,9 +5,12 @@ Every round a share of the ranks is drawn at random. Each of them takes as many 
 as often as it has examples.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.engine.layout import Replicated
 from istmpi.engine.partition import draw_ranks
@@ -15,6 +18,9 @@ from istmpi.errors import ConfigError
 from istmpi.methods.base import Job
 from istmpi.methods.ist import IST
 from istmpi.models.architecture import Architecture
+
+if TYPE_CHECKING:
+    from istmpi.config import Run
 
 
 class FedAvg(IST):
@@ -34,10 +40,6 @@ class FedAvg(IST):
                 f"train.batch = {batches.batch} leaves fedavg a last batch of one of a rank's {batches.examples} "
                 f"examples, too few for {normalisation}. Use another train.batch, or normalisation."
             )
-
-    @classmethod
-    def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        return ()
 
     def drawn(self, round: int) -> tuple[int, ...]:
         """The ranks that train in a round, ascending: the same on every rank."""

@@ -9,11 +9,13 @@ where it is; only the others go home to their owners. The owners have all of the
 the owners' work: with one, all weights go home in every round.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
-from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.devices import copy_from_host, empty_on_host, on_host
 from istmpi.engine.axes import Parameter, narrowed
@@ -24,15 +26,17 @@ from istmpi.engine.transfer import Transfer
 from istmpi.errors import IstmpiError
 from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.methods.held import Held
-from istmpi.methods.outer import START, VELOCITY
+from istmpi.methods.outer import START
+from istmpi.methods.spec import VELOCITY
 from istmpi.models.architecture import Architecture
 from istmpi.models.linear import release_gradients
+
+if TYPE_CHECKING:
+    from istmpi.config import Run
 
 
 class IST(Method):
     """Deal, hop and pull; J local steps; push, mean and outer step."""
-
-    takes_outer_step = True
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -45,10 +49,6 @@ class IST(Method):
         wanted = run.method.partition
         if wanted != ():
             architecture.require_dealable(architecture.default_groups if wanted is None else wanted)
-
-    @classmethod
-    def groups(cls, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        return run.method.dealt(architecture.groups, architecture.default_groups)
 
     def begin(self, round: int, resume_from: InterruptedRound) -> None:
         store, clock = self.job.store, self.job.clock
@@ -103,7 +103,7 @@ class IST(Method):
 
     def _deal_after(self, round: int) -> Partition | None:
         """The deal to which weights go straight after a round; None where they all go home."""
-        dealt = self.groups(self.job.run, self.job.architecture) and self.job.communicator.size > 1
+        dealt = self.spec.groups(self.job.run, self.job.architecture) and self.job.communicator.size > 1
         return self.deal(round + 1) if dealt and self.outer.idle else None
 
     def _moved(self) -> dict[str, Parameter]:
@@ -131,7 +131,7 @@ class IST(Method):
         job, settings = self.job, self.job.run.method
         partition = Partition.draw(
             job.architecture.lengths,
-            self.groups(job.run, job.architecture),
+            self.spec.groups(job.run, job.architecture),
             job.communicator.size,
             job.run.train.seed,
             round,

@@ -11,14 +11,13 @@ import torch
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.engine.slots import without
 from istmpi.methods.base import InterruptedRound
-from istmpi.methods.outer import START, VELOCITY
+from istmpi.methods.outer import START
 from istmpi.methods.replicated import ReplicatedMethod
+from istmpi.methods.spec import VELOCITY
 
 
 class LocalSGD(ReplicatedMethod):
     """Local steps; mean and outer step, which stay on the ranks: all have them."""
-
-    takes_outer_step = True
 
     def begin(self, round: int, resume_from: InterruptedRound) -> None:
         super().begin(round, resume_from)

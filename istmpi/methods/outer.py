@@ -11,9 +11,8 @@ from collections.abc import Mapping, MutableMapping
 import torch
 
 from istmpi.engine.slots import Slot, weights_among
+from istmpi.methods.spec import VELOCITY
 
-VELOCITY = "velocity"
-"""The slot in the store, where there is momentum."""
 START = "start"
 """The slot of the weights from before the round, only while a round is stopped in the middle."""
 
@@ -31,10 +30,6 @@ class Outer:
     def idle(self) -> bool:
         """The weights stay where the round led."""
         return self.lr == 1 and self.momentum == 0
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        return (VELOCITY,) if self.momentum else ()
 
     @property
     def slots_inside(self) -> tuple[str, ...]:

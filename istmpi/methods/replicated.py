@@ -25,7 +25,7 @@ class ReplicatedMethod(Method):
             for name in store.parameters.keys() - self.tensors.keys():
                 self.tensors[name] = torch.empty_like(weights[parameter_of(name)].detach())
             self._fetch(resume_from)
-        elif not self.optimizer_slots(self.job.run):
+        elif not self.spec.optimizer_slots(self.job.run):
             self._renew(round, resume_from)
 
     def store_rows(self) -> None:

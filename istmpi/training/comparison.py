@@ -19,10 +19,10 @@ from istmpi.comm import Communicator
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
-from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, StoppedError, UserError, did_you_mean
+from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, StoppedError, UserError
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
-from istmpi.methods import METHODS
+from istmpi.methods import spec_of
 from istmpi.record import FAILURE, SETTINGS, SUMMARY, RunFolder
 from istmpi.training.loop import Training
 from istmpi.training.run import Watch, run_training
@@ -91,8 +91,7 @@ class Comparison:
         self._communicator = communicator
         with communicator.agreed():
             for name in methods:
-                if name not in METHODS:
-                    raise ConfigError(f"--methods: {name!r} is not known{did_you_mean(name, METHODS)}")
+                spec_of(name, "--methods:")
         with communicator.agreed():
             folder = _folder(run, methods, repeats, communicator.size) if communicator.rank == 0 else None
         self.folder: Path = communicator.broadcast_from_root(folder)

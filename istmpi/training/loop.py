@@ -27,7 +27,8 @@ from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.partition import blocks, check
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator, Score
-from istmpi.methods import InterruptedRound, Job, Method, method
+from istmpi.methods import spec_of
+from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.losses import TASKS
 from istmpi.record import Clock
@@ -77,9 +78,9 @@ class Training:
             self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
             for phase, _ in phases:
                 name = phase.method.name
-                kind = method(name, "method.name" if name == run.method.name else "method.finish")
-                kind.check(phase, data.task, self.batches, self.architecture)
-                groups = kind.groups(phase, self.architecture)
+                spec = spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
+                spec.load().check(phase, data.task, self.batches, self.architecture)
+                groups = spec.groups(phase, self.architecture)
                 check(self.architecture.lengths, groups, communicator.size, phase.method.shares)
                 self.architecture.require_usable(self._subnet_lengths(groups, phase.method.shares))
         self.hosts = communicator.hosts()
@@ -117,7 +118,7 @@ class Training:
         It stays with the weights from then on, whatever method goes on and on however many ranks.
         """
         first, _ = self.phases[0]
-        dealt = method(first.method.name).groups(first, self.architecture)
+        dealt = spec_of(first.method.name).groups(first, self.architecture)
         summed = {group for groups in self.architecture.sums.values() for group in groups}
         return {group: 1 / self.communicator.size for group in dealt if group in summed}
 
@@ -127,35 +128,34 @@ class Training:
         for phase, rounds in self.phases:
             if first <= self.rounds_done:
                 run, since = phase, since if kept else first
-                kept = bool(method(run.method.name).optimizer_slots(run))
+                kept = bool(spec_of(run.method.name).optimizer_slots(run))
             first += rounds
         if before and before.job.run is run:
             return before
         if before:
             before.publish()
-        kind = method(run.method.name)
-        slots = kind.slots(run)
+        spec = spec_of(run.method.name)
+        slots = spec.slots(run)
         self.store.drop_slots(except_for=slots)
         self.store.add_slots(slots)
-        return kind(
-            Job(
-                run,
-                self.architecture,
-                self.dataset.task,
-                self.store,
-                self.batches,
-                self.communicator,
-                self.device,
-                self.clock,
-                self.stop,
-                since,
-            )
+        job = Job(
+            run,
+            self.architecture,
+            self.dataset.task,
+            self.store,
+            self.batches,
+            self.communicator,
+            self.device,
+            self.clock,
+            self.stop,
+            since,
         )
+        return spec.load()(job)
 
     @property
     def makes_communicators(self) -> bool:
         """Whether any round makes MPI communicators of its own."""
-        return any(method(phase.method.name).makes_communicators for phase, _ in self.phases)
+        return any(spec_of(phase.method.name).makes_communicators for phase, _ in self.phases)
 
     def rounds(self) -> Iterator[Progress]:
         """Run the rounds that are left, one by one; DivergedError on every rank when the loss stops being finite.
@@ -215,7 +215,7 @@ class Training:
         if stopped and max(done):
             self.local_step, self._interrupted = max(done), outcome
         elif stopped:
-            self.store.drop_slots(except_for=self.method.slots(self.method.job.run))
+            self.store.drop_slots(except_for=self.method.spec.slots(self.method.job.run))
         return not stopped
 
     def progress(self, score: Score | None = None) -> Progress:
@@ -294,7 +294,7 @@ class Training:
         if header.ranks != self.communicator.size and self.local_step >= self._most_steps:
             # The fastest of those ranks was through: nothing is left of the round for these.
             self.rounds_done, self.local_step, self._interrupted = self.rounds_done + 1, 0, InterruptedRound()
-            self.store.drop_slots(except_for=self.method.slots(self.method.job.run))
+            self.store.drop_slots(except_for=self.method.spec.slots(self.method.job.run))
         return changes
 
     def _changes(self, checkpoint: Checkpoint) -> list[str]:

@@ -26,9 +26,9 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
 from istmpi.methods.base import InterruptedRound
+from istmpi.methods.optimizers import optimizer_spec
 from istmpi.models.architecture import Architecture
 from istmpi.models.mlp import MLP
-from istmpi.optimizers import optimizer_spec
 from istmpi.training.loop import Training
 
 SECONDS = 0.3

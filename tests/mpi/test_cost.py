@@ -5,6 +5,7 @@ from small import small_run
 
 from istmpi.cost import cost, round_bytes
 from istmpi.cost.time import round_time
+from istmpi.engine.slots import kinds_of
 from istmpi.methods import METHODS
 from istmpi.methods.base import InterruptedRound
 from istmpi.models import MODELS
@@ -54,6 +55,7 @@ def test_predicted_bytes_are_the_counted_bytes(comm, method, model, case):
         training.method.run(number, InterruptedRound())
         counted = comm.allgather(comm.traffic.bytes - before)
         assert counted == round_bytes(training.run, training.architecture, comm.size, number), f"round {number}"
+        assert kinds_of(training.store.tensors) == training.method.spec.slots(training.run)
 
 
 def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, monkeypatch):

@@ -32,7 +32,7 @@ def test_a_network_of_another_package_learns_for_as_many_bytes_as_predicted(comm
     run = small_run().override({"model.name": f"{FOLDER}/{name}"})
     run = run.override({key.replace("__", "."): value for key, value in SETTINGS.items()})
     training = Training(run, comm)
-    assert training.method.groups(run, training.architecture) == tuple(groups)
+    assert training.method.spec.groups(run, training.architecture) == tuple(groups)
     losses = []
     for number in range(3):
         before = comm.traffic.bytes

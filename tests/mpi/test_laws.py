@@ -10,7 +10,7 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import DivergedError, IstmpiError
-from istmpi.methods import InterruptedRound
+from istmpi.methods.base import InterruptedRound
 from istmpi.methods.ist import IST
 from istmpi.training.loop import Training
 
@@ -22,7 +22,7 @@ def test_the_initial_network_is_that_of_one_rank(comm, method):
     training = Training(small_run(method__name=method, model__bias=True), comm)
     one = ParameterStore(training.architecture.parameters, training.architecture.lengths, ranks=1, rank=0)
     one.initialise(training.run.train.seed)
-    one.add_slots(training.method.slots(training.run))
+    one.add_slots(training.method.spec.slots(training.run))
     assert_same_bits(whole(training), {name: tensor.numpy() for name, tensor in one.tensors.items()})
     assert sum(comm.allgather(training.store.digest())) % 2**64 == one.digest()
 
@@ -144,7 +144,7 @@ def test_whole_networks_send_what_their_algorithm_says(comm, method, times, carr
     training, progress = trained(comm, method__name=method, method__burn_in=2, **settings)
     architecture, ranks = training.architecture, comm.size
     network = sum(8 * parameter.size(architecture.lengths) for parameter in architecture.parameters.values())
-    slots = len(training.method.slots(training.run))
+    slots = len(training.method.spec.slots(training.run))
     start = (ranks - 1) * network * (1 + slots)
     averaged = network * (2 if carry and method in ("local-sgd", "diloco") else 1)
     each = 2 * (ranks - 1) * averaged * times

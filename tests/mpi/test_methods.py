@@ -11,7 +11,8 @@ from torch.nn import functional
 from istmpi.data.batches import Batches
 from istmpi.data.sources import open_dataset
 from istmpi.engine.store import ParameterStore
-from istmpi.methods import METHODS, InterruptedRound
+from istmpi.methods import METHODS
+from istmpi.methods.base import InterruptedRound
 from istmpi.models import architecture
 from istmpi.training.loop import Training
 

@@ -13,7 +13,7 @@ from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import draw_ranks
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
-from istmpi.methods import InterruptedRound
+from istmpi.methods.base import InterruptedRound
 from istmpi.models import architecture
 from istmpi.training.loop import Training
 
@@ -299,7 +299,7 @@ def test_a_finish_starts_from_what_came_before(comm, first, last):
     before, _ = trained(comm, method__name=first, train__rounds=2, **settings)
     before.method.publish()
     after = Training(small_run(method__name=last, **settings), comm)
-    keeps = before.method.optimizer_slots(before.run)
+    keeps = before.method.spec.optimizer_slots(before.run)
     after.method.job.state_since = 0 if keeps else 2
     go_on(after, before, (2, 3))
     both.method.publish()

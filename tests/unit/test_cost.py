@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from istmpi import optimizers
 from istmpi.config import Run
-from istmpi.cost import COSTS, RIVALS, cost, pair_bytes, round_bytes
+from istmpi.cost import RIVALS, cost, pair_bytes, round_bytes
+from istmpi.cost.collectives import COLLECTIVES
 from istmpi.cost.counts import NORMALISATION_FLOPS
 from istmpi.cost.holdings import Holdings
 from istmpi.cost.survey import FIGURE_2
@@ -23,7 +23,9 @@ from istmpi.engine.layout import Owners
 from istmpi.engine.partition import Partition, blocks
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
-from istmpi.methods import METHODS, Method
+from istmpi.methods import METHODS
+from istmpi.methods.base import Method
+from istmpi.methods.optimizers import optimizer_spec
 from istmpi.models import MODELS, architecture
 from istmpi.models.mlp import MLP
 from istmpi.models.norms import BatchNorm
@@ -130,7 +132,7 @@ def test_predicted_bytes_are_the_planned_bytes(widths, ranks, norm, bias, deal, 
     [{}, {"shares": (3.0, 1.0, 1.0, 2.0)}, {"redeal": 0.3}, {"outer_momentum": 0.5}, {"partition": ["hidden2"]}],
     ids=str,
 )
-@pytest.mark.parametrize("method", [name for name in COSTS if name != "data-parallel"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "data-parallel"])
 def test_expected_bytes_are_the_mean_over_deals(method, settings):
     ranks, network = 4, MLP(6, (9, 7), 3)
     wanted = run(name=method, **settings)
@@ -261,7 +263,7 @@ def test_where_whole_blocks_are_dealt_sizes_are_expected_ones():
     assert abs(np.mean(sent) - float(held.fetched_bytes)) <= 4 * np.std(sent) / len(sent) ** 0.5
 
 
-@pytest.mark.parametrize("method", [*COSTS, *RIVALS])
+@pytest.mark.parametrize("method", [*METHODS, *RIVALS])
 def test_one_rank_is_plain_sgd(method):
     plan = figure_2(method, 1)
     assert plan.round_bytes == plan.start_bytes == plan.messages == 0
@@ -270,7 +272,7 @@ def test_one_rank_is_plain_sgd(method):
     assert plan.held.trained_share == 1
 
 
-@pytest.mark.parametrize("method", [*COSTS, *RIVALS])
+@pytest.mark.parametrize("method", [*METHODS, *RIVALS])
 def test_a_hundred_thousand_ranks_neither_overflow_nor_take_long(method):
     wide = MLP(10**6, (10**6, 10**6), 10**6)
     wanted = Run().override({"train.batch": 10**6})
@@ -338,7 +340,7 @@ def test_every_model_says_which_stages_it_normalises(name, norm, output_norm):
     assert cost(wanted, network, 1).flops("normalisation") == NORMALISATION_FLOPS * units * wanted.train.batch
 
 
-@pytest.mark.parametrize("method", COSTS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("optimizer, momentum, slots", [("sgd", 0.0, 0), ("sgd", 0.9, 1), ("adam", 0.0, 2)])
 @pytest.mark.parametrize("state", ["reset", "carry"])
 def test_memory_has_a_tensor_for_everything_that_is_kept(method, optimizer, momentum, slots, state):
@@ -353,7 +355,7 @@ def test_memory_has_a_tensor_for_everything_that_is_kept(method, optimizer, mome
     assert memory.owned == rows * (1 + stored)
     assert memory.network == memory.gradients == 4 * plan.largest.elements
     assert memory.optimizer == slots * memory.network
-    assert plan.largest.flops.optimizer == optimizers.optimizer_spec(wanted.optimizer).flops * plan.largest.elements
+    assert plan.largest.flops.optimizer == optimizer_spec(wanted.optimizer).flops * plan.largest.elements
 
 
 def test_the_share_of_the_network_that_is_trained_in_a_round():
@@ -372,21 +374,39 @@ def test_the_share_of_the_network_that_is_trained_in_a_round():
 # ---- every method, and what is refused
 
 
-def test_every_method_has_a_cost():
-    assert set(COSTS) == set(METHODS)
-    assert not set(COSTS) & set(RIVALS)
+def test_no_rival_bears_the_name_of_a_method():
+    assert not set(METHODS) & set(RIVALS)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_deals_and_keeps_what_its_cost_says(method):
+def test_the_class_of_a_method_is_what_is_said_of_it(method):
+    spec, kind = METHODS[method], METHODS[method].load()
+    assert issubclass(kind, Method)
+    assert spec.in_passes == (kind.steps is not Method.steps)
+    assert {*spec.sends, *spec.sends_at_start} <= {*COLLECTIVES}
+
+
+def test_what_is_dealt_out_and_kept_follows_from_the_run():
     network = MLP(6, (12, 8), 4)
-    for state, partition, outer in product(("reset", "carry"), (None, ("hidden2",)), (None, 0.0, 0.9)):
-        settings = {"optimizer_state": state, "partition": partition, "outer_momentum": outer}
-        settings = {key: value for key, value in settings.items() if value is not None}
-        wanted = run(name=method, **settings).override({"optimizer.name": "adam"})
-        assert COSTS[method].groups(wanted, network) == METHODS[method].groups(wanted, network)
-        assert COSTS[method].stored(wanted) == len(METHODS[method].slots(wanted))
-    assert COSTS[method].in_passes == (METHODS[method].steps is not Method.steps)
+    for name, state, partition in product(METHODS, ("reset", "carry"), (None, ("hidden2",))):
+        settings = {"method.name": name, "method.optimizer_state": state, "optimizer.name": "adam"}
+        wanted = run().override(settings | ({"method.partition": partition} if partition else {}))
+        dealt = (partition or network.groups) if name == "ist" else ()
+        assert METHODS[name].groups(wanted, network) == dealt
+        carries = state == "carry" or name in ("data-parallel", "codistillation")
+        velocity = ("velocity",) if name == "diloco" else ()
+        assert METHODS[name].slots(wanted) == ("exp_avg", "exp_avg_sq") * carries + velocity
+
+
+@pytest.mark.parametrize("lr, momentum", [(1.0, 0.0), (0.5, 0.0), (1.0, 0.9), (None, None)])
+def test_an_outer_step_follows_where_a_method_takes_one(lr, momentum):
+    given = {"method.outer_lr": lr, "method.outer_momentum": momentum} if lr else {}
+    for name, spec in METHODS.items():
+        own = {"diloco": (0.7, 0.9)}.get(name, (1.0, 0.0))
+        takes = name in ("ist", "local-sgd", "diloco", "fedavg")
+        wanted = run(name=name).override(given)
+        assert spec.outer(wanted) == ((lr, momentum) if lr and takes else own)
+        assert ("velocity" in spec.slots(wanted)) == (spec.outer(wanted)[1] > 0)
 
 
 def test_more_ranks_than_units_are_refused_by_name():

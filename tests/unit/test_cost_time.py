@@ -5,19 +5,20 @@ from dataclasses import replace
 import pytest
 
 from istmpi.config import Run
-from istmpi.cost import COSTS, RIVALS
+from istmpi.cost import RIVALS
 from istmpi.cost.advice import LEAST_SHARE, LOCAL_STEPS, TRANSFER_SHARE, advise
 from istmpi.cost.cluster import PRESETS, Cluster, Link, load, network, preset
 from istmpi.cost.survey import FIGURE_2, Scenario, first_local_steps, first_ranks, survey, widest
 from istmpi.cost.time import BACKWARD_SHARE, round_time, step_seconds
 from istmpi.errors import ConfigError, DataError
+from istmpi.methods import METHODS
 from istmpi.models.mlp import MLP
 
 NETWORK = MLP(1000, (4000, 4000, 4000), 200, norm="none")
 BYTES = 4 * 36_800_000
 ALPHA, BETA, SPEED = 1e-4, 1e-9, 1e12
 PLAIN = Cluster("plain", "by hand", network(ALPHA, 1 / BETA), (SPEED,))
-BOTH = [*COSTS, *RIVALS]
+BOTH = [*METHODS, *RIVALS]
 
 
 def scenario(cluster=PLAIN, shared_batch=False, **settings):

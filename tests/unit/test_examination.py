@@ -12,6 +12,7 @@ import torch
 
 from istmpi.config import Run
 from istmpi.errors import ConfigError
+from istmpi.methods import spec_of
 from istmpi.models.examination import examine
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.own import own_network
@@ -193,10 +194,8 @@ def test_a_residual_stream_is_not_dealt_out_by_default_nor_the_inner_of_two_widt
     network = ready("Attention", (5, 6), embed=8, heads=3, head_dim=4, hidden=6, depth=1)
     assert network.groups == ("heads", "head_dim", "embed", "hidden")
     assert network.default_groups == ("heads", "hidden")
-    method = Run().method
-    assert method.dealt(network.groups, network.default_groups) == network.default_groups
-    named = replace(method, partition=("embed",))
-    assert named.dealt(network.groups, network.default_groups) == ("embed",)
+    assert spec_of("ist").groups(Run(), network) == network.default_groups
+    assert spec_of("ist").groups(Run().override({"method.partition": ["embed"]}), network) == ("embed",)
     other = replace(network.table, residual={})
     difference = 'dealt: ["heads", "embed", "hidden"] or ["heads", "hidden"]'
     assert other.difference(network.table) == difference

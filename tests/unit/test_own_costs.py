@@ -11,8 +11,9 @@ import pytest
 from patience import patience
 
 from istmpi.config import Run
-from istmpi.cost import COSTS, RIVALS, cost, round_bytes
+from istmpi.cost import RIVALS, cost, round_bytes
 from istmpi.data.sources import open_dataset
+from istmpi.methods import METHODS
 from istmpi.models.mlp import MLP
 from istmpi.training.network import planned_network
 
@@ -39,13 +40,13 @@ def test_an_mlp_of_ones_own_costs_what_the_built_in_one_does(norm, bias):
     wanted, own = planned(f"{FILE}:Plain", model__norm=norm, model__bias=bias, model__output_norm=norm == "batch")
     network = MLP(64, (13, 11), 10, norm=norm, bias=bias, output_norm=norm == "batch")
     assert list(own.parameters) == list(network.parameters)
-    for method in (*COSTS, *RIVALS):
+    for method in (*METHODS, *RIVALS):
         for ranks in (1, 2, 3):
             one, other = (cost(wanted, of, ranks, method) for of in (own, network))
             assert one.loads == other.loads and one.start_bytes == other.start_bytes
             for mine, its in zip(one.parts, other.parts, strict=True):
                 assert (mine.flops, mine.memory, mine.touched) == (its.flops, its.memory, its.touched)
-            if method in COSTS:
+            if method in METHODS:
                 named = wanted.override({"method.name": method})
                 assert round_bytes(named, own, ranks, 1) == round_bytes(named, network, ranks, 1)
 

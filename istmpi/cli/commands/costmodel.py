@@ -14,14 +14,14 @@ from istmpi.cli import quantities
 from istmpi.cli.networks import described
 from istmpi.cli.settings import changes, planning, resolve
 from istmpi.config import Run
-from istmpi.cost import COSTS, RIVALS
+from istmpi.cost import RIVALS, counted
 from istmpi.cost import survey as costs
 from istmpi.cost.advice import advise
 from istmpi.cost.cluster import LEAST, Cluster, load, network, preset
-from istmpi.cost.methods import method_cost
 from istmpi.cost.survey import Scenario
 from istmpi.errors import ConfigError, OutputError
 from istmpi.foreign import MOST, is_file, one_line
+from istmpi.methods import METHODS
 from istmpi.names import is_module
 from istmpi.report import tables
 from istmpi.report.units import number, size
@@ -37,7 +37,7 @@ COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
 @planning
 @click.option("--examples", type=click.IntRange(min=1), metavar="N", help="In an epoch.  [default: the data's]")
 @click.option("--ranks", metavar="P,P,...", help="Numbers of ranks, as 1,2,4, or 1..1024.  [default: 1..32]")
-@click.option("--compare", metavar="NAME,...", help=f"What to compare, or all: {', '.join([*COSTS, *RIVALS])}.")
+@click.option("--compare", metavar="NAME,...", help=f"What to compare, or all: {', '.join([*METHODS, *RIVALS])}.")
 @click.option("--cluster", metavar="NAME|FILE", default="m5.2xlarge", show_default=True, help="A preset or a file.")
 @click.option("--bandwidth", metavar="RATE", help="Of a rank in each direction: 2.5Gbit, 300MB.")
 @click.option("--latency", metavar="TIME", help="Of a message: 100us.")
@@ -154,13 +154,13 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
     own = scenario.run.method.name
     named = [own] if compare in (None, "all") else compare.split(",")
     for method in named:
-        method_cost(method)  # refuses one that has no cost
+        counted(method)  # refuses one that has no cost
         if not scenario.can(method):
             scenario.architecture.require_dealable(())
     if compare is None:
         named = [*COMPARED, *([own] if own not in COMPARED else [])]
     elif compare == "all":
-        named = [*RIVALS, *COSTS]
+        named = [*RIVALS, *METHODS]
     return [method for method in dict.fromkeys(named) if scenario.can(method)]
 
 

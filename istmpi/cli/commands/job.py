@@ -8,7 +8,7 @@ import click
 
 from istmpi.cli.settings import resolve
 from istmpi.config import Run
-from istmpi.errors import ConfigError, OutputError, did_you_mean
+from istmpi.errors import ConfigError, OutputError
 from istmpi.names import is_own
 
 
@@ -190,7 +190,8 @@ def check(arguments: tuple[str, ...], ranks: int, verb: str = "train") -> Run:
     """The run of a command line of istmpi train or compare; refused if it could not be trained on so many ranks."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
-    from istmpi.cost import COSTS, phase_costs
+    from istmpi.cost import phase_costs
+    from istmpi.methods import spec_of
 
     with click.Context(istmpi) as context:
         command = istmpi.get_command(context, verb)
@@ -203,7 +204,7 @@ def check(arguments: tuple[str, ...], ranks: int, verb: str = "train") -> Run:
     found = described(run, None)
     methods = given["methods"].split(",") if verb == "compare" else [found.run.method.name]
     for name in methods:
-        if verb == "compare" and name not in COSTS:
-            raise ConfigError(f"--methods: {name!r} is not known{did_you_mean(name, COSTS)}")
+        if verb == "compare":
+            spec_of(name, "--methods:")
         phase_costs(found.run.override({"method.name": name}), found.architecture, ranks)
     return found.run

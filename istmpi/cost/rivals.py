@@ -1,0 +1,37 @@
+"""What others run, or could be run: counted beside istmpi's own methods, and only for comparison."""
+
+from istmpi.errors import ConfigError, did_you_mean
+from istmpi.methods import METHODS, MethodSpec
+from istmpi.methods.spec import reduced
+
+_ALL = (
+    MethodSpec(
+        "data-parallel-broadcast",
+        "rank 0 collects all gradients and sends all weights: the paper's count of data parallel",
+        ("server",),
+        sends_every_step=True,
+        synchronous=True,
+        owned_tensors=0,
+    ),
+    MethodSpec(
+        "data-parallel-halving-doubling",
+        "data parallel with another all-reduce",
+        ("halving-doubling",),
+        sends_every_step=True,
+        overlaps=True,
+        received=reduced,
+        synchronous=True,
+        owned_tensors=0,
+    ),
+    MethodSpec("ist-push-pull", "all weights go home to their owners in every round", ("pull", "push"), deals=True),
+)
+
+RIVALS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
+
+
+def counted(name: str) -> MethodSpec:
+    """The method or rival of a name; ConfigError with the nearest name when there is none."""
+    known = METHODS | RIVALS
+    if name not in known:
+        raise ConfigError(f"method.name = {name!r} is not known{did_you_mean(name, known)}")
+    return known[name]

@@ -1,0 +1,151 @@
+"""What the rest of istmpi knows of a method: training, cost model, settings and help read its `MethodSpec`.
+
+It needs neither torch nor MPI; the class that runs the rounds is loaded by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from istmpi.errors import ConfigError, did_you_mean
+from istmpi.methods.optimizers import optimizer_spec
+
+if TYPE_CHECKING:
+    from istmpi.config import Run
+    from istmpi.cost.holdings import Holdings
+    from istmpi.methods.base import Method
+    from istmpi.models.architecture import Architecture
+
+VELOCITY = "velocity"
+"""The slot of the outer step's momentum."""
+
+
+def _first(run: Run) -> int:
+    return 0
+
+
+def _everybody(run: Run, ranks: int) -> int:
+    return ranks
+
+
+def _no_copies(run: Run, ranks: int, slots: int) -> int:
+    return 0
+
+
+def trained(held: Holdings) -> int | Fraction:
+    """Elements of all networks that ranks train in a round."""
+    return held.held_elements
+
+
+def reduced(held: Holdings) -> int:
+    """Elements that all ranks receive in an all-reduce of the network."""
+    return 2 * (held.ranks - 1) * held.network_elements
+
+
+def gathered(held: Holdings) -> int:
+    """Elements that all ranks receive when each gets the others' networks."""
+    return held.ranks * (held.ranks - 1) * held.network_elements
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method: what it deals out, sends and keeps."""
+
+    name: str
+    summary: str
+    """A sentence of help, without its end."""
+    sends: tuple[str, ...]
+    """The collectives that it uses one after the other, as `istmpi.cost.collectives` names them."""
+    rounds: str = ""
+    """The class that runs them, in this package: ``ist.IST``; none of a method that is only counted."""
+    sends_every_step: bool = False
+    """It sends in every local step, not once a round."""
+    sends_since: Callable[[Run], int] = _first
+    """The first round in which it sends."""
+    sends_at_start: tuple[str, ...] = ()
+    """What is sent once, in the first round, with all that rests with the owners."""
+    overlaps: bool = False
+    """What is sent in a step is sent while its backward pass still runs."""
+    received: Callable[[Holdings], int | Fraction] = trained
+    """Elements that all ranks receive each time, as the paper counts: what they train on, own ones included."""
+    makes_communicators: bool = False
+    """Rounds make MPI communicators of their own."""
+    deals: bool = False
+    """Unit groups are dealt out, if the network has any."""
+    stays: bool = False
+    """Where no outer step follows, what is dealt out stays with its holders between two rounds, if it can."""
+    members: Callable[[Run, int], int] = _everybody
+    """How many of so many ranks take part in a round."""
+    in_passes: bool = False
+    """A round is so many passes over a rank's data, not method.local_steps."""
+    synchronous: bool = False
+    """All ranks take the same step: they may share one batch among them."""
+    learns_from_others: bool = False
+    """Each batch passes forward through the networks of all other ranks, too."""
+    outer_step: tuple[float, float] | None = None
+    """Learning rate and momentum of the outer step after a round, if the run does not say; None where there is none."""
+    always_carries: bool = False
+    """The optimizer's state is never reset, whatever the run says; it rests with the owners, and is not sent along."""
+    owned_tensors: int = 1
+    """Tensors that an owner has for the rows of every parameter, slots left out."""
+    copies: Callable[[Run, int, int], int] = _no_copies
+    """Whole networks that a rank keeps beside the one it trains, on so many ranks and with so many slots stored."""
+
+    def load(self) -> type[Method]:
+        """The class that runs its rounds; imports torch."""
+        module, _, kind = self.rounds.partition(".")
+        return getattr(importlib.import_module(f"istmpi.methods.{module}"), kind)
+
+    def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
+        """The unit groups that are dealt out in a run; ConfigError for one that the network does not have."""
+        if not self.deals:
+            return ()
+        for name in run.method.partition or ():
+            if name not in architecture.groups:
+                raise ConfigError(
+                    f"method.partition: {name} is no unit group of this model{did_you_mean(name, architecture.groups)}"
+                )
+        return architecture.default_groups if run.method.partition is None else run.method.partition
+
+    def outer(self, run: Run) -> tuple[float, float]:
+        """Learning rate and momentum of the outer step: as the run says, or else the method's own; 1, 0 for none."""
+        if self.outer_step is None:
+            return 1.0, 0.0
+        lr, momentum, settings = *self.outer_step, run.method
+        return (
+            lr if settings.outer_lr is None else settings.outer_lr,
+            momentum if settings.outer_momentum is None else settings.outer_momentum,
+        )
+
+    def optimizer_slots(self, run: Run) -> tuple[str, ...]:
+        """The optimizer state that the store keeps beside every parameter between rounds."""
+        keeps = self.always_carries or run.method.optimizer_state == "carry"
+        return optimizer_spec(run.optimizer).slots if keeps else ()
+
+    def slots(self, run: Run) -> tuple[str, ...]:
+        """All that the store keeps beside every parameter between rounds."""
+        _, momentum = self.outer(run)
+        return (*self.optimizer_slots(run), *([VELOCITY] if momentum else []))
+
+    def moved(self, run: Run) -> int:
+        """Tensors for every parameter that each collective moves: 1, and the optimizer state that travels along."""
+        return 1 if self.always_carries else 1 + len(self.optimizer_slots(run))
+
+    def sends_in_a_round(self, run: Run) -> int:
+        """How often all of ``sends`` are sent."""
+        return run.method.local_steps if self.sends_every_step else 1
+
+    def stays_with_holders(self, run: Run) -> bool:
+        """Whether what is dealt out stays with its holders, as far as the next deal lets it."""
+        return self.stays and self.outer(run) == (1, 0)
+
+    def steps(self, run: Run, ranks: int, examples: int) -> int:
+        """Local steps of a rank in a round, on so many ranks and examples."""
+        if not self.in_passes:
+            return run.method.local_steps
+        own = examples if run.data.placement == "shared" else -(-examples // ranks)
+        return run.method.epochs * -(-own // run.train.batch)  # the last batch is perhaps smaller
