@@ -15,6 +15,7 @@ REQUIRES = [
     "h5py>=3.10",
     "click>=8.1",
     "rich>=13",
+    "msgspec>=0.19",
     "tomli>=2; python_version < '3.11'",
     "tomli-w>=1",
 ]

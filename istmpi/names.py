@@ -8,6 +8,11 @@ NETWORKS = {
 }
 """The networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""
 
+ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
+"""Of mlp, as `torch.nn` calls them."""
+NORMS = ("batch", "layer", "none")
+"""Normalisations of mlp."""
+
 
 def is_own(name: Any) -> bool:
     """Whether the name of a network is that of a class of the user's own."""

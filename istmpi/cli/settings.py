@@ -6,51 +6,38 @@ from typing import Any
 import click
 
 from istmpi import renamed
-from istmpi.config import Run
+from istmpi.config import Run, type_of
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
 from istmpi.names import is_module
+from istmpi.settings import help_of, holds_text
 
 OPTIONS = {
-    "--data": ("data.source", "FILE", "A prepared .h5, an .npz, or digits; {rank} in it is the rank's number."),
-    "--model": ("model.name", "NAME", "The network: mlp, resnet, vgg, or one of your own as FILE.py:Class."),
-    "--hidden": ("model.hidden", "N,N,...", "Widths of the hidden layers."),
-    "--method": (
-        "method.name",
-        "NAME",
-        "ist, local-sgd, data-parallel, diloco, fedavg, dynamic-averaging or codistillation.",
-    ),
-    "--local-steps": ("method.local_steps", "J", "Local steps in a round."),
-    "--optimizer-state": ("method.optimizer_state", "NAME", "Momentum between rounds: reset or carry."),
-    "--outer-momentum": ("method.outer_momentum", "M", "Nesterov's momentum of whole rounds, as in DiLoCo."),
-    "--finish": ("method.finish", "NAME:SHARE%", "Another method for the last rounds: local-sgd:10%."),
-    "--redeal": ("method.redeal", "FRACTION", "Fraction of the units redealt every round."),
-    "--shares": ("method.shares", "S,S,...", "Relative sizes of the ranks' subnets."),
-    "--rounds": ("train.rounds", "N", "Rounds to train."),
-    "--max-minutes": ("train.max_minutes", "M", "Minutes of training after which the round under way is the last."),
-    "--batch": ("train.batch", "N", "Examples in a local step of one rank."),
-    "--lr": ("optimizer.lr", "LR", "Learning rate."),
-    "--warm-up": ("optimizer.warm_up", "N", "Local steps in which the learning rate rises to its full height."),
-    "--optimizer": ("optimizer.name", "NAME", "sgd, adam or adamw."),
-    "--seed": ("train.seed", "N", "Seed of everything random."),
-    "--evaluate-every": ("evaluate.every", "N", "Rounds between evaluations."),
-    "--checkpoint-every": ("checkpoint.every", "N", "Rounds between checkpoints."),
-    "--keep": ("checkpoint.keep", "N", "Checkpoints to keep, the newest."),
-    "--writer": ("checkpoint.writer", "NAME", "auto, mpio (parallel HDF5) or direct."),
-    "--threads": ("train.threads", "N|auto", "Threads per rank."),
-    "--out": ("output.folder", "FOLDER", "Where the results go; a new folder."),
+    "--data": ("data.source", "FILE"),
+    "--model": ("model.name", "NAME"),
+    "--hidden": ("model.hidden", "N,N,..."),
+    "--method": ("method.name", "NAME"),
+    "--local-steps": ("method.local_steps", "J"),
+    "--optimizer-state": ("method.optimizer_state", "NAME"),
+    "--outer-momentum": ("method.outer_momentum", "M"),
+    "--finish": ("method.finish", "NAME:SHARE%"),
+    "--redeal": ("method.redeal", "FRACTION"),
+    "--shares": ("method.shares", "S,S,..."),
+    "--rounds": ("train.rounds", "N"),
+    "--max-minutes": ("train.max_minutes", "M"),
+    "--batch": ("train.batch", "N"),
+    "--lr": ("optimizer.lr", "LR"),
+    "--warm-up": ("optimizer.warm_up", "N"),
+    "--optimizer": ("optimizer.name", "NAME"),
+    "--seed": ("train.seed", "N"),
+    "--evaluate-every": ("evaluate.every", "N"),
+    "--checkpoint-every": ("checkpoint.every", "N"),
+    "--keep": ("checkpoint.keep", "N"),
+    "--writer": ("checkpoint.writer", "NAME"),
+    "--threads": ("train.threads", "N|auto"),
+    "--out": ("output.folder", "FOLDER"),
 }
-
-_TEXTS = {
-    "checkpoint.writer",
-    "data.source",
-    "model.name",
-    "method.name",
-    "method.optimizer_state",
-    "method.finish",
-    "optimizer.name",
-    "output.folder",
-}
+"""The setting of each, and what its value is called in help."""
 
 
 def options(command: Callable, without: Collection[str] = ()) -> Callable:
@@ -60,9 +47,9 @@ def options(command: Callable, without: Collection[str] = ()) -> Callable:
     )
     for old in renamed.OPTIONS:
         command = click.option(old, hidden=True)(command)
-    for option, (_, metavar, text) in reversed(OPTIONS.items()):
+    for option, (setting, metavar) in reversed(OPTIONS.items()):
         if option not in without:
-            command = click.option(option, metavar=metavar, help=text)(command)
+            command = click.option(option, metavar=metavar, help=help_of(type_of(setting)))(command)
     return command
 
 
@@ -88,7 +75,7 @@ def resolve(run: str, assignments: tuple[str, ...], options: dict[str, str | Non
 def changes(assignments: tuple[str, ...], options: dict[str, str | None], model: str = "mlp") -> dict[str, Any]:
     """What a command line changes in a run whose network is ``model``: ``{"method.local_steps": 20}``."""
     typed = []
-    for option, (setting, _, _) in OPTIONS.items():
+    for option, (setting, _) in OPTIONS.items():
         given = options.get(_parameter(option))
         if given is not None:
             typed.append((option, setting, given))
@@ -121,7 +108,7 @@ def _read(option: str, setting: str, text: str, model: str) -> Any:
 
     Of a network of one's own (``model``) a single number is one, for nobody knows which of its arguments are lists.
     """
-    if setting in _TEXTS and not text.startswith(("'", '"')):
+    if holds_text(type_of(setting, model)) and not text.startswith(("'", '"')):
         return text
     if setting == "train.threads" and text == "auto":
         return 0

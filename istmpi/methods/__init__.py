@@ -1,8 +1,8 @@
 """The methods of training, each described once; a new one needs an entry here, and the class that runs its rounds."""
 
-from istmpi.engine.partition import drawn_count
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods.spec import MethodSpec, gathered, reduced
+from istmpi.settings import own
 
 __all__ = ["METHODS", "MethodSpec", "spec_of"]
 
@@ -13,12 +13,29 @@ def _outer_copies(run, ranks, slots):
     return (lr != 1 or momentum != 0) + (momentum != 0)
 
 
+def _drawn(run, ranks):
+    from istmpi.engine.partition import drawn_count  # help must not wait for NumPy
+
+    return drawn_count(ranks, run.method.fraction)
+
+
 _ALL = (
     MethodSpec(
         "ist",
         "every rank trains the narrow network of the units that it was dealt",
         ("pull", "hop", "push"),
         "ist.IST",
+        settings=(
+            own(
+                "partition",
+                tuple[str, ...] | None,
+                None,
+                "The unit groups that are dealt out; by default all that the network has, but for residual streams "
+                "and inner widths of an axis.",
+            ),
+            own("redeal", float, 1.0, "Fraction of each group's units that are redealt every round.", ge=0, le=1),
+            own("shares", tuple[float, ...] | None, None, "Relative sizes of the ranks' subnets; by default equal."),
+        ),
         deals=True,
         stays=True,
         outer_step=(1.0, 0.0),
@@ -59,7 +76,11 @@ _ALL = (
         "some ranks take passes over their own examples; then their mean, weighted by examples",
         ("pull", "push"),
         "fedavg.FedAvg",
-        members=lambda run, ranks: drawn_count(ranks, run.method.fraction),
+        settings=(
+            own("fraction", float, 1.0, "The share of the ranks that trains in a round.", gt=0, le=1),
+            own("epochs", int, 1, "Passes of such a rank over its own examples, in place of local_steps.", ge=1),
+        ),
+        members=_drawn,
         in_passes=True,
         outer_step=(1.0, 0.0),
     ),
@@ -69,6 +90,15 @@ _ALL = (
         "ranks take the mean when one has gone far enough from the last one",
         ("push", "pull"),
         "dynamic_averaging.DynamicAveraging",
+        settings=(
+            own(
+                "threshold",
+                float,
+                0.001,
+                "Squared distance from the last mean at which a rank wants a new one, relative to its norm.",
+                ge=0,
+            ),
+        ),
         sends_at_start=("pull",),
         makes_communicators=True,
         copies=lambda run, ranks, slots: 2 + slots,  # the reference; all of a round's start
@@ -78,6 +108,7 @@ _ALL = (
         "every rank trains its own network, and learns from the others' predictions",
         ("all-gather",),
         "codistillation.Codistillation",
+        settings=(own("burn_in", int, 5, "Rounds before the ranks begin to learn from each other.", ge=0),),
         sends_since=lambda run: run.method.burn_in,
         sends_at_start=("pull",),
         received=gathered,

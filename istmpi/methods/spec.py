@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods.optimizers import optimizer_spec
+from istmpi.settings import Field
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -62,6 +63,8 @@ class MethodSpec:
     """The collectives that it uses one after the other, as `istmpi.cost.collectives` names them."""
     rounds: str = ""
     """The class that runs them, in this package: ``ist.IST``; none of a method that is only counted."""
+    settings: tuple[Field, ...] = ()
+    """Its own in [method], as `istmpi.settings.own` makes them: type, default, range and help."""
     sends_every_step: bool = False
     """It sends in every local step, not once a round."""
     sends_since: Callable[[Run], int] = _first

@@ -14,12 +14,10 @@ from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.architecture import BatchNormalisation, Chain
 from istmpi.models.operators import Operator
+from istmpi.names import ACTIVATIONS, NORMS
 
 if TYPE_CHECKING:
     from torch import nn
-
-ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
-NORMS = ("batch", "layer", "none")
 
 
 class MLP(Chain):

@@ -62,7 +62,7 @@ def test_help_lists_every_command_with_its_own_words():
 
 def test_options_name_settings_that_exist():
     known = {f"{section}.{key}" for section, keys in Run().tree().items() if section != "name" for key in keys}
-    assert {setting for setting, _, _ in OPTIONS.values()} <= known | {"method.shares", "method.outer_momentum"}
+    assert {setting for setting, _ in OPTIONS.values()} <= known | {"method.shares", "method.outer_momentum"}
 
 
 def test_a_command_line_overrides_a_run_file(tmp_path):

@@ -1,14 +1,18 @@
 """Runs: defaults < run file < command line; nothing unknown, nothing out of range, and back again from its own file."""
 
 import dataclasses
+import pickle
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from istmpi.cli.commands.runs import command
 from istmpi.cli.settings import changes
-from istmpi.config import Data, Method, Model, Optimizer, Output, Run, Train, shipped
+from istmpi.config import Data, Method, Model, Optimizer, Output, Run, Train, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
+from istmpi.methods import METHODS
+from istmpi.settings import checked, help_of, own, shown
 
 
 def load(tmp_path, text):
@@ -218,6 +222,60 @@ def test_a_warm_up_rises_in_equal_steps_to_the_full_rate():
     rates = [Optimizer(lr=0.8, warm_up=4).lr_at(step) for step in range(6)]
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
     assert Optimizer(lr=0.8).lr_at(0) == 0.8
+
+
+# ---- what a setting's type says of it
+
+
+def test_every_setting_has_a_sentence_of_help_and_a_default_within_its_range():
+    names = [name for name, _, _ in every_setting()]
+    assert len(names) == len(set(names)) > 40
+    for name, hint, default in every_setting():
+        assert help_of(hint).endswith("."), name
+        assert checked(default, hint, name, "default") == default
+        assert type_of(name) == hint
+
+
+def test_a_methods_own_settings_are_those_of_its_spec():
+    given = {f"method.{name}" for spec in METHODS.values() for name, _, _ in spec.settings}
+    assert given == {
+        *("method.partition", "method.redeal", "method.shares", "method.fraction", "method.epochs"),
+        *("method.threshold", "method.burn_in"),
+    }
+    assert given <= {name for name, _, _ in every_setting()}
+
+
+def test_settings_are_listed_with_default_range_and_owner(capsys):
+    command.main(["--settings"], standalone_mode=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "method.redeal 1.0 ist: Fraction of each group's units that are redealt every round. (in [0, 1])" in said
+    assert 'model.dtype "float32" Of the weights, and of all that is computed. (float32 | float64)' in said
+    assert "train.rounds 30 Rounds to train. (at least 1)" in said
+
+
+@pytest.mark.parametrize(
+    "hint, value, says",
+    [
+        (own("x", int, 1, "", ge=1, le=9)[1], 10, "must be at most 9."),
+        (own("x", int, 1, "", ge=1, le=9)[1], 0, "must be at least 1."),
+        (own("x", float, 1, "", gt=1, le=9)[1], 1, "must lie in (1, 9]."),
+        (own("x", float, 1, "")[1], float("nan"), "must be finite."),
+        (own("x", float, 1, "", ge=0)[1], float("inf"), "must be finite."),
+        (own("x", tuple[float, ...] | None, None, "")[1], [1, "a"], "must be a number, each."),
+        (own("x", tuple[str, ...] | None, None, "")[1], "a", "must be a list."),
+        (own("x", str, "", "")[1], "a\nb", "must be a text of signs that can be printed."),
+        (own("x", int, 1, "")[1], 2**64 + 1, "must lie between -2^64 and 2^64."),
+    ],
+)
+def test_a_value_that_a_type_refuses_is_told_what_it_must_be(hint, value, says):
+    with pytest.raises(ConfigError) as refused:
+        checked(value, hint, "a.x", "here")
+    assert str(refused.value) == f"here: a.x = {shown(value)} {says}"
+
+
+def test_a_run_travels_to_other_ranks():
+    run = Run().override({"method.redeal": 0.5, "method.shares": [1, 2]})
+    assert pickle.loads(pickle.dumps(run)) == run
 
 
 # ---- networks of one's own

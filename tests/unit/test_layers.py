@@ -22,6 +22,7 @@ PLACES = {
     "matplotlib": ["report/plots.py", "report/cost_plots.py", "report/comparison_plots.py"],
     "click": ["cli/"],
     "rich": ["cli/", "report/tables.py", "report/checkpoints.py", "report/networks.py"],
+    "msgspec": ["settings.py"],
     "torch.distributed": [],
     "multiprocessing": [],
 }

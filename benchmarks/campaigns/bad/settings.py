@@ -131,7 +131,7 @@ def options(draw: random.Random, folder: Path, assets: Assets) -> Case:
         if kind == "set":
             setting = draw.choice(
                 [
-                    *(name for name, _, _ in OPTIONS.values()),
+                    *(name for name, _ in OPTIONS.values()),
                     "model.norm",
                     "model.dropout",
                     "checkpoint.wait",

@@ -6,170 +6,23 @@ the same run.
 
 import dataclasses
 import math
-import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import tomli_w
 
+from istmpi.config.sections import Checkpoint, Data, Evaluate, Method, Model, Optimizer, Output, OwnModel, Train
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.methods import METHODS
 from istmpi.names import class_of, is_module
-from istmpi.ranges import check
 from istmpi.renamed import SETTINGS, current, tell
+from istmpi.settings import MOST, Meta, checked, numbers_in, shown, types_of
 
-SHIPPED = Path(__file__).parent / "runs"
+SHIPPED = Path(__file__).parents[1] / "runs"
 """The folder of the runs that come with the package."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """What is learnt from."""
-
-    source: str = "digits"
-    """A prepared .h5, an .npz, or ``digits``; a path with ``{rank}`` in it is a file of each rank's own."""
-    placement: str = "shared"
-    """Which examples a rank draws: shared | sharded | by-label | local."""
-    alpha: float = 0.5
-    """Dirichlet concentration of by-label: the smaller, the fewer classes a rank sees."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """The network."""
-
-    name: str = "mlp"
-    hidden: tuple[int, ...] = (512,)
-    norm: str = "batch"
-    activation: str = "relu"
-    dropout: float = 0.0
-    bias: bool = False
-    output_norm: bool | None = None
-    """Normalise the logits; by default with batch normalisation of a classifier, as the paper does."""
-    dtype: str = "float32"
-
-    @property
-    def batch_statistics(self) -> str:
-        """The setting by which the network normalises over the batch; empty where it does not."""
-        if self.norm == "batch":
-            return "model.norm = 'batch'"
-        return "model.output_norm = true" if self.output_norm else ""
-
-
-@dataclass(frozen=True)
-class OwnModel:
-    """A network of the user's own: all settings but these two are arguments of its constructor, as they were given."""
-
-    name: str
-    """FILE.py:Class or package.module:Class."""
-    dtype: str = "float32"
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    batch_statistics = ""
-    """No setting tells whether it normalises over the batch: the network does, once it is made."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """How a round is run."""
-
-    name: str = "ist"
-    partition: tuple[str, ...] | None = None
-    """The unit groups that are dealt out; by default all that the model has, but for residual streams."""
-    local_steps: int = 20
-    redeal: float = 1.0
-    """The fraction of each group's units that changes places every round."""
-    shares: tuple[float, ...] | None = None
-    """Relative sizes of the ranks' subnets; by default equal."""
-    optimizer_state: str = "reset"
-    """What becomes of momentum between rounds: reset | carry (it travels with its weight)."""
-    outer_lr: float | None = None
-    """How far to follow a round's change of the weights; by default 0.7 for diloco, else 1."""
-    outer_momentum: float | None = None
-    """Nesterov's momentum of these changes; by default 0.9 for diloco, else 0."""
-    finish: str = ""
-    """Another method for the last rounds, and their share of all: local-sgd:10%."""
-    fraction: float = 1.0
-    """fedavg: the share of the ranks that trains in a round."""
-    epochs: int = 1
-    """fedavg: passes of such a rank over its own examples; takes the place of local_steps."""
-    threshold: float = 0.001
-    """dynamic-averaging: squared distance from the last mean at which a rank wants a new one, relative to its norm."""
-    burn_in: int = 5
-    """codistillation: rounds before the ranks begin to learn from each other."""
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """The local optimizer."""
-
-    name: str = "sgd"
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    warm_up: int = 0
-    """Local steps of a rank in which the learning rate rises linearly from 0 to lr."""
-
-    def lr_at(self, step: int) -> float:
-        """The learning rate of a local step: they are numbered from 0 through all rounds."""
-        return self.lr * min((step + 1) / self.warm_up, 1.0) if self.warm_up else self.lr
-
-
-@dataclass(frozen=True)
-class Train:
-    """How long, how large, on what."""
-
-    rounds: int = 30
-    max_minutes: float = 0.0
-    """Minutes of training, evaluations left out, after which the round under way is the last; 0 sets no limit."""
-    batch: int = 128
-    """Examples in a local step of one rank."""
-    seed: int = 0
-    autocast: bool = False
-    """Matrix products in bfloat16."""
-    device: str = "auto"
-    """auto | cpu | cuda: with cuda, rank r of a host takes device r modulo the host's devices."""
-    threads: int = 0
-    """Threads per rank; 0 shares this host's cores among its ranks."""
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """When and how the full network is evaluated."""
-
-    every: int = 0
-    """Rounds between evaluations; 0 evaluates ten times in a run. The last round is always evaluated."""
-    batch: int = 1024
-    """Examples whose activations are gathered at a time."""
-    calibration_examples: int = 1024
-    """Training examples from which the full network's normalisation is calibrated."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """When and how the state of training is saved; the trained network is saved in any case."""
-
-    every: int = 0
-    """Rounds between checkpoints; 0 takes none."""
-    keep: int = 2
-    """The newest that are kept."""
-    writer: str = "auto"
-    """mpio (parallel HDF5) | direct (every rank writes its rows by itself) | auto: mpio where h5py has MPI."""
-    wait: bool = False
-    """Let training wait until a checkpoint is on the disk, instead of writing it in the background."""
-    max_failures: int = 3
-    """So many checkpoints in a row that cannot be written end the run."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """Where the results go."""
-
-    folder: str = ""
-    """By default runs/NAME, with a number when that is taken."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +37,18 @@ class Run:
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     output: Output = field(default_factory=Output)
-    name: str = "digits"
+    name: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            pattern=r"^(?!\.{1,2}$)[^/]+$",
+            description="The run's name, by default its file's.",
+            extra={
+                "at_most_bytes": 200,
+                "must": "be a name without /, not too long: it names the folder of the run in runs/",
+            },
+        ),
+    ] = "digits"
 
     @staticmethod
     def load(name_or_path: str) -> "Run":
@@ -312,6 +176,26 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
+def type_of(setting: str, model: str = "mlp") -> Any:
+    """The type of a setting by its dotted name, in a run of that network; None where there is none."""
+    section, _, key = setting.rpartition(".")
+    kinds = {"": Run, **types_of(Run), "model": OwnModel if is_module(model) else Model}
+    kind = kinds.get(section)
+    return types_of(kind).get(key) if dataclasses.is_dataclass(kind) else None
+
+
+def every_setting() -> Iterator[tuple[str, Any, Any]]:
+    """The dotted name, type and default of each setting that a run may have; of the network those of mlp."""
+    default = Run()
+    for section in dataclasses.fields(default):
+        value = getattr(default, section.name)
+        if dataclasses.is_dataclass(value):
+            for name, hint in types_of(type(value)).items():
+                yield f"{section.name}.{name}", hint, getattr(value, name)
+        else:
+            yield section.name, types_of(Run)[section.name], value
+
+
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat = {}
     for key, value in tree.items():
@@ -327,53 +211,31 @@ def _with_arguments(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any:
     """A dataclass from a tree of plain values; every key known, every value of its type and in its range."""
-    hints = get_type_hints(kind)
+    known = types_of(kind)
     values = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if key not in hints:
-            raise ConfigError(f"{source}: unknown key {name}{did_you_mean(key, hints, prefix)}")
-        section = hints[key]
+        if key not in known:
+            raise ConfigError(f"{source}: unknown key {name}{did_you_mean(key, known, prefix)}")
+        section = known[key]
         if key == "model":
             section = OwnModel if isinstance(value, Mapping) and is_module(value.get("name")) else Model
         if dataclasses.is_dataclass(section):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{source}: {name} = {_shown(value)} must be a section with keys.")
+                raise ConfigError(f"{source}: {name} = {shown(value)} must be a section with keys.")
             if section is OwnModel:
                 value = _with_arguments(value)
             values[key] = _build(section, value, f"{name}.", source)
+        elif name == "model.arguments":
+            values[key] = _usable_arguments(value, source)
         else:
-            values[key] = _converted(value, hints[key], name, source)
-            check(name, values[key], source)
+            values[key] = checked(value, section, name, source)
     return kind(**values)
 
 
-def _converted(value: Any, hint: Any, name: str, source: str) -> Any:
-    """A value as the type that its setting has; whole numbers serve as floats, lists as tuples."""
-    if get_origin(hint) is Mapping:
-        return value
-    if get_origin(hint) in (Union, types.UnionType):
-        return None if value is None else _converted(value, get_args(hint)[0], name, source)
-    if get_origin(hint) is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{source}: {name} = {_shown(value)} must be a list.")
-        return tuple(_converted(item, get_args(hint)[0], name, source) for item in value)
-    if isinstance(value, int) and abs(value) > MOST:
-        raise ConfigError(f"{source}: {name} = {_shown(value)} must lie between -2^64 and 2^64.")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
-        raise ConfigError(f"{source}: {name} = {_shown(value)} must be {_ENGLISH[hint]}.")
-    if isinstance(value, str) and not value.isprintable():
-        raise ConfigError(f"{source}: {name} = {_shown(value)} must be a text of signs that can be printed.")
-    return value
-
-
-def _shown(value: Any) -> str:
-    """A value as a message shows it: an integer of thousands of digits has no decimals that Python would write."""
-    return hex(value) if isinstance(value, int) and abs(value) > MOST else repr(value)
-
-
-MOST = 2**64
-"""No whole number is larger."""
-_ENGLISH = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+def _usable_arguments(arguments: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """The arguments of a network of one's own; ConfigError for numbers that nothing can be made of."""
+    for argument, given in arguments.items():
+        if not all(abs(number) <= MOST for number in numbers_in(given)):
+            raise ConfigError(f"{source}: model.{argument} must be finite, and its numbers below 2^64.")
+    return arguments

@@ -1,0 +1,21 @@
+"""A run's settings: `Run` and its sections."""
+
+from istmpi.config.run import SHIPPED, Run, every_setting, shipped, type_of
+from istmpi.config.sections import Checkpoint, Data, Evaluate, Method, Model, Optimizer, Output, OwnModel, Train
+
+__all__ = [
+    "SHIPPED",
+    "Checkpoint",
+    "Data",
+    "Evaluate",
+    "Method",
+    "Model",
+    "Optimizer",
+    "Output",
+    "OwnModel",
+    "Run",
+    "Train",
+    "every_setting",
+    "shipped",
+    "type_of",
+]

@@ -1,0 +1,200 @@
+"""The sections of a run: every setting with its type, range, default and a sentence of help."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, make_dataclass
+from typing import Annotated, Any, Literal
+
+from istmpi.methods import METHODS
+from istmpi.methods.optimizers import OPTIMIZERS
+from istmpi.names import ACTIVATIONS, NETWORKS, NORMS
+from istmpi.settings import MOST, Meta
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is learnt from."""
+
+    source: Annotated[
+        str, Meta(description="A prepared .h5, an .npz, or digits; {rank} in it is the rank's number.")
+    ] = "digits"
+    placement: Annotated[
+        Literal["shared", "sharded", "by-label", "local"], Meta(description="Which examples a rank draws.")
+    ] = "shared"
+    alpha: Annotated[
+        float,
+        Meta(gt=0, description="Dirichlet concentration of by-label: the smaller, the fewer classes a rank sees."),
+    ] = 0.5
+
+
+Network = Annotated[
+    str, Meta(description=f"The network: mlp, {', '.join(NETWORKS)}, or one of your own as FILE.py:Class.")
+]
+DType = Annotated[Literal["float32", "float64"], Meta(description="Of the weights, and of all that is computed.")]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network."""
+
+    name: Network = "mlp"
+    hidden: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...],
+        Meta(
+            min_length=1,
+            description="Widths of the hidden layers.",
+            extra={"must": "name at least one hidden layer, each at least one unit wide"},
+        ),
+    ] = (512,)
+    norm: Annotated[str, Meta(description=f"Normalisation: {', '.join(NORMS)}.")] = "batch"
+    activation: Annotated[str, Meta(description=f"{', '.join(ACTIVATIONS)}.")] = "relu"
+    dropout: Annotated[float, Meta(ge=0, lt=1, description="Share of the units that a step leaves out.")] = 0.0
+    bias: Annotated[bool, Meta(description="Whether products have a bias.")] = False
+    output_norm: Annotated[
+        bool | None,
+        Meta(
+            description="Normalise the logits; by default with batch normalisation of a classifier, as the paper does."
+        ),
+    ] = None
+    dtype: DType = "float32"
+
+    @property
+    def batch_statistics(self) -> str:
+        """The setting by which the network normalises over the batch; empty where it does not."""
+        if self.norm == "batch":
+            return "model.norm = 'batch'"
+        return "model.output_norm = true" if self.output_norm else ""
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A plain module: all settings but these two are arguments of its constructor, as they were given."""
+
+    name: Network
+    dtype: DType = "float32"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    batch_statistics = ""
+    """No setting tells whether it normalises over the batch: the network does, once it is made."""
+
+
+@dataclass(frozen=True)
+class _CommonMethod:
+    name: Annotated[str, Meta(description=f"{', '.join(METHODS)}.")] = "ist"
+    local_steps: Annotated[int, Meta(ge=1, description="Local steps in a round.")] = 20
+    optimizer_state: Annotated[
+        Literal["reset", "carry"],
+        Meta(description="Momentum between rounds: reset, or carry (it travels with its weight)."),
+    ] = "reset"
+    outer_lr: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="How far to follow a round's change of the weights; by default the method's own, mostly 1."),
+    ] = None
+    outer_momentum: Annotated[
+        Annotated[float, Meta(ge=0, lt=1)] | None,
+        Meta(description="Nesterov's momentum of whole rounds, as in DiLoCo; by default the method's own, mostly 0."),
+    ] = None
+    finish: Annotated[str, Meta(description="Another method for the last rounds, and their share: local-sgd:10%.")] = ""
+
+
+Method = make_dataclass(
+    "Method",
+    [setting for spec in METHODS.values() for setting in spec.settings],
+    bases=(_CommonMethod,),
+    frozen=True,
+    namespace={
+        "__module__": __name__,
+        "__doc__": "How a round is run; a method's own settings stand in its MethodSpec.",
+    },
+)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The local optimizer."""
+
+    name: Annotated[str, Meta(description=f"{', '.join(OPTIMIZERS)}.")] = "sgd"
+    lr: Annotated[float, Meta(gt=0, description="Learning rate.")] = 0.01
+    momentum: Annotated[float, Meta(ge=0, lt=1, description="Of sgd.")] = 0.0
+    weight_decay: Annotated[float, Meta(ge=0, description="Of adamw decoupled, else added to the gradient.")] = 0.0
+    warm_up: Annotated[
+        int, Meta(ge=0, description="Local steps of a rank in which the learning rate rises linearly from 0 to lr.")
+    ] = 0
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a local step: they are numbered from 0 through all rounds."""
+        return self.lr * min((step + 1) / self.warm_up, 1.0) if self.warm_up else self.lr
+
+
+@dataclass(frozen=True)
+class Train:
+    """How long, how large, on what."""
+
+    rounds: Annotated[int, Meta(ge=1, description="Rounds to train.")] = 30
+    max_minutes: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Minutes of training, evaluations left out, after which the round under way is the last; "
+            "0 sets no limit.",
+        ),
+    ] = 0.0
+    batch: Annotated[int, Meta(ge=1, description="Examples in a local step of one rank.")] = 128
+    seed: Annotated[int, Meta(ge=0, extra={"at_most": MOST - 1}, description="Seed of everything random.")] = 0
+    autocast: Annotated[bool, Meta(description="Matrix products in bfloat16.")] = False
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Meta(description="With cuda, rank r of a host takes device r modulo the host's devices."),
+    ] = "auto"
+    # Not this host's cores at most, for a run is repeated elsewhere; with very many torch crashes.
+    threads: Annotated[
+        int, Meta(ge=0, le=1024, description="Threads per rank; 0 (auto) shares this host's cores among its ranks.")
+    ] = 0
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """When and how the full network is evaluated."""
+
+    every: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Rounds between evaluations; 0 evaluates ten times in a run. The last round always is.",
+        ),
+    ] = 0
+    batch: Annotated[int, Meta(ge=1, description="Examples whose activations are gathered at a time.")] = 1024
+    calibration_examples: Annotated[
+        int,
+        Meta(ge=2, description="Training examples from which the full network's normalisation is calibrated."),
+    ] = 1024
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """When and how the state of training is saved; the trained network is saved in any case."""
+
+    every: Annotated[int, Meta(ge=0, description="Rounds between checkpoints; 0 takes none.")] = 0
+    keep: Annotated[int, Meta(ge=1, description="Checkpoints to keep, the newest.")] = 2
+    writer: Annotated[
+        Literal["auto", "mpio", "direct"],
+        Meta(
+            description="mpio (parallel HDF5), direct (every rank writes its rows by itself), or auto: mpio where h5py "
+            "has MPI."
+        ),
+    ] = "auto"
+    wait: Annotated[
+        bool, Meta(description="Let training wait until a checkpoint is on the disk, instead of writing it behind.")
+    ] = False
+    max_failures: Annotated[
+        int, Meta(ge=1, description="So many checkpoints in a row that cannot be written end the run.")
+    ] = 3
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results go."""
+
+    folder: Annotated[
+        str,
+        Meta(description="Where the results go, a new folder; by default runs/NAME, with a number when it is taken."),
+    ] = ""
