@@ -68,7 +68,7 @@ class CalibratedNetwork:
         require_fitting(data, checkpoint)
         train = data.normalised_by(checkpoint.normalisation).train
         x = torch.from_numpy(train.rows(calibration_rows(checkpoint.header.run, len(train)))[0]).to(self._dtype)
-        calibrate(self._network, self._norms, x, moments_of)
+        calibrate(self._network, self._norms, (x,), moments_of)
 
 
 def require_calibrated(checkpoint: Checkpoint) -> None:

@@ -57,11 +57,11 @@ def evaluate(
         network = runnable(checkpoint, model)
         store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
         fill(checkpoint, store)
-        moments = stored_moments(checkpoint)
+        moments, ranks = stored_moments(checkpoint), checkpoint.header.ranks
         calibrate = calibrate or not checkpoint.calibrated
     with communicator.on_this_host() as local:
         choose_threads(run.train.threads, local)
-    evaluator = Evaluator(run, network, data, store, communicator)
+    evaluator = Evaluator(run, network, data, store, communicator, ranks)
     if calibrate:
         evaluator.calibrate()
     else:

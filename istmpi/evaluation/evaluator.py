@@ -1,7 +1,7 @@
 """Scores of the full network: calibrated on a sample of the training data, run on a split.
 
-A chain of stages stays sharded over the ranks (`istmpi.evaluation.sharded`), any other network is gathered
-(`istmpi.evaluation.gathered`).
+Which of its weights every rank has whole meanwhile, and which stay where they are, is said by
+`istmpi.cost.evaluation`.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ import torch
 from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.cost.evaluation import evaluation_plan, evaluation_room
 from istmpi.data.dataset import Dataset, Split
 from istmpi.engine.store import ParameterStore
-from istmpi.evaluation.gathered import GatheredNetwork
-from istmpi.evaluation.sharded import ShardedNetwork
-from istmpi.models.architecture import Architecture, Chain
+from istmpi.evaluation.full import FullNetwork
+from istmpi.models.architecture import Architecture
 from istmpi.models.losses import TASKS
 
 
@@ -41,29 +41,36 @@ class Evaluator:
         dataset: Dataset,
         store: ParameterStore,
         communicator: Communicator,
+        trained_on: int | None = None,
     ):
+        """``trained_on``: so many ranks, where they are others than these."""
         self._run, self._dataset, self._communicator = run, dataset, communicator
         self._local = run.data.placement == "local"
         self._task = TASKS[dataset.task]
         self._dtype = getattr(torch, run.model.dtype)
-        kind = ShardedNetwork if isinstance(architecture, Chain) else GatheredNetwork
-        self.network = kind(architecture, store, communicator, self._local)
+        room = evaluation_room(run, architecture, trained_on or communicator.size)
+        sampled = min(run.evaluate.calibration_examples, len(dataset.train))
+        passes = [] if self._local else [sampled, *map(len, self._batches(len(dataset.test)))]
+        self.plan = evaluation_plan(architecture, communicator.size, room, passes, self._local)
+        self.network = FullNetwork(architecture, store, communicator, self.plan.sharded, self._local)
 
     def score(self) -> Score:
         """The score on the whole test split, at the store's present weights."""
         self.calibrate()
-        return self.measure(self._dataset.test)
+        score = self.measure(self._dataset.test)
+        self.network.release()
+        return score
 
     def measure(self, split: Split) -> Score:
         """The score on a whole split, with the normalisation as it is."""
         totals = np.zeros(3)
-        spread = not self._local and not self.network.collective
+        spread = not self._local and not self.network.same_examples
         first, step = (self._communicator.rank, self._communicator.size) if spread else (0, 1)
         for rows in islice(self._batches(len(split)), first, None, step):
             x, y = split.rows(rows)
             outputs, y = self.network(self._tensor(x)), torch.from_numpy(y)
-            if len(rows):
-                totals += float(self._task.loss(outputs, y, "sum")), self._task.points(outputs, y), len(rows)
+            totals += float(self._task.loss(outputs, y, "sum")), self._task.points(outputs, y), len(rows)
+        self.network.finish()
         if self._local or spread:
             totals = self._communicator.allreduce_sum(totals)
         loss, points, examples = totals.tolist()
@@ -81,13 +88,10 @@ class Evaluator:
         return calibration_rows(self._run, len(self._dataset.train), share, stream)
 
     def _batches(self, length: int) -> Iterator[np.ndarray]:
-        """The rows of a split, as many batches on every rank where all run the network together."""
+        """The rows of a split, batch by batch."""
         batch = self._run.evaluate.batch
-        batches = -(-length // batch)
-        if self._local and self.network.collective:
-            batches = self._communicator.allreduce_max(batches)
-        for number in range(batches):
-            yield np.arange(min(number * batch, length), min((number + 1) * batch, length))
+        for first in range(0, length, batch):
+            yield np.arange(first, min(first + batch, length))
 
     def _tensor(self, x: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(x).to(self._dtype)

@@ -33,6 +33,11 @@ class ReplicatedMethod(Method):
         with self.job.clock("push"):
             self.job.store.keep(on_host(self.tensors))
 
+    def publish(self) -> None:
+        """The store has the network already; an evaluation may have the place of the gradients meanwhile."""
+        if self.tensors:
+            release_gradients(self.network)
+
     def _fetch(self, resume_from: InterruptedRound) -> None:
         store = self.job.store
         whole = Replicated(store.owners.lengths, store.owners.ranks)

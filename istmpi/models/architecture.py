@@ -40,7 +40,8 @@ class Architecture(ABC):
     its calibrated moments are saved under. ``operators``: every product of a forward pass. ``normalised``: the axes of
     what each normalisation of any kind makes for an example. ``inexact``: the modules whose operators are told as large
     as in the full network, whatever the lengths. ``sums``: the modules whose product adds up what the units
-    of some groups contribute, with no batch normalisation directly behind it, and these groups. ``stochastic``:
+    of some groups contribute, with no batch normalisation directly behind it, and these groups. ``leaves``: the modules
+    that can be evaluated with the rows of their parameters spread over ranks, and the names of these. ``stochastic``:
     training draws random numbers (dropout).
     """
 
@@ -52,6 +53,7 @@ class Architecture(ABC):
     normalised: tuple[Pattern, ...] = ()
     inexact: tuple[str, ...] = ()
     sums: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    leaves: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     stochastic: bool
 
     @property
@@ -65,6 +67,10 @@ class Architecture(ABC):
 
         Its products are multiplied by their `factor` where ``scale`` is given, else by nothing.
         """
+
+    @abstractmethod
+    def without_values(self, scale: Mapping[str, float]) -> nn.Module:
+        """The full network as `build` makes it, its parameters on the meta device if it has ``leaves``."""
 
     @abstractmethod
     def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
@@ -116,9 +122,20 @@ class Chain(Architecture):
     def stage(self, name: str, lengths: Mapping[str, int]) -> nn.Sequential:
         """One stage at the given lengths, any lengths, not only the full ones.
 
-        Its first layer is a product with weights whose rows are the stage's units; the layers behind it act on every
-        unit, or normalise over the units. So the full network can be evaluated with the rows spread over ranks.
+        Its first layer, ``linear``, is a product with weights whose rows are the stage's units.
         """
+
+    @property
+    def leaves(self) -> dict[str, tuple[str, ...]]:
+        """Every stage's product."""
+        paths = [f"{name}.linear" for name in self.stages]
+        return {path: tuple(name for name in self.parameters if name.startswith(f"{path}.")) for path in paths}
+
+    def without_values(self, scale: Mapping[str, float]) -> nn.Sequential:
+        import torch
+
+        with torch.device("meta"):
+            return self.build(self.lengths, scale)
 
     def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Sequential:
         from torch import nn

@@ -17,6 +17,7 @@ from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.inference import infer
 from istmpi.models.inferred import built
+from istmpi.models.leaf_proof import proved_leaves
 from istmpi.models.norms import BatchNorm
 from istmpi.models.own import OwnNetwork
 from istmpi.models.table import NormEntry, ParameterEntry, Table
@@ -68,6 +69,7 @@ def examine(network: OwnNetwork) -> Table:
         residual=traced.residual,
         inexact=traced.inexact,
         preferred=network.preferred,
+        leaves=proved_leaves(network, inferred.lengths),
     )
 
 

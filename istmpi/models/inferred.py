@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import Parameter, Pattern
@@ -40,6 +41,7 @@ class InferredNetwork(Architecture):
         self.operators = table.operators
         self.normalised = tuple(map(Pattern.parse, table.normalised))
         self.inexact = table.inexact
+        self.leaves = dict(table.leaves)
 
     @property
     def default_groups(self) -> tuple[str, ...]:
@@ -91,6 +93,12 @@ class InferredNetwork(Architecture):
                     lambda _, inputs, named, factor=factor: _scaled(inputs, named, factor), with_kwargs=True
                 )
         return network
+
+    def without_values(self, scale: Mapping[str, float]) -> nn.Module:
+        from istmpi.models.leaves import without_values
+
+        with without_values() if self.leaves else nullcontext():
+            return self.build(self.lengths, scale)
 
     @property
     def example_shape(self) -> tuple[int, ...]:

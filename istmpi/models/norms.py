@@ -46,25 +46,28 @@ def convert_batch_norms(network: nn.Module) -> None:
 def calibrate(
     network: nn.Module,
     layers: Mapping[str, BatchNorm],
-    x: torch.Tensor,
-    moments_of: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    inputs: tuple[torch.Tensor, ...],
+    moments_of: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
-    """Run a network on examples once; each batch normalisation takes the moments of what arrives there, in turn."""
-    hooks = []
-    for layer in layers.values():
+    """Run a network on a batch's inputs once; each batch normalisation takes the moments of what arrives, in turn.
 
-        def take(layer: BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
-            layer.moments = moments_of(inputs[0])
+    ``moments_of`` is given that, and the layer's name.
+    """
+    hooks = []
+    for name, layer in layers.items():
+
+        def take(layer: BatchNorm, inputs: tuple[torch.Tensor, ...], name: str = name) -> None:
+            layer.moments = moments_of(inputs[0], name)
 
         hooks.append(layer.register_forward_pre_hook(take))
     try:
-        network(x)
+        network(*inputs)
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def moments_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and variance ``[units]`` of every unit of ``[batch, units, ...]``."""
+def moments_of(x: torch.Tensor, layer: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and variance ``[units]`` of every unit of ``[batch, units, ...]``, alike for any ``layer``."""
     variance, mean = torch.var_mean(x, dim=[0, *range(2, x.ndim)], correction=0)
     return mean, variance

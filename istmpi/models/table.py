@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from istmpi.engine.axes import Pattern
@@ -63,6 +63,8 @@ class Table:
     """The modules whose products are told as large as in the full network, for they do not grow by whole widths."""
     preferred: tuple[str, ...] = ()
     """The groups that the class itself says to deal out by default (its attribute ``DEALT``)."""
+    leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The modules that compute alike wherever the rows of their parameters lie, and the names of these."""
 
     @property
     def dealt(self) -> tuple[str, ...]:
@@ -95,6 +97,8 @@ class Table:
             residual=dict(tree["residual"]),
             inexact=tuple(tree["inexact"]),
             preferred=tuple(tree.get("preferred", ())),
+            # A checkpoint of before has none: then every rank puts the whole network together.
+            leaves={path: tuple(names) for path, names in tree.get("leaves", {}).items()},
         )
 
     def difference(self, other: Table) -> str:

@@ -248,6 +248,7 @@ class Training:
         self.method.publish()
         if calibrated and self._calibrated != position:
             self.evaluator.calibrate()
+            self.evaluator.network.release()
             self._calibrated = position
         moments = self.evaluator.network.moments if self._calibrated == position else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small import small_run, trained, whole
 
-from istmpi.evaluation.evaluator import ShardedNetwork
+from istmpi.evaluation.full import FullNetwork
 from istmpi.training.loop import Training
 
 NETWORKS = pytest.mark.parametrize(
@@ -94,6 +94,7 @@ def test_the_score_is_that_of_the_whole_network(comm, settings):
 @NETWORKS
 def test_a_single_example_scores_as_it_does_among_others(comm, settings):
     training, _ = trained(comm, **settings)
+    training.evaluator.calibrate()
     network = training.evaluator.network
     x = torch.from_numpy(training.dataset.test.rows(np.arange(7))[0]).double()
     together = network(x)
@@ -139,9 +140,10 @@ def test_the_calibration_follows_the_weights(comm):
     assert len({one.score.loss for one in progress}) == 4
     for name, values in whole(often).items():
         np.testing.assert_array_equal(values, whole(rarely)[name])
-    fresh = ShardedNetwork(often.architecture, often.store, comm)
+    fresh = FullNetwork(often.architecture, often.store, comm, often.evaluator.plan.sharded)
     sample = calibration_sample(often, 1024)
     fresh.calibrate(sample)
+    often.evaluator.calibrate()
     assert torch.equal(fresh(sample[:5]), often.evaluator.network(sample[:5]))
 
 

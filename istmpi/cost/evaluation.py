@@ -1,0 +1,139 @@
+"""What an evaluation of the full network needs: which weights every rank has whole, what is sent; without torch.
+
+Weights come to the examples (*gathered*: every rank has the whole weight) or examples to the weights (*sharded*: a leaf
+keeps the rows that its ranks own, and its outputs are gathered). The rule: **gathered weights take no more memory than
+the gradients and activations of training, which are free meanwhile**, so that an evaluation raises no rank's peak; as
+far as that leaves a choice, a leaf is what sends fewer bytes. Where something is sharded all ranks pass the same
+examples; where nothing is, each passes its share.
+
+Local examples stay on their rank: for them a sharded leaf's rows are brought in every pass, one owner's at a time, so
+that memory alone decides. What a pass itself makes is as large either way, and bounded by evaluate.batch and
+evaluate.calibration_examples; it is not counted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from istmpi.config import Run
+from istmpi.cost.counts import phase_costs
+from istmpi.cost.holdings import Number
+from istmpi.engine.axes import Parameter
+from istmpi.models.architecture import Architecture, Chain
+
+TOTALS = 24
+"""Bytes of loss, score and number of examples, which ranks add up."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Parameters that are sharded together, for the leaves that have them have them together."""
+
+    names: tuple[str, ...]
+    nbytes: int
+    gathered: int
+    """Bytes that all ranks hand to MPI where they are gathered."""
+    sharded: int
+    """And where they are sharded, in all passes; of tables whose rows are looked up at most."""
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Which parameters are sharded in an evaluation, and what that comes to."""
+
+    sharded: frozenset[str]
+    gathered_bytes: int
+    """Of the weights that every rank puts together."""
+    room: Number
+    """What they may have."""
+    sent: int
+    """Bytes that all ranks hand to MPI in calibration and test; with local examples without what is brought for them."""
+
+
+def evaluation_room(run: Run, architecture: Architecture, ranks: int) -> Number:
+    """Bytes that training has on every rank, in every phase of a run, and that are free while it evaluates."""
+    memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
+    return min(memory.gradients + memory.activations for memory in memories)
+
+
+def evaluation_plan(
+    architecture: Architecture, ranks: int, room: Number, passes: Sequence[int], local: bool = False
+) -> EvaluationPlan:
+    """The plan of an evaluation on so many ranks, with ``room`` for gathered weights.
+
+    ``passes``: the number of examples of each batch, the calibration's first.
+    """
+    sizes = {name: _nbytes(one, architecture) for name, one in architecture.parameters.items()}
+    choices = list(_choices(architecture, ranks, passes, sizes)) if ranks > 1 else []
+    if isinstance(architecture, Chain):
+        # It stays where it is, as the replay has recorded it; also on one rank.
+        sharded = {name for names in architecture.leaves.values() for name in names}
+    else:
+        kept = [one for one in choices if one.sharded < one.gathered and not local]
+        gathered = sum(sizes.values()) - sum(one.nbytes for one in kept)
+        others = sorted((one for one in choices if one not in kept), key=lambda one: _price(one, local))
+        for one in others:
+            if gathered <= room:
+                break
+            kept.append(one)
+            gathered -= one.nbytes
+        sharded = {name for one in kept for name in one.names}
+    by_name = {name: one for one in choices for name in one.names}
+    whole = {name: nbytes for name, nbytes in sizes.items() if name not in sharded}
+    sent = (ranks - 1) * sum(whole.values())
+    if local:
+        pass
+    elif sharded:
+        sent += sum(one.sharded for one in {by_name[name] for name in sharded if name in by_name})
+    else:
+        sent += ranks * (ranks - 1) * TOTALS
+    return EvaluationPlan(frozenset(sharded), sum(whole.values()), room, sent)
+
+
+def _price(one: Weights, local: bool) -> tuple[Number, str]:
+    """What a byte of memory costs that is spared; with local examples the largest weights are spared first."""
+    return (Fraction(-one.nbytes) if local else Fraction(one.sharded - one.gathered, one.nbytes)), one.names[0]
+
+
+def _choices(
+    architecture: Architecture, ranks: int, passes: Sequence[int], sizes: dict[str, int]
+) -> Iterator[Weights]:
+    """The weights that can be sharded: of leaves that have a row for every rank."""
+    for paths in _together(architecture):
+        names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))
+        rows = min(architecture.parameters[name].pattern.axes[0].length(architecture.lengths) for name in names)
+        if rows >= ranks or isinstance(architecture, Chain):
+            nbytes = sum(sizes[name] for name in names)
+            sharded = sum(_pass_bytes(architecture, path, ranks, examples) for path in paths for examples in passes)
+            yield Weights(names, nbytes, (ranks - 1) * nbytes, sharded)
+
+
+def _together(architecture: Architecture) -> list[list[str]]:
+    """The leaves, those together that share a parameter."""
+    groups: list[tuple[set[str], list[str]]] = []
+    for path, names in architecture.leaves.items():
+        touching = [group for group in groups if not group[0].isdisjoint(names)]
+        groups = [group for group in groups if group not in touching]
+        merged = set(names).union(*(group[0] for group in touching))
+        groups.append((merged, [*(path for group in touching for path in group[1]), path]))
+    return [paths for _, paths in groups]
+
+
+def _pass_bytes(architecture: Architecture, path: str, ranks: int, examples: int) -> int:
+    """Bytes that all ranks hand to MPI for a sharded leaf in a forward pass over so many examples."""
+    total = 0
+    for operator in architecture.operators:
+        if operator.module != path:
+            continue
+        parameter = architecture.parameters[operator.parameter]
+        outputs = int(operator.outputs(architecture.lengths, examples))
+        if operator.kind == "Embedding":  # only rows that are looked up are sent, each once
+            outputs = min(outputs, operator.calls * parameter.size(architecture.lengths))
+        elif operator.kind == "EmbeddingBag":  # every rank has a contribution to each output
+            outputs *= ranks
+        total += (ranks - 1) * outputs * parameter.itemsize
+    return total
+
+
+def _nbytes(parameter: Parameter, architecture: Architecture) -> int:
+    return parameter.size(architecture.lengths) * parameter.itemsize

@@ -1,0 +1,134 @@
+"""How a leaf whose rows are spread over the ranks makes its outputs: from all ranks' rows, for the same or own examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from istmpi.comm import Communicator
+from istmpi.engine.store import ParameterStore
+from istmpi.models.leaves import Leaf
+
+
+class SameExamples:
+    """All ranks pass the same examples: each computes with its own rows, and the outputs are gathered.
+
+    So all of them must call the same leaves in the same order. A network that branches on the values of its examples
+    does: every rank computes all that lies between two leaves itself, from the same numbers, and random numbers are
+    drawn from the same seed.
+    """
+
+    def __init__(self, store: ParameterStore, communicator: Communicator, contiguous: bool):
+        """``contiguous``: outputs lie in memory as the layer itself would leave them, which a ``view`` may need."""
+        self._store, self._communicator, self._contiguous = store, communicator, contiguous
+
+    def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
+        """What a leaf does when it is called. Collective."""
+        owned = owned_rows(leaf, self._store)
+        mine = owned[self._store.rank]
+        values = {key: self._store.tensors[name] for key, name in leaf.names.items()}
+
+        def gathered(*inputs: Any, **named: Any) -> torch.Tensor:
+            outputs = leaf.outputs(mine, values, *inputs, **named).movedim(leaf.axis, 0)
+            shape = outputs.shape[1:]
+            counts = [len(rows) * shape.numel() for rows in owned]
+            flat = self._communicator.allgatherv(outputs.contiguous().view(-1).numpy(), counts)
+            whole = torch.from_numpy(flat).view(owned[-1].stop, *shape).movedim(0, leaf.axis)
+            return whole.contiguous() if self._contiguous else whole
+
+        def looked_up(input: torch.Tensor) -> torch.Tensor:
+            """Only the rows that are looked up are sent, each once."""
+            numbers, place = torch.unique(input, return_inverse=True)
+            ends = torch.searchsorted(numbers, torch.tensor([rows.stop for rows in owned])).tolist()
+            counts = [end - start for start, end in zip([0, *ends], ends)]
+            wanted = numbers[ends[self._store.rank] - counts[self._store.rank] :][: counts[self._store.rank]]
+            found = functional.embedding(wanted - mine.start, values["weight"])
+            width = found.shape[1]
+            flat = self._communicator.allgatherv(found.view(-1).numpy(), [count * width for count in counts])
+            return functional.embedding(place, torch.from_numpy(flat).view(-1, width))
+
+        def added_up(*inputs: Any, **named: Any) -> torch.Tensor:
+            outputs = leaf.outputs(mine, values, *inputs, **named)
+            return torch.from_numpy(self._communicator.allreduce_sum(outputs.numpy()))
+
+        if isinstance(leaf.module, nn.Embedding):
+            return looked_up
+        return added_up if leaf.of_inputs else gathered
+
+
+class OwnExamples:
+    """Each rank passes examples of its own, which stay there: the rows come to them, one owner's at a time.
+
+    A leaf's call is a request in which all ranks take part, also those that have come to another leaf, as a network that
+    branches on values may, or to the end of their examples: the first leaf that anybody waits for is served, until
+    nobody waits any more. The moments of a batch normalisation, over the examples of all ranks that wait for them, come
+    after all leaves.
+    """
+
+    def __init__(self, store: ParameterStore, communicator: Communicator):
+        self._store, self._communicator = store, communicator
+        self._services: list[Callable[[Any], Any]] = []
+
+    def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
+        """What a leaf does when it is called."""
+        number = len(self._services)
+        owned = owned_rows(leaf, self._store)
+
+        def bring(call: tuple[tuple[Any, ...], Mapping[str, Any]] | None) -> torch.Tensor | None:
+            parts = []
+            for owner, rows in enumerate(owned):
+                if not rows:
+                    continue
+                values = {}
+                for key, name in leaf.names.items():
+                    own = self._store.tensors[name]
+                    values[key] = own if owner == self._store.rank else own.new_empty(len(rows), *own.shape[1:])
+                    self._communicator.broadcast(values[key].numpy(), owner)
+                if call:
+                    parts.append(leaf.outputs(rows, values, *call[0], **call[1]))
+            if not call:
+                return None
+            return sum(parts[1:], start=parts[0]) if leaf.of_inputs else torch.cat(parts, dim=leaf.axis)
+
+        self._services.append(bring)
+        return lambda *inputs, **named: self._request(number, (inputs, named))
+
+    def moments_of(self, units: int, dtype: torch.dtype) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        """What gives mean and variance of so many units over all ranks' examples."""
+        number = len(self._services)
+
+        def add_up(x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+            x = torch.empty(0, units, dtype=dtype) if x is None else x
+            axes, total = [0, *range(2, x.ndim)], self._communicator.allreduce_sum
+            count = float(total(np.array(x.numel() // units)))
+            mean = torch.from_numpy(total(x.sum(dim=axes).numpy())) / count
+            centred = x - mean.view(-1, *[1] * (x.ndim - 2))
+            return mean, torch.from_numpy(total((centred**2).sum(dim=axes).numpy())) / count
+
+        self._services.append(add_up)
+        return lambda x: self._request(number, x)
+
+    def finish(self) -> None:
+        """Take part in what the other ranks still need. Collective."""
+        self._request(None, None)
+
+    def _request(self, number: int | None, what: Any) -> Any:
+        while True:
+            wanted = [other for other in self._communicator.allgather(number) if other is not None]
+            if not wanted:
+                return None
+            served = min(wanted)
+            result = self._services[served](what if served == number else None)
+            if served == number:
+                return result
+
+
+def owned_rows(leaf: Leaf, store: ParameterStore) -> list[range]:
+    """The rows of a leaf's weight that each rank owns."""
+    length = store.parameters[leaf.names["weight"]].pattern.axes[0].length(store.owners.lengths)
+    return [store.owners.rows(length, rank) for rank in range(store.owners.ranks)]

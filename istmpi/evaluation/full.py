@@ -1,0 +1,122 @@
+"""The full network, evaluated: one forward pass of the plain module, in which only its leaves differ.
+
+A gathered leaf has its whole weight on every rank. A sharded one keeps its rows where they are, and its outputs are
+gathered from them (`istmpi.evaluation.exchanges`). Which are sharded is said by `istmpi.cost.evaluation`.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+from istmpi.comm import Communicator
+from istmpi.engine.store import ParameterStore
+from istmpi.evaluation.exchanges import OwnExamples, SameExamples
+from istmpi.models.architecture import Architecture, Chain
+from istmpi.models.leaves import leaves_of, prepare
+from istmpi.models.norms import BatchNorm, calibrate, moments_of
+
+Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class FullNetwork:
+    """The full network of the ranks' stores, at the weights from when it was last calibrated.
+
+    ``sharded``: the parameters whose rows stay where they are; they must belong to leaves. ``local_examples``: the
+    ranks' examples differ and stay where they are. Else, where anything is sharded, all ranks pass the same ones.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        store: ParameterStore,
+        communicator: Communicator,
+        sharded: Collection[str] = (),
+        local_examples: bool = False,
+    ):
+        self._architecture, self._store, self._communicator = architecture, store, communicator
+        self._sharded = frozenset(sharded)
+        self._own = OwnExamples(store, communicator) if local_examples else None
+        # A chain's layers take a transposed tensor, and its sums were always made of one.
+        self._exchange = self._own or SameExamples(store, communicator, not isinstance(architecture, Chain))
+        self._network: nn.Module | None = None
+        self._gathered: dict[str, nn.Parameter] = {}
+        self.moments: Moments = {}
+        """Mean and variance of every unit of the batch normalisations, as last calibrated."""
+
+    @property
+    def same_examples(self) -> bool:
+        """All ranks run it together, on the same examples; else each on as many as it likes."""
+        return bool(self._sharded) and self._own is None
+
+    def calibrate(self, *inputs: torch.Tensor) -> None:
+        """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective."""
+        layers = self._with_weights()
+        with _same_random_numbers():
+            calibrate(self._network, layers, inputs, self._moments_of)
+        self.finish()
+        self.moments = {name: layer.moments for name, layer in layers.items()}
+
+    def load_moments(self, moments: Moments) -> None:
+        """Take the present weights, and these moments in place of a calibration. Collective."""
+        for name, layer in self._with_weights().items():
+            layer.moments = moments[name]
+        self.moments = moments
+
+    @torch.no_grad()
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The outputs ``[b, outputs]`` for the inputs of a batch."""
+        if not self.same_examples:
+            return self._network(*inputs)
+        with _same_random_numbers():
+            return self._network(*inputs)
+
+    def finish(self) -> None:
+        """Take part in what the other ranks still need for examples of their own. Collective."""
+        if self._own:
+            self._own.finish()
+
+    def release(self) -> None:
+        """Give back the memory of gathered weights until the next calibration."""
+        for parameter in self._gathered.values():
+            parameter.data = parameter.data.new_empty(0)
+
+    def _with_weights(self) -> dict[str, BatchNorm]:
+        """Have the network with the stores' weights; returns its batch normalisations, without moments. Collective."""
+        if self._network is None:
+            self._build()
+        owners = self._store.owners
+        for name, parameter in self._gathered.items():
+            rows, *rest = shape = self._store.parameters[name].pattern.shape(owners.lengths)
+            counts = [len(owners.rows(rows, rank)) * int(np.prod(rest)) for rank in range(owners.ranks)]
+            mine = self._store.tensors[name].reshape(-1).numpy()
+            parameter.data = torch.from_numpy(self._communicator.allgatherv(mine, counts)).view(shape)
+        layers = self._architecture.batch_norm_layers(self._network)
+        for layer in layers.values():
+            layer.moments = None
+        return layers
+
+    def _build(self) -> None:
+        network = self._architecture.without_values(self._store.scale).eval()
+        self._gathered = prepare(network, self._sharded)
+        leaves = self._architecture.leaves.items()
+        sharded = {path: names for path, names in leaves if self._sharded.issuperset(names)}
+        for leaf in leaves_of(network, sharded).values():
+            leaf.replace(self._exchange.forward_of(leaf))
+        self._moments_of = moments_of
+        if self._own:
+            dtype = next(iter(self._store.tensors.values())).dtype
+            units = {name: norm.units for name, norm in self._architecture.batch_norms.items()}
+            over_ranks = {name: self._own.moments_of(count, dtype) for name, count in units.items()}
+            self._moments_of = lambda x, name: over_ranks[name](x)
+        self._network = network
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """What a forward pass draws is the same on all ranks, and nobody else sees that it was drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield

@@ -1,0 +1,239 @@
+"""Leaves of a network whose rows may lie elsewhere: layers that can compute with a part of their weight's rows.
+
+A forward pass of the plain module stays what it is; only what such a layer's own call does is replaced. Its weight is
+not there meanwhile for anybody else (`Elsewhere`), so that nobody can read a part of it for the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+Values = Mapping[str, torch.Tensor]
+"""A layer's parameters by their names in it."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A layer of a network, and the names in the network of its parameters: ``weight``, and ``bias`` if it has one."""
+
+    module: nn.Module
+    names: Mapping[str, str]
+
+    @property
+    def of_inputs(self) -> bool:
+        """The weight's rows are inputs, whose contributions are added; else they are outputs, which lie in a row."""
+        return isinstance(self.module, TABLES)
+
+    @property
+    def axis(self) -> int:
+        """The axis of the outputs, from the end, along which the rows lie if they are outputs."""
+        return -1 - len(getattr(self.module, "kernel_size", ()))
+
+    def outputs(self, rows: range, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
+        """What these rows make of the layer's inputs: some of its outputs, or their contribution to all of them."""
+        if isinstance(self.module, nn.Embedding):
+            return _looked_up(rows, values["weight"], *inputs, **named)
+        if isinstance(self.module, nn.EmbeddingBag):
+            return _added_up(self.module, rows, values["weight"], *inputs, **named)
+        return self.whole(values, *inputs, **named)
+
+    def whole(self, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
+        """What the layer's own forward makes with these parameters."""
+        parameters = self.module._parameters
+        kept = dict(parameters)
+        parameters.update(values)
+        try:
+            return type(self.module).forward(self.module, *inputs, **named)
+        finally:
+            parameters.update(kept)
+
+    def replace(self, forward: Callable[..., torch.Tensor]) -> None:
+        """Have this called in place of the layer's own forward; hooks stay as they are."""
+        self.module.forward = forward
+
+
+def _looked_up(rows: range, weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """Rows of a table for these numbers of rows, zero for those that are not among ``rows``."""
+    inside = (input >= rows.start) & (input < rows.stop)
+    found = weight.new_zeros(*input.shape, weight.shape[1])
+    found[inside] = functional.embedding(input[inside] - rows.start, weight)
+    return found
+
+
+def _added_up(
+    module: nn.EmbeddingBag,
+    rows: range,
+    weight: torch.Tensor,
+    input: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    per_sample_weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The contribution of ``rows`` to the sum, or to the mean, of each bag."""
+
+    def bags(input: torch.Tensor, table: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return functional.embedding_bag(
+            input,
+            table,
+            offsets,
+            mode="sum",
+            per_sample_weights=weights,
+            include_last_offset=module.include_last_offset,
+        )
+
+    counted = torch.ones_like(input, dtype=weight.dtype)
+    if module.padding_idx is not None:
+        counted[input == module.padding_idx] = 0
+    inside = (input >= rows.start) & (input < rows.stop)
+    weights = counted * inside if per_sample_weights is None else counted * inside * per_sample_weights
+    total = bags(torch.where(inside, input - rows.start, 0), weight, weights)
+    if module.mode == "mean":
+        total = total / bags(torch.zeros_like(input), weight.new_ones(1, 1), counted).clamp(min=1)
+    return total
+
+
+def leaves_of(network: nn.Module, wanted: Mapping[str, Sequence[str]]) -> dict[str, Leaf]:
+    """The leaves of a network by the names of their modules, from the names of their parameters."""
+    found = {}
+    for path, names in wanted.items():
+        module = network.get_submodule(path)
+        keys = (key for key in ("weight", "bias") if module._parameters.get(key) is not None)
+        found[path] = Leaf(module, dict(zip(keys, names, strict=True)))
+    return found
+
+
+def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The modules that may be leaves, with the names of their parameters: what they are, not how they are used."""
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    found = {}
+    for path, module in network.named_modules():
+        kind = type(module)
+        if kind in CONVOLUTIONS:
+            usable = module.groups == 1
+        elif kind in TABLES:
+            usable = module.max_norm is None and getattr(module, "mode", "sum") in ("sum", "mean")
+        else:
+            usable = kind is nn.Linear
+        own = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
+        if usable and path and "weight" in own and own.keys() <= {"weight", "bias"} and "forward" not in vars(module):
+            found[path] = tuple(names[id(own[key])] for key in ("weight", "bias") if key in own)
+    return found
+
+
+class Elsewhere(torch.Tensor):
+    """A parameter whose values are not here: it can be asked for its shape and dtype; whoever reads it is told off.
+
+    ``read`` tells whether anybody has tried.
+    """
+
+    read = False
+    name = ""
+
+    _KNOWN = frozenset(
+        "shape dtype ndim size dim numel nelement requires_grad layout element_size itemsize nbytes __len__ "
+        "is_floating_point is_complex is_sparse is_quantized is_nested names".split()
+    )
+
+    @staticmethod
+    def of(parameter: torch.Tensor, name: str) -> Elsewhere:
+        """In place of a parameter on the meta device."""
+        made = torch.Tensor._make_subclass(Elsewhere, parameter.detach())
+        made.name = name
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        what = getattr(func, "__name__", "")
+        what = getattr(getattr(func, "__self__", None), "__name__", "") if what == "__get__" else what
+        if what in cls._KNOWN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if what in ("device", "is_cpu", "is_cuda"):
+            return {"device": torch.device("cpu"), "is_cpu": True, "is_cuda": False}[what]
+        names = []
+        for value in [*args, *(kwargs or {}).values()]:
+            for tensor in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(tensor, Elsewhere):
+                    tensor.read = True
+                    names.append(tensor.name)
+        raise RuntimeError(
+            f"{', '.join(names)} is read outside of its own layer ({what}), which was not seen when this network was "
+            f"looked at: its rows are spread over the ranks."
+        )
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Networks that are built meanwhile have their parameters on the meta device; buffers are as they always are."""
+    replaced: Any = WeakIdKeyDictionary()
+
+    def register(module: nn.Module, key: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return parameter
+        if parameter not in replaced:
+            values = torch.empty_strided(
+                parameter.shape, parameter.stride(), dtype=parameter.dtype, device=torch.device("meta")
+            )
+            replaced[parameter] = nn.Parameter(values, parameter.requires_grad)
+        return replaced[parameter]
+
+    handle = register_module_parameter_registration_hook(register)
+    try:
+        with _Unfilled():
+            yield
+    finally:
+        handle.remove()
+
+
+class _Unfilled(TorchDispatchMode):
+    """What would change a tensor on the meta device in place is left out.
+
+    It would change nothing, and PyTorch would import its decompositions for that, for seconds.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As in `istmpi.models.recording`."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__.endswith("_") and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Parameter]:
+    """Let the parameters ``elsewhere`` of a network be there no more, and all others be empty: these are returned.
+
+    Their values are given to them, and taken again, as ``parameter.data``. Those ``elsewhere`` are on the meta device.
+    """
+    before = dict(network.named_parameters())
+    names = {id(parameter): name for name, parameter in before.items()}
+    made: dict[str, torch.Tensor] = {}
+    for module in list(network.modules()):
+        for key, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            name = names[id(parameter)]
+            if name in elsewhere:
+                module._parameters[key] = made.setdefault(name, Elsewhere.of(parameter, name))
+            elif parameter.is_meta:
+                if name not in made:
+                    made[name] = nn.Parameter(torch.empty(0, dtype=parameter.dtype, device="cpu"), False)
+                setattr(module, key, made[name])  # a recurrent layer has them in a list as well
+            else:
+                made[name] = parameter.requires_grad_(False)
+                parameter.data = parameter.data.new_empty(0)
+    return {name: parameter for name, parameter in made.items() if name not in elsewhere}
