@@ -89,6 +89,7 @@ def test_plain_numpy_predicts_from_the_file_what_the_ranks_predict(comm, shared_
     save(training, path, calibrated=True)
     x, _ = training.dataset.test.rows(np.arange(9))
     x = x.astype(training.run.model.dtype)
+    training.evaluator.calibrate()
     outputs = training.evaluator.network(torch.from_numpy(x)).numpy()
     with h5py.File(path) as file:
         for stage in training.architecture.stages:
