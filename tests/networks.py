@@ -397,3 +397,59 @@ class Fixed(nn.Module):
 
 
 NOT_A_NETWORK = 3
+
+
+class Words(nn.Module):
+    """Tables of which rows are looked up, one by one and in bags; ``by_hand``: one of them is read a second time."""
+
+    def __init__(self, features, outputs, words=13, wide=10, by_hand=True):
+        super().__init__()
+        self.words, self.by_hand = words, by_hand
+        self.table = nn.Embedding(words, wide, padding_idx=3)
+        self.other = nn.Embedding(words, wide)
+        self.bags = nn.EmbeddingBag(words, wide, mode="mean", padding_idx=1)
+        self.norm = nn.BatchNorm1d(wide)
+        self.inner = nn.Linear(wide, wide)
+        self.last = nn.Linear(wide, outputs)
+
+    def forward(self, x):
+        words = (5 * x.abs()).long() % self.words
+        x = self.norm((self.table(words) * self.other(words // 2)).sum(1)) + self.bags(words)
+        if self.by_hand:
+            x = x + torch.tanh(functional.linear(x, self.other.weight)) @ self.other.weight
+        return self.last(torch.relu(self.inner(x)))
+
+
+class Branching(nn.Module):
+    """Other layers, and other numbers of them, for other examples."""
+
+    def __init__(self, features, outputs, hidden=9):
+        super().__init__()
+        self.first = nn.Linear(features, hidden)
+        self.odd = nn.Linear(hidden, hidden)
+        self.even = nn.Linear(hidden, hidden)
+        self.norm = nn.BatchNorm1d(hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        x = self.first(x)
+        if x[0, 0] > 0:
+            x = torch.relu(self.odd(x))
+        while x[0].abs().max() > 0.5:
+            x = torch.tanh(self.even(x)) / 2
+        return self.last(self.norm(x))
+
+
+class Listed(nn.Module):
+    """It keeps its weights in a list of its own, beside the layers."""
+
+    def __init__(self, features, outputs, hidden=8):
+        super().__init__()
+        weight = nn.Parameter(torch.randn(hidden, features))
+        self.weights = [weight]
+        self.first = nn.Linear(features, hidden)
+        self.first.weight = weight
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(functional.linear(x, self.weights[0]) + self.first(x)))

@@ -47,7 +47,7 @@ class EvaluationPlan:
     room: Number
     """What they may have."""
     sent: int
-    """Bytes that all ranks hand to MPI in calibration and test; with local examples without what is brought for them."""
+    """Bytes that all ranks hand to MPI in calibration and test; with local examples only what is gathered."""
 
 
 def evaluation_room(run: Run, architecture: Architecture, ranks: int) -> Number:
@@ -95,9 +95,7 @@ def _price(one: Weights, local: bool) -> tuple[Number, str]:
     return (Fraction(-one.nbytes) if local else Fraction(one.sharded - one.gathered, one.nbytes)), one.names[0]
 
 
-def _choices(
-    architecture: Architecture, ranks: int, passes: Sequence[int], sizes: dict[str, int]
-) -> Iterator[Weights]:
+def _choices(architecture: Architecture, ranks: int, passes: Sequence[int], sizes: dict[str, int]) -> Iterator[Weights]:
     """The weights that can be sharded: of leaves that have a row for every rank."""
     for paths in _together(architecture):
         names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))

@@ -1,4 +1,4 @@
-"""How a leaf whose rows are spread over the ranks makes its outputs: from all ranks' rows, for the same or own examples."""
+"""How a leaf makes its outputs from rows that are spread over the ranks, for the same examples or each rank's own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SameExamples:
         def looked_up(input: torch.Tensor) -> torch.Tensor:
             """Only the rows that are looked up are sent, each once."""
             numbers, place = torch.unique(input, return_inverse=True)
-            ends = torch.searchsorted(numbers, torch.tensor([rows.stop for rows in owned])).tolist()
+            ends = torch.searchsorted(numbers, numbers.new_tensor([rows.stop for rows in owned])).tolist()
             counts = [end - start for start, end in zip([0, *ends], ends)]
             wanted = numbers[ends[self._store.rank] - counts[self._store.rank] :][: counts[self._store.rank]]
             found = functional.embedding(wanted - mine.start, values["weight"])
@@ -64,10 +64,10 @@ class SameExamples:
 class OwnExamples:
     """Each rank passes examples of its own, which stay there: the rows come to them, one owner's at a time.
 
-    A leaf's call is a request in which all ranks take part, also those that have come to another leaf, as a network that
-    branches on values may, or to the end of their examples: the first leaf that anybody waits for is served, until
-    nobody waits any more. The moments of a batch normalisation, over the examples of all ranks that wait for them, come
-    after all leaves.
+    A leaf's call is a request in which all ranks take part, also those that have come to another leaf, as a network
+    that branches on values may, or to the end of their examples: the first leaf that anybody waits for is served, until
+    nobody waits any more. The moments of a batch normalisation, over the examples of all ranks that wait for them,
+    come after all leaves.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator):

@@ -38,10 +38,10 @@ class FullNetwork:
     ):
         self._architecture, self._store, self._communicator = architecture, store, communicator
         self._sharded = frozenset(sharded)
-        self._own = OwnExamples(store, communicator) if local_examples else None
-        # A chain's layers take a transposed tensor, and its sums were always made of one.
-        self._exchange = self._own or SameExamples(store, communicator, not isinstance(architecture, Chain))
+        self._local_examples = local_examples
         self._network: nn.Module | None = None
+        self._scale: Mapping[str, float] | None = None
+        self._own: OwnExamples | None = None
         self._gathered: dict[str, nn.Parameter] = {}
         self.moments: Moments = {}
         """Mean and variance of every unit of the batch normalisations, as last calibrated."""
@@ -49,7 +49,7 @@ class FullNetwork:
     @property
     def same_examples(self) -> bool:
         """All ranks run it together, on the same examples; else each on as many as it likes."""
-        return bool(self._sharded) and self._own is None
+        return bool(self._sharded) and not self._local_examples
 
     def calibrate(self, *inputs: torch.Tensor) -> None:
         """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective."""
@@ -85,7 +85,7 @@ class FullNetwork:
 
     def _with_weights(self) -> dict[str, BatchNorm]:
         """Have the network with the stores' weights; returns its batch normalisations, without moments. Collective."""
-        if self._network is None:
+        if self._scale != self._store.scale:  # as well where it was not built before
             self._build()
         owners = self._store.owners
         for name, parameter in self._gathered.items():
@@ -99,19 +99,23 @@ class FullNetwork:
         return layers
 
     def _build(self) -> None:
-        network = self._architecture.without_values(self._store.scale).eval()
-        self._gathered = prepare(network, self._sharded)
-        leaves = self._architecture.leaves.items()
+        architecture, store = self._architecture, self._store
+        self._scale = dict(store.scale)
+        self._network = architecture.without_values(self._scale).eval()
+        self._gathered = prepare(self._network, self._sharded)
+        self._own = OwnExamples(store, self._communicator) if self._local_examples else None
+        # A chain's layers take a transposed tensor: the sums of its replay were made of one.
+        exchange = self._own or SameExamples(store, self._communicator, not isinstance(architecture, Chain))
+        leaves = architecture.leaves.items()
         sharded = {path: names for path, names in leaves if self._sharded.issuperset(names)}
-        for leaf in leaves_of(network, sharded).values():
-            leaf.replace(self._exchange.forward_of(leaf))
+        for leaf in leaves_of(self._network, sharded).values():
+            leaf.replace(exchange.forward_of(leaf))
         self._moments_of = moments_of
         if self._own:
-            dtype = next(iter(self._store.tensors.values())).dtype
-            units = {name: norm.units for name, norm in self._architecture.batch_norms.items()}
+            dtype = next(iter(store.tensors.values())).dtype
+            units = {name: norm.units for name, norm in architecture.batch_norms.items()}
             over_ranks = {name: self._own.moments_of(count, dtype) for name, count in units.items()}
             self._moments_of = lambda x, name: over_ranks[name](x)
-        self._network = network
 
 
 @contextmanager

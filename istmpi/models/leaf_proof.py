@@ -1,8 +1,9 @@
 """Which layers of a network of one's own may be leaves: tried on a small network.
 
 The network is built without values, each leaf has its weight only while it is called itself, and the outputs must be,
-to the last bit, those of the network as its constructor makes it. A weight that anybody else reads, as a tied one that is
-multiplied by hand, is seen; its layers are no leaves then. Where the outputs are others for another reason, no layer is.
+to the last bit, those of the network as its constructor makes it. A weight that anybody else reads, as a tied one that
+is multiplied by hand, is seen; its layers are no leaves then. Where the outputs are others for another reason, no layer
+is one.
 """
 
 from __future__ import annotations

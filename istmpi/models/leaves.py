@@ -142,8 +142,8 @@ class Elsewhere(torch.Tensor):
     name = ""
 
     _KNOWN = frozenset(
-        "shape dtype ndim size dim numel nelement requires_grad layout element_size itemsize nbytes __len__ "
-        "is_floating_point is_complex is_sparse is_quantized is_nested names".split()
+        ("shape", "size", "ndim", "dim", "numel", "nelement", "__len__", "dtype", "element_size", "itemsize", "nbytes")
+        + ("is_floating_point", "is_complex", "requires_grad", "layout", "is_sparse", "is_quantized", "is_nested")
     )
 
     @staticmethod

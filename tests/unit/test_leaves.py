@@ -1,0 +1,224 @@
+"""Layers whose rows lie elsewhere: their parts against the layers themselves, who may be one, and what it costs."""
+
+import networks
+import pytest
+import torch
+from torch import nn
+
+from istmpi.config import Run
+from istmpi.cost import cost
+from istmpi.cost.evaluation import evaluation_plan, evaluation_room
+from istmpi.engine.layout import Owners
+from istmpi.models.examination import examine
+from istmpi.models.inference import infer
+from istmpi.models.inferred import InferredNetwork
+from istmpi.models.leaf_proof import proved_leaves
+from istmpi.models.leaves import Elsewhere, Leaf, candidates, prepare, without_values
+from istmpi.models.mlp import MLP
+from istmpi.models.own import own_network
+
+FILE = networks.__file__
+WORDS = torch.tensor([[0, 5, 5, 2], [6, 1, 3, 0]])
+FLAT, STARTS = torch.tensor([0, 5, 5, 2, 6, 1, 1, 3]), torch.tensor([0, 3, 3, 7])
+
+LAYERS = {
+    "linear": (nn.Linear(5, 7), [torch.randn(2, 3, 5)], {}),
+    "linear without bias": (nn.Linear(5, 7, bias=False), [torch.randn(5)], {}),
+    "convolution 1": (nn.Conv1d(3, 7, 3, stride=2), [torch.randn(2, 3, 9)], {}),
+    "convolution 2": (nn.Conv2d(3, 7, (3, 1), padding=1, padding_mode="reflect"), [torch.randn(2, 3, 5, 4)], {}),
+    "convolution 2, one example": (nn.Conv2d(3, 7, 2, dilation=2), [torch.randn(3, 5, 4)], {}),
+    "convolution 3": (nn.Conv3d(2, 7, 2, bias=False), [torch.randn(2, 2, 3, 3, 3)], {}),
+    "table": (nn.Embedding(7, 3, padding_idx=5), [WORDS], {}),
+    "bags": (nn.EmbeddingBag(7, 3, mode="sum"), [WORDS], {}),
+    "bags, mean": (nn.EmbeddingBag(7, 3, mode="mean", padding_idx=1), [FLAT, STARTS], {}),
+    "bags, last offset": (nn.EmbeddingBag(7, 3, include_last_offset=True), [FLAT], {"offsets": STARTS}),
+    "bags, weighted": (
+        nn.EmbeddingBag(7, 3, mode="sum", padding_idx=5),
+        [WORDS],
+        {"per_sample_weights": torch.randn(2, 4)},
+    ),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_parts_of_a_layer_are_the_layer(name, ranks):
+    layer, inputs, named = LAYERS[name]
+    expected = layer(*inputs, **named)
+    assert list(candidates(nn.Sequential(layer))) == ["0"]
+    keys = [key for key, _ in layer.named_parameters()]
+    leaf = Leaf(layer, {key: key for key in keys})
+    owners, parts = Owners({}, ranks), []
+    for rank in range(ranks):
+        rows = owners.rows(7, rank)
+        values = {key: getattr(layer, key).detach()[rows.start : rows.stop] for key in keys}
+        parts.append(leaf.outputs(rows, values, *inputs, **named))
+    found = sum(parts) if leaf.of_inputs else torch.cat(parts, dim=leaf.axis)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(layer(*inputs, **named), expected, rtol=0, atol=0)  # it has its own weight again
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 4, 1, groups=2),
+        nn.Embedding(7, 3, max_norm=1),
+        nn.EmbeddingBag(7, 3, mode="max"),
+        nn.ConvTranspose2d(4, 4, 1),
+        nn.LSTM(3, 4),
+        nn.BatchNorm1d(3),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_what_does_not_compute_row_by_row_is_no_leaf(layer):
+    assert candidates(nn.Sequential(layer)) == {}
+
+
+def test_what_is_elsewhere_has_a_shape_and_no_values():
+    gone = Elsewhere.of(torch.empty(3, 4, dtype=torch.float64, device="meta"), "here.weight")
+    assert (gone.shape, gone.dtype, gone.numel(), len(gone), gone.ndim) == ((3, 4), torch.float64, 12, 3, 2)
+    assert gone.device == torch.device("cpu") and gone.size(1) == 4 and not gone.read
+    x = torch.ones(2, 4, dtype=torch.float64)
+    for read in (
+        lambda: nn.functional.linear(x, gone),
+        lambda: x @ gone.T,
+        lambda: gone[0],
+        lambda: gone + 1,
+        lambda: torch.cat([x, gone]),
+        lambda: bool(gone.sum() > 0),
+        lambda: gone.data,
+        lambda: gone.numpy(),
+        lambda: list(gone),
+    ):
+        gone.read = False
+        with pytest.raises(RuntimeError, match="here.weight is read outside of its own layer"):
+            read()
+        assert gone.read
+
+
+def test_a_network_without_values_has_the_constructors_buffers_and_ties():
+    with without_values():
+        network = networks.Shaken(6, 3)
+        recurrent = nn.LSTM(3, 4)
+        table = nn.Embedding(5, 2, padding_idx=1)
+    assert all(parameter.is_meta for parameter in network.parameters())
+    assert network.tied.weight is network.inner.weight
+    assert torch.equal(network.table, torch.arange(6) / 6)
+    assert table.weight.is_meta
+    gathered = prepare(network, {"first.weight"})
+    assert "inner.weight" in gathered and "tied.weight" not in gathered and "first.weight" not in gathered
+    assert network.tied.weight is network.inner.weight is gathered["inner.weight"]
+    assert isinstance(network.first.weight, Elsewhere) and network.first.weight.shape == (12, 6)
+    values = {name: torch.randn(p.shape) for name, p in nn.LSTM(3, 4).named_parameters()}
+    for name, parameter in prepare(recurrent, ()).items():
+        parameter.data = values[name]
+    plain = nn.LSTM(3, 4)
+    plain.load_state_dict(values)
+    x = torch.randn(2, 5, 3)
+    assert torch.equal(recurrent(x)[0], plain(x)[0])
+    assert not nn.Linear(2, 2).weight.is_meta
+
+
+class Encoder(nn.Module):
+    """torch's own block, which reads its layers' weights itself when it is evaluated."""
+
+    def __init__(self, shape, outputs, wide=8):
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(shape[-1], 2, dim_feedforward=wide, batch_first=True)
+        self.last = nn.Linear(shape[-1], outputs)
+
+    def forward(self, x):
+        return self.last(self.block(x).mean(1))
+
+
+LEAVES = {
+    "Convolutional": ((1, 8, 8), {}, "first second dense last"),
+    "Multihead": ((8, 16), {}, "first last"),
+    "Shaken": ((16,), {}, "first inner tied unused last"),
+    "Words": ((16,), {}, "table bags inner last"),
+    "Branching": ((16,), {}, "first odd even last"),
+    "Listed": ((16,), {}, ""),
+    "Grouped": ((1, 8, 8), {}, "conv last"),
+    "Choosing": ((16,), {}, "first last"),
+    "Fixed": ((16,), {}, "last"),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_leaves_are_layers_that_alone_read_their_weights(name):
+    shape, settings, expected = LEAVES[name]
+    network = own_network(f"{FILE}:{name}", shape, 3, settings)
+    found = proved_leaves(network, infer(network).lengths)
+    assert list(found) == expected.split()
+
+
+def test_a_block_that_reads_its_layers_weights_is_evaluated_alike():
+    """Such a block looks first whether its weights are plain; where they are not, it calls its layers."""
+    network = own_network(f"{__file__}:Encoder", (4, 6), 3, {})
+    assert list(proved_leaves(network, {})) == ["block.linear1", "block.linear2", "last"]
+
+
+# ---- what stays where it is
+
+
+def architecture(name, shape, outputs=3, **settings):
+    own = own_network(f"{FILE}:{name}", shape, outputs, settings)
+    return InferredNetwork(own.name, examine(own), "float32", own)
+
+
+WIDE = {"widths": (96, 80), "kinds": ("plain", "plain"), "norms": ("batch", "none")}
+
+
+@pytest.mark.parametrize("batch", [2, 64, 4096])
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+def test_gathered_weights_have_the_place_of_gradients_and_activations(method, batch):
+    """The memory of training is not exceeded; where it suffices for all weights all are gathered, if that is less."""
+    network = architecture("Grown", (40,), **WIDE)
+    run = Run().override({"method.name": method, "train.batch": batch})
+    bytes_of = {name: 4 * one.size(network.lengths) for name, one in network.parameters.items()}
+    for ranks in (2, 3, 4, 7):
+        room = evaluation_room(run, network, ranks)
+        memories = [part.memory for part in cost(run, network, ranks).parts]
+        plan = evaluation_plan(network, ranks, room, [100_000])
+        gathered = sum(size for name, size in bytes_of.items() if name not in plan.sharded)
+        assert plan.gathered_bytes == gathered <= room
+        for memory in memories:
+            assert memory.total - memory.gradients - memory.activations + gathered <= memory.total
+        if sum(bytes_of.values()) <= room:
+            assert plan.sharded == frozenset()
+        else:
+            assert plan.sharded, "many examples: as little as must be"
+            for name in ("norms.0.weight", "norms.0.bias"):
+                assert name not in plan.sharded
+    assert evaluation_plan(network, 1, 0, [10]).sharded == frozenset()
+
+
+def test_within_the_memory_fewer_bytes_decide():
+    network = architecture("Grown", (4000,), widths=(50, 3000), kinds=("plain", "plain"), norms=("none", "none"))
+    wide = {"into.0.weight", "into.0.bias"}
+    for ranks, examples, expected in [(2, 3999, wide), (4, 3999, wide), (2, 4002, set())]:
+        plan = evaluation_plan(network, ranks, 10**9, [examples])
+        assert plan.sharded & wide == expected
+        others = sum(
+            4 * one.size(network.lengths) for name, one in network.parameters.items() if name not in plan.sharded
+        )
+        rows = {"into.0": 50, "into.1": 3000, "last": 3}
+        passed = sum(4 * examples * count for path, count in rows.items() if f"{path}.weight" in plan.sharded)
+        totals = 0 if plan.sharded else 24 * ranks * (ranks - 1)
+        assert plan.sent == (ranks - 1) * (others + passed) + totals
+    assert evaluation_plan(network, 2, 10**9, [], local=True).sharded == frozenset()
+    assert "into.0.weight" in evaluation_plan(network, 2, 500_000, [], local=True).sharded
+
+
+def test_what_is_tied_is_sharded_together_and_what_has_too_few_rows_is_not():
+    network = architecture("Interleaved", (16,))
+    plan = evaluation_plan(network, 2, 0, [10])
+    assert {"back.weight", "up.weight", "last.bias"} <= plan.sharded
+    assert "last.weight" not in evaluation_plan(network, 4, 0, [10]).sharded  # three rows
+
+
+def test_a_chain_stays_where_it_is():
+    network = MLP(64, [13, 11], 10, bias=True)
+    plan = evaluation_plan(network, 16, 10**9, [10**6])
+    weights = {f"{stage}.linear.{key}" for stage in network.stages for key in ("weight", "bias")}
+    assert plan.sharded == weights == evaluation_plan(network, 1, 0, [1]).sharded
