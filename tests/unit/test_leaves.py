@@ -31,7 +31,11 @@ LAYERS = {
     "table": (nn.Embedding(7, 3, padding_idx=5), [WORDS], {}),
     "bags": (nn.EmbeddingBag(7, 3, mode="sum"), [WORDS], {}),
     "bags, mean": (nn.EmbeddingBag(7, 3, mode="mean", padding_idx=1), [FLAT, STARTS], {}),
-    "bags, last offset": (nn.EmbeddingBag(7, 3, include_last_offset=True), [FLAT], {"offsets": STARTS}),
+    "bags, last offset": (
+        nn.EmbeddingBag(7, 3, include_last_offset=True),
+        [FLAT],
+        {"offsets": torch.tensor([0, 3, 3, 8])},
+    ),
     "bags, weighted": (
         nn.EmbeddingBag(7, 3, mode="sum", padding_idx=5),
         [WORDS],
