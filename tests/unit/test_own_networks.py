@@ -126,7 +126,7 @@ def test_every_wrong_axis_is_caught(name, shape):
             "hidden",
             f"twice of it is refused ({FILE}:Square: its constructor fails with hidden = 32: ValueError: 32 is no",
         ),
-        ("ByUnit", FLAT, "hidden", "permuting its units changes the outputs, first behind odd"),
+        ("ByUnit", FLAT, "hidden", "permuting its units changes the outputs, first behind even"),
         ("Silent", FLAT, "hidden", "the outputs do not tell how its units lie in first.weight"),
     ],
 )

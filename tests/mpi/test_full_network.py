@@ -1,0 +1,267 @@
+"""The full network of a user's own, its weights gathered or where they lie, against the plain module in one process."""
+
+import networks
+import numpy as np
+import pytest
+import torch
+from small import own_run
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from istmpi.cost import cost
+from istmpi.cost.evaluation import evaluation_plan
+from istmpi.engine.store import ParameterStore
+from istmpi.evaluation.full import FullNetwork
+from istmpi.models.examination import examine
+from istmpi.models.inferred import InferredNetwork
+from istmpi.models.own import own_network
+from istmpi.training.loop import Training
+
+FILE = networks.__file__
+NETWORKS = {
+    "convolutions": ("Convolutional", (1, 8, 8), {"channels": (7, 5), "hidden": 6}),
+    "attention": ("Attention", (6, 10), {"heads": 3, "head_dim": 5, "embed": 7, "hidden": 5, "depth": 1}),
+    "tables": ("Words", (9,), {"by_hand": False}),
+    "a table read by hand": ("Words", (9,), {}),
+    "tied": ("Shaken", (9,), {"hidden": 11}),
+    "branching": ("Branching", (9,), {}),
+    "gated and residual": (
+        "Grown",
+        (9,),
+        {"kinds": ("plain", "residual", "gated"), "widths": (8, 7, 5), "norms": ("batch", "none", "layer")},
+    ),
+}
+SHARE = 0.4
+OUTPUTS = 5
+
+
+@pytest.fixture(scope="module")
+def looked_at():
+    """Every network's class with its arguments, and its table: each is looked at once."""
+    known = {}
+
+    def get(case):
+        if case not in known:
+            name, shape, settings = NETWORKS[case]
+            own = own_network(f"{FILE}:{name}", shape, OUTPUTS, settings)
+            known[case] = own, examine(own)
+        return known[case]
+
+    return get
+
+
+def prepared(comm, own, table):
+    """The network as the engine knows it, and this rank's rows of initial weights, scaled as after a deal."""
+    network = InferredNetwork(own.name, table, "float64", own)
+    store = ParameterStore(network.parameters, network.lengths, comm.size, comm.rank)
+    store.initialise(3)
+    store.scale = {group: SHARE for groups in network.sums.values() for group in groups}
+    return network, store
+
+
+def naive(comm, own, network, store, sample, batches):
+    """What the plain class makes of each batch, with all weights, PyTorch's own normalisations and the scale by hand.
+
+    ``sample``: they are calibrated on; their moments are returned, too.
+    """
+    per_rank = comm.allgather({name: values.numpy() for name, values in store.tensors.items()})
+    weights = {name: torch.from_numpy(np.concatenate([rows[name] for rows in per_rank])) for name in store.tensors}
+    module = own.build().double()
+    for name, parameter in module.named_parameters():
+        parameter.data = weights[name]
+    factors = {path: SHARE ** len(groups) for path, groups in network.sums.items() if groups}
+    for path, factor in factors.items():
+        layer = module.get_submodule(path)
+        layer.weight = nn.Parameter(layer.weight.detach() * factor)
+    norms = {name: one for name, one in module.named_modules() if isinstance(one, nn.BatchNorm1d | nn.BatchNorm2d)}
+    counts = {}
+    for name, norm in norms.items():
+
+        def count(_, inputs, name=name):
+            counts.setdefault(name, inputs[0].numel() // inputs[0].shape[1])
+
+        norm.momentum = 1.0
+        norm.register_forward_pre_hook(count)
+    module.eval()
+    for norm in norms.values():
+        norm.train()
+    with torch.no_grad():
+        module(sample)
+        for name, norm in norms.items():
+            norm.running_var *= (counts[name] - 1) / counts[name]
+        module.eval()
+        moments = {name: (norm.running_mean.clone(), norm.running_var.clone()) for name, norm in norms.items()}
+        return [module(x) for x in batches], moments
+
+
+def examples(shape, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+
+
+def assert_moments(found, expected):
+    assert found.keys() == expected.keys()
+    for name, pair in expected.items():
+        for mine, theirs in zip(found[name], pair, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.ranks(also=4)
+@pytest.mark.parametrize("case", NETWORKS)
+def test_gathered_and_sharded_agree_with_the_plain_module(comm, looked_at, case):
+    own, table = looked_at(case)
+    network, store = prepared(comm, own, table)
+    shape = NETWORKS[case][1]
+    sample, batches = examples(shape, 23, 0), [examples(shape, count, count) for count in (1, 8, 5)]
+    expected, moments = naive(comm, own, network, store, sample, batches)
+    everything = {name for names in network.leaves.values() for name in names}
+    one = set(next(iter(network.leaves.values())))
+    assert everything and (case != "a table read by hand" or "other.weight" not in everything)
+    for sharded in (everything, one, set()):
+        full = FullNetwork(network, store, comm, sharded)
+        assert full.same_examples == bool(sharded)
+        for _ in range(2):  # released, and with weights once more
+            full.calibrate(sample)
+            assert_moments(full.moments, moments)
+            for x, outputs in zip(batches, expected, strict=True):
+                found = full(x)
+                assert found.is_contiguous()
+                torch.testing.assert_close(found, outputs, rtol=0, atol=1e-12)
+            full.release()
+        again = FullNetwork(network, store, comm, sharded)
+        again.load_moments(full.moments)
+        assert torch.equal(again(x), found)
+
+
+@pytest.mark.ranks(also=4)
+@pytest.mark.parametrize("case", NETWORKS)
+def test_weights_come_to_examples_that_stay_on_their_rank(comm, looked_at, case):
+    """Other numbers of batches on each rank, other batches, and where values decide other layers."""
+    own, table = looked_at(case)
+    network, store = prepared(comm, own, table)
+    shape = NETWORKS[case][1]
+    samples = [examples(shape, 7 + rank, rank) for rank in range(comm.size)]
+    batches = [[examples(shape, 3 + n, 10 * rank + n) for n in range(2 * rank % 3 + 1)] for rank in range(comm.size)]
+    mine = batches[comm.rank]
+    everything = {name for names in network.leaves.values() for name in names}
+    if case == "branching":  # what arrives at its normalisation depends on the examples beside it
+        samples = [samples[0]] * comm.size
+        expected, moments = naive(comm, own, network, store, samples[0], mine)
+    else:
+        expected, moments = naive(comm, own, network, store, torch.cat(samples), mine)
+    for sharded in (everything, set()):
+        full = FullNetwork(network, store, comm, sharded, local_examples=True)
+        full.calibrate(samples[comm.rank])
+        assert_moments(full.moments, moments)
+        found = [full(x) for x in mine]
+        full.finish()
+        for one, outputs in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, outputs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_planned_bytes_are_counted_bytes(comm, looked_at, case):
+    own, table = looked_at(case)
+    network, store = prepared(comm, own, table)
+    shape, passes = NETWORKS[case][1], [23, 8, 8, 3]
+    x = [examples(shape, count, count) for count in passes]
+    for room in (0, 3000, 10**9):
+        plan = evaluation_plan(network, comm.size, room, passes)
+        assert room > 0 or comm.size == 1 or plan.sharded
+        full = FullNetwork(network, store, comm, plan.sharded)
+        before = comm.traffic.bytes
+        full.calibrate(x[0])
+        for batch in x[1:] if full.same_examples else []:
+            full(batch)
+        sent = sum(comm.allgather(comm.traffic.bytes - before))
+        totals = 0 if full.same_examples else 24 * comm.size * (comm.size - 1)  # the evaluator adds them up
+        planned = plan.sent - totals
+        for path in ("table", "other"):
+            if f"{path}.weight" in plan.sharded:  # planned at most: the rows that are looked up, each once
+                width = store.tensors[f"{path}.weight"].shape[1]
+                for batch in x:
+                    words = (5 * batch.abs()).long() % 13 // (2 if path == "other" else 1)
+                    few = min(words.numel(), 13) - len(words.unique())
+                    planned -= (comm.size - 1) * few * width * 8
+        if case != "branching":  # which calls as many layers as the examples say
+            assert sent == planned
+
+
+WIDE = {
+    "model__name": f"{FILE}:Grown",
+    "model__widths": [300, 300],
+    "model__kinds": ["plain", "plain"],
+    "model__norms": ["batch", "none"],
+    "train__rounds": 1,
+    "train__batch": 4,
+    "evaluate__batch": 4,
+    "evaluate__calibration_examples": 4,
+}
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes that tensors have had at a time which were made since it was entered, as operations see them."""
+
+    def __init__(self, known):
+        super().__init__()
+        self._known = {self._key(tensor) for tensor in known}
+        self._alive = {}
+        self.peak = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+    @staticmethod
+    def _key(tensor):
+        return tensor.untyped_storage()._cdata
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves((args, kwargs, outputs)):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta and self._key(tensor) not in self._known:
+                storage = tensor.untyped_storage()
+                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
+        self.peak = max(self.peak, sum(nbytes for _, nbytes in self._alive.values()))
+        return outputs
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+def test_an_evaluation_needs_no_more_than_what_training_leaves_free(comm, method):
+    training = Training(own_run(**WIDE, method__name=method), comm)
+    score = list(training.rounds())[-1].score
+    network, evaluator = training.architecture, training.evaluator
+    training.method.publish()
+    memory = cost(training.run, network, comm.size).parts[-1].memory
+    weights = sum(8 * one.size(network.lengths) for one in network.parameters.values())
+    assert weights == sum(comm.allgather(sum(tensor.nbytes for tensor in training.store.tensors.values())))
+    assert bool(evaluator.plan.sharded) == (weights > memory.gradients + memory.activations) == (method == "ist")
+    known = [*training.store.tensors.values(), *training.method._built[1].parameters()]
+    with LiveBytes(known) as counter:
+        assert evaluator.score() == score
+    if method == "ist":
+        assert counter.peak <= memory.gradients + memory.activations < weights
+        assert evaluator.plan.gathered_bytes <= counter.peak
+    else:
+        assert weights <= counter.peak  # the counter sees what is gathered
+    assert not any(parameter.numel() for parameter in evaluator.network._gathered.values()), "all is given back"
+
+
+@pytest.mark.ranks(min=2)
+def test_in_training_planned_bytes_are_counted_bytes_and_the_score_is_that_of_gathered_weights(comm):
+    training = Training(own_run(**WIDE), comm)
+    score = list(training.rounds())[-1].score
+    assert training.evaluator.plan.sharded
+    before = comm.traffic.bytes
+    assert training.evaluator.score() == score
+    assert sum(comm.allgather(comm.traffic.bytes - before)) == training.evaluator.plan.sent
+    alike = FullNetwork(training.architecture, training.store, comm)
+    evaluator = training.evaluator
+    evaluator.network, sharded = alike, evaluator.network
+    gathered = evaluator.score()
+    assert gathered.loss == pytest.approx(score.loss, rel=1e-12)
+    assert (gathered.score, gathered.examples) == (score.score, score.examples)
+    assert_moments(alike.moments, sharded.moments)
