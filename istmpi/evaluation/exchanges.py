@@ -91,9 +91,7 @@ class OwnExamples:
                     self._communicator.broadcast(values[key].numpy(), owner)
                 if call:
                     parts.append(leaf.outputs(rows, values, *call[0], **call[1]))
-            if not call:
-                return None
-            return sum(parts[1:], start=parts[0]) if leaf.of_inputs else torch.cat(parts, dim=leaf.axis)
+            return leaf.join(parts) if call else None
 
         self._services.append(bring)
         return lambda *inputs, **named: self._request(number, (inputs, named))

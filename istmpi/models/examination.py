@@ -34,13 +34,14 @@ EXAMPLES = 2
 def examine(network: OwnNetwork) -> Table:
     """The table of a network; ConfigError in one line for whatever cannot be trained."""
     inferred = infer(network)
+    again = built(network, seed=1)
+    _refuse_what_cannot_be_trained(network, again)
+    second = _contents(_values(again))
+    del again  # there need not be memory for both
     module = built(network, seed=0)
-    _refuse_what_cannot_be_trained(network, module)
     first = _contents(_values(module))
     watched = _watch(network, module)
     stochastic = _draws_random_numbers(network, module)
-    again = built(network, seed=1)
-    second = _contents(_values(again))
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
             raise ConfigError(

@@ -148,7 +148,7 @@ class InferredNetwork(Architecture):
         import torch
 
         try:
-            network = self.build(lengths).eval()
+            network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()
             found = {name: layer.eps for name, layer in self.batch_norm_layers(network).items()}
             if found != {name: norm.epsilon for name, norm in self.batch_norms.items()}:
                 raise ConfigError(
@@ -163,15 +163,33 @@ class InferredNetwork(Architecture):
                 f"be narrow."
             ) from error
 
+    def _trial(self) -> nn.Module:
+        """The full network with initial values; of its leaves they are made in every call, a block at a time."""
+        import torch
+
+        from istmpi.models.leaves import leaves_of, prepare
+
+        generator = torch.Generator().manual_seed(0)
+
+        def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            bound, centre = self.parameters[name].bound, self.parameters[name].centre
+            values = torch.empty(shape, dtype=getattr(torch, self._dtype))
+            return values.uniform_(centre - bound, centre + bound, generator=generator)
+
+        network = self.without_values({})
+        leaves = leaves_of(network, self.leaves)
+        for name, parameter in prepare(network, {name for names in self.leaves.values() for name in names}).items():
+            parameter.data = make(name, self.parameters[name].pattern.shape(self.lengths))
+        for leaf in leaves.values():
+            leaf.replace(leaf.block_by_block(make))
+        return network
+
     def require_finite(self, x: np.ndarray) -> None:
         import torch
 
-        network = self.build(self.lengths)
+        network = self._trial()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            for name, parameter in network.named_parameters():
-                bound, centre = self.parameters[name].bound, self.parameters[name].centre
-                parameter.data.uniform_(centre - bound, centre + bound)
             outputs = self._network.forward(network, torch.from_numpy(x).to(getattr(torch, self._dtype)))
         if not outputs.isfinite().all():
             odd = outputs[~outputs.isfinite()][0].item()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TABLES = (nn.Embedding, nn.EmbeddingBag)
+BLOCK = 2**22
+"""Elements of a weight that are made at a time, where it is only tried."""
 
 Values = Mapping[str, torch.Tensor]
 """A layer's parameters by their names in it."""
@@ -59,6 +62,26 @@ class Leaf:
             return type(self.module).forward(self.module, *inputs, **named)
         finally:
             parameters.update(kept)
+
+    def block_by_block(self, make: Callable[[str, tuple[int, ...]], torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """A forward with values that ``make`` gives for a name and a shape, some rows at a time, and forgotten then."""
+        shapes = {key: tuple(self.module._parameters[key].shape) for key in self.names}
+        length = shapes["weight"][0]
+        step = max(BLOCK // prod(shapes["weight"][1:]), 1)
+
+        def forward(*inputs: Any, **named: Any) -> torch.Tensor:
+            parts = []
+            for start in range(0, length, step):
+                rows = range(start, min(start + step, length))
+                values = {key: make(name, (len(rows), *shapes[key][1:])) for key, name in self.names.items()}
+                parts.append(self.outputs(rows, values, *inputs, **named))
+            return self.join(parts)
+
+        return forward
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The layer's outputs from what consecutive rows make."""
+        return sum(parts[1:], start=parts[0]) if self.of_inputs else torch.cat(parts, dim=self.axis)
 
     def replace(self, forward: Callable[..., torch.Tensor]) -> None:
         """Have this called in place of the layer's own forward; hooks stay as they are."""
