@@ -9,11 +9,10 @@ from istmpi.data.dataset import normalise
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.scoring import require_fitting
-from istmpi.devices import to_empty
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.evaluation.evaluator import calibration_rows
-from istmpi.models.inferred import fill as fill_parameters
+from istmpi.models.leaves import prepare
 from istmpi.models.norms import calibrate, moments_of
 
 
@@ -34,10 +33,9 @@ class CalibratedNetwork:
         checkpoint.require_valid()
         store = ParameterStore(architecture.parameters, architecture.lengths, 1, 0)
         fill(checkpoint, store)
-        with torch.device("meta"):
-            network = architecture.build(architecture.lengths, store.scale).eval()
-        self._network = to_empty(network, "cpu").requires_grad_(False)
-        fill_parameters(self._network, store.tensors)
+        self._network = architecture.without_values(store.scale).eval()
+        for name, parameter in prepare(self._network, elsewhere=()).items():
+            parameter.data = store.tensors[name]
         self._norms = architecture.batch_norm_layers(self._network)
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self._normalisation = checkpoint.normalisation

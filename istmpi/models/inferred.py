@@ -220,9 +220,3 @@ def built(network: OwnNetwork, lengths: Mapping[str, int] | None = None, seed: i
         module = network.build(lengths)
     convert_batch_norms(module)
     return module
-
-
-def fill(network: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Let a network's parameters be these very tensors."""
-    for name, parameter in network.named_parameters():
-        parameter.data = values[name]

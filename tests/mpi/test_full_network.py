@@ -160,6 +160,26 @@ def test_weights_come_to_examples_that_stay_on_their_rank(comm, looked_at, case)
             torch.testing.assert_close(one, outputs, rtol=0, atol=1e-12)
 
 
+def test_random_numbers_of_a_pass_are_the_same_on_all_ranks(comm):
+    """Else each rank's rows would be multiplied by other examples; and nobody else's random numbers change."""
+    own = own_network(f"{FILE}:Noisy", (9,), OUTPUTS, {})
+    network, store = prepared(comm, own, examine(own))
+    full = FullNetwork(network, store, comm, {"first.weight", "first.bias", "last.weight", "last.bias"})
+    torch.manual_seed(comm.rank)
+    state = torch.get_rng_state()
+    full.calibrate(examples((9,), 4, 0))
+    found = full(examples((9,), 4, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(np.array_equal(one, found.numpy()) for one in comm.allgather(found.numpy()))
+    values = {name: torch.from_numpy(np.concatenate(comm.allgather(t.numpy()))) for name, t in store.tensors.items()}
+    module = own.build().double()
+    module.load_state_dict(values)
+    module.last.weight.data *= SHARE
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, module(examples((9,), 4, 1)).detach(), rtol=0, atol=1e-12)
+    torch.set_rng_state(state)
+
+
 @pytest.mark.parametrize("case", NETWORKS)
 def test_planned_bytes_are_counted_bytes(comm, looked_at, case):
     own, table = looked_at(case)

@@ -9,6 +9,7 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.evaluation import evaluation_plan, evaluation_room
 from istmpi.engine.layout import Owners
+from istmpi.models import leaves
 from istmpi.models.examination import examine
 from istmpi.models.inference import infer
 from istmpi.models.inferred import InferredNetwork
@@ -60,6 +61,26 @@ def test_the_parts_of_a_layer_are_the_layer(name, ranks):
     found = sum(parts) if leaf.of_inputs else torch.cat(parts, dim=leaf.axis)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(layer(*inputs, **named), expected, rtol=0, atol=0)  # it has its own weight again
+
+
+@pytest.mark.parametrize("block", [1, 12, 10**6])
+@pytest.mark.parametrize("name", ["linear", "convolution 2", "bags"])
+def test_a_layer_is_tried_a_block_of_rows_at_a_time(name, block, monkeypatch):
+    layer, inputs, named = LAYERS[name]
+    expected, given, largest = layer(*inputs, **named), {"weight": 0, "bias": 0}, 0
+    leaf = Leaf(layer, {key: key for key, _ in layer.named_parameters()})
+
+    def make(key, shape):
+        nonlocal largest
+        largest = max(largest, torch.Size(shape).numel())
+        first = given[key]
+        given[key] += shape[0]
+        return getattr(layer, key).detach()[first : given[key]]
+
+    monkeypatch.setattr(leaves, "BLOCK", block)
+    torch.testing.assert_close(leaf.block_by_block(make)(*inputs, **named), expected)
+    assert given == {"weight": 7, "bias": 7 if "bias" in leaf.names else 0}
+    assert largest <= max(block, layer.weight[0].numel())
 
 
 @pytest.mark.parametrize(
