@@ -135,9 +135,9 @@ def test_gathered_and_sharded_agree_with_the_plain_module(comm, looked_at, case)
 
 
 @pytest.mark.ranks(also=4)
-@pytest.mark.parametrize("case", NETWORKS)
+@pytest.mark.parametrize("case", [case for case in NETWORKS if case != "branching"])
 def test_weights_come_to_examples_that_stay_on_their_rank(comm, looked_at, case):
-    """Other numbers of batches on each rank, other batches, and where values decide other layers."""
+    """Other numbers of batches on each rank, and other batches."""
     own, table = looked_at(case)
     network, store = prepared(comm, own, table)
     shape = NETWORKS[case][1]
@@ -145,11 +145,7 @@ def test_weights_come_to_examples_that_stay_on_their_rank(comm, looked_at, case)
     batches = [[examples(shape, 3 + n, 10 * rank + n) for n in range(2 * rank % 3 + 1)] for rank in range(comm.size)]
     mine = batches[comm.rank]
     everything = {name for names in network.leaves.values() for name in names}
-    if case == "branching":  # what arrives at its normalisation depends on the examples beside it
-        samples = [samples[0]] * comm.size
-        expected, moments = naive(comm, own, network, store, samples[0], mine)
-    else:
-        expected, moments = naive(comm, own, network, store, torch.cat(samples), mine)
+    expected, moments = naive(comm, own, network, store, torch.cat(samples), mine)
     for sharded in (everything, set()):
         full = FullNetwork(network, store, comm, sharded, local_examples=True)
         full.calibrate(samples[comm.rank])
@@ -158,6 +154,40 @@ def test_weights_come_to_examples_that_stay_on_their_rank(comm, looked_at, case)
         full.finish()
         for one, outputs in zip(found, expected, strict=True):
             torch.testing.assert_close(one, outputs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.ranks(min=2, also=4)
+def test_ranks_whose_examples_take_other_branches_wait_for_nobody(comm, looked_at):
+    """Every other rank calls a layer that the others leave out, and each calls another one more often."""
+    own, table = looked_at("branching")
+    network, store = prepared(comm, own, table)
+    per_rank = comm.allgather({name: values.numpy() for name, values in store.tensors.items()})
+    module = own.build().double()
+    for name, parameter in module.named_parameters():
+        parameter.data = torch.from_numpy(np.concatenate([rows[name] for rows in per_rank]))
+    for path, groups in network.sums.items():
+        layer = module.get_submodule(path)
+        layer.weight.data = layer.weight * SHARE ** len(groups)
+    module.norm.register_forward_pre_hook(lambda _, inputs: arrived.append(inputs[0]))
+    samples, arrived = [], []
+    with torch.no_grad():
+        for rank in range(comm.size):
+            drawn = (10.0**rank * examples((9,), 5 + rank, seed) for seed in range(1000))
+            samples.append(next(x for x in drawn if (module.first(x).sum() > 0) == bool(rank % 2)))
+            module(samples[rank])
+        centred = torch.cat(arrived) - torch.cat(arrived).mean(0)
+        moments = {"norm": (torch.cat(arrived).mean(0), (centred**2).mean(0))}
+    everything = {name for names in network.leaves.values() for name in names}
+    for sharded in (everything, {"odd.weight", "odd.bias"}, set()):
+        full = FullNetwork(network, store, comm, sharded, local_examples=True)
+        full.calibrate(samples[comm.rank])
+        assert_moments(full.moments, moments)
+        found = full(samples[comm.rank])
+        full.finish()
+        variance, mean = moments["norm"][1], moments["norm"][0]
+        expected = (arrived[comm.rank] - mean) / torch.sqrt(variance + module.norm.eps) * module.norm.weight
+        expected = module.last(expected + module.norm.bias).detach()
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_random_numbers_of_a_pass_are_the_same_on_all_ranks(comm):
@@ -174,7 +204,7 @@ def test_random_numbers_of_a_pass_are_the_same_on_all_ranks(comm):
     values = {name: torch.from_numpy(np.concatenate(comm.allgather(t.numpy()))) for name, t in store.tensors.items()}
     module = own.build().double()
     module.load_state_dict(values)
-    module.last.weight.data *= SHARE
+    assert set(network.leaves) == {"first", "last"} and not store.scale, "nothing of it can be dealt out"
     torch.manual_seed(0)
     torch.testing.assert_close(found, module(examples((9,), 4, 1)).detach(), rtol=0, atol=1e-12)
     torch.set_rng_state(state)
