@@ -7,6 +7,7 @@ It knows of no axes pattern, layout, transfer or store. What goes with which uni
 import networks
 import numpy as np
 import torch
+from batches import plain
 from torch.nn import functional
 
 from istmpi.data.batches import Batches
@@ -55,7 +56,7 @@ def train_convolutional(run, weights, ranks):
         for rank in range(ranks):
             held = {name: deal.units[name][rank] for name in lengths}
             first = round * run.method.local_steps
-            batches = [stream[rank].at(first + step) for step in range(run.method.local_steps)]
+            batches = [plain(stream[rank].at(first + step)) for step in range(run.method.local_steps)]
             trained = _local_steps(run, weights, lengths, held, ranks, batches, of_round)
             for name, values in trained.items():
                 where = _where(name, weights[name], held)

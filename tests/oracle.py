@@ -7,6 +7,7 @@ istmpi it takes the deals, the batches and the initial values alone, each of whi
 """
 
 import torch
+from batches import plain
 
 from istmpi.data.batches import Batches
 from istmpi.data.placement import place
@@ -62,7 +63,7 @@ def train(run, network, ranks, groups):
             }
             for local_step in range(run.method.local_steps):
                 step = round * run.method.local_steps + local_step
-                x, y = (torch.from_numpy(part) for part in stream[rank].at(step))
+                x, y = map(torch.from_numpy, plain(stream[rank].at(step)))
                 loss = cross_entropy(forward(run.model, network, mine, held, x.double(), average), y)
                 gradients = torch.autograd.grad(loss, list(mine.values()))
                 losses.append(float(loss.detach()))

@@ -24,8 +24,6 @@ class Described:
 
     run: Run
     architecture: Architecture
-    features: int
-    """Of an example."""
     examples: int | None
 
 
@@ -39,7 +37,7 @@ def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None
         from istmpi.training.network import planned_network
 
         data = _data_of_own(run, layers)
-        return Described(run, planned_network(run, data), data.features, len(data.train))
+        return Described(run, planned_network(run, data), len(data.train))
     task, examples = "classification", None
     if layers is not None:
         features, *hidden, labels = quantities.widths("--layers", layers)
@@ -49,7 +47,7 @@ def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None
 
         data = open_dataset(run.data.source, 0)
         shape, task, examples = (data.features, data.outputs), data.task, len(data.train)
-    return Described(run, architecture(*shape, task, run.model), shape[0], examples)
+    return Described(run, architecture(*shape, task, run.model), examples)
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
@@ -61,7 +59,7 @@ def described_on_all_ranks(run: Run, layers: str | None, communicator: Communica
         data = _data_of_own(run, layers)
     from istmpi.training.network import network_of
 
-    return Described(run, network_of(run, data, communicator), data.features, len(data.train))
+    return Described(run, network_of(run, data, communicator), len(data.train))
 
 
 def _data_of_own(run: Run, layers: str | None) -> Dataset:

@@ -57,6 +57,7 @@ def evaluate(
         network = runnable(checkpoint, model)
         store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
         fill(checkpoint, store)
+        data = data.reshaped(network.example_shape)
         moments = stored_moments(checkpoint)
         calibrate = calibrate or not checkpoint.calibrated
     with communicator.on_this_host() as local:

@@ -60,10 +60,11 @@ class Evaluator:
         spread = not self._local and not self.network.collective
         first, step = (self._communicator.rank, self._communicator.size) if spread else (0, 1)
         for rows in islice(self._batches(len(split)), first, None, step):
-            x, y = split.rows(rows)
-            outputs, y = self.network(self._tensor(x)), torch.from_numpy(y)
-            if len(rows):
-                totals += float(self._task.loss(outputs, y, "sum")), self._task.points(outputs, y), len(rows)
+            batch = split.batch(rows).to("cpu", self._dtype)
+            outputs = self.network(*batch.inputs)
+            if batch.examples:
+                loss = float(self._task.loss(outputs, batch.targets, "sum"))
+                totals += loss, self._task.points(outputs, batch.targets), batch.examples
         if self._local or spread:
             totals = self._communicator.allreduce_sum(totals)
         loss, points, examples = totals.tolist()
@@ -71,7 +72,7 @@ class Evaluator:
 
     def calibrate(self) -> None:
         """Take the normalisations' moments at the store's present weights."""
-        self.network.calibrate(self._tensor(self._dataset.train.rows(self._sample())[0]))
+        self.network.calibrate(*self._dataset.train.batch(self._sample()).to("cpu", self._dtype).inputs)
 
     def _sample(self) -> np.ndarray:
         """The training rows to calibrate on: the same on all ranks, or with local examples a share of each rank's."""
@@ -88,9 +89,6 @@ class Evaluator:
             batches = self._communicator.allreduce_max(batches)
         for number in range(batches):
             yield np.arange(min(number * batch, length), min((number + 1) * batch, length))
-
-    def _tensor(self, x: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(x).to(self._dtype)
 
 
 def calibration_rows(run: Run, length: int, share: int = 1, stream: int = 0) -> np.ndarray:

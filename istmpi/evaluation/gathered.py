@@ -38,10 +38,10 @@ class GatheredNetwork:
         self.moments: Mapping[str, tuple[torch.Tensor, torch.Tensor]] = {}
         """Mean and variance of every unit of the batch normalisations, as last calibrated."""
 
-    def calibrate(self, x: torch.Tensor) -> None:
-        """Take the present weights, and the normalisations' moments on examples ``[b, features]``. Collective."""
+    def calibrate(self, *inputs: torch.Tensor) -> None:
+        """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective."""
         layers = self._gather()
-        calibrate(self._network, layers, x, self._moments_of)
+        calibrate(self._network, layers, inputs, self._moments_of)
         self.moments = {name: layer.moments for name, layer in layers.items()}
 
     def load_moments(self, moments: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -51,9 +51,9 @@ class GatheredNetwork:
         self.moments = moments
 
     @torch.no_grad()
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The outputs ``[b, outputs]`` for examples ``[b, features]``."""
-        return self._network(x)
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The outputs ``[b, outputs]`` for the inputs of a batch."""
+        return self._network(*inputs)
 
     def _gather(self) -> dict[str, nn.Module]:
         """Have the network with the stores' weights; returns its batch normalisations, without moments. Collective."""

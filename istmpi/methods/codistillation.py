@@ -4,8 +4,7 @@ After a burn-in the loss is the labels' cross-entropy plus the cross-entropy aga
 networks predict, as they were at the beginning of the round. The network of rank 0 is kept.
 """
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from istmpi.config import Run
+from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
 from istmpi.devices import on_host
 from istmpi.engine.layout import Replicated
@@ -75,14 +75,14 @@ class Codistillation(ReplicatedMethod):
             push.run(self.own(), store.tensors, self.job.communicator)
             self._published = True
 
-    def objective(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs = self.forward(network, x)
-        loss = self.loss(outputs, y)
+    def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = self.forward(network, batch)
+        loss = self.loss(outputs, batch.targets)
         if not self._others:
             return loss, loss
         network.eval()  # without dropout; normalisation has no running statistics to use
         with torch.no_grad():
-            predictions = [self.forward(partial(functional_call, network, other), x) for other in self._others]
+            predictions = [self.forward(_with(network, other), batch) for other in self._others]
             mean = sum(functional.softmax(each, dim=1) for each in predictions) / len(predictions)
         network.train()
         return loss + functional.cross_entropy(outputs, mean), loss
@@ -104,3 +104,8 @@ class Codistillation(ReplicatedMethod):
                     per_rank[:, start : start + step] = gathered.reshape(ranks, -1)
                 for other, peer in zip(self._others, peers, strict=True):
                     other[name] = torch.from_numpy(per_rank[peer]).view(values.shape).to(self.job.device)
+
+
+def _with(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A network, called with other weights."""
+    return lambda *inputs: functional_call(network, dict(weights), inputs)

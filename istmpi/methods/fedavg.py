@@ -5,9 +5,8 @@ Every round a share of the ranks is drawn at random. Each of them takes as many 
 as often as it has examples.
 """
 
-import numpy as np
-
 from istmpi.config import Run
+from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
 from istmpi.engine.layout import Replicated
 from istmpi.engine.partition import draw_ranks
@@ -56,5 +55,5 @@ class FedAvg(IST):
     def steps(self, round: int) -> int:
         return self._own_steps if self.job.communicator.rank in self.drawn(round) else 0
 
-    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, step: int) -> Batch:
         return self.job.batches.of_pass(*divmod(step, self.job.batches.in_a_pass))

@@ -12,7 +12,6 @@ from istmpi.models.table import Table
 from istmpi.names import class_of
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import nn
 
@@ -61,10 +60,7 @@ class InferredNetwork(Architecture):
         )
 
     def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Module:
-        """The network at the given lengths, really built whatever the default device: its buffers are computed.
-
-        It takes examples as they lie in the data, flat, and gives its own ``forward`` the shape that it needs.
-        """
+        """The network at the given lengths, really built whatever the default device: its buffers are computed."""
         import torch
 
         if self._network is None:
@@ -83,8 +79,6 @@ class InferredNetwork(Architecture):
                 f"{self.name}: with {shown} its parameter {name} has the shape {found.get(name)}; its axes, as they "
                 f"were found, give {expected.get(name)}."
             )
-        shape = self._network.inputs
-        network.register_forward_pre_hook(lambda _, inputs: (inputs[0].reshape(-1, *shape), *inputs[1:]))
         for module in self.sums if scale is not None else ():
             if (factor := self.factor(module, lengths, scale)) != 1:
                 network.get_submodule(module).register_forward_pre_hook(
@@ -94,7 +88,6 @@ class InferredNetwork(Architecture):
 
     @property
     def example_shape(self) -> tuple[int, ...]:
-        """The shape of an example as its ``forward`` gets it."""
         return self._network.inputs
 
     def plain(self) -> nn.Module:
@@ -155,7 +148,7 @@ class InferredNetwork(Architecture):
                 f"be narrow."
             ) from error
 
-    def require_finite(self, x: np.ndarray) -> None:
+    def require_finite(self, *inputs: torch.Tensor) -> None:
         import torch
 
         network = self.build(self.lengths)
@@ -164,7 +157,7 @@ class InferredNetwork(Architecture):
             for name, parameter in network.named_parameters():
                 bound, centre = self.parameters[name].bound, self.parameters[name].centre
                 parameter.data.uniform_(centre - bound, centre + bound)
-            outputs = self._network.forward(network, torch.from_numpy(x).to(getattr(torch, self._dtype)))
+            outputs = self._network.forward(network, *inputs)
         if not outputs.isfinite().all():
             odd = outputs[~outputs.isfinite()][0].item()
             raise ConfigError(

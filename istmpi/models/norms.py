@@ -46,10 +46,10 @@ def convert_batch_norms(network: nn.Module) -> None:
 def calibrate(
     network: nn.Module,
     layers: Mapping[str, BatchNorm],
-    x: torch.Tensor,
+    inputs: tuple[torch.Tensor, ...],
     moments_of: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
-    """Run a network on examples once; each batch normalisation takes the moments of what arrives there, in turn."""
+    """Run a network on a batch once; each batch normalisation takes the moments of what arrives there, in turn."""
     hooks = []
     for layer in layers.values():
 
@@ -58,7 +58,7 @@ def calibrate(
 
         hooks.append(layer.register_forward_pre_hook(take))
     try:
-        network(x)
+        network(*inputs)
     finally:
         for hook in hooks:
             hook.remove()

@@ -67,10 +67,10 @@ class Training:
         self.clock = Clock()
         with communicator.agreed():
             run = run.with_implied()
-            self.dataset = open_dataset(run.data.source, communicator.rank)
-            data = self.dataset
+            data = open_dataset(run.data.source, communicator.rank)
         require_same_everywhere(run, data, communicator)
         self.architecture = network_of(run, data, communicator)
+        self.dataset = data.reshaped(self.architecture.example_shape)
         with communicator.agreed():
             self.batches = self._stream(run)
             phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]

@@ -4,6 +4,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from batches import plain
 from small import assert_same_bits, small_run, trained, whole
 from torch import nn
 from torch.nn import functional
@@ -96,7 +97,7 @@ def bare_loop(run, streams, steps, dtype):
     rows = np.arange(len(data.train))
     batches = [Batches(data.train, rows, run.train.batch, run.train.seed, stream) for stream in range(streams)]
     for step in range(steps):
-        parts = [stream.at(step) for stream in batches]
+        parts = [plain(stream.at(step)) for stream in batches]
         x, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts))
         optimizer.zero_grad()
         functional.cross_entropy(module(x.to(dtype)), y).backward()
