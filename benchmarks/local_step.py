@@ -22,7 +22,6 @@ from istmpi.comm import Communicator, world
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
-from istmpi.data.dataset import CLASSIFICATION
 from istmpi.data.dense import DenseSplit
 from istmpi.engine.axes import narrowed
 from istmpi.engine.partition import Partition
@@ -30,6 +29,7 @@ from istmpi.engine.store import ParameterStore
 from istmpi.methods import InterruptedRound, Job, method
 from istmpi.models.mlp import MLP
 from istmpi.record import Clock
+from istmpi.tasks import CLASSIFICATION
 
 EXAMPLES = 2048
 

@@ -13,7 +13,6 @@ import h5py
 import numpy as np
 
 from istmpi.checkpoint.format import Header, read_header, read_version
-from istmpi.data.dataset import CLASSIFICATION
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean
 from istmpi.hdf5 import (
@@ -34,6 +33,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.table import Table
 from istmpi.names import is_own
+from istmpi.tasks import CLASSIFICATION
 
 MOMENTS = ("mean", "std")
 

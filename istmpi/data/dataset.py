@@ -14,10 +14,6 @@ import numpy as np
 from istmpi.data.batch import Batch
 from istmpi.errors import DataError
 
-CLASSIFICATION = "classification"
-REGRESSION = "regression"
-TASKS = (CLASSIFICATION, REGRESSION)
-
 SPLITS = ("train", "test", "validation")
 """Every data set has the first two."""
 

@@ -9,10 +9,11 @@ from importlib import resources
 
 import numpy as np
 
-from istmpi.data.dataset import CLASSIFICATION, Dataset
+from istmpi.data.dataset import Dataset
 from istmpi.data.holdout import held_out
 from istmpi.data.kinds import split_of
 from istmpi.data.moments import Moments
+from istmpi.tasks import CLASSIFICATION
 
 
 def open_digits() -> Dataset:

@@ -25,7 +25,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from istmpi.data.dataset import CLASSIFICATION, REGRESSION, SPLITS, TASKS, Dataset, require_finite
+from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.guard import FirstRead, Running
 from istmpi.data.kinds import split_of
 from istmpi.data.moments import Moments
@@ -52,6 +52,7 @@ from istmpi.hdf5 import (
     structure_errors,
     unheard,
 )
+from istmpi.tasks import CLASSIFICATION, REGRESSION, TASKS
 
 FORMAT = "istmpi-data"
 VERSION = 2

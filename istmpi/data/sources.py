@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from istmpi.data.arrays import load_arrays
-from istmpi.data.dataset import CLASSIFICATION, SPLITS, Dataset, require_finite
+from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.digits import open_digits
 from istmpi.data.hdf5 import SUFFIXES, open_prepared
 from istmpi.data.holdout import held_out
 from istmpi.data.kinds import split_of
 from istmpi.data.labels import read_labels
 from istmpi.errors import ConfigError, DataError, kind_of
+from istmpi.tasks import CLASSIFICATION
 
 RANK = "{rank}"
 _CHECKED = 2**22

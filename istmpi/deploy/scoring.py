@@ -13,7 +13,7 @@ from istmpi.devices import choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.evaluation.evaluator import Evaluator, Score
-from istmpi.models.losses import TASKS
+from istmpi.tasks import TASKS
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.gathered import GatheredNetwork
 from istmpi.evaluation.sharded import ShardedNetwork
 from istmpi.models.architecture import Architecture, Chain
-from istmpi.models.losses import TASKS
+from istmpi.tasks import TASKS
 
 
 @dataclass(frozen=True)

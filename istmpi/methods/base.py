@@ -20,8 +20,8 @@ from istmpi.devices import to_empty
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
 from istmpi.models.architecture import Architecture
-from istmpi.models.losses import TASKS
 from istmpi.record import Clock
+from istmpi.tasks import TASKS
 
 
 @dataclass

@@ -29,8 +29,8 @@ from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.methods import InterruptedRound, Job, Method, method
 from istmpi.models.inferred import InferredNetwork
-from istmpi.models.losses import TASKS
 from istmpi.record import Clock
+from istmpi.tasks import TASKS
 from istmpi.training.network import network_of
 from istmpi.training.resuming import Present, changes_since
 from istmpi.training.same_data import contents, require_same_everywhere

@@ -154,7 +154,7 @@ def test_a_parameter_without_elements_is_refused():
 
 
 def test_what_is_not_finite_on_the_data_at_first_is_refused():
-    examples = torch.ones(4, 7, dtype=torch.float64)
+    examples = torch.ones(4, 7)
     with pytest.raises(ConfigError, match="forward makes nan of the first training examples"):
         ready("Faulty", what="logarithm").require_finite(examples)
     with pytest.raises(ConfigError, match="examples of shape 4 x 7: RuntimeError: no more than three"):
