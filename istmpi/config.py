@@ -37,6 +37,12 @@ class Data:
     """Which examples a rank draws: shared | sharded | by-label | local."""
     alpha: float = 0.5
     """Dirichlet concentration of by-label: the smaller, the fewer classes a rank sees."""
+    crop: int = 0
+    """Images: pixels of padding around each image, of which training takes a part of the image's size at random."""
+    flip: bool = False
+    """Images: training sees every other image, at random, mirrored left to right."""
+    cutout: int = 0
+    """Images: side in pixels of a square that training blanks, at a random place of each image."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ _CHOICES = {
 }
 
 _AT_LEAST = {
+    "data.crop": 0,
+    "data.cutout": 0,
     "method.local_steps": 1,
     "method.epochs": 1,
     "method.threshold": 0,

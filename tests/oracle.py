@@ -11,7 +11,7 @@ from batches import plain
 
 from istmpi.data.batches import Batches
 from istmpi.data.placement import place
-from istmpi.data.sources import open_dataset
+from istmpi.data.sources import open_for_training
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 
@@ -24,7 +24,7 @@ def train(run, network, ranks, groups):
     ``groups`` are dealt out until the finish, if the run has one; that is then local SGD.
     ``network`` is an `istmpi.models.mlp.MLP`; only its lengths and parameter names are used.
     """
-    dataset = open_dataset(run.data.source)
+    dataset = open_for_training(run.data)
     stream = [
         Batches(
             dataset.train,

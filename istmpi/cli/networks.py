@@ -43,9 +43,9 @@ def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None
         features, *hidden, labels = quantities.widths("--layers", layers)
         run, shape = run.override({"model.hidden": hidden}), (features, labels)
     if shape is None:
-        from istmpi.data.sources import open_dataset
+        from istmpi.data.sources import open_for_training
 
-        data = open_dataset(run.data.source, 0)
+        data = open_for_training(run.data, 0)
         shape, task, examples = (data.features, data.outputs), data.task, len(data.train)
     return Described(run, architecture(*shape, task, run.model), examples)
 
@@ -64,14 +64,14 @@ def described_on_all_ranks(run: Run, layers: str | None, communicator: Communica
 
 def _data_of_own(run: Run, layers: str | None) -> Dataset:
     """The data that a network of one's own is for."""
-    from istmpi.data.sources import open_dataset
+    from istmpi.data.sources import open_for_training
 
     if layers is not None:
         raise ConfigError(
             f"--layers {layers} with {run.model.name}: it says the widths of an mlp. Give --data, and the widths of a "
             f"network of your own by --set model.ARGUMENT=VALUE."
         )
-    return open_dataset(run.data.source, 0)
+    return open_for_training(run.data, 0)
 
 
 def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:

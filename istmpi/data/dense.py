@@ -49,9 +49,13 @@ class DenseSplit(Split):
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         import torch
 
-        x = self.features(indices)
+        x = self._features_for(indices, key)
         inputs = torch.from_numpy(x.reshape(len(x), *self.input_shape))
         return Batch((inputs,), torch.from_numpy(self.y.take(indices, axis=0)), len(x))
+
+    def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
+        """The features of a batch with a key; of plain numbers nothing is random."""
+        return self.features(indices)
 
     def features(self, indices: np.ndarray) -> np.ndarray:
         """Copies of the rows ``indices``: ``[b, features]`` float32, C-contiguous, (x - mean) / std."""

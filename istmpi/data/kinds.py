@@ -6,6 +6,7 @@ import numpy as np
 
 from istmpi.data.dataset import Split
 from istmpi.data.dense import DenseSplit
+from istmpi.data.images import ImageSplit
 
 
 def split_of(
@@ -20,4 +21,7 @@ def split_of(
 
     ``kind`` is that of `istmpi prepare`, ``shape`` that of one example, channels first; the rest is as in `DenseSplit`.
     """
-    return DenseSplit(x, y, *(normalisation or (None, None)), guard, shape)
+    # The spectra of speech have three axes, too, but are no picture of which a part, or a mirror image, sounds alike.
+    of_images = len(shape) == 3 and kind != "speech"
+    read = ImageSplit if of_images else DenseSplit
+    return read(x, y, *(normalisation or (None, None)), guard, shape)

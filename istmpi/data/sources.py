@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from istmpi.config import Data
 from istmpi.data.arrays import load_arrays
 from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.digits import open_digits
 from istmpi.data.hdf5 import SUFFIXES, open_prepared
 from istmpi.data.holdout import held_out
+from istmpi.data.images import Augmentation, augmented
 from istmpi.data.kinds import split_of
 from istmpi.data.labels import read_labels
 from istmpi.errors import ConfigError, DataError, kind_of
@@ -19,6 +21,14 @@ from istmpi.tasks import CLASSIFICATION
 RANK = "{rank}"
 _CHECKED = 2**22
 """Features that are checked at a time: bounds the memory of it."""
+
+
+def open_for_training(data: Data, stream: int | None = None) -> Dataset:
+    """The data set of a run's settings, of whose images training sees the versions that these ask for.
+
+    Raises ConfigError where the data do not fit the settings, and what `open_dataset` does.
+    """
+    return augmented(open_dataset(data.source, stream), Augmentation(data.crop, data.flip, data.cutout))
 
 
 def open_dataset(source: str, stream: int | None = None) -> Dataset:

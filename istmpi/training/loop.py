@@ -22,7 +22,7 @@ from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.placement import place
-from istmpi.data.sources import open_dataset
+from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.partition import blocks, check
 from istmpi.engine.store import ParameterStore
@@ -67,7 +67,7 @@ class Training:
         self.clock = Clock()
         with communicator.agreed():
             run = run.with_implied()
-            data = open_dataset(run.data.source, communicator.rank)
+            data = open_for_training(run.data, communicator.rank)
         require_same_everywhere(run, data, communicator)
         self.architecture = network_of(run, data, communicator)
         self.dataset = data.reshaped(self.architecture.example_shape)

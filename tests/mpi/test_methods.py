@@ -56,6 +56,7 @@ CASES = {
         "method__optimizer_state": "carry",
     },
     "disjoint shards": {"data__placement": "sharded", "train__batch": 50, "method__local_steps": 7},
+    "images cropped, mirrored and cut out": {"data__crop": 2, "data__flip": True, "data__cutout": 3},
     "shards by label": {"data__placement": "by-label", "data__alpha": 1.0},
 }
 
