@@ -1,4 +1,4 @@
-"""Images: rows of numbers that are ``[channels, height, width]``, of which training may see other versions each time."""
+"""Images: examples that are ``[channels, height, width]``; training may see another version of them each time."""
 
 from __future__ import annotations
 

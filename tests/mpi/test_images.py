@@ -1,4 +1,4 @@
-"""Augmented images in a run: what each rank sees is a function of seed, rank and step; the evaluation sees none of it."""
+"""Augmented images in a run: what a rank sees is a function of seed, rank and step; the evaluation sees none of it."""
 
 import images_oracle
 import networks
@@ -13,13 +13,12 @@ AUGMENTED = {"data__crop": 2, "data__flip": True, "data__cutout": 3}
 OWN = {"model__name": f"{networks.__file__}:Convolutional", "model__channels": [7, 5], "model__hidden": 6}
 
 
-def runs():
-    return {"mlp": (small_run, {}, (64,)), "convolutional": (own_run, OWN, (1, 8, 8))}
+RUNS = {"mlp": (small_run, {}, (64,)), "convolutional": (own_run, OWN, (1, 8, 8))}
 
 
-@pytest.mark.parametrize("name", runs())
+@pytest.mark.parametrize("name", RUNS)
 def test_every_rank_sees_the_images_of_the_naive_oracle(comm, name):
-    make, settings, shape = runs()[name]
+    make, settings, shape = RUNS[name]
     training = Training(make(**settings, **AUGMENTED), comm)
     train, per_rank = open_dataset("digits").train, []
     for step in (0, 1, 200):
@@ -35,9 +34,9 @@ def test_every_rank_sees_the_images_of_the_naive_oracle(comm, name):
     assert len(set(per_rank)) == len(per_rank)
 
 
-@pytest.mark.parametrize("name", runs())
+@pytest.mark.parametrize("name", RUNS)
 def test_the_evaluation_sees_the_images_as_they_are(comm, name):
-    make, settings, _ = runs()[name]
+    make, settings, _ = RUNS[name]
     plain, training = (Training(make(**settings, **more), comm) for more in ({}, AUGMENTED))
     assert training.evaluate() == plain.evaluate()
     losses = [next(one.rounds()).loss for one in (plain, training)]
