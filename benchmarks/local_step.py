@@ -66,7 +66,7 @@ class Pair:
         partition = Partition.draw(architecture.lengths, architecture.groups, self.ranks, seed=0, round=0)
         lengths = narrowed(architecture.lengths, architecture.parameters, partition.held(0))
         self.subnet = self.method.build(lengths)
-        self.optimizer, _ = self.method.optimizer(self.subnet, 0, InterruptedRound())
+        self.optimizer, _ = self.method.new_optimizer(self.subnet, 0, InterruptedRound())
         self.twin = bare_network([lengths[axis] for axis in ("features", *architecture.stages)])
         self.twin_optimizer = torch.optim.SGD(self.twin.parameters(), lr=self.run.optimizer.lr)
         with torch.no_grad():
