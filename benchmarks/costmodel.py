@@ -71,7 +71,7 @@ def one_network(communicator: Communicator, widths: Sequence[int]) -> list[dict]
             }
         )
         communicator.barrier()
-        cluster = measure(run, MLP(features, hidden, labels, output_norm=True), features, communicator)
+        cluster = measure(run, MLP(features, hidden, labels, output_norm=True), communicator)
         rows = []
         for method, local_steps in METHODS:
             wanted = run.override({"method.name": method, "method.local_steps": local_steps})

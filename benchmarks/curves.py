@@ -15,7 +15,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 from settings import add_settings, run_of
 from torch import nn
@@ -47,6 +46,7 @@ class Ranks:
     def __init__(self, run: Run, ranks: int):
         self.run, self.ranks, self.steps = run, ranks, 0
         data: Dataset = open_dataset(run.data.source)
+        data = data.reshaped((data.features,))
         self.network = architecture(data.features, data.outputs, data.task, run.model)
         self._store = ParameterStore(self.network.parameters, self.network.lengths, 1, 0)
         self._store.initialise(run.train.seed)
@@ -86,7 +86,8 @@ class Ranks:
             for parameter, values in zip(network.parameters(), self.weights.values(), strict=True):
                 parameter.data = values
         for step in range(self.steps, self.steps + steps):
-            x, y = (np.concatenate(parts) for parts in zip(*(stream.at(step) for stream in self._streams)))
+            batches = [stream.at(step) for stream in self._streams]
+            x, y = (torch.cat([*parts]) for parts in zip(*((*batch.inputs, batch.targets) for batch in batches)))
             self._step(network, optimizer, x, y)
 
     def _apart(self, steps: int) -> None:
@@ -111,7 +112,8 @@ class Ranks:
                 places[name] = index(held)
                 parameter.data.copy_(self.weights[name][places[name]])
             for step in range(self.steps, self.steps + steps):
-                self._step(network, optimizer, *stream.at(step))
+                batch = stream.at(step)
+                self._step(network, optimizer, *batch.inputs, batch.targets)
             for name, parameter in network.named_parameters():
                 if name in totals:
                     totals[name] += parameter.data
@@ -131,9 +133,9 @@ class Ranks:
             self._subnets[shape] = network, torch.optim.SGD(network.parameters(), lr=self.run.optimizer.lr)
         return self._subnets[shape]
 
-    def _step(self, network: nn.Module, optimizer: torch.optim.Optimizer, x: np.ndarray, y: np.ndarray) -> None:
+    def _step(self, network: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
         optimizer.zero_grad()
-        functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        functional.cross_entropy(network(x), y).backward()
         optimizer.step()
 
 

@@ -45,7 +45,7 @@ def a_pass(path: Path, compare: bool, cached: bool) -> np.ndarray:
         os.close(descriptor)
     split = open_prepared(path).train
     if not compare:
-        split._guard = None
+        split.guard = None
     batches = Batches(split, np.arange(len(split)), BATCH, seed=0, stream=0)
     batches.indices(0)
     ends = [time.perf_counter()]

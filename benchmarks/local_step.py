@@ -22,7 +22,7 @@ from istmpi.comm import Communicator, world
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
-from istmpi.data.dataset import CLASSIFICATION, Split
+from istmpi.data.dense import DenseSplit
 from istmpi.engine.axes import narrowed
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
@@ -30,6 +30,7 @@ from istmpi.methods.base import InterruptedRound, Job
 from istmpi.methods.ist import IST
 from istmpi.models.mlp import MLP
 from istmpi.record import Clock
+from istmpi.tasks import CLASSIFICATION
 
 EXAMPLES = 2048
 
@@ -49,7 +50,7 @@ class Pair:
         generator = np.random.default_rng(0)
         x = generator.standard_normal((EXAMPLES, self.features), dtype=np.float32)
         y = generator.integers(0, 10, EXAMPLES)
-        self.batches = Batches(Split(x, y), np.arange(EXAMPLES), self.run.train.batch, seed=0, stream=0)
+        self.batches = Batches(DenseSplit(x, y), np.arange(EXAMPLES), self.run.train.batch, seed=0, stream=0)
         store = ParameterStore(architecture.parameters, architecture.lengths, ranks=1, rank=0)
         job = Job(
             self.run,

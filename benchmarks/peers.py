@@ -63,8 +63,9 @@ def network_of(run: Run, data: Dataset) -> nn.Sequential:
 @torch.no_grad()
 def score(network: nn.Sequential, run: Run, data: Dataset) -> tuple[float, float]:
     """Accuracy and loss on the test split, every normalisation with its moments on the calibration examples."""
-    known = torch.from_numpy(data.train.rows(calibration_rows(run, len(data.train)))[0])
-    x, y = (torch.from_numpy(part) for part in data.test.rows(range(len(data.test))))
+    (known,) = data.train.batch(calibration_rows(run, len(data.train))).inputs
+    test = data.test.batch(range(len(data.test)))
+    (x,), y = test.inputs, test.targets
     for layer in network:
         if isinstance(layer, nn.BatchNorm1d):
             variance, mean = torch.var_mean(known, dim=0, correction=0)
@@ -80,9 +81,9 @@ class Peer(ABC):
 
     def __init__(self, run: Run, data: Dataset):
         rank = dist.get_rank()
-        self.run, self.data = run, data
+        self.run, self.data = run, data.reshaped((data.features,))
         self.network = network_of(run, data)
-        self.batches = Batches(data.train, range(len(data.train)), run.train.batch, run.train.seed, rank)
+        self.batches = Batches(self.data.train, range(len(data.train)), run.train.batch, run.train.seed, rank)
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=run.optimizer.lr)
         self.seconds: dict[str, float] = defaultdict(float)
         self.steps = 0
@@ -90,8 +91,8 @@ class Peer(ABC):
     def train(self, steps: int) -> None:
         """So many local steps more."""
         for _ in range(steps):
-            x, y = (torch.from_numpy(part) for part in self.batches.at(self.steps))
-            self.step(x, y)
+            batch = self.batches.at(self.steps)
+            self.step(*batch.inputs, batch.targets)
             self.steps += 1
 
     @abstractmethod

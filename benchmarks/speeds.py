@@ -196,7 +196,7 @@ def model(options: argparse.Namespace, run: Run, communicator: Communicator) -> 
     """The cost model's cluster, as ``istmpi measure`` finds it at these shapes."""
     data = open_dataset(run.data.source)
     network = architecture(data.features, data.outputs, data.task, run.model)
-    cluster = measure(run, network, data.features, communicator)
+    cluster = measure(run, network, communicator)
     path = Path(options.out).with_suffix(".cluster")
     if communicator.rank == 0:
         cluster.save(path)

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+from batches import examples_of
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.data.hdf5 import prepared_file
@@ -43,7 +44,8 @@ def data_contents(path):
             raise DataError(f"{path}: {error}")
         data = file.dataset
     splits = {
-        name: [part.tobytes() for part in split.rows(np.arange(len(split)))] for name, split in data.splits.items()
+        name: [part.tobytes() for part in examples_of(split, np.arange(len(split)))]
+        for name, split in data.splits.items()
     }
     return splits, data.task, data.shape, data.outputs, data.classes, data.kind
 

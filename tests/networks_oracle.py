@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import networks
 import numpy as np
 import torch
+from batches import plain
 from torch.nn import functional
 
 from istmpi.data.batches import Batches
@@ -131,7 +132,7 @@ def train(oracle, lengths, run, weights, ranks):
         for rank in range(ranks):
             held = {name: deal.units[name][rank] for name in lengths}
             first = round * run.method.local_steps
-            batches = [stream[rank].at(first + step) for step in range(run.method.local_steps)]
+            batches = [plain(stream[rank].at(first + step)) for step in range(run.method.local_steps)]
             trained = _local_steps(oracle, lengths, run, weights, held, ranks, batches, of_round)
             for name, values in trained.items():
                 where = _where(oracle, name, weights[name], held)

@@ -7,10 +7,11 @@ istmpi it takes the deals, the batches and the initial values alone, each of whi
 """
 
 import torch
+from batches import plain
 
 from istmpi.data.batches import Batches
 from istmpi.data.placement import place
-from istmpi.data.sources import open_dataset
+from istmpi.data.sources import open_for_training
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.methods import METHODS
@@ -24,7 +25,7 @@ def train(run, network, ranks, groups):
     ``groups`` are dealt out until the finish, if the run has one; that is then local SGD.
     ``network`` is an `istmpi.models.mlp.MLP`; only its lengths and parameter names are used.
     """
-    dataset = open_dataset(run.data.source)
+    dataset = open_for_training(run.data)
     stream = [
         Batches(
             dataset.train,
@@ -63,7 +64,7 @@ def train(run, network, ranks, groups):
             }
             for local_step in range(run.method.local_steps):
                 step = round * run.method.local_steps + local_step
-                x, y = (torch.from_numpy(part) for part in stream[rank].at(step))
+                x, y = map(torch.from_numpy, plain(stream[rank].at(step)))
                 loss = cross_entropy(forward(run.model, network, mine, held, x.double(), average), y)
                 gradients = torch.autograd.grad(loss, list(mine.values()))
                 losses.append(float(loss.detach()))

@@ -26,11 +26,11 @@ import h5py
 import numpy as np
 
 from istmpi.config import Run
-from istmpi.data.dataset import TASKS
 from istmpi.engine.axes import ITEMSIZE
 from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError, DataError
 from istmpi.hdf5 import CHECKSUM, CHECKSUMS, CREATION, hdf5_type, seal, set_attribute, shown
+from istmpi.tasks import TASKS
 
 FORMAT, VERSION = "istmpi-checkpoint", 2
 READABLE = (1, 2)

@@ -13,7 +13,6 @@ import h5py
 import numpy as np
 
 from istmpi.checkpoint.format import Header, place, read_header, read_version
-from istmpi.data.dataset import CLASSIFICATION
 from istmpi.engine.axes import Pattern
 from istmpi.engine.slots import Slot, kinds_of, named
 from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean
@@ -35,6 +34,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.table import Table
 from istmpi.names import is_module
+from istmpi.tasks import CLASSIFICATION
 
 MOMENTS = ("mean", "std")
 

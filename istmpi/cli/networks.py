@@ -24,8 +24,6 @@ class Described:
 
     run: Run
     architecture: Architecture
-    features: int
-    """Of an example."""
     examples: int | None
 
 
@@ -39,17 +37,17 @@ def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None
         from istmpi.training.network import planned_network
 
         data = _data_of_own(run, layers)
-        return Described(run, planned_network(run, data), data.features, len(data.train))
+        return Described(run, planned_network(run, data), len(data.train))
     task, examples = "classification", None
     if layers is not None:
         features, *hidden, labels = quantities.widths("--layers", layers)
         run, shape = run.override({"model.hidden": hidden}), (features, labels)
     if shape is None:
-        from istmpi.data.sources import open_dataset
+        from istmpi.data.sources import open_for_training
 
-        data = open_dataset(run.data.source, 0)
+        data = open_for_training(run.data, 0)
         shape, task, examples = (data.features, data.outputs), data.task, len(data.train)
-    return Described(run, architecture(*shape, task, run.model), shape[0], examples)
+    return Described(run, architecture(*shape, task, run.model), examples)
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
@@ -61,19 +59,19 @@ def described_on_all_ranks(run: Run, layers: str | None, communicator: Communica
         data = _data_of_own(run, layers)
     from istmpi.training.network import network_of
 
-    return Described(run, network_of(run, data, communicator), data.features, len(data.train))
+    return Described(run, network_of(run, data, communicator), len(data.train))
 
 
 def _data_of_own(run: Run, layers: str | None) -> Dataset:
     """The data that a network of one's own is for."""
-    from istmpi.data.sources import open_dataset
+    from istmpi.data.sources import open_for_training
 
     if layers is not None:
         raise ConfigError(
             f"--layers {layers} with {run.model.name}: it says the widths of an mlp. Give --data, and the widths of a "
             f"network of your own by --set model.ARGUMENT=VALUE."
         )
-    return open_dataset(run.data.source, 0)
+    return open_for_training(run.data, 0)
 
 
 def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:

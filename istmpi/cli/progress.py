@@ -172,13 +172,16 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
     if plan.spec.in_passes:
         passes = f"{run.method.epochs} pass{'es' * (run.method.epochs > 1)}"
         steps = f"{passes} over a rank's examples, {run.train.batch} at a time"
+    changed = [f"{name} {value}" for name in ("crop", "flip", "cutout") if (value := getattr(run.data, name))]
+    versions = f", training images changed at random ({', '.join(changed)})" if changed else ""
     alone = " (started without mpirun; mpirun -n P istmpi train uses P ranks)" * (ranks == 1)
     return {
         "run": f"{run.name} in {folder.path}",
         "MPI": comm.library(),
         "ranks": f"{ranks} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {shown}{alone}",
         "compute": f"{training.device}, {training.threads} thread{'s' * (training.threads > 1)} a rank",
-        "data": f"{run.data.source}, {len(data.train):,} + {len(data.test):,} examples, placement {run.data.placement}",
+        "data": f"{run.data.source}, {len(data.train):,} + {len(data.test):,} examples, placement {run.data.placement}"
+        + versions,
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
         "method": f"{run.method.name}, {run.train.rounds} rounds of {steps}",
         "dealt out": f"{dealt}; each rank trains {number(plan.largest.elements)} weights",

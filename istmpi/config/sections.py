@@ -24,6 +24,20 @@ class Data:
         float,
         Meta(gt=0, description="Dirichlet concentration of by-label: the smaller, the fewer classes a rank sees."),
     ] = 0.5
+    crop: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Images: pixels of padding around each, of which training takes a part of its size at random.",
+        ),
+    ] = 0
+    flip: Annotated[
+        bool, Meta(description="Images: training sees every other one, at random, mirrored left to right.")
+    ] = False
+    cutout: Annotated[
+        int,
+        Meta(ge=0, description="Images: side in pixels of a square that training blanks, at a random place of each."),
+    ] = 0
 
 
 Network = Annotated[

@@ -2,6 +2,8 @@
 
     sources     open_dataset("digits" | "FILE.h5" | "FILE.npz")     what a run names
     dataset     Dataset, Split                                      what it gets
+    batch       Batch                                               some examples as a network takes them
+    kinds       split_of(kind, ...)                                 which class reads which kind: dense, images
     placement   place(...)                                          which training rows a stream may draw
     batches     Batches(...).at(step)                               the stream itself
     hdf5        the prepared file: one writer, one reader

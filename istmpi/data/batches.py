@@ -3,6 +3,7 @@
 import numpy as np
 
 from istmpi import rng
+from istmpi.data.batch import Batch
 from istmpi.data.dataset import Split
 
 
@@ -23,9 +24,9 @@ class Batches:
         self._seed, self._stream = seed, stream
         self._cached: tuple[int, np.ndarray] | None = None
 
-    def at(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Batch number ``step`` (from 0): x [batch, features] float32 and y, as ``Split.rows`` gives them."""
-        return self._split.rows(self.indices(step))
+    def at(self, step: int) -> Batch:
+        """Batch number ``step`` (from 0)."""
+        return self._split.batch(self.indices(step), self._key(step))
 
     @property
     def examples(self) -> int:
@@ -37,9 +38,10 @@ class Batches:
         """Batches that take every example once, where the last one may be smaller."""
         return -(-len(self._rows) // self.batch)
 
-    def of_pass(self, number: int, place: int) -> tuple[np.ndarray, np.ndarray]:
+    def of_pass(self, number: int, place: int) -> Batch:
         """Batch ``place`` of a pass that is taken for itself: its last batch is what is left."""
-        return self._split.rows(self._order(number)[place * self.batch : (place + 1) * self.batch])
+        rows = self._order(number)[place * self.batch : (place + 1) * self.batch]
+        return self._split.batch(rows, self._key(number * self.in_a_pass + place))
 
     def indices(self, step: int) -> np.ndarray:
         """The rows of the split that batch ``step`` is made of: [batch] int64."""
@@ -52,6 +54,10 @@ class Batches:
             parts.append(part)
             position += len(part)
         return np.concatenate(parts)
+
+    def _key(self, step: int) -> int:
+        """What seeds the random in a batch, another one for every step of every stream."""
+        return rng.key(self._seed, "batch", self._stream, step)
 
     def _order(self, number: int) -> np.ndarray:
         """The rows in the order of pass ``number``; only the last one asked for is kept."""

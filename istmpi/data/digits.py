@@ -9,9 +9,11 @@ from importlib import resources
 
 import numpy as np
 
-from istmpi.data.dataset import CLASSIFICATION, Dataset, Split
+from istmpi.data.dataset import Dataset
 from istmpi.data.holdout import held_out
+from istmpi.data.kinds import split_of
 from istmpi.data.moments import Moments
+from istmpi.tasks import CLASSIFICATION
 
 
 def open_digits() -> Dataset:
@@ -21,7 +23,8 @@ def open_digits() -> Dataset:
     test = held_out(len(y), y)
     moments = Moments(x.shape[1])
     moments.add(x[~test])
-    mean, std = moments.normalisation(groups=1)
-    splits = {"train": Split(x[~test], y[~test], mean, std), "test": Split(x[test], y[test], mean, std)}
+    shape, (mean, std) = (1, 8, 8), moments.normalisation(groups=1)
+    parts = {"train": ~test, "test": test}
+    splits = {name: split_of("digits", shape, x[rows], y[rows], (mean, std)) for name, rows in parts.items()}
     classes = tuple(str(digit) for digit in range(10))
-    return Dataset(splits, CLASSIFICATION, (1, 8, 8), len(classes), classes, "digits", "digits", mean, std)
+    return Dataset(splits, CLASSIFICATION, shape, len(classes), classes, "digits", "digits", mean, std)

@@ -25,8 +25,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from istmpi.data.dataset import CLASSIFICATION, REGRESSION, SPLITS, TASKS, Dataset, Split, require_finite
+from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.guard import FirstRead, Running
+from istmpi.data.kinds import split_of
 from istmpi.data.moments import Moments
 from istmpi.errors import ConfigError, DataError, OutputError
 from istmpi.files import sync, temporary
@@ -51,6 +52,7 @@ from istmpi.hdf5 import (
     structure_errors,
     unheard,
 )
+from istmpi.tasks import CLASSIFICATION, REGRESSION, TASKS
 
 FORMAT = "istmpi-data"
 VERSION = 2
@@ -266,15 +268,15 @@ class PreparedFile:
         std = np.array(self._map("normalisation/std", (features,), _TYPES["x"][:1]))
         if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
             raise self._error("has a mean or deviation that is not finite or not positive; prepare it again")
-        splits = {}
+        splits, kind = {}, self._text("kind")
         for split in SPLITS:
             if split != "validation" or self._file.id.links.exists(split.encode()):
                 x, y = self._split(split, features, task, outputs)
-                splits[split] = Split(x, y, mean, std, self._guard(f"{split}/x", x))
+                splits[split] = split_of(kind, shape, x, y, (mean, std), self._guard(f"{split}/x", x))
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] != "x"]
         for error in checksum_errors(self._file, paths=small):
             raise self._error(f"is damaged: {error}; prepare or copy it again")
-        return Dataset(splits, task, shape, outputs, classes, self._text("source"), self._text("kind"), mean, std)
+        return Dataset(splits, task, shape, outputs, classes, self._text("source"), kind, mean, std)
 
     def _guard(self, name: str, x: np.ndarray) -> FirstRead | None:
         expected = expected_checksums(self._file, name)

@@ -88,10 +88,10 @@ def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) 
     _require_form(source, data.shape, shape)
     if split not in data.splits:
         raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
-    rows = data.splits[split].normalised_by(None)
+    rows = data.splits[split].normalised_by(None).reshaped((data.features,))
     step = rows_per_block(data.features)
     for start in range(0, len(rows), step):
-        yield None, rows.rows(np.arange(start, min(start + step, len(rows))))[0]
+        yield None, rows.batch(np.arange(start, min(start + step, len(rows)))).inputs[0].numpy()
 
 
 def _of_array(path: Path, shape: tuple[int, ...], split: str) -> Iterator[tuple[None, np.ndarray]]:
@@ -108,8 +108,7 @@ def _of_array(path: Path, shape: tuple[int, ...], split: str) -> Iterator[tuple[
     _require_form(str(path), x.shape[1:], shape)
     step = rows_per_block(prod(shape))
     for start in range(0, len(x), step):
-        # A copy: what is predicted is normalised in place.
-        yield None, np.array(x[start : start + step]).reshape(-1, prod(shape))
+        yield None, np.asarray(x[start : start + step]).reshape(-1, prod(shape))
 
 
 def _of_table(path: Path, shape: tuple[int, ...], label: str | None) -> Iterator[tuple[None, np.ndarray]]:

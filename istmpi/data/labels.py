@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from istmpi.data.dataset import CLASSIFICATION, REGRESSION, TASKS
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import printable
+from istmpi.tasks import CLASSIFICATION, REGRESSION, TASKS
 
 
 def read_labels(

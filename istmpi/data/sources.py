@@ -6,17 +6,29 @@ from pathlib import Path
 
 import numpy as np
 
+from istmpi.config import Data
 from istmpi.data.arrays import load_arrays
-from istmpi.data.dataset import CLASSIFICATION, SPLITS, Dataset, Split, require_finite
+from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.digits import open_digits
 from istmpi.data.hdf5 import SUFFIXES, open_prepared
 from istmpi.data.holdout import held_out
+from istmpi.data.images import Augmentation, augmented
+from istmpi.data.kinds import split_of
 from istmpi.data.labels import read_labels
 from istmpi.errors import ConfigError, DataError, kind_of
+from istmpi.tasks import CLASSIFICATION
 
 RANK = "{rank}"
 _CHECKED = 2**22
 """Features that are checked at a time: bounds the memory of it."""
+
+
+def open_for_training(data: Data, stream: int | None = None) -> Dataset:
+    """The data set of a run's settings, of whose images training sees the versions that these ask for.
+
+    Raises ConfigError where the data do not fit the settings, and what `open_dataset` does.
+    """
+    return augmented(open_dataset(data.source, stream), Augmentation(data.crop, data.flip, data.cutout))
 
 
 def open_dataset(source: str, stream: int | None = None) -> Dataset:
@@ -49,7 +61,8 @@ def open_npz(path: Path) -> Dataset:
     raw = {split: y for split, (_, y) in arrays.items()}
     task, classes, labels = read_labels(raw, None, str(path))
     shape = next(iter(arrays.values()))[0].shape[1:]
-    splits = {split: Split(_finite_rows(x, split, str(path)), labels[split]) for split, (x, _) in arrays.items()}
+    rows = {split: _finite_rows(x, split, str(path)) for split, (x, _) in arrays.items()}
+    splits = {split: split_of("arrays", shape, x, labels[split]) for split, x in rows.items()}
     outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
     return Dataset(splits, task, shape, outputs, classes, str(path), "arrays")
 
@@ -95,7 +108,7 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> dict[str, tuple[
 
 
 def _finite_rows(x: np.ndarray, split: str, source: str) -> np.ndarray:
-    """x as [n, features] of a type that ``Split`` takes, without a copy where it is one already, all of it finite.
+    """x as [n, features] of a type that ``DenseSplit`` takes, without a copy where it is one already, all of it finite.
 
     Nobody checked an .npz before, so all of it is read once; a prepared file was checked when it was written.
     """

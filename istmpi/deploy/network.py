@@ -5,7 +5,7 @@ import torch
 
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, stored_moments
-from istmpi.data.dataset import normalise
+from istmpi.data.kinds import split_of
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.scoring import require_fitting
@@ -38,6 +38,7 @@ class CalibratedNetwork:
             parameter.data = store.tensors[name]
         self._norms = architecture.batch_norm_layers(self._network)
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
+        self._data, self._example_shape = checkpoint.header.data, architecture.example_shape
         self._normalisation = checkpoint.normalisation
         if calibrate_on is None:
             self._adopt(stored_moments(checkpoint))
@@ -46,10 +47,11 @@ class CalibratedNetwork:
 
     @torch.no_grad()
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """The outputs ``[b, outputs]`` for examples ``[b, features]`` float32, which are normalised in place."""
-        if self._normalisation:
-            normalise(x, *self._normalisation)
-        return self._network(torch.from_numpy(x).to(self._dtype)).numpy()
+        """The outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data."""
+        unknown = np.full(len(x), -1)
+        examples = split_of(self._data.kind, self._data.shape, x, unknown, self._normalisation)
+        batch = examples.reshaped(self._example_shape).batch(np.arange(len(x)))
+        return self._network(*batch.to("cpu", self._dtype).inputs).numpy()
 
     @property
     def moments(self) -> Moments:
@@ -64,9 +66,9 @@ class CalibratedNetwork:
         """Take the moments on the same examples as training would."""
         data = open_dataset(source)
         require_fitting(data, checkpoint)
-        train = data.normalised_by(checkpoint.normalisation).train
-        x = torch.from_numpy(train.rows(calibration_rows(checkpoint.header.run, len(train)))[0]).to(self._dtype)
-        calibrate(self._network, self._norms, (x,), moments_of)
+        train = data.normalised_by(checkpoint.normalisation).reshaped(self._example_shape).train
+        batch = train.batch(calibration_rows(checkpoint.header.run, len(train))).to("cpu", self._dtype)
+        calibrate(self._network, self._norms, batch.inputs, moments_of)
 
 
 def require_calibrated(checkpoint: Checkpoint) -> None:

@@ -13,7 +13,7 @@ from istmpi.devices import choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.evaluation.evaluator import Evaluator, Score
-from istmpi.models.losses import TASKS
+from istmpi.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def evaluate(
         network = runnable(checkpoint, model)
         store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
         fill(checkpoint, store)
+        data = data.reshaped(network.example_shape)
         moments, ranks = stored_moments(checkpoint), checkpoint.header.ranks
         calibrate = calibrate or not checkpoint.calibrated
     with communicator.on_this_host() as local:

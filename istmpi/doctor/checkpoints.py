@@ -12,12 +12,12 @@ from istmpi.checkpoint.state import model_pieces, versions
 from istmpi.checkpoint.writers import available
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.data.dataset import REGRESSION
 from istmpi.doctor.finding import Finding, green, red
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import IstmpiError
 from istmpi.models import architecture
 from istmpi.report.units import size
+from istmpi.tasks import REGRESSION
 
 _WIDTH = 4096
 """Of a network with a matrix of 64 MiB."""

@@ -19,7 +19,7 @@ from istmpi.data.dataset import Dataset, Split
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
 from istmpi.models.architecture import Architecture
-from istmpi.models.losses import TASKS
+from istmpi.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,10 @@ class Evaluator:
         spread = not self._local and not self.network.same_examples
         first, step = (self._communicator.rank, self._communicator.size) if spread else (0, 1)
         for rows in islice(self._batches(len(split)), first, None, step):
-            x, y = split.rows(rows)
-            outputs, y = self.network(self._tensor(x)), torch.from_numpy(y)
-            totals += float(self._task.loss(outputs, y, "sum")), self._task.points(outputs, y), len(rows)
+            batch = split.batch(rows).to("cpu", self._dtype)
+            outputs = self.network(*batch.inputs)
+            loss = float(self._task.loss(outputs, batch.targets, "sum"))
+            totals += loss, self._task.points(outputs, batch.targets), batch.examples
         self.network.finish()
         if self._local or spread:
             totals = self._communicator.allreduce_sum(totals)
@@ -78,7 +79,7 @@ class Evaluator:
 
     def calibrate(self) -> None:
         """Take the normalisations' moments at the store's present weights."""
-        self.network.calibrate(self._tensor(self._dataset.train.rows(self._sample())[0]))
+        self.network.calibrate(*self._dataset.train.batch(self._sample()).to("cpu", self._dtype).inputs)
 
     def _sample(self) -> np.ndarray:
         """The training rows to calibrate on: the same on all ranks, or with local examples a share of each rank's."""
@@ -92,9 +93,6 @@ class Evaluator:
         batch = self._run.evaluate.batch
         for first in range(0, length, batch):
             yield np.arange(first, min(first + batch, length))
-
-    def _tensor(self, x: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(x).to(self._dtype)
 
 
 def calibration_rows(run: Run, length: int, share: int = 1, stream: int = 0) -> np.ndarray:

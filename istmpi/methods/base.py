@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import nn
 
 from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.comm.stopping import StopSign
+from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
 from istmpi.devices import to_empty
 from istmpi.engine.slots import Slot
@@ -32,8 +32,8 @@ from istmpi.methods import METHODS
 from istmpi.methods.optimizers import optimizer_spec
 from istmpi.methods.outer import Outer
 from istmpi.models.architecture import Architecture
-from istmpi.models.losses import TASKS
 from istmpi.record import Clock
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -192,7 +192,7 @@ class Method(ABC):
         """How many local steps this rank takes in a round."""
         return self.job.run.method.local_steps
 
-    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, step: int) -> Batch:
         """The examples of a local step."""
         return self.job.batches.at(step)
 
@@ -212,16 +212,16 @@ class Method(ABC):
                 step = self.first_step(round) + local_step
                 if self.job.architecture.stochastic:
                     torch.manual_seed(rng.key(run.train.seed, "dropout", rank, step) >> 1)
-                x, y = (torch.from_numpy(part).to(self.job.device) for part in self.batch(step))
+                batch = self.batch(step).to(self.job.device, dtype)
                 optimizer.zero_grad(set_to_none=True)
-                objective, loss = self.objective(network, x.to(dtype), y)
+                objective, loss = self.objective(network, batch)
                 objective.backward()
                 self.before_update()
                 for group in optimizer.param_groups:
                     group["lr"] = run.optimizer.lr_at(step)
                 optimizer.step()
                 losses.append(loss.detach())
-                self.examples += len(x)
+                self.examples += batch.examples
             done = resume_from.local_steps + len(losses)
             losses = (
                 torch.cat([resume_from.losses, torch.stack(losses).float().cpu()]) if losses else resume_from.losses
@@ -236,17 +236,17 @@ class Method(ABC):
         """Do with a local step's gradients what comes before the optimizer's step; by default nothing."""
         return
 
-    def objective(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a local step makes smaller, and the loss on the examples' labels: by default the same."""
-        loss = self.loss(self.forward(network, x), y)
+    def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a local step makes smaller, and the loss on the batch's targets: by default the same."""
+        loss = self.loss(self.forward(network, batch), batch.targets)
         return loss, loss
 
-    def forward(self, network: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, network: Callable[..., torch.Tensor], batch: Batch) -> torch.Tensor:
         """The network's outputs, its matrix products in bfloat16 if the run says so."""
         if self.job.run.train.autocast:
             with torch.autocast(self.job.device.type, torch.bfloat16):
-                return network(x).float()
-        return network(x)
+                return network(*batch.inputs).float()
+        return network(*batch.inputs)
 
     def _agree(self, network: nn.Module, mine: InterruptedRound, round: int) -> float | InterruptedRound:
         """The mean loss of a round that every rank got through, or what this rank has of one that they did not."""

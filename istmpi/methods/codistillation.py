@@ -6,8 +6,7 @@ networks predict, as they were at the beginning of the round. The network of ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
 from istmpi.engine.layout import Replicated
 from istmpi.engine.slots import Slot, weights_among
@@ -72,14 +72,14 @@ class Codistillation(OwnNetworks):
         push = Transfer(store.parameters, first, store.owners, store.rank)
         push.run(self.own(), store.tensors, self.job.communicator)
 
-    def objective(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs = self.forward(network, x)
-        loss = self.loss(outputs, y)
+    def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = self.forward(network, batch)
+        loss = self.loss(outputs, batch.targets)
         if not self._others:
             return loss, loss
         network.eval()  # without dropout; normalisation has no running statistics to use
         with torch.no_grad():
-            predictions = [self.forward(partial(functional_call, network, other), x) for other in self._others]
+            predictions = [self.forward(_with(network, other), batch) for other in self._others]
             mean = sum(functional.softmax(each, dim=1) for each in predictions) / len(predictions)
         network.train()
         return loss + functional.cross_entropy(outputs, mean), loss
@@ -101,3 +101,8 @@ class Codistillation(OwnNetworks):
                     per_rank[:, start : start + step] = gathered.reshape(ranks, -1)
                 for other, peer in zip(self._others, peers, strict=True):
                     other[name] = torch.from_numpy(per_rank[peer]).view(values.shape).to(self.job.device)
+
+
+def _with(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A network, called with other weights."""
+    return lambda *inputs: functional_call(network, dict(weights), inputs)

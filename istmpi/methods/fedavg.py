@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
 from istmpi.engine.layout import Replicated
 from istmpi.engine.partition import draw_ranks
@@ -58,5 +57,5 @@ class FedAvg(IST):
     def steps(self, round: int) -> int:
         return self._own_steps if self.job.communicator.rank in self.drawn(round) else 0
 
-    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, step: int) -> Batch:
         return self.job.batches.of_pass(*divmod(step, self.job.batches.in_a_pass))

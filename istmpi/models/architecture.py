@@ -18,7 +18,7 @@ from istmpi.engine.axes import Parameter, Pattern
 from istmpi.models.operators import EPSILON, Operator
 
 if TYPE_CHECKING:
-    import numpy as np
+    import torch
     from torch import nn
 
     from istmpi.models.norms import BatchNorm
@@ -61,6 +61,11 @@ class Architecture(ABC):
         """The unit groups that are dealt out unless a run names others."""
         return self.groups
 
+    @property
+    @abstractmethod
+    def example_shape(self) -> tuple[int, ...]:
+        """The shape of an example as its ``forward`` gets it."""
+
     @abstractmethod
     def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Module:
         """The network at the given lengths: every parameter has exactly the shape that its pattern gives.
@@ -89,8 +94,8 @@ class Architecture(ABC):
         """Refuse, with a ConfigError, lengths at which the network cannot be built and run."""
         return
 
-    def require_finite(self, x: np.ndarray) -> None:
-        """Refuse, with a ConfigError, a network that cannot say anything finite of these examples at first."""
+    def require_finite(self, *inputs: torch.Tensor) -> None:
+        """Refuse, with a ConfigError, a network that cannot say anything finite of this batch's inputs at first."""
         return
 
     def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
@@ -136,6 +141,10 @@ class Chain(Architecture):
 
         with torch.device("meta"):
             return self.build(self.lengths, scale)
+
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return (self.lengths["features"],)
 
     def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Sequential:
         from torch import nn

@@ -13,7 +13,6 @@ from istmpi.models.table import Table
 from istmpi.names import class_of
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import nn
 
@@ -63,10 +62,7 @@ class InferredNetwork(Architecture):
         )
 
     def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Module:
-        """The network at the given lengths, really built whatever the default device: its buffers are computed.
-
-        It takes examples as they lie in the data, flat, and gives its own ``forward`` the shape that it needs.
-        """
+        """The network at the given lengths, really built whatever the default device: its buffers are computed."""
         import torch
 
         if self._network is None:
@@ -85,8 +81,6 @@ class InferredNetwork(Architecture):
                 f"{self.name}: with {shown} its parameter {name} has the shape {found.get(name)}; its axes, as they "
                 f"were found, give {expected.get(name)}."
             )
-        shape = self._network.inputs
-        network.register_forward_pre_hook(lambda _, inputs: (inputs[0].reshape(-1, *shape), *inputs[1:]))
         for module in self.sums if scale is not None else ():
             if (factor := self.factor(module, lengths, scale)) != 1:
                 network.get_submodule(module).register_forward_pre_hook(
@@ -102,7 +96,6 @@ class InferredNetwork(Architecture):
 
     @property
     def example_shape(self) -> tuple[int, ...]:
-        """The shape of an example as its ``forward`` gets it."""
         return self._network.inputs
 
     def plain(self) -> nn.Module:
@@ -184,13 +177,13 @@ class InferredNetwork(Architecture):
             leaf.replace(leaf.block_by_block(make))
         return network
 
-    def require_finite(self, x: np.ndarray) -> None:
+    def require_finite(self, *inputs: torch.Tensor) -> None:
         import torch
 
         network = self._trial()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            outputs = self._network.forward(network, torch.from_numpy(x).to(getattr(torch, self._dtype)))
+            outputs = self._network.forward(network, *inputs)
         if not outputs.isfinite().all():
             odd = outputs[~outputs.isfinite()][0].item()
             raise ConfigError(

@@ -117,8 +117,8 @@ class OwnNetwork:
         values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64)
         return values.to(dtype).to(device)
 
-    def forward(self, network: nn.Module, x: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """The outputs ``[examples, outputs]`` for examples; ConfigError where it fails or returns something else.
+    def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
+        """The outputs ``[b, outputs]`` for a batch's inputs; ConfigError where it fails or returns something else.
 
         ``gradients``: recorded for a backward pass, as in training.
         """
@@ -126,17 +126,18 @@ class OwnNetwork:
 
         try:
             with torch.set_grad_enabled(gradients):
-                outputs = network(x)
+                outputs = network(*inputs)
         except (Exception, SystemExit) as error:
-            shape = " x ".join(map(str, x.shape))
+            shape = " x ".join(map(str, inputs[0].shape))
             raise ConfigError(
                 f"{self.name}: its forward fails on examples of shape {shape}: {_said(error)}. Examples come flat to a "
                 f"network that asks for features alone, else in the shape of the data."
             ) from error
         shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        if shape != (len(x), self.outputs):
+        if shape != (len(inputs[0]), self.outputs):
+            examples = len(inputs[0])
             raise ConfigError(
-                f"{self.name}: its forward returns {shape} for {len(x)} examples; the data need ({len(x)}, "
+                f"{self.name}: its forward returns {shape} for {examples} examples; the data need ({examples}, "
                 f"{self.outputs}). Its argument outputs is filled in with that {self.outputs}."
             )
         if not outputs.is_floating_point():

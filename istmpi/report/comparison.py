@@ -14,7 +14,8 @@ from statistics import median
 from typing import Any
 
 from istmpi.errors import ConfigError, DataError
-from istmpi.report.curves import LOWER_IS_BETTER, Curve, Point
+from istmpi.report.curves import Curve, Point
+from istmpi.tasks import higher_is_better
 
 NOT_REACHED = math.inf
 
@@ -74,7 +75,7 @@ class Comparison:
 
     @property
     def higher_is_better(self) -> bool:
-        return self.score_name not in LOWER_IS_BETTER
+        return higher_is_better(self.score_name)
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
@@ -153,7 +154,7 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float
         raise DataError(f"runs on different data cannot be compared: {', '.join(data)}.")
     score_name = _one(names) or "accuracy"
     check_targets(targets, score_name)
-    higher = score_name not in LOWER_IS_BETTER
+    higher = higher_is_better(score_name)
     groups: dict[str, list[Curve]] = {}
     for curve, name in zip(curves, _names(curves)):
         groups.setdefault(name, []).append(curve)

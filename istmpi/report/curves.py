@@ -21,9 +21,6 @@ FILE = "curve.json"
 FORMAT = "istmpi curve"
 VERSION = 1
 
-LOWER_IS_BETTER = ("mean absolute error",)
-"""Scores that are errors; all others are the better the higher."""
-
 
 @dataclass(frozen=True)
 class Point:

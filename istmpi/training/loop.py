@@ -22,7 +22,7 @@ from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.placement import place
-from istmpi.data.sources import open_dataset
+from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.partition import blocks, check
 from istmpi.engine.store import ParameterStore
@@ -30,8 +30,8 @@ from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.methods import spec_of
 from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.models.inferred import InferredNetwork
-from istmpi.models.losses import TASKS
 from istmpi.record import Clock
+from istmpi.tasks import TASKS
 from istmpi.training.network import network_of
 from istmpi.training.resuming import Present, changes_since
 from istmpi.training.same_data import contents, require_same_everywhere
@@ -68,10 +68,10 @@ class Training:
         self.clock = Clock()
         with communicator.agreed():
             run = run.with_implied()
-            self.dataset = open_dataset(run.data.source, communicator.rank)
-            data = self.dataset
+            data = open_for_training(run.data, communicator.rank)
         require_same_everywhere(run, data, communicator)
         self.architecture = network_of(run, data, communicator)
+        self.dataset = data.reshaped(self.architecture.example_shape)
         with communicator.agreed():
             self.batches = self._stream(run)
             phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]

@@ -52,11 +52,8 @@ TINY = {"method.local_steps": 20, "train.batch": 16}
 TINY_ROUNDS = 12
 
 
-def measure(run: Run, architecture: Architecture, features: int, communicator: Communicator) -> Cluster:
-    """The cluster as this job's ranks find it, at the shapes of a run's subnets; the same on every rank.
-
-    ``features``: of an example.
-    """
+def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
+    """The cluster as this job's ranks find it, at the shapes of a run's subnets; the same on every rank."""
     with communicator.on_this_host() as local:
         with communicator.agreed():
             device = choose_device(run.train.device, local)
@@ -69,7 +66,7 @@ def measure(run: Run, architecture: Architecture, features: int, communicator: C
         links[name], measured[name] = _link(points)
     handle, average, measured["transfer"] = _transfers(communicator, links["alltoallv"])
     speed, product, measured["products"] = _products(run, architecture, communicator, device)
-    touch, measured["steps"] = _touch(run, architecture, features, communicator, device, speed, product)
+    touch, measured["steps"] = _touch(run, architecture, communicator, device, speed, product)
     step, transfer, deal = _overheads(run, communicator, speed, product, touch)
     hosts = len(set(communicator.hosts()))
     return Cluster(
@@ -294,7 +291,6 @@ def _finish(device: torch.device) -> None:
 def _touch(
     run: Run,
     architecture: Architecture,
-    features: int,
     communicator: Communicator,
     device: torch.device,
     speed: float,
@@ -308,7 +304,8 @@ def _touch(
     for part in _subnets(run, architecture, communicator.size):
         network = architecture.build({name: int(length) for name, length in part.part.lengths.items()}).to(device)
         optimizer = optimizer_spec(run.optimizer).make(network.parameters())
-        x = torch.ones(run.train.batch, features, device=device, dtype=next(network.parameters()).dtype)
+        shape = run.train.batch, *architecture.example_shape
+        x = torch.ones(shape, device=device, dtype=next(network.parameters()).dtype)
 
         def work(network=network, optimizer=optimizer, x=x):
             optimizer.zero_grad(set_to_none=True)

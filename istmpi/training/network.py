@@ -61,12 +61,15 @@ def _usable(
     run: Run, data: Dataset, own: OwnNetwork, tree: Mapping[str, Any], communicator: Communicator
 ) -> Architecture:
     """The network of a table, tried on every rank; the same ConfigError on all where it cannot be built or run."""
+    import torch
+
     from istmpi.models.table import Table
 
     with communicator.agreed():
         network = _ready(run, Table.from_tree(tree), own)
-        first = min(run.train.batch, EXAMPLES, len(data.train))
-        network.require_finite(data.train.rows(np.arange(first))[0])
+        first = np.arange(min(run.train.batch, EXAMPLES, len(data.train)))
+        batch = data.train.reshaped(network.example_shape).batch(first)
+        network.require_finite(*batch.to("cpu", getattr(torch, run.model.dtype)).inputs)
         return network
 
 

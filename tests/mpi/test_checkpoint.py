@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from batches import examples_of
 from small import assert_same_bits, small_run, trained, whole
 
 from istmpi.checkpoint.format import Piece, create, parts_of_checksums, with_checksums
@@ -87,7 +88,7 @@ def test_plain_numpy_predicts_from_the_file_what_the_ranks_predict(comm, shared_
     training, _ = trained(comm, model__hidden=(13, 11), model__norm="batch")
     path = shared_tmp / "network.h5"
     save(training, path, calibrated=True)
-    x, _ = training.dataset.test.rows(np.arange(9))
+    x, _ = examples_of(training.dataset.test, np.arange(9))
     x = x.astype(training.run.model.dtype)
     training.evaluator.calibrate()
     outputs = training.evaluator.network(torch.from_numpy(x)).numpy()

@@ -64,7 +64,7 @@ def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, m
     monkeypatch.setattr(measure, "TRANSFER_WIDTHS", (32, 64))
     monkeypatch.setattr(measure, "MESSAGE_BYTES", (2**10, 2**14))
     run, network = small_run(model__hidden=[32, 32]), MLP(64, (32, 32), 10)
-    found = measure.measure(run, network, 64, comm)
+    found = measure.measure(run, network, comm)
     per_rank = comm.allgather(found)
     assert all(one == found for one in per_rank)
     time = round_time(cost(run, network, comm.size), found)
@@ -77,5 +77,5 @@ def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, m
 
 def test_products_that_seem_to_take_no_longer_when_they_are_larger_still_have_a_rate(comm, monkeypatch):
     monkeypatch.setattr(measure, "timed", lambda communicator, work: 1e-5)
-    found = measure.measure(small_run(model__hidden=[32, 32]), MLP(64, (32, 32), 10), 64, comm)
+    found = measure.measure(small_run(model__hidden=[32, 32]), MLP(64, (32, 32), 10), comm)
     assert all(0 < rate < float("inf") for rate in found.flops) and found.product_seconds == 0

@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from batches import examples_of
 from small import small_run, trained, whole
 
 from istmpi.evaluation.full import FullNetwork
@@ -61,7 +62,7 @@ def plain(training, sample):
 
 
 def scored(forward, split):
-    x, y = split.rows(np.arange(len(split)))
+    x, y = examples_of(split, np.arange(len(split)))
     outputs = forward(torch.from_numpy(x).double())
     losses = outputs.logsumexp(dim=1) - outputs[torch.arange(len(y)), torch.from_numpy(y)]
     return float(losses.mean()), float((outputs.argmax(dim=1).numpy() == y).mean())
@@ -77,7 +78,7 @@ def calibration_sample(training, count):
         z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
         drawn.append((z ^ z >> 31, row))
     rows = np.sort([row for _, row in sorted(drawn)[:count]])
-    return torch.from_numpy(training.dataset.train.rows(rows)[0]).double()
+    return torch.from_numpy(examples_of(training.dataset.train, rows)[0]).double()
 
 
 @NETWORKS
@@ -96,7 +97,7 @@ def test_a_single_example_scores_as_it_does_among_others(comm, settings):
     training, _ = trained(comm, **settings)
     training.evaluator.calibrate()
     network = training.evaluator.network
-    x = torch.from_numpy(training.dataset.test.rows(np.arange(7))[0]).double()
+    x = torch.from_numpy(examples_of(training.dataset.test, np.arange(7))[0]).double()
     together = network(x)
     assert together.shape == (7, 10)
     for row in range(7):
@@ -162,7 +163,7 @@ def test_regression(comm, shared_tmp):
     write(comm, shared_tmp / "numbers.npz", labels=None)
     training, progress = trained(comm, data__source=str(shared_tmp / "numbers.npz"), optimizer__lr=0.01)
     forward = plain_regression(training)
-    x, y = training.dataset.test.rows(np.arange(len(training.dataset.test)))
+    x, y = examples_of(training.dataset.test, np.arange(len(training.dataset.test)))
     errors = forward(torch.from_numpy(x).double()).numpy() - y
     assert progress[-1].score.loss == pytest.approx((errors**2).mean(), abs=1e-10)
     assert progress[-1].score.score == pytest.approx(np.abs(errors).mean(), abs=1e-10)

@@ -4,6 +4,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from batches import plain
 from small import assert_same_bits, small_run, trained, whole
 from torch import nn
 from torch.nn import functional
@@ -56,6 +57,7 @@ CASES = {
         "method__optimizer_state": "carry",
     },
     "disjoint shards": {"data__placement": "sharded", "train__batch": 50, "method__local_steps": 7},
+    "images cropped, mirrored and cut out": {"data__crop": 2, "data__flip": True, "data__cutout": 3},
     "shards by label": {"data__placement": "by-label", "data__alpha": 1.0},
 }
 
@@ -97,7 +99,7 @@ def bare_loop(run, streams, steps, dtype):
     rows = np.arange(len(data.train))
     batches = [Batches(data.train, rows, run.train.batch, run.train.seed, stream) for stream in range(streams)]
     for step in range(steps):
-        parts = [stream.at(step) for stream in batches]
+        parts = [plain(stream.at(step)) for stream in batches]
         x, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts))
         optimizer.zero_grad()
         functional.cross_entropy(module(x.to(dtype)), y).backward()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from batches import plain
 from small import assert_same_bits, small_run, trained, whole
 from torch.nn import functional
 
@@ -40,7 +41,7 @@ class Replica:
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=settings.lr, momentum=settings.momentum)
 
     def step(self, batch, teachers=()):
-        x, y = (torch.from_numpy(part) for part in batch)
+        x, y = map(torch.from_numpy, plain(batch))
         outputs = self.module(x.double())
         loss = functional.cross_entropy(outputs, y)
         if teachers:
@@ -326,7 +327,7 @@ def test_kept_momentum_counts_its_steps_from_where_it_began(comm):
     for step in range(6, 12):
         optimizer.zero_grad()
         for one in everyone:
-            x, y = (torch.from_numpy(part) for part in one.batches.at(step))
+            x, y = map(torch.from_numpy, plain(one.batches.at(step)))
             (functional.cross_entropy(module(x.double()), y) / comm.size).backward()
         optimizer.step()
     assert_near(training, everyone[0].named(), 1e-8)

@@ -6,6 +6,7 @@ import networks
 import numpy as np
 import pytest
 import torch
+from batches import examples_of
 from networks_oracle import ORACLES, train
 from small import assert_same_bits, own_run, trained, whole
 from torch import nn
@@ -173,7 +174,7 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
     weights, moments = whole(training), training.evaluator.network.moments["norm"]
     train, test = training.dataset.train, training.dataset.test
 
-    sample = torch.from_numpy(train.rows(calibration_rows(training.run, len(train)))[0]).double()
+    sample = torch.from_numpy(examples_of(train, calibration_rows(training.run, len(train)))[0]).double()
     first = functional.conv2d(
         sample.view(-1, 1, 8, 8),
         torch.from_numpy(weights["first.weight"]),
@@ -183,7 +184,7 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
     torch.testing.assert_close(moments[0], first.mean((0, 2, 3)))
     torch.testing.assert_close(moments[1], first.var((0, 2, 3), correction=0))
 
-    x, y = map(torch.from_numpy, test.rows(np.arange(len(test))))
+    x, y = map(torch.from_numpy, examples_of(test, np.arange(len(test))))
     with torch.no_grad():
         outputs = plain(training, weights, moments)(x.double().view(-1, 1, 8, 8))
     loss = float(functional.cross_entropy(outputs, y))
@@ -200,7 +201,7 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
     with open_checkpoint(path) as checkpoint:
         assert list(checkpoint.errors()) == []
         test_data = open_dataset("digits").normalised_by(None).test
-        raw = test_data.rows(np.arange(len(test_data)))[0]
+        raw = examples_of(test_data, np.arange(len(test_data)))[0]
         found = CalibratedNetwork(checkpoint, model=name)(raw.copy())
         np.testing.assert_allclose(found, outputs.numpy(), rtol=1e-9, atol=1e-9)
         anew = CalibratedNetwork(checkpoint, "digits", name)(raw.copy())

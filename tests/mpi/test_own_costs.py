@@ -49,7 +49,9 @@ def test_a_ranks_subnet_has_the_flops_that_are_planned(comm):
     part = next(part for part in plan.parts if comm.rank in part.part.ranks)
     subnet = training.architecture.build(part.part.lengths).double()
     with FlopCounterMode(display=False) as counter:
-        functional.cross_entropy(subnet(torch.randn(8, 64).double()), torch.zeros(8, dtype=torch.long)).backward()
+        functional.cross_entropy(
+            subnet(torch.randn(8, *training.architecture.example_shape).double()), torch.zeros(8, dtype=torch.long)
+        ).backward()
     assert counter.get_total_flops() == part.flops.products
     assert part.elements == sum(parameter.numel() for parameter in subnet.parameters())
     comm.barrier()
@@ -62,7 +64,7 @@ def test_the_cluster_is_measured_at_the_shapes_of_ones_own_network(comm, monkeyp
     monkeypatch.setattr(measure, "MOST_ELEMENTS", 8 * 256 * 9)
     run = own_run(**CONVOLUTIONAL)
     network = network_of(run, open_dataset("digits"), comm)
-    found = measure.measure(run, network, 64, comm)
+    found = measure.measure(run, network, comm)
     shapes = {(row["batch"], row["inputs"], row["outputs"]) for row in found.measured["products"]["points"]}
     assert {(8 * 64, 9, 16), (128, 144, 8), (8, 32, 6)} <= shapes
     assert all(one == found for one in comm.allgather(found))

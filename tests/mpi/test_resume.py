@@ -147,6 +147,21 @@ def test_a_resumed_round_may_be_stopped_again(comm, shared_tmp, method):
     assert_same_bits(whole(training), whole(expected))
 
 
+def test_a_resumed_run_sees_the_very_images_that_it_would_have_seen(comm, shared_tmp):
+    run = {"data__crop": 2, "data__flip": True, "data__cutout": 3, **settings("ist", "momentum-reset")}
+    expected, losses = trained(comm, **run)
+    training = Training(small_run(**run), comm)
+    stop_at(training, 1, 2)
+    first = list(training.rounds())
+    path = save(training, shared_tmp / "stopped.h5")
+    again, second = resumed(comm, path, **run)
+    assert_same_bits(whole(again), whole(expected))
+    assert [progress.loss for progress in first + second] == [progress.loss for progress in losses]
+    other = Training(small_run(**run | {"data__crop": 3}), comm)
+    with pytest.raises(ConfigError, match="data.crop = 2 there, 3 here"):
+        other.resume(path)
+
+
 def test_a_stop_before_the_first_step_loses_nothing(comm, shared_tmp):
     expected, _ = trained(comm, **settings("ist", "momentum-reset"))
     training = Training(small_run(**settings("ist", "momentum-reset")), comm)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from batches import examples_of
 from small import trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
@@ -73,7 +74,7 @@ def test_every_use_of_a_network_agrees_on_the_scale(comm, shared_tmp, partition)
     settings = numbers(comm, shared_tmp) | {"model__bias": True, "train__rounds": 3, "method__partition": partition}
     training, progress = trained(comm, **settings)
     test = training.dataset.test
-    x, y = test.rows(np.arange(len(test)))
+    x, y = examples_of(test, np.arange(len(test)))
     expected = outputs(training, dict.fromkeys(partition, 1 / comm.size), x.astype(np.float64))
     loss = float(((expected - y) ** 2).mean())
     assert progress[-1].score.loss == pytest.approx(loss, rel=1e-9)

@@ -3,6 +3,7 @@
 import h5py
 import numpy as np
 import pytest
+from batches import examples_of
 from damage import reseal
 from small import trained
 
@@ -76,7 +77,7 @@ def test_other_splits_and_other_data(comm, shared_tmp):
         from istmpi.data.sources import open_dataset
 
         raw = open_dataset("digits").normalised_by(None)
-        x, y = raw.train.rows(np.arange(1437))
+        x, y = examples_of(raw.train, np.arange(1437))
         np.savez(shared_tmp / "swapped.npz", x_train=x[:100], y_train=y[:100], x_test=x, y_test=y)
     comm.barrier()
     other = evaluate(path, comm, str(shared_tmp / "swapped.npz")).score
@@ -88,9 +89,9 @@ def test_each_rank_may_have_its_own_file(comm, shared_tmp):
     from istmpi.data.sources import open_dataset
 
     raw = open_dataset("digits").normalised_by(None)
-    x, y = raw.test.rows(np.arange(360))
+    x, y = examples_of(raw.test, np.arange(360))
     mine = slice(comm.rank, None, comm.size)
-    train_x, train_y = raw.train.rows(np.arange(50))
+    train_x, train_y = examples_of(raw.train, np.arange(50))
     np.savez(shared_tmp / f"{comm.rank}.npz", x_train=train_x, y_train=train_y, x_test=x[mine], y_test=y[mine])
     comm.barrier()
     whole, parts = evaluate(path, comm).score, evaluate(path, comm, str(shared_tmp / "{rank}.npz")).score

@@ -7,15 +7,16 @@ from statistics import median
 
 import numpy as np
 import pytest
+import torch
 from curves import curve
 
 from istmpi.config import Run
 from istmpi.errors import ConfigError, DataError
-from istmpi.models.losses import TASKS
 from istmpi.record import FAILURE, RunFolder
 from istmpi.report.comparison import NOT_REACHED, Spread, by_data, compare, default_targets, reached, smoothed
-from istmpi.report.curves import LOWER_IS_BETTER, read_curves
+from istmpi.report.curves import read_curves
 from istmpi.report.sheets import notes, sheets
+from istmpi.tasks import TASKS, higher_is_better
 
 FAST = [0.5, 0.7, 0.8, 0.9]
 SLOW = [0.2, 0.4, 0.6, 0.8]
@@ -54,8 +55,13 @@ def test_an_error_is_reached_from_above():
     assert found.targets == (0.9, 0.4), "the easiest first"
 
 
-def test_scores_that_are_errors_are_known():
-    assert {task.score for task in TASKS.values() if task.score != "accuracy"} == {*LOWER_IS_BETTER}
+@pytest.mark.parametrize("name", TASKS)
+def test_which_scores_are_errors_is_told_by_the_tasks(name):
+    task, right = TASKS[name], torch.eye(4)
+    targets = torch.arange(4) if name == "classification" else right
+    good, bad = task.points(right, targets), task.points(right.flip(0), targets)
+    assert (good > bad) == task.higher_is_better == higher_is_better(task.score) and good != bad
+    assert higher_is_better("of another program")
 
 
 # ---- targets

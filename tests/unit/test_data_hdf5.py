@@ -9,6 +9,7 @@ import damaging
 import h5py
 import numpy as np
 import pytest
+from batches import examples_of
 from damage import data_as_version_1, data_contents, judged
 
 from istmpi.data.hdf5 import Header, Writer, open_prepared
@@ -53,7 +54,7 @@ def test_what_is_written_is_read(file):
     assert (data.task, data.source, data.shape) == ("classification", "made up", (6,))
     assert (len(data.train), len(data.test)) == (20, 10)
     rows = np.array([19, 0, 7])
-    x, y = data.train.rows(rows)
+    x, y = examples_of(data.train, rows)
     assert x.dtype == np.float32 and x.flags.c_contiguous and y.dtype == np.int64
     np.testing.assert_allclose(x, (X[rows] - X[:20].mean(0)) / X[:20].std(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(y, Y[rows])
@@ -62,9 +63,9 @@ def test_what_is_written_is_read(file):
 
 def test_rows_are_copies(file):
     split = open_prepared(file).train
-    first = split.rows([0])[0].copy()
-    split.rows([0])[0][:] = 0
-    np.testing.assert_array_equal(split.rows([0])[0], first)
+    first = examples_of(split, [0])[0].copy()
+    examples_of(split, [0])[0][:] = 0
+    np.testing.assert_array_equal(examples_of(split, [0])[0], first)
 
 
 def test_bytes_stay_bytes_and_groups_are_normalised_together(tmp_path):
@@ -76,21 +77,21 @@ def test_bytes_stay_bytes_and_groups_are_normalised_together(tmp_path):
     channels = x[:20].reshape(20, 2, 3)
     np.testing.assert_allclose(data.mean[::3], channels.mean((0, 2)), rtol=1e-6)
     np.testing.assert_allclose(data.std[::3], channels.std((0, 2)), rtol=1e-6)
-    np.testing.assert_array_equal(data.train.rows([4])[0], (x[4:5].astype(np.float32) - data.mean) / data.std)
+    np.testing.assert_array_equal(examples_of(data.train, [4])[0], (x[4:5].astype(np.float32) - data.mean) / data.std)
 
 
 def test_a_constant_feature_becomes_zero(tmp_path):
     x = X.copy()
     x[:, 2] = 0.1
     data = open_prepared(write(tmp_path / "data.h5", x))
-    np.testing.assert_allclose(data.train.rows(np.arange(20))[0][:, 2], 0, atol=1e-6)
+    np.testing.assert_allclose(examples_of(data.train, np.arange(20))[0][:, 2], 0, atol=1e-6)
 
 
 def test_regression(tmp_path):
     y = X[:, :2]
     data = open_prepared(write(tmp_path / "data.h5", y=y, task="regression", outputs=2, classes=None))
     assert data.classes is None and data.outputs == 2
-    np.testing.assert_array_equal(data.train.rows([3])[1], y[3:4])
+    np.testing.assert_array_equal(examples_of(data.train, [3])[1], y[3:4])
 
 
 def test_a_failure_leaves_nothing(tmp_path):
@@ -305,11 +306,11 @@ def test_a_damaged_block_is_noticed_when_a_row_of_it_is_read(wide, istmpi_comman
     content[offset + x[:27].nbytes + 5] ^= 64  # row 27 is in block 2, rows 20 to 29
     path.write_bytes(content)
     split = open_prepared(path).train
-    split.rows(np.arange(20))
-    split.rows(np.arange(30, 50)[::-1])
+    examples_of(split, np.arange(20))
+    examples_of(split, np.arange(30, 50)[::-1])
     for rows in ([29], [20, 0]):
         with pytest.raises(DataError, match="is damaged: train/x, rows 20 to 29: the checksum differs") as refused:
-            split.normalised_by(None).rows(np.array(rows))
+            examples_of(split.normalised_by(None), np.array(rows))
         assert str(path) in str(refused.value) and "\n" not in str(refused.value)
     code, out, err = istmpi_command("data", "verify", path)
     assert code == 2 and out == f"{path}: damaged: train/x, rows 20 to 29: the checksum differs.\n"
@@ -321,10 +322,10 @@ def test_a_block_is_compared_once(wide, monkeypatch):
     split = open_prepared(path).train
     compared, crc32 = [], zlib.crc32
     monkeypatch.setattr(zlib, "crc32", lambda rows: compared.append(len(rows)) or crc32(rows))
-    split.rows(np.array([3, 4, 45]))
+    examples_of(split, np.array([3, 4, 45]))
     assert compared == [10, 10]
-    split.rows(np.arange(50))
-    split.rows(np.arange(50))
+    examples_of(split, np.arange(50))
+    examples_of(split, np.arange(50))
     assert compared == [10] * 5
 
 

@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from batches import examples_of
 from data_files import (
     example_arrays,
     make_arrays,
@@ -28,7 +29,9 @@ from istmpi.errors import DataError
 def prepared(tmp_path, kind, source, **options):
     """The data set, and its raw x per split."""
     data = open_prepared(prepare(kind, source, tmp_path / "data.h5", force=True, **options).target)
-    raw = {name: split.rows(np.arange(len(split)))[0] * data.std + data.mean for name, split in data.splits.items()}
+    raw = {
+        name: examples_of(split, np.arange(len(split)))[0] * data.std + data.mean for name, split in data.splits.items()
+    }
     return data, raw
 
 

@@ -6,6 +6,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from batches import examples_of
 from data_files import MAKERS, make_arrays, make_images, make_speech, pack
 from disks import small_disk
 
@@ -44,7 +45,7 @@ def test_what_is_prepared_can_be_opened(tmp_path, kind):
     data = open_prepared(report.target)
     assert {split: len(rows) for split, rows in data.splits.items()} == report.counts
     assert (data.features, data.classes, data.shape) == (report.features, report.classes, report.shape)
-    x, _ = data.train.rows(np.arange(len(data.train)))
+    x, _ = examples_of(data.train, np.arange(len(data.train)))
     assert np.isfinite(x).all() and abs(x.mean()) < 1e-3 and abs(x.std() - 1) < 1e-2
     assert report.bytes == report.target.stat().st_size
 

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from batches import examples_of
 from data_files import example_arrays, make_arrays
 
 from istmpi.data.prepare import prepare
@@ -17,7 +18,7 @@ def test_digits():
     assert (data.features, data.outputs, data.shape, data.task) == (64, 10, (1, 8, 8), "classification")
     counts = np.bincount(data.test.labels())
     assert counts.min() >= 35 and counts.max() <= 37
-    x, _ = data.train.rows(np.arange(1437))
+    x, _ = examples_of(data.train, np.arange(1437))
     assert abs(x.mean()) < 1e-4 and abs(x.std() - 1) < 1e-4
 
 
@@ -27,7 +28,7 @@ def test_digits_are_those_of_scikit_learn():
     data = open_dataset("digits")
     rows = []
     for split in (data.train, data.test):
-        x, y = split.rows(np.arange(len(split)))
+        x, y = examples_of(split, np.arange(len(split)))
         rows.append(np.column_stack([np.rint(x * data.std + data.mean), y]))
     ours = np.concatenate(rows).astype(int)
     theirs = np.column_stack([original.data, original.target]).astype(int)
@@ -41,7 +42,7 @@ def test_npz(tmp_path, save, rename):
     save(tmp_path / "data.npz", **{rename(name): array for name, array in arrays.items()})
     data = open_dataset(str(tmp_path / "data.npz"))
     assert (len(data.train), len(data.test), data.features, data.classes) == (20, 5, 4, ("0", "1", "2"))
-    x, y = data.train.rows([4, 2])
+    x, y = examples_of(data.train, [4, 2])
     np.testing.assert_array_equal(x, arrays["x_train"][[4, 2]])
     assert y.tolist() == [1, 2]
 
@@ -51,7 +52,7 @@ def test_npz_without_a_split(tmp_path):
     np.savez(tmp_path / "data.npz", x=x, y=x[:, 0] * 2)
     data = open_dataset(str(tmp_path / "data.npz"))
     assert (len(data.train), len(data.test), data.task, data.outputs) == (20, 5, "regression", 1)
-    x, y = data.test.rows(np.arange(5))
+    x, y = examples_of(data.test, np.arange(5))
     np.testing.assert_array_equal(y[:, 0], x[:, 0] * 2)
 
 
@@ -59,7 +60,7 @@ def test_fortran_order_and_big_endian_are_read(tmp_path):
     arrays = example_arrays()
     x = np.asfortranarray(arrays["x_train"].astype(">f8"))
     np.savez(tmp_path / "data.npz", **(arrays | {"x_train": x}))
-    read, _ = open_dataset(str(tmp_path / "data.npz")).train.rows(np.arange(20))
+    read, _ = examples_of(open_dataset(str(tmp_path / "data.npz")).train, np.arange(20))
     np.testing.assert_array_equal(read, arrays["x_train"])
 
 
@@ -151,4 +152,4 @@ def test_a_feature_beyond_float32_is_refused_by_its_place(tmp_path, istmpi_comma
 def test_the_largest_float32_is_taken(tmp_path):
     x = np.full((30, 4), np.finfo(np.float32).max, np.float64)
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(30) % 3)
-    assert np.isfinite(open_dataset(str(tmp_path / "data.npz")).train.rows(np.arange(5))[0]).all()
+    assert np.isfinite(examples_of(open_dataset(str(tmp_path / "data.npz")).train, np.arange(5))[0]).all()

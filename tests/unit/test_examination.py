@@ -6,7 +6,6 @@ from pathlib import Path
 
 import layered_networks
 import networks
-import numpy as np
 import pytest
 import torch
 
@@ -156,7 +155,7 @@ def test_a_parameter_without_elements_is_refused():
 
 
 def test_what_is_not_finite_on_the_data_at_first_is_refused():
-    examples = np.ones((4, 7), np.float32)
+    examples = torch.ones(4, 7)
     with pytest.raises(ConfigError, match="forward makes nan of the first training examples"):
         ready("Faulty", what="logarithm").require_finite(examples)
     with pytest.raises(ConfigError, match="examples of shape 4 x 7: RuntimeError: no more than three"):
@@ -236,14 +235,10 @@ def test_what_the_constructor_computed_is_kept(shaken, hidden):
     assert shapes == {name: of.pattern.shape({"hidden": hidden}) for name, of in shaken.parameters.items()}
 
 
-def test_examples_come_flat_and_arrive_in_their_shape(convolutional):
-    built = convolutional.build(convolutional.lengths).eval()
-    x = torch.randn(5, 64)
-    for layer in convolutional.batch_norm_layers(built).values():
-        layer.moments = torch.zeros(6), torch.ones(6)
-    plain = networks.Convolutional((1, 8, 8), 10, channels=[6, 4], hidden=9).eval()
-    plain.load_state_dict(built.state_dict(), strict=False)
-    assert torch.equal(built(x), plain(x.view(5, 1, 8, 8)))
+def test_a_constructor_that_takes_features_and_no_shape_gets_examples_flat(convolutional, shaken):
+    assert convolutional.example_shape == (1, 8, 8)
+    assert shaken.example_shape == (7,)
+    assert own("Plain", (1, 8, 8)).inputs == (64,)
 
 
 def test_the_factor_multiplies_products_and_not_their_biases(convolutional):
@@ -255,9 +250,9 @@ def test_the_factor_multiplies_products_and_not_their_biases(convolutional):
     plain.load_state_dict(built.state_dict(), strict=False)
     with torch.no_grad():
         plain.dense.weight *= 0.25 * 2  # channels1 is a half of all, as its scale says: nothing is multiplied
-        x = torch.randn(5, 64)
+        x = torch.randn(5, 1, 8, 8)
         built.norm.moments = torch.zeros(3), torch.ones(3)
-        torch.testing.assert_close(built(x), plain(x.view(5, 1, 8, 8)))
+        torch.testing.assert_close(built(x), plain(x))
 
 
 def test_without_its_code_a_network_can_be_described_but_not_built(convolutional):

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import examples_of
 from patience import patient
 from torch import nn
 
@@ -29,7 +30,7 @@ NAMES = ["batch", "layer", "none", "dealt", "leaky", "regression"]
 def raw(source, split="test"):
     """The features of a split as they are in the data."""
     rows = open_dataset(source).splits[split].normalised_by(None)
-    return rows.rows(np.arange(len(rows)))[0]
+    return examples_of(rows, np.arange(len(rows)))[0]
 
 
 def predicted(path, x, calibrate_on=None):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from batches import examples_of
 from data_files import MAKERS, example_arrays, make_csv, make_images, make_speech, pack, write_wav
 from PIL import Image
 
@@ -22,7 +23,7 @@ def prepared(kind, source, tmp_path, **options):
     """The data set that preparing gives, and its features split by split, as they were before normalisation."""
     prepare(kind, source, tmp_path / "data.h5", **options)
     data = open_prepared(tmp_path / "data.h5").normalised_by(None)
-    rows = {name: split.rows(np.arange(len(split)))[0] for name, split in data.splits.items()}
+    rows = {name: examples_of(split, np.arange(len(split)))[0] for name, split in data.splits.items()}
     return data, rows
 
 
@@ -79,7 +80,7 @@ def test_the_digits(monkeypatch):
     monkeypatch.setattr("istmpi.data.prepare.material.BLOCK", 64 * 7)  # seven examples at a time
     names, x = read("digits", "digits", (1, 8, 8))
     assert names == list(range(360))
-    np.testing.assert_array_equal(x, open_digits().test.normalised_by(None).rows(np.arange(360))[0])
+    np.testing.assert_array_equal(x, examples_of(open_digits().test.normalised_by(None), np.arange(360))[0])
 
 
 def test_a_table(tmp_path):

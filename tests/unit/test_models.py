@@ -12,9 +12,9 @@ from istmpi.engine.axes import narrowed
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError
 from istmpi.models import MODELS, architecture
-from istmpi.models.losses import Classification, Regression
 from istmpi.models.mlp import ACTIVATIONS, MLP
 from istmpi.models.norms import BatchNorm
+from istmpi.tasks import Classification, Regression
 
 WIDTHS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 SETTINGS = st.builds(

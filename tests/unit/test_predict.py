@@ -11,6 +11,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from batches import examples_of
 from damage import reseal
 from patience import patient
 
@@ -55,7 +56,7 @@ def inputs(folder, name):
     """The source of a network's data, and the raw features of its test split."""
     source = str(folder / "numbers.npz") if name == "regression" else "digits"
     test = open_dataset(source).test.normalised_by(None)
-    return source, test.rows(np.arange(len(test)))[0]
+    return source, examples_of(test, np.arange(len(test)))[0]
 
 
 @pytest.mark.parametrize("name", NAMES)

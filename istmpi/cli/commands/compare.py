@@ -59,9 +59,9 @@ def command(
 
     from istmpi.cli.progress import ComparisonDisplay
     from istmpi.data.sources import open_dataset
-    from istmpi.models.losses import TASKS
     from istmpi.report.comparison import check_targets, compare
     from istmpi.report.curves import read_curves
+    from istmpi.tasks import TASKS
     from istmpi.training.comparison import Comparison
 
     with communicator.agreed():

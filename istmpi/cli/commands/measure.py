@@ -33,7 +33,7 @@ def command(run: str, assignments: tuple[str, ...], layers: str | None, out: str
 
     from istmpi.training.measure import measure
 
-    cluster = measure(found.run, found.architecture, found.features, communicator)
+    cluster = measure(found.run, found.architecture, communicator)
     with communicator.agreed():
         if communicator.rank == 0:
             cluster.save(Path(out))

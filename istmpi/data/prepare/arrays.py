@@ -3,13 +3,13 @@
 import numpy as np
 
 from istmpi.data.arrays import load_arrays
-from istmpi.data.dataset import CLASSIFICATION
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.material import Material, slices
 from istmpi.data.sources import split_arrays
 from istmpi.errors import DataError
+from istmpi.tasks import CLASSIFICATION
 
 
 def read(archive: Archive, decoder: Decoder, *, task: str | None = None) -> Material:

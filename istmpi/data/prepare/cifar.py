@@ -7,11 +7,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.dataset import CLASSIFICATION
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.material import Material, slices
 from istmpi.data.prepare.pickles import PickleError, read_pickle
 from istmpi.errors import DataError
+from istmpi.tasks import CLASSIFICATION
 
 SHAPE = (3, 32, 32)
 PIXELS = 3072

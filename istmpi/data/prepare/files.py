@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from istmpi.data.dataset import CLASSIFICATION
 from istmpi.data.holdout import held_out
 from istmpi.data.prepare.archive import Archive, store
 from istmpi.data.prepare.material import Block, Material, Progress, rows_per_block
 from istmpi.errors import DataError
+from istmpi.tasks import CLASSIFICATION
 
 NAMED = 3
 """How many unreadable files a message names."""

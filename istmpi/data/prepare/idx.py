@@ -7,13 +7,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.dataset import CLASSIFICATION
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.material import Block, Material, rows_per_block
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE
+from istmpi.tasks import CLASSIFICATION
 
 _FILE = re.compile(r"(?:.*[/-])?(train|t10k|test)-(images|labels)[.-]idx[13]-ubyte(?:\.gz)?")
 _SPLITS = {"train": "train", "t10k": "test", "test": "test"}

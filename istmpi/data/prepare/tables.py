@@ -8,7 +8,6 @@ from itertools import islice
 
 import numpy as np
 
-from istmpi.data.dataset import CLASSIFICATION
 from istmpi.data.holdout import held_out
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare.archive import Archive
@@ -16,6 +15,7 @@ from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.material import Block, Material, rows_per_block
 from istmpi.errors import DataError, did_you_mean
 from istmpi.foreign import MEGABYTE, one_line, reading
+from istmpi.tasks import CLASSIFICATION
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 LONGEST_LINE = 32 * MEGABYTE

@@ -1,0 +1,101 @@
+"""Examples that are rows of numbers: one input, float32, normalised as it is read."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from istmpi import rng
+from istmpi.data.batch import Batch
+from istmpi.data.dataset import Split
+
+SAMPLE_ROWS, SAMPLE_BYTES = 1024, 2**24
+"""Rows of which the features' fingerprint is made, at most, where all of them together are more bytes than these."""
+
+
+@dataclass(eq=False)
+class DenseSplit(Split):
+    """Rows of numbers; ``x`` and ``y`` may be memory maps: only the rows that are asked for are ever touched."""
+
+    x: np.ndarray
+    """``[n, features]`` of float32 or uint8."""
+    y: np.ndarray
+    """``[n]`` int64 or ``[n, outputs]`` float32."""
+    mean: np.ndarray | None = None
+    """``[features]`` float32; comes with ``std`` or not at all."""
+    std: np.ndarray | None = None
+    guard: Callable[[np.ndarray], None] | None = None
+    """It is told of rows before they are read."""
+    shape: tuple[int, ...] = ()
+    """Of an example in the data; by default ``[features]``."""
+    input_shape: tuple[int, ...] = ()
+    """Of an example as the network gets it; by default as in the data."""
+
+    def __post_init__(self) -> None:
+        # A plain view: memmap's own indexing runs Python code for every result.
+        self.x, self.y = self.x.view(np.ndarray), self.y.view(np.ndarray)
+        self.shape = tuple(self.shape) or self.x.shape[1:]
+        self.input_shape = tuple(self.input_shape) or self.shape
+        assert self.x.ndim == 2 and len(self.x) == len(self.y), (self.x.shape, self.y.shape)
+        assert prod(self.shape) == prod(self.input_shape) == self.x.shape[1], (self.shape, self.input_shape)
+        assert (self.mean is None) == (self.std is None)
+
+    def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
+        import torch
+
+        x = self._features_for(indices, key)
+        inputs = torch.from_numpy(x.reshape(len(x), *self.input_shape))
+        return Batch((inputs,), torch.from_numpy(self.y.take(indices, axis=0)), len(x))
+
+    def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
+        """The features of a batch with a key; of plain numbers nothing is random."""
+        return self.features(indices)
+
+    def features(self, indices: np.ndarray) -> np.ndarray:
+        """Copies of the rows ``indices``: ``[b, features]`` float32, C-contiguous, (x - mean) / std."""
+        if self.guard is not None:
+            self.guard(indices)
+        return self._read(indices)
+
+    def _read(self, indices: np.ndarray) -> np.ndarray:
+        x = self.x.take(indices, axis=0).astype(np.float32, copy=False)
+        if self.mean is not None:
+            x -= self.mean
+            x /= self.std
+        return x
+
+    def labels(self) -> np.ndarray:
+        return self.y
+
+    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> DenseSplit:
+        mean, std = normalisation or (None, None)
+        return replace(self, mean=mean, std=std)
+
+    def reshaped(self, shape: tuple[int, ...]) -> DenseSplit:
+        assert prod(shape) == self.x.shape[1], (shape, self.shape)
+        other = copy(self)  # with the checksums, where they are known: no shape changes them
+        other.input_shape = tuple(shape)
+        return other
+
+    @cached_property
+    def features_checksum(self) -> int:
+        """CRC-32 of x as it is normalised: of all rows where they are few, else of the same sample of them everywhere.
+
+        It does not depend on how x is stored. Among many rows a few that differ are likely to be missed. The ``guard``
+        is not asked: it would read far more than the sample.
+        """
+        row_bytes = 4 * self.x.shape[1]
+        rows = np.arange(len(self))
+        if len(self) * row_bytes > SAMPLE_BYTES:
+            count = min(max(SAMPLE_BYTES // row_bytes, 1), SAMPLE_ROWS)
+            rows = np.sort(rng.bits(rng.key("fingerprint"), 0, count) % np.uint64(len(self))).astype(np.int64)
+        checksum, step = 0, max(2**20 // row_bytes, 1)
+        for start in range(0, len(rows), step):
+            checksum = zlib.crc32(self._read(rows[start : start + step]), checksum)
+        return checksum

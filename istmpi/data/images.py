@@ -1,0 +1,102 @@
+"""Images: examples that are ``[channels, height, width]``; training may see another version of them each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from istmpi import rng
+from istmpi.data.dataset import Dataset
+from istmpi.data.dense import DenseSplit
+from istmpi.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What becomes of a normalised image by chance: cropped first, then mirrored, then cut out.
+
+    All that it leaves without a value becomes zero, the mean of what images are normalised with. Images of a batch are
+    drawn each by itself, and all numbers are equally likely.
+    """
+
+    crop: int = 0
+    """Pixels of padding on each side, of which as large a part as the image is taken."""
+    flip: bool = False
+    """Left to right, or not."""
+    cutout: int = 0
+    """Side of a square that is blanked; its centre is any pixel, so that some of it may lie outside of the image."""
+
+    def __bool__(self) -> bool:
+        return self != Augmentation()
+
+    def applied(self, images: np.ndarray, key: int) -> np.ndarray:
+        """The version that a key stands for of images ``[b, channels, height, width]``, which may be overwritten."""
+        count, _, height, width = images.shape
+        if self.crop:
+            top, left = (_drawn(key, side, count, 2 * self.crop + 1) for side in ("top", "left"))
+            images = _cropped(images, self.crop, top, left)
+        if self.flip:
+            chosen = _drawn(key, "flip", count, 2) == 1
+            images[chosen] = images[chosen, :, :, ::-1]
+        if self.cutout:
+            rows = _near(_drawn(key, "row", count, height), self.cutout, height)
+            columns = _near(_drawn(key, "column", count, width), self.cutout, width)
+            blank = rows[:, :, np.newaxis] & columns[:, np.newaxis, :]
+            images = np.where(blank[:, np.newaxis], np.float32(0), images)
+        return images
+
+
+def _drawn(key: int, what: str, count: int, below: int) -> np.ndarray:
+    """So many whole numbers below a limit: ``[count]`` int64."""
+    return (rng.bits(rng.key(key, what), 0, count) % np.uint64(below)).astype(np.int64)
+
+
+def _cropped(images: np.ndarray, padding: int, top: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Parts of padded images, as large as these were."""
+    height, width = images.shape[2:]
+    padded = np.pad(images, [(0, 0), (0, 0), (padding, padding), (padding, padding)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
+    return windows[np.arange(len(images)), :, top, left]
+
+
+def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
+    """Which positions on an axis lie in a square around each centre: ``[b, length]`` bool."""
+    first = centre[:, np.newaxis] - side // 2
+    positions = np.arange(length)
+    return (positions >= first) & (positions < first + side)
+
+
+@dataclass(eq=False)
+class ImageSplit(DenseSplit):
+    """Images; their ``shape`` is ``[channels, height, width]``, whatever shape the network takes."""
+
+    augmentation: Augmentation = Augmentation()
+    """Of batches that have a key."""
+
+    def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
+        x = self.features(indices)
+        if key is None or not self.augmentation:
+            return x
+        return self.augmentation.applied(x.reshape(len(x), *self.shape), key)
+
+
+def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
+    """The same data with other versions of the training images; ConfigError where they are no images, or too small."""
+    if not augmentation:
+        return data
+    name = next(name for name in ("crop", "flip", "cutout") if getattr(augmentation, name))
+    shown, train = " x ".join(map(str, data.shape)), data.train
+    if not isinstance(train, ImageSplit):
+        raise ConfigError(
+            f"data.{name} = {getattr(augmentation, name)} is for images [channels, height, width], but "
+            f"{data.source} is of kind {data.kind}, with examples of {shown} numbers. Leave it out."
+        )
+    side = min(train.shape[1:])
+    for name in ("crop", "cutout"):
+        if getattr(augmentation, name) >= side:
+            raise ConfigError(
+                f"data.{name} = {getattr(augmentation, name)} must be below the {side} pixels of {data.source}'s "
+                f"images ({shown})."
+            )
+    return replace(data, splits={**data.splits, "train": replace(train, augmentation=augmentation)})

@@ -1,0 +1,230 @@
+"""Images as training sees them: in their shape, and each time another version of them."""
+
+from collections import Counter
+from math import sqrt
+
+import images_oracle
+import numpy as np
+import pytest
+from data_files import make_images, make_speech
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from istmpi.config import Run
+from istmpi.data.batches import Batches
+from istmpi.data.dense import DenseSplit
+from istmpi.data.digits import open_digits
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.images import Augmentation, ImageSplit, augmented
+from istmpi.data.prepare import prepare
+from istmpi.data.sources import open_dataset, open_for_training
+from istmpi.errors import ConfigError
+
+ALL = Augmentation(crop=2, flip=True, cutout=3)
+
+
+def split(count=6, shape=(3, 5, 4), how=ALL, seed=0):
+    """Random bytes as images, normalised channel by channel."""
+    x = np.random.default_rng(seed).integers(0, 256, (count, int(np.prod(shape))), dtype=np.uint8)
+    mean, std = (np.repeat(np.float32(values), np.prod(shape[1:])) for values in ([100, 120, 140], [50, 60, 70]))
+    return ImageSplit(x, np.arange(count), mean, std, shape=shape, augmentation=how)
+
+
+def given_to_the_network(batch):
+    (x,) = batch.inputs
+    return x.numpy()
+
+
+# ---- what a version is
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    crop=st.integers(0, 3),
+    flip=st.booleans(),
+    cutout=st.integers(0, 3),
+    key=st.integers(0, 2**64 - 1),
+    rows=st.lists(st.integers(0, 5), max_size=8),
+)
+def test_a_version_is_that_of_the_naive_oracle(crop, flip, cutout, key, rows):
+    images = split(how=Augmentation(crop, flip, cutout))
+    batch = images.batch(np.array(rows, int), key)
+    stored = (images.x[rows] - images.mean) / images.std
+    expected = images_oracle.augmented(stored.reshape(-1, 3, 5, 4), key, crop, flip, cutout)
+    np.testing.assert_array_equal(given_to_the_network(batch), expected)
+    assert batch.examples == len(rows) and batch.targets.tolist() == rows
+
+
+def test_the_oracle_would_notice():
+    images, rows = split(), np.arange(6)
+    found = given_to_the_network(images.batch(rows, 7))
+    stored = given_to_the_network(images.batch(rows))
+    for others in ({"crop": 1}, {"flip": False}, {"cutout": 2}, {"key": 8}):
+        how = {"key": 7, "crop": 2, "flip": True, "cutout": 3, **others}
+        assert not np.array_equal(found, images_oracle.augmented(stored, **how)), others
+
+
+@pytest.mark.parametrize("how", [ALL, Augmentation(flip=True)])
+def test_without_a_key_nothing_is_random(how):
+    images, rows = split(how=how), np.array([3, 3, 0])
+    plain = DenseSplit(images.x, images.y, images.mean, images.std, shape=images.shape)
+    for seen in (images.batch(rows), split(how=Augmentation()).batch(rows, 5)):
+        np.testing.assert_array_equal(given_to_the_network(seen), given_to_the_network(plain.batch(rows)))
+    assert images.features_checksum == plain.features_checksum
+
+
+def test_a_network_that_takes_numbers_gets_the_same_version_flat():
+    images, rows = split(), np.arange(6)
+    flat = given_to_the_network(images.reshaped((60,)).batch(rows, 9))
+    assert flat.shape == (6, 60)
+    np.testing.assert_array_equal(flat.reshape(6, 3, 5, 4), given_to_the_network(images.batch(rows, 9)))
+
+
+def test_what_is_stored_stays_as_it_is():
+    images = ImageSplit(np.ones((2, 48), np.float32), np.arange(2), shape=(3, 4, 4), augmentation=ALL)
+    images.batch(np.arange(2), 1)
+    assert (images.x == 1).all()
+
+
+# ---- chance
+
+
+def chi_square(seen, cells):
+    """How far counts are from equal ones, in standard deviations above what is expected of them."""
+    counts = Counter(seen)
+    assert counts.keys() <= set(cells)
+    expected = len(seen) / len(cells)
+    found = sum((counts[cell] - expected) ** 2 / expected for cell in cells)
+    return (found - (len(cells) - 1)) / sqrt(2 * (len(cells) - 1))
+
+
+def versions(how, size, keys, count):
+    """The versions of one image of different pixels, for each of these keys of so many examples."""
+    image = np.arange(1, size * size + 1, dtype=np.float32)
+    one = ImageSplit(image[None], np.zeros(1, int), shape=(1, size, size), augmentation=how)
+    batches = [given_to_the_network(one.batch(np.zeros(count, int), key)) for key in keys]
+    return image.reshape(size, size), np.concatenate(batches)[:, 0]
+
+
+@pytest.mark.parametrize("keys, count", [(range(1), 9000), (range(3000), 3)], ids=["in a batch", "over batches"])
+def test_every_part_is_equally_likely_mirrored_or_not(keys, count):
+    image, seen = versions(Augmentation(crop=1, flip=True), 4, keys, count)
+    padded, known = np.pad(image, 1), {}
+    for top in range(3):
+        for left in range(3):
+            part = padded[top : top + 4, left : left + 4]
+            known |= {part.tobytes(): (top, left, False), part[:, ::-1].tobytes(): (top, left, True)}
+    assert len(known) == 18
+    assert abs(chi_square([known[one.tobytes()] for one in seen], known.values())) < 4
+
+
+@pytest.mark.parametrize("keys, count", [(range(1), 9000), (range(3000), 3)], ids=["in a batch", "over batches"])
+def test_a_square_is_cut_out_around_any_pixel(keys, count):
+    _, seen = versions(Augmentation(cutout=1), 4, keys, count)
+    assert ((seen == 0).sum(axis=(1, 2)) == 1).all()
+    centres = [int(np.flatnonzero(one == 0)[0]) for one in seen]
+    assert abs(chi_square(centres, range(16))) < 4
+
+
+def test_the_chi_square_would_notice():
+    assert chi_square([0, 1, 2, 3] * 1000, range(4)) < -1
+    assert chi_square([0, 1, 2, 3] * 1000 + [0] * 300, range(4)) > 10
+    assert chi_square([n % 3 for n in range(4000)], range(4)) > 100
+
+
+class Keys(DenseSplit):
+    """A split that notes its keys."""
+
+    def batch(self, indices, key=None):
+        self.noted.append(key)
+        return super().batch(indices, key)
+
+
+def test_never_twice_the_same_key():
+    rows = Keys(np.zeros((7, 2), np.float32), np.zeros(7, int))
+    rows.noted = []
+    for seed in range(3):
+        for stream in range(4):
+            batches = Batches(rows, np.arange(7), 3, seed, stream)
+            for step in range(300):
+                batches.at(step)
+    assert None not in rows.noted and len(set(rows.noted)) == len(rows.noted) == 3600
+    rows.noted, batches = [], Batches(rows, np.arange(7), 3, 0, 0)
+    for number in range(50):
+        for place in range(batches.in_a_pass):
+            batches.of_pass(number, place)
+    assert len(set(rows.noted)) == len(rows.noted) == 150
+
+
+def test_versions_are_fixed_for_ever():
+    """A resumed run, or a rank with another NumPy, must see these very images."""
+    batches = Batches(split(), np.arange(6), 4, seed=7, stream=2)
+    seen = given_to_the_network(batches.at(20))
+    stored = given_to_the_network(split().batch(batches.indices(20)))
+    expected = images_oracle.augmented(stored, images_oracle.key_of(7, "batch", 2, 20), 2, True, 3)
+    np.testing.assert_array_equal(seen, expected)
+
+
+# ---- what a run may ask for
+
+
+def test_training_images_alone_have_versions():
+    run = Run().override({"data.crop": 2, "data.flip": True, "data.cutout": 3})
+    data, rows = open_for_training(run.data), np.arange(50)
+    assert data.train.augmentation == ALL and not data.test.augmentation
+    assert not np.array_equal(*(given_to_the_network(data.train.batch(rows, key)) for key in (1, 2)))
+    assert np.array_equal(*(given_to_the_network(data.test.batch(rows, key)) for key in (1, 2)))
+    assert open_for_training(Run().data).train.augmentation == Augmentation()
+
+
+def test_prepared_images_reach_a_network_in_their_shape(tmp_path):
+    data = open_prepared(prepare("images", make_images(tmp_path / "input"), tmp_path / "data.h5").target)
+    assert data.shape == (3, 4, 6) and data.train.x.dtype == np.uint8
+    assert given_to_the_network(data.train.batch(np.arange(5))).shape == (5, 3, 4, 6)
+    assert given_to_the_network(data.reshaped((72,)).train.batch(np.arange(5))).shape == (5, 72)
+    stored = data.train.x.reshape(-1, 3, 4, 6).astype(np.float64)
+    expected = (stored - stored.mean((0, 2, 3), keepdims=True)) / stored.std((0, 2, 3), keepdims=True)
+    np.testing.assert_allclose(given_to_the_network(data.train.batch(np.arange(10))), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "how, says",
+    [
+        (Augmentation(crop=8), r"data.crop = 8 must be below the 8 pixels of digits's images \(1 x 8 x 8\)."),
+        (Augmentation(flip=True, cutout=9), "data.cutout = 9 must be below the 8 pixels"),
+    ],
+)
+def test_what_would_leave_nothing_of_an_image_is_refused(how, says):
+    with pytest.raises(ConfigError, match=says):
+        augmented(open_digits(), how)
+    assert augmented(open_digits(), Augmentation(crop=7, cutout=7)).train.augmentation
+
+
+@pytest.mark.parametrize("command", [["train"], ["train", "--dry-run"], ["costmodel"]], ids=" ".join)
+@pytest.mark.parametrize("setting, value", [("crop", "4"), ("flip", "true"), ("cutout", "2")])
+def test_data_that_are_no_images_are_refused_in_one_line(tmp_path, istmpi_command, command, setting, value):
+    file = tmp_path / "data.npz"
+    np.savez(file, x=np.zeros((20, 6), np.float32), y=np.arange(20) % 2)
+    changed = ["--data", file, "--set", f"data.{setting}={value}"]
+    code, _, err = istmpi_command(*command, *changed, *["--out", tmp_path / "run"] * (command == ["train"]))
+    shown = value.replace("true", "True")
+    assert code == 2
+    assert err == (
+        f"istmpi: data.{setting} = {shown} is for images [channels, height, width], but {file} is of kind arrays, "
+        "with examples of 6 numbers. Leave it out.\n"
+    )
+
+
+def test_spectra_are_no_images(tmp_path):
+    target = prepare("speech", make_speech(tmp_path / "input"), tmp_path / "data.h5").target
+    data = open_dataset(str(target))
+    with pytest.raises(ConfigError, match="of kind speech, with examples of 1 x 128 x 32 numbers"):
+        augmented(data, Augmentation(flip=True))
+
+
+@pytest.mark.parametrize("setting", ["crop", "cutout"])
+def test_sizes_are_whole_numbers_from_0(setting):
+    with pytest.raises(ConfigError, match=f"data.{setting} = -1 must be at least 0"):
+        Run().override({f"data.{setting}": -1})
+    with pytest.raises(ConfigError, match=f"data.{setting} = 1.5 must be a whole number"):
+        Run().override({f"data.{setting}": 1.5})
