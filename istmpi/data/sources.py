@@ -1,12 +1,14 @@
 """From the name that a run gives its data to the data set."""
 
+from __future__ import annotations
+
 import difflib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from istmpi.config import Data
 from istmpi.data.arrays import load_arrays
 from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.digits import open_digits
@@ -17,6 +19,9 @@ from istmpi.data.kinds import split_of
 from istmpi.data.labels import read_labels
 from istmpi.errors import ConfigError, DataError, kind_of
 from istmpi.tasks import CLASSIFICATION
+
+if TYPE_CHECKING:
+    from istmpi.config import Data
 
 RANK = "{rank}"
 _CHECKED = 2**22
