@@ -1,5 +1,7 @@
 """Laws of a whole run that do not depend on the method's arithmetic."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -82,9 +84,9 @@ def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
 def test_a_rank_of_fedavg_takes_its_examples_once_in_every_pass(comm):
     settings = {"data__placement": "sharded", "train__batch": 30, "method__epochs": 2}
     training = Training(small_run(method__name="fedavg", **settings), comm)
-    rows = training.dataset.train.rows
-    taken = []
-    training.dataset.train.rows = lambda indices: (taken.append(sorted(indices.tolist())), rows(indices))[1]
+    split, taken = training.dataset.train, []
+    take = split.batch
+    split.batch = lambda indices, key=None: (taken.append(sorted(indices.tolist())), take(indices, key))[1]
     for round in range(3):
         training.method.run(round, InterruptedRound())
     mine = sorted(row for batch in taken for row in batch)
@@ -199,10 +201,10 @@ def test_the_round_and_the_rank_are_those_that_went_wrong(comm, method):
     batch = training.method.batch
 
     def poisoned(step):
-        x, y = batch(step)
+        taken = batch(step)
         if comm.rank == comm.size - 1 and step == 7:
-            x[0, 0] = np.nan
-        return x, y
+            taken.inputs[0][0, 0] = np.nan
+        return taken
 
     training.method.batch = poisoned
     rounds = training.rounds()
@@ -215,11 +217,15 @@ def test_the_round_and_the_rank_are_those_that_went_wrong(comm, method):
     assert_same_bits(whole(training), good)
 
 
+def poisoned(batch):
+    return replace(batch, inputs=tuple(x * np.nan for x in batch.inputs))
+
+
 def test_weights_that_nobody_sent_home_yet_are_kept_as_well(comm):
     expected, _ = trained(comm, train__rounds=2)
     training = Training(small_run(train__batch=8), comm)
     batch = training.method.batch
-    training.method.batch = lambda step: (batch(step)[0] * (np.nan if step == 7 else 1), batch(step)[1])
+    training.method.batch = lambda step: poisoned(batch(step)) if step == 7 else batch(step)
     rounds = training.rounds()
     next(rounds), next(rounds)
     with pytest.raises(DivergedError, match="in round 3, local step 2; "):

@@ -208,7 +208,7 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
 def test_other_ranks_need_not_repeat_a_round_that_the_fastest_rank_was_through_with(comm, shared_tmp):
     run = settings("ist", "momentum-reset")
     training = Training(small_run(**run), comm)
-    training.stop._gossip.spread = lambda _: None  # nobody hears of it before the round is over
+    training.stop._gossip.notify = lambda _: None  # nobody hears of it before the round is over
     if comm.rank == 0:
         stop_at(training, 1, 1)
     list(training.rounds())
