@@ -4,7 +4,7 @@
     python benchmarks/campaign.py corrupt --seed 1 --case 1234 --keep FOLDER
 
 The files are real: of several kinds of runs on three ranks, and prepared from arrays, images and a table. A case is
-drawn from the seed and its number: a file, a damage (tests/damaging.py), and a command to try beside the reading of
+drawn from the seed and its number: a file, a damage (tests/support/damaging.py), and a command to try beside the reading of
 every byte. It runs in a process of its own, within limits of time and memory.
 """
 
@@ -30,7 +30,7 @@ from campaigns import forked
 from campaigns.libraries import libraries
 from reporting import HERE, report
 
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 
 from checkpoint_files import make_checkpoints  # noqa: E402
 from damage import checkpoint_contents, data_contents, judged  # noqa: E402

@@ -18,7 +18,7 @@ from istmpi.training.loop import Training
 from istmpi.training.network import network_of
 
 FILE = networks.__file__
-EXAMPLE = f"{Path(FILE).parents[1] / 'examples' / 'convnet.py'}:ConvNet"
+EXAMPLE = f"{Path(FILE).parents[2] / 'examples' / 'convnet.py'}:ConvNet"
 CONVOLUTIONAL = {"model__name": f"{FILE}:Convolutional", "model__channels": [16, 8], "model__hidden": 6}
 
 

@@ -18,7 +18,7 @@ from istmpi.models.own import own_network
 from istmpi.models.table import Table
 
 FILE = Path(networks.__file__)
-EXAMPLE = FILE.parents[1] / "examples" / "convnet.py"
+EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
 
 
 def own(name, shape=(7,), **arguments):

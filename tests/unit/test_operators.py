@@ -22,7 +22,7 @@ from istmpi.models.proof import one_thread
 from istmpi.models.tracing import trace
 
 FILE, LAYERED = Path(networks.__file__), Path(layered_networks.__file__)
-EXAMPLE = FILE.parents[1] / "examples" / "convnet.py"
+EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
 IMAGE, SEQUENCE, FLAT = (3, 16, 16), (10, 6), (7,)
 NETWORKS = {
     f"{EXAMPLE}:ConvNet": IMAGE,

@@ -18,7 +18,7 @@ from istmpi.models.mlp import MLP
 from istmpi.training.network import planned_network
 
 FILE = Path(networks.__file__)
-EXAMPLE = FILE.parents[1] / "examples" / "convnet.py"
+EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
 
 
 def run(name, **settings):

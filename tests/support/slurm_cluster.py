@@ -1,6 +1,6 @@
 """A SLURM cluster of several nodes on this host, for tests: slurmctld and one slurmd a node, all in one folder.
 
-    python tests/slurm_cluster.py COMMAND...       runs a command with a cluster of four nodes around it
+    python tests/support/slurm_cluster.py COMMAND...       runs a command with a cluster of four nodes around it
 
 Needs Debian's slurm-wlm (22.05 or later) and root. Nothing of an installed SLURM's configuration is read or written.
 """

@@ -1,6 +1,6 @@
 """Small checkpoints of all sorts; run as a program, in a process of its own, because training starts MPI.
 
-python tests/checkpoint_files.py FOLDER
+python tests/support/checkpoint_files.py FOLDER
 """
 
 import shutil
