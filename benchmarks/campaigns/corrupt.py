@@ -4,8 +4,8 @@
     python benchmarks/campaign.py corrupt --seed 1 --case 1234 --keep FOLDER
 
 The files are real: of several kinds of runs on three ranks, and prepared from arrays, images and a table. A case is
-drawn from the seed and its number: a file, a damage (tests/support/damaging.py), and a command to try beside the reading of
-every byte. It runs in a process of its own, within limits of time and memory.
+drawn from the seed and its number: a file, a damage (tests/support/damaging.py), and a command to try beside the
+reading of every byte. It runs in a process of its own, within limits of time and memory.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Kills runs again and again, lets the same command go on, and compares what comes out with a run left in peace.
+"""Kills runs again and again, lets the same command go on, and compares what comes out with an uninterrupted run.
 
     python benchmarks/campaign.py kill --kills 300 --seed 1
     MPIRUN=/usr/bin/mpirun python benchmarks/campaign.py kill --kills 50 --ranks 3 --minutes 20
@@ -267,8 +267,8 @@ def finish(case: Case, out: Path) -> None:
     except TimeoutError as error:
         code = str(error)
     if code != 0:
-        case.findings.append(f"left in peace: exit code {code}: {job.words}: {job.said[-500:]}")
-    check_words(case, job, "left in peace")
+        case.findings.append(f"uninterrupted: exit code {code}: {job.words}: {job.said[-500:]}")
+    check_words(case, job, "uninterrupted")
 
 
 def differences(one: Path, other: Path) -> Iterator[str]:
@@ -285,7 +285,7 @@ def differences(one: Path, other: Path) -> Iterator[str]:
 
 
 def carry_through(case: Case, chance: random.Random, kills: int) -> None:
-    """Kill the run so often, let it end, and compare it with one that was left in peace."""
+    """Kill the run so often, let it end, and compare it with an uninterrupted one."""
     out, peace = case.folder / "run", case.folder / "peace"
     ending = max(kills // 6, 1)
     start_takes = 5.0
@@ -375,7 +375,7 @@ def tell(cases: list[Case], options: argparse.Namespace) -> None:
         f"Kills of runs with {options.ranks} ranks, and what came of them",
         rows,
         "Each run went on by the same command after every kill. Without findings its network, its optimizer's state "
-        "and its calibration are, bit for bit, those of a run that was left in peace. Writers of checkpoints: "
+        "and its calibration are, bit for bit, those of an uninterrupted run. Writers of checkpoints: "
         f"{counted_writers(cases)}. {libraries()}.",
         folder=options.results,
         facts={"cases": [{**case.settings, "kills": case.kills, "findings": case.findings} for case in cases]},

@@ -50,7 +50,7 @@ class EvaluationPlan:
     """Bytes that all ranks hand to MPI in calibration and test; with local examples only what is gathered."""
 
 
-def evaluation_room(run: Run, architecture: Architecture, ranks: int) -> Number:
+def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
     """Bytes that training has on every rank, in every phase of a run, and that are free while it evaluates."""
     memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
     return min(memory.gradients + memory.activations for memory in memories)

@@ -42,7 +42,7 @@ class Holdings:
     ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. ``members``: so many
     ranks take part in a round, by default all; they are drawn at random, so sizes over all ranks are expected ones.
     ``redeal``: what is dealt out stays with its holders until the next deal, in which that fraction of the units
-    changes places; None where all goes home to its owners between two rounds.
+    changes places; None where all is flushed to its owners between two rounds.
 
     Raises ConfigError for a deal that cannot be made.
     """
@@ -92,7 +92,7 @@ class Holdings:
         return sum(parameter.size(part.lengths) * parameter.itemsize for parameter in self.parameters.values())
 
     def owner_bytes(self, part: Part) -> Number:
-        """What each of these ranks gets from owners before a round, and what goes home after it: expected."""
+        """What each of these ranks gets from owners before a round, and what is flushed to them after it: expected."""
         return sum(
             parameter.size(part.lengths) * parameter.itemsize * self.origin(parameter, part).nobody
             for parameter in self.parameters.values()

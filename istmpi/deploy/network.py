@@ -75,6 +75,6 @@ def require_calibrated(checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint whose network cannot score a single example."""
     if not checkpoint.calibrated:
         raise DataError(
-            f"{checkpoint.path} was saved without calibration; a prediction would depend on its batch mates. "
-            f"Give --calibrate-on DATA, the data that it was trained on, or take a run's network.h5."
+            f"{checkpoint.path} was saved without calibration; a prediction would depend on the other examples of its "
+            f"batch. Give --calibrate-on DATA, the data that it was trained on, or take a run's network.h5."
         )

@@ -14,7 +14,7 @@ import torch
 from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.cost.evaluation import evaluation_plan, evaluation_room
+from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.data.dataset import Dataset, Split
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
@@ -48,10 +48,10 @@ class Evaluator:
         self._local = run.data.placement == "local"
         self._task = TASKS[dataset.task]
         self._dtype = getattr(torch, run.model.dtype)
-        room = evaluation_room(run, architecture, trained_on or communicator.size)
+        memory = evaluation_memory(run, architecture, trained_on or communicator.size)
         sampled = min(run.evaluate.calibration_examples, len(dataset.train))
         passes = [] if self._local else [sampled, *map(len, self._batches(len(dataset.test)))]
-        self.plan = evaluation_plan(architecture, communicator.size, room, passes, self._local)
+        self.plan = evaluation_plan(architecture, communicator.size, memory, passes, self._local)
         self.network = FullNetwork(architecture, store, communicator, self.plan.sharded, self._local)
 
     def score(self) -> Score:

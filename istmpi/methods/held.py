@@ -28,21 +28,21 @@ class Held:
     def hop(
         self,
         holders: Partition,
-        room: MutableMapping[str, torch.Tensor],
+        buffers: MutableMapping[str, torch.Tensor],
         store: ParameterStore,
         communicator: Communicator,
     ) -> dict[str, torch.Tensor]:
         """This rank's part of them in another deal, as far as anybody has it. Collective.
 
-        It lies in ``room``, which is enlarged where it must be, and not in the memory that the weights leave: that is
-        still read while they arrive.
+        It lies in ``buffers``, which are enlarged where they must be, and not in the memory that the weights leave:
+        that is still read while they arrive.
         """
         parameters = self._parameters(store)
         for name, parameter in parameters.items():
             shape = part_shape(holders, parameter, store.rank)
-            if name not in room or room[name].shape != shape:
-                room[name] = torch.empty(shape, dtype=self.tensors[name].dtype)
-        arriving = {name: room[name] for name in parameters}
+            if name not in buffers or buffers[name].shape != shape:
+                buffers[name] = torch.empty(shape, dtype=self.tensors[name].dtype)
+        arriving = {name: buffers[name] for name in parameters}
         Transfer(parameters, self.deal, holders, store.rank).run(self.tensors, arriving, communicator)
         return arriving
 

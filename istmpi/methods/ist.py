@@ -5,8 +5,8 @@ a weight is trained by the rank that was dealt both its ends. With nothing dealt
 outer step may follow, of what was trained.
 
 A weight that somebody trains in the next round, too, goes to that rank straight from the one that trained it, or stays
-where it is; only the others go home to their owners. The owners have all of them after `IST.publish`. An outer step is
-the owners' work: with one, all weights go home in every round.
+where it is; only the others are flushed to their owners. The owners have all of them after `IST.publish`. An outer step
+is the owners' work: with one, all weights are flushed to the owners in every round.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class IST(Method):
     def __init__(self, job: Job):
         super().__init__(job)
         self._held: Held | None = None
-        self._room: dict[str, torch.Tensor] = {}
+        self._receive_buffers: dict[str, torch.Tensor] = {}
         self._deals: dict[int, Partition] = {}
 
     @classmethod
@@ -62,7 +62,7 @@ class IST(Method):
         arriving: dict[str, torch.Tensor] = {}
         if held:
             with clock("hop"):
-                arriving = held.hop(holders, self._room, store, self.job.communicator)
+                arriving = held.hop(holders, self._receive_buffers, store, self.job.communicator)
                 self._held = Held(holders, dict(arriving))
         with clock("pull"):
             kept = {name: self.tensors[name] for name in moved}
@@ -102,7 +102,7 @@ class IST(Method):
             self._held.flush_to_owners(self.job.store, self.job.communicator)
 
     def _deal_after(self, round: int) -> Partition | None:
-        """The deal to which weights go straight after a round; None where they all go home."""
+        """The deal to which weights go straight after a round; None where they are all flushed to the owners."""
         dealt = self.spec.groups(self.job.run, self.job.architecture) and self.job.communicator.size > 1
         return self.deal(round + 1) if dealt and self.outer.idle else None
 

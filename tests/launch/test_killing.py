@@ -33,7 +33,7 @@ def model(path):
 
 @pytest.mark.timeout(1500)
 def test_kills_lose_an_interval_each_and_change_nothing(start, mpirun, tmp_path):
-    """One rank or all, at random moments; the run that went through them ends as one that was left in peace."""
+    """One rank or all, at random moments; the run that went through them ends as an uninterrupted one."""
     chance = random.Random(0)
     folder = tmp_path / "killed"
     allowed = 0

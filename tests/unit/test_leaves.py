@@ -7,7 +7,7 @@ from torch import nn
 
 from istmpi.config import Run
 from istmpi.cost import cost
-from istmpi.cost.evaluation import evaluation_plan, evaluation_room
+from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.engine.layout import Owners
 from istmpi.models import leaves
 from istmpi.models.examination import examine
@@ -202,7 +202,7 @@ def test_gathered_weights_have_the_place_of_gradients_and_activations(method, ba
     run = Run().override({"method.name": method, "train.batch": batch})
     bytes_of = {name: 4 * one.size(network.lengths) for name, one in network.parameters.items()}
     for ranks in (2, 3, 4, 7):
-        room = evaluation_room(run, network, ranks)
+        room = evaluation_memory(run, network, ranks)
         memories = [part.memory for part in cost(run, network, ranks).parts]
         plan = evaluation_plan(network, ranks, room, [100_000])
         gathered = sum(size for name, size in bytes_of.items() if name not in plan.sharded)
