@@ -345,8 +345,8 @@ def report(bench, folder: Path, failed: Mapping[str, str]) -> None:
     sections = [
         "Seconds of training to the highest accuracy that all methods reach, evaluations left out, and with them the "
         "flush of IST's weights to their owners, which takes as long as a hop of a full deal. They are the time of the "
-        "steps that it takes (curves: P ranks in one process, the same algorithm): by the clock of a whole run on the slow "
-        "network when it had taken so many, or, with a *, composed of them and the seconds of a step there. "
+        "steps that it takes (curves: P ranks in one process, the same algorithm): by the clock of a whole run on the "
+        "slow network when it had taken so many, or, with a *, composed of them and the seconds of a step there. "
         "`against`: how many times as long as IST the fastest local SGD or data parallel takes, ours or PyTorch's; "
         "with `a tenth` as IST that deals a tenth of the units anew in each round. It is the ratio of steps times that "
         "of a step's seconds, the median over turns within one job. Curves are means over seeds, each point averaged "

@@ -94,7 +94,7 @@ def test_a_method_that_fails_is_reported_and_its_exit_code_is_the_jobs(mpirun, t
     [
         (["--methods", "ist,local-sdg"], "--methods: 'local-sdg' is not known; did you mean local-sgd?"),
         (["--targets", "63"], "--targets 63: a target of the accuracy must be above 0 and at most 1"),
-        (["--max-minutes", "-1"], "train.max_minutes = -1.0 must be at least 0"),
+        (["--max-minutes", "-1"], "train.max_minutes = -1 must be at least 0"),
         (["--hidden", "1"], "ist: hidden1 has 1 units but the run has 2 ranks"),
         (["--finish", "local-sdg:10%"], "method.finish = 'local-sdg' is not known; did you mean local-sgd?"),
         (["--data", "nowhere.h5"], "nowhere.h5 does not exist"),
