@@ -1,5 +1,7 @@
 """A checkpoint's whole network in one process, without MPI."""
 
+from math import prod
+
 import numpy as np
 import torch
 
@@ -47,7 +49,12 @@ class CalibratedNetwork:
 
     @torch.no_grad()
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """The outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data."""
+        """The outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data; DataError for others."""
+        if x.ndim != 2 or x.shape[1] != prod(self._data.shape):
+            raise DataError(
+                f"examples of shape {x.shape} do not fit this network: it takes [examples, {prod(self._data.shape)}], "
+                f"one row of numbers for each."
+            )
         unknown = np.full(len(x), -1)
         examples = split_of(self._data.kind, self._data.shape, x, unknown, self._normalisation)
         batch = examples.reshaped(self._example_shape).batch(np.arange(len(x)))

@@ -77,7 +77,7 @@ def test_the_outputs_are_those_of_the_formula(checkpoints, istmpi_command, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_scores_the_same_whatever_its_batch_mates(checkpoints, name):
+def test_an_example_scores_the_same_whatever_the_other_examples_of_its_batch(checkpoints, name):
     _, x = inputs(checkpoints, name)
     x = x[:20]
     with open_checkpoint(checkpoints / f"{name}.h5") as checkpoint:
@@ -87,6 +87,14 @@ def test_an_example_scores_the_same_whatever_its_batch_mates(checkpoints, name):
     for row in range(len(x)):
         np.testing.assert_allclose(network(x[row : row + 1].copy())[0], together[row], rtol=0, atol=tolerance)
     np.testing.assert_allclose(network(x[::-1].copy())[::-1], together, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(3, 63), (64,), (3, 8, 8)])
+def test_examples_of_another_shape_are_refused(checkpoints, shape):
+    with open_checkpoint(checkpoints / "batch.h5") as checkpoint:
+        network = CalibratedNetwork(checkpoint)
+    with pytest.raises(DataError, match=r"do not fit this network: it takes \[examples, 64\]"):
+        network(np.zeros(shape, dtype=np.float32))
 
 
 def test_batches_do_not_matter(checkpoints, istmpi_command, monkeypatch):
