@@ -28,6 +28,7 @@ OPTIONS = {
     "--batch": ("train.batch", "N"),
     "--lr": ("optimizer.lr", "LR"),
     "--warm-up": ("optimizer.warm_up", "N"),
+    "--schedule": ("optimizer.schedule", "NAME"),
     "--optimizer": ("optimizer.name", "NAME"),
     "--seed": ("train.seed", "N"),
     "--evaluate-every": ("evaluate.every", "N"),

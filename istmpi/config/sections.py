@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
+from math import cos, pi
 from typing import Annotated, Any, Literal
 
 from istmpi.methods import METHODS
@@ -134,9 +135,33 @@ class Optimizer:
         int, Meta(ge=0, description="Local steps of a rank in which the learning rate rises linearly from 0 to lr.")
     ] = 0
 
-    def lr_at(self, step: int) -> float:
-        """The learning rate of a local step: they are numbered from 0 through all rounds."""
-        return self.lr * min((step + 1) / self.warm_up, 1.0) if self.warm_up else self.lr
+    schedule: Annotated[
+        Literal["constant", "cosine", "step"],
+        Meta(description="Of the learning rate behind the warm-up, over the local steps of the whole run."),
+    ] = "constant"
+    milestones: Annotated[
+        tuple[Annotated[float, Meta(gt=0, lt=1)], ...],
+        Meta(
+            description="Of step: the fractions of the run behind which the learning rate falls.",
+            extra={"must": "be fractions of the run, each between 0 and 1"},
+        ),
+    ] = (0.5, 0.75)
+    decay: Annotated[
+        float, Meta(gt=0, lt=1, description="Of step: by what the learning rate is multiplied at each milestone.")
+    ] = 0.1
+
+    def lr_at(self, step: int, steps: int) -> float:
+        """The learning rate of one of a run's local steps, which are numbered from 0 through all rounds.
+
+        As PyTorch's LinearLR, and behind it CosineAnnealingLR down to 0, or MultiStepLR.
+        """
+        if step < self.warm_up:
+            return self.lr * ((step + 1) / self.warm_up)
+        if self.schedule == "cosine":
+            return self.lr * (1 + cos(pi * (step - self.warm_up) / max(steps - self.warm_up, 1))) / 2
+        if self.schedule == "step":
+            return self.lr * self.decay ** sum(step >= round(at * steps) for at in self.milestones)
+        return self.lr
 
 
 @dataclass(frozen=True)

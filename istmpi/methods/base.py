@@ -203,7 +203,7 @@ class Method(ABC):
         """
         run, rank = self.job.run, self.job.communicator.rank
         network, optimizer = self.network, self.optimizer
-        dtype = getattr(torch, run.model.dtype)
+        dtype, steps = getattr(torch, run.model.dtype), self.first_step(run.train.rounds)
         losses = []
         with self.job.clock("compute"):
             for local_step in range(resume_from.local_steps, self.steps(round)):
@@ -218,7 +218,7 @@ class Method(ABC):
                 objective.backward()
                 self.before_update()
                 for group in optimizer.param_groups:
-                    group["lr"] = run.optimizer.lr_at(step)
+                    group["lr"] = run.optimizer.lr_at(step, steps)
                 optimizer.step()
                 losses.append(loss.detach())
                 self.examples += batch.examples

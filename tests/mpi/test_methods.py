@@ -50,6 +50,8 @@ CASES = {
     "DiLoCo": {"method__name": "diloco", **ADAM, "train__rounds": 6},
     "DiLoCo, adam carried": {"method__name": "diloco", **ADAM, "method__optimizer_state": "carry"},
     "warm-up": {"optimizer__warm_up": 7},
+    "cosine": {"optimizer__warm_up": 2, "optimizer__schedule": "cosine"},
+    "milestones": {"optimizer__schedule": "step", "optimizer__milestones": [0.3, 0.6], "optimizer__decay": 0.3},
     "a finish of local SGD": {"method__finish": "local-sgd:40%", "train__rounds": 5, "method__outer_momentum": 0.5},
     "a finish of local SGD, adam carried": {
         **ADAM,

@@ -6,6 +6,8 @@ batch normalisation follows is the mean over the units that there are, times as 
 istmpi it takes the deals, the batches and the initial values alone, each of which has tests of its own.
 """
 
+import math
+
 import torch
 from batches import plain
 
@@ -68,8 +70,7 @@ def train(run, network, ranks, groups):
                 loss = cross_entropy(forward(run.model, network, mine, held, x.double(), average), y)
                 gradients = torch.autograd.grad(loss, list(mine.values()))
                 losses.append(float(loss.detach()))
-                warm_up = run.optimizer.warm_up
-                lr = run.optimizer.lr * ((step + 1) / warm_up if step < warm_up else 1)
+                lr = rate(run.optimizer, step, run.train.rounds * run.method.local_steps)
                 for name, gradient in zip(mine, gradients):
                     update(run.optimizer, lr, mine[name].data, gradient, slots[name], step if carried else local_step)
             ends.append((mine, slots, held))
@@ -166,3 +167,16 @@ def update(optimizer, lr, weight, gradient, slots, step):
     weight *= 1 - lr * optimizer.weight_decay
     deviation = torch.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8
     weight -= lr * first / (1 - 0.9 ** (step + 1)) / deviation
+
+
+def rate(settings, step, steps):
+    """The learning rate of a local step of so many."""
+    if step < settings.warm_up:
+        return settings.lr * (step + 1) / settings.warm_up
+    if settings.schedule == "cosine":
+        share = (step - settings.warm_up) / (steps - settings.warm_up)
+        return settings.lr / 2 + settings.lr / 2 * math.cos(math.pi * share)
+    lr = settings.lr
+    for milestone in settings.milestones if settings.schedule == "step" else ():
+        lr = lr * settings.decay if step >= round(milestone * steps) else lr
+    return lr
