@@ -8,7 +8,8 @@ import pytest
 import torch
 from batches import examples_of
 from networks_oracle import ORACLES, train
-from small import assert_same_bits, own_run, trained, whole
+from own_runs import CONVOLUTIONAL, FILE, RESNET, own_trained
+from small import own_run, trained, whole
 from torch import nn
 from torch.nn import functional
 
@@ -22,30 +23,10 @@ from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.evaluator import calibration_rows
-from istmpi.models import examination
 from istmpi.models.resnet import ResNet
 from istmpi.training.loop import Training
 
-FILE = networks.__file__
-CONVOLUTIONAL = {
-    "model__name": f"{FILE}:Convolutional",
-    "model__channels": [7, 5],
-    "model__hidden": 6,
-    "train__rounds": 2,
-}
-SHAKEN = {
-    "model__name": f"{FILE}:Shaken",
-    "optimizer__name": "adam",
-    "optimizer__lr": 0.01,
-    "method__optimizer_state": "carry",
-    "train__rounds": 4,
-}
 METHODS = ["ist", "local-sgd", "data-parallel", "diloco", "fedavg", "dynamic-averaging", "codistillation"]
-
-
-def own_trained(comm, **settings):
-    training = Training(own_run(**settings), comm)
-    return training, list(training.rounds())
 
 
 def plain(training, weights, moments):
@@ -68,11 +49,6 @@ ATTENTION = {
     **{f"model__{name}": value for name, value in {"heads": 7, "head_dim": 2, "embed": 6, "depth": 1}.items()},
     "model__hidden": 9,
     "method__partition": ["heads", "hidden"],
-    "train__rounds": 2,
-}
-RESNET = {
-    "model__name": "resnet",
-    **{f"model__{name}": value for name, value in {"blocks": [1, 2], "channels": [4, 6], "inner": [5, 7]}.items()},
     "train__rounds": 2,
 }
 
@@ -260,167 +236,6 @@ def test_with_local_data_the_examples_of_all_ranks_are_scored_and_calibrated_on(
     assert progress[-1].score.loss == pytest.approx(loss, rel=1e-9)
     assert progress[-1].score.examples == len(labels)
     comm.barrier()
-
-
-# ---- going on
-
-
-def test_two_halves_are_the_whole_and_another_number_of_ranks_goes_on(comm, shared_tmp):
-    expected, _ = own_trained(comm, **SHAKEN)
-    half, progress = own_trained(comm, **SHAKEN | {"train__rounds": 2})
-    path = shared_tmp / "half.h5"
-    commit(path, *half.state(), "direct", comm)
-    again = Training(expected.run, comm)
-    again.resume(path)
-    list(again.rounds())
-    assert_same_bits(whole(again), whole(expected))
-
-    alone = Training(expected.run, Communicator(comm.mpi.Split(comm.rank)))
-    alone.resume(path)
-    assert alone.evaluate().loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
-    assert np.isfinite(next(iter(alone.rounds())).loss)
-    comm.barrier()
-
-
-def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
-    path, file = shared_tmp / "network.h5", shared_tmp / "net.py"
-    source = "from networks import Steps\n\n\nclass Net(Steps):\n    pass\n"
-    write(comm, file, source)
-    settings = {"model__name": f"{file}:Net", "train__rounds": 1}
-    training, _ = own_trained(comm, **settings)
-    commit(path, *training.state(calibrated=True), "direct", comm)
-    assert evaluate(path, comm, model=f"{file}:Net").note == ""
-
-    write(comm, file, source + "# a remark\n")
-    again = Training(own_run(**settings), comm)
-    assert again.resume(path) == [f"the source of {file}:Net, whose parameters are as they were"]
-    assert "has changed since it was trained" in evaluate(path, comm, model=f"{file}:Net").note
-
-    moved = shared_tmp / "elsewhere" / "renamed.py"
-    write(comm, moved, source)
-    again = Training(own_run(**settings | {"model__name": f"{moved}:Net"}), comm)
-    assert again.resume(path) == [f"model.name = {file}:Net there, {moved}:Net here"]
-    assert_same_bits(whole(again), whole(training))
-    assert evaluate(path, comm, model=f"{moved}:Net").note == ""
-    for text, kind in ((source + "# a remark\n", "Net"), (source.replace("class Net", "class Other"), "Other")):
-        write(comm, moved, text)
-        other = Training(own_run(**settings | {"model__name": f"{moved}:{kind}"}), comm)
-        with pytest.raises(ConfigError, match="is of another run: model.name = .* there, .* here"):
-            other.resume(path)
-
-    write(
-        comm,
-        file,
-        source.replace(
-            "    pass",
-            "    def __init__(self, features, outputs, hidden=10):\n"
-            "        super().__init__(features, outputs, hidden)",
-        ),
-    )
-    with pytest.raises(ConfigError, match="settings, hidden: 8 or 10"):
-        Training(own_run(**settings), comm).resume(path)
-    comm.barrier()
-
-
-def test_the_proof_is_remembered(comm, shared_tmp, monkeypatch):
-    """Where nothing has changed nobody looks again, and all is as before; what does not fit is looked at again."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_tmp / "cache"))
-    looked, look = [], examination.examine
-    monkeypatch.setattr(examination, "examine", lambda own: looked.append(own.name) or look(own))
-    run = own_run(**SHAKEN | {"train__rounds": 1})
-
-    def train(since):
-        """A run's table and weights; rank 0 has looked so often since the last."""
-        looked.clear()
-        training = Training(run, comm)
-        list(training.rounds())
-        assert len(looked) == (since if comm.rank == 0 else 0)
-        return training.architecture.table.tree(), whole(training)
-
-    table, weights = train(since=1)
-    for damage in (None, lambda kept: kept[:100], lambda kept: kept.replace("hidden 64", "hidden 63"), None):
-        if damage and comm.rank == 0:
-            (file,) = (shared_tmp / "cache").rglob("*.json")
-            changed = damage(file.read_text())
-            assert changed != file.read_text()
-            file.write_text(changed)
-        comm.barrier()
-        again, same = train(since=1 if damage else 0)
-        assert again == table
-        assert_same_bits(same, weights)
-    comm.barrier()
-
-
-def write(comm, file, text):
-    comm.barrier()
-    if comm.rank == 0:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
-    comm.barrier()
-
-
-# ---- bad input
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"model__name": f"{FILE}:OtherOutputs"}, "its forward returns"),
-        ({"model__name": f"{FILE}:Failing", "model__hidden": 8}, "its forward fails on examples of shape 2 x 64"),
-        ({"model__name": f"{FILE}:Steps", "model__hiden": 8}, "unknown setting model.hiden; did you mean model.hidden"),
-        ({"model__name": f"{FILE}:Stepz"}, "has no class Stepz; did you mean Steps"),
-        ({"model__name": f"{FILE}:Attention"}, "examples of shape 2 x 1 x 8 x 8"),
-        (
-            {"model__name": f"{FILE}:Plain", "train__batch": 1},
-            "train.batch = 1 with the batch normalisation hidden1.norm",
-        ),
-        ({"model__name": f"{FILE}:Odd", "model__what": "by hand"}, "multiplied outside of nn.Linear"),
-        ({"model__name": f"{FILE}:Fixed"}, "no width that can be dealt out .its constructor has no integers."),
-        ({"model__name": "nowhere.py:Net"}, "there is no file nowhere.py"),
-        ({"model__name": f"{FILE}:Steps", "model__hidden": 2}, "hidden has 2 units but the run has"),
-        ({"model__name": f"{FILE}:Faulty", "model__what": "logarithm"}, "forward makes nan of the first training exam"),
-        (
-            {"model__name": f"{FILE}:PooledToo", "method__partition": ["hidden"]},
-            "hidden cannot be dealt out: permuting",
-        ),
-    ],
-)
-def test_what_cannot_be_trained_is_one_line_on_every_rank(comm, settings, message):
-    if "2 units" in message and comm.size < 3:
-        return
-    with pytest.raises(ConfigError, match=message) as refused:
-        Training(own_run(**settings), comm)
-    assert "\n" not in str(refused.value) and refused.value.everywhere
-
-
-@pytest.mark.ranks(min=2)
-def test_another_file_of_that_name_on_a_rank_is_refused(comm, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # each rank's own
-    remark = f"# on rank {comm.rank}\n" * (comm.rank == 1)
-    (tmp_path / "net.py").write_text(f"from networks import Steps\n\n\nclass Net(Steps):\n    pass\n{remark}")
-    with pytest.raises(ConfigError, match="its file is another one here than on rank 0") as refused:
-        Training(own_run(model__name="net.py:Net"), comm)
-    assert refused.value.everywhere
-
-
-def test_defaults_may_be_anything(comm, shared_tmp):
-    settings = {"model__name": f"{FILE}:Choosing", "train__rounds": 1}
-    training, _ = own_trained(comm, **settings)
-    commit(shared_tmp / "network.h5", *training.state(), "direct", comm)
-    assert Training(training.run, comm).resume(shared_tmp / "network.h5") == []
-    assert training.architecture.table.settings["activation"] == "ReLU"
-    comm.barrier()
-
-
-def test_without_a_deal_anything_trains(comm):
-    training, progress = own_trained(comm, model__name=f"{FILE}:Fixed", method__name="local-sgd", train__rounds=1)
-    assert np.isfinite(progress[-1].loss) and training.architecture.groups == ()
-
-
-@pytest.mark.ranks(only=[2])
-def test_a_width_that_cannot_be_as_narrow_is_refused_before_training(comm):
-    with pytest.raises(ConfigError, match="9 is odd"):
-        Training(own_run(model__name=f"{FILE}:Steps", model__hidden=18), comm)
 
 
 def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp):
