@@ -73,10 +73,10 @@ class FolderLock:
 
     def _await_end(self, note: Callable[[str], None]) -> None:
         """Come back once the file is gone, or is known to be left over and removed; ConfigError when it is in use."""
-        said, touched, resume_from = _read(self.path), _touched(self.path), time.monotonic()
+        said, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
         holder, told = _parsed(said), False
         while not _continued_by_this_job(holder):
-            alive, waited = _alive(holder), time.monotonic() - resume_from
+            alive, waited = _alive(holder), time.monotonic() - begun
             if touched is None or _read(self.path) != said:
                 return
             if alive is False:

@@ -210,7 +210,7 @@ def wait_until(happens: Callable[[], bool], job: Job, seconds: float = SECONDS_T
 
 def kill_once(case: Case, chance: random.Random, moment: str, start_takes: float) -> float:
     """Start the run, kill ranks at the moment, see how the job ends; returns how long it took to begin to train."""
-    out, resume_from = case.folder / "run", time.monotonic()
+    out, begun = case.folder / "run", time.monotonic()
     had, checkpoint = rounds_of(out), newest(out)
     job = Job(case, out, case.rounds if moment == "ending" else 10**6)
     try:
@@ -225,7 +225,7 @@ def kill_once(case: Case, chance: random.Random, moment: str, start_takes: float
             time.sleep(chance.random() * (start_takes if been_there else 1))
         else:
             wait_until(lambda: rounds_of(out) and (out / "metrics.jsonl").stat().st_mtime_ns != stamp, job)
-            start_takes = time.monotonic() - resume_from
+            start_takes = time.monotonic() - begun
             # Two more checkpoints are begun, so that one of them is complete.
             wanted = rounds_of(out) + 2 * every + 1 + chance.randrange(3)
             wait_until(lambda: rounds_of(out) >= wanted, job)
@@ -324,12 +324,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first run: others of the same seed")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER", help="for the table")
     options = parser.parse_args(arguments)
-    resume_from = time.monotonic()
+    begun = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix="istmpi-kill-"))
 
     def run(done: int) -> Case | None:
         """One run, ``done`` kills having been given to others; None when it is too late to begin."""
-        if time.monotonic() - resume_from > 60 * options.minutes:
+        if time.monotonic() - begun > 60 * options.minutes:
             return None
         number = options.first + done // options.kills_of_a_run
         chance = random.Random(f"{options.seed} {number}")

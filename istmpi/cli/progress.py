@@ -132,7 +132,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
         super().__init__()
         self._introduced = False
 
-    def resume_from(self, turn: Turn, number: int, count: int) -> None:
+    def begun(self, turn: Turn, number: int, count: int) -> None:
         self._heading = f"{number}/{count} {turn.method}, seed {turn.run.train.seed}"
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:

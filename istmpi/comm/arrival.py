@@ -37,7 +37,7 @@ def expected() -> Iterator[None]:
 
 def _watch(here: threading.Event) -> None:
     rank, ranks = launched()
-    resume_from = complete = time.monotonic()
+    begun = complete = time.monotonic()
     teller = None  # of those that wait here, one; some launchers let the others go on when it ends
     while not here.wait(_LOOK_EVERY):
         now = time.monotonic()
@@ -48,7 +48,7 @@ def _watch(here: threading.Event) -> None:
             teller = min(present, default=rank)
         if teller is not None and now - complete > GONE_AFTER:
             what = f"{wanted} ranks were started on {socket.gethostname()}, and {wanted - len(present)} left again"
-        elif now - resume_from > LONGEST_WAIT:
+        elif now - begun > LONGEST_WAIT:
             what, teller = f"{ranks} ranks were started, and not all of them came within {LONGEST_WAIT:g} s", rank
         else:
             continue

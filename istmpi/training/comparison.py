@@ -58,7 +58,7 @@ class Turn:
 class ComparisonWatch(Watch):
     """Looks on from rank 0; what it inherits is told of the run whose turn it is."""
 
-    def resume_from(self, turn: Turn, number: int, count: int) -> None:
+    def begun(self, turn: Turn, number: int, count: int) -> None:
         """A run begins, as number so many (from 1)."""
 
     def skipped(self, turn: Turn) -> None:
@@ -139,7 +139,7 @@ class Comparison:
             if self._communicator.broadcast_from_root(turn.finished):
                 watch.skipped(turn)
                 continue
-            watch.resume_from(turn, number, len(self.turns))
+            watch.begun(turn, number, len(self.turns))
             gc.collect()
             try:
                 run_training(turn.run, self._communicator, watch, resume="auto", stop=self._stop)

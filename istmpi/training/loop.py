@@ -253,10 +253,10 @@ class Training:
         moments = self.evaluator.network.moments if self._calibrated == position else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank
         pieces = [*model_pieces(self.store), *deployment_pieces(moments, norms, self.dataset, rank)]
-        resume_from = self._interrupted if self.local_step else InterruptedRound(tensors=self.method.own())
-        if self.local_step or resume_from.tensors:
+        interrupted = self._interrupted if self.local_step else InterruptedRound(tensors=self.method.own())
+        if self.local_step or interrupted.tensors:
             steps = self.communicator.allreduce_max(self.method.steps(self.rounds_done))
-            pieces += partial_pieces(resume_from, self.store, steps)
+            pieces += partial_pieces(interrupted, self.store, steps)
         if self.run.data.placement == "local":
             pieces.append(own_data_piece(contents(self.dataset.train), self.store))
         return self._header(), pieces

@@ -268,10 +268,10 @@ def test_other_features_under_the_same_labels_are_refused(comm, shared_tmp, own)
 
 def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):
     """Training takes longer than a billionth of a minute, and the round that was stopped in its middle has begun."""
-    resume_from = Training(small_run(), comm)
-    stop_at(resume_from, 1, 1)
-    assert len(list(resume_from.rounds())) == 1 and resume_from.local_step
-    path = save(resume_from, shared_tmp / "resume_from.h5")
+    begun = Training(small_run(), comm)
+    stop_at(begun, 1, 1)
+    assert len(list(begun.rounds())) == 1 and begun.local_step
+    path = save(begun, shared_tmp / "begun.h5")
     training, progress = resumed(comm, path, train__max_minutes=1e-9)
     assert [one.round for one in progress] == [2] and progress[0].score and training.done
     path = save(training, shared_tmp / "done.h5")

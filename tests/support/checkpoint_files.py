@@ -25,7 +25,7 @@ NETWORKS = {
 }
 """Settings as `small.small_run` takes them."""
 SCALES = {"dealt": {"hidden1": 0.25, "hidden2": 0.125}}
-"""What the full network multiplies a group's contributions by, as if the run had resume_from on several ranks."""
+"""What the full network multiplies a group's contributions by, as if the run had begun on several ranks."""
 _HERE = Path(__file__).parent
 OWN = {
     "convolutional": {"model.name": f"{_HERE}/networks.py:Convolutional", "model.channels": [6, 4], "model.hidden": 9},

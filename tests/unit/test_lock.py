@@ -52,9 +52,9 @@ def test_two_cannot_hold_a_folder_and_the_second_is_told_who_does(tmp_path):
 def test_what_a_killed_process_leaves_is_taken_at_once(tmp_path):
     assert in_another_process(tmp_path) == "held"
     assert (tmp_path / lock.FILE).exists()
-    resume_from = time.monotonic()
+    begun = time.monotonic()
     FolderLock(tmp_path).release()
-    assert time.monotonic() - resume_from < lock.SECONDS_UNTIL_LEFT
+    assert time.monotonic() - begun < lock.SECONDS_UNTIL_LEFT
 
 
 def test_another_process_of_the_same_number_is_not_the_holder(tmp_path):
@@ -65,10 +65,10 @@ def test_another_process_of_the_same_number_is_not_the_holder(tmp_path):
 @pytest.mark.parametrize("elsewhere", [{"host": "elsewhere"}, {"system": "before the host was started anew"}])
 def test_another_hosts_lock_is_left_over_once_nobody_touches_it(tmp_path, elsewhere):
     held_by(tmp_path, **elsewhere, process=7)
-    resume_from, said = time.monotonic(), []
+    begun, said = time.monotonic(), []
     FolderLock(tmp_path, said.append).release()
     assert len(said) == 1 and "process 7 on host" in said[0]
-    assert time.monotonic() - resume_from > lock.SECONDS_UNTIL_LEFT / 2
+    assert time.monotonic() - begun > lock.SECONDS_UNTIL_LEFT / 2
     held_by(tmp_path, **elsewhere)
     os.utime(tmp_path / lock.FILE, (1e9, 1e9))
     FolderLock(tmp_path).release()

@@ -71,7 +71,7 @@ def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None
     if inside["optimizer"]:
         tables.append(report.tensors("optimizer state", inside["optimizer"]))
     if inside["partial"]:
-        tables.append(report.tensors("resume_from round", inside["partial"]))
+        tables.append(report.tensors("begun round", inside["partial"]))
     if inside["norms"] or inside["input"]:
         tables.append(report.norms(inside))
     if dealt:
