@@ -5,12 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from types import MappingProxyType
 
 import numpy as np
 
 from istmpi import rng
 from istmpi.engine.axes import Axis, Positions
 from istmpi.errors import ConfigError
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> list[int]:
@@ -42,12 +45,29 @@ def drawn_count(ranks: int, fraction: float) -> int:
     return max(int(fraction * ranks), 1)
 
 
-def check(lengths: Mapping[str, int], groups: Sequence[str], ranks: int, shares: Sequence[float] | None = None) -> None:
-    """Refuse a deal that cannot be made, by name, before anything is trained."""
+def overlaps(length: int, ranks: int, least: int) -> bool:
+    """Whether ranks that hold at least so many of a group's units, and all of them together, have some in common."""
+    return ranks > 1 and min(least, length) > length // ranks
+
+
+def check(
+    lengths: Mapping[str, int],
+    groups: Sequence[str],
+    ranks: int,
+    shares: Sequence[float] | None = None,
+    least: Mapping[str, int] = NOTHING,
+) -> None:
+    """Refuse a deal that cannot be made, by name, before anything is trained; arguments as those of `Partition.draw`."""
     for name in groups:
         if name not in lengths:
             raise ConfigError(f"partition names {name}, which is no axis of this model; axes: {', '.join(lengths)}.")
-        if lengths[name] < ranks:
+        if overlaps(lengths[name], ranks, least.get(name, 0)):
+            if shares is not None:
+                raise ConfigError(
+                    f"shares {list(shares)} do not go with {least[name]} units of {name} at least on every rank, of "
+                    f"which ranks have some in common. Leave one of the two out."
+                )
+        elif lengths[name] < ranks:
             raise ConfigError(
                 f"{name} has {lengths[name]} units but the run has {ranks} ranks; "
                 f"every rank needs at least one. Use fewer ranks or widen {name}."
@@ -63,14 +83,14 @@ def check(lengths: Mapping[str, int], groups: Sequence[str], ranks: int, shares:
 class Partition:
     """One round's deal, and the layout in which every rank holds its subnet.
 
-    ``units[name][rank]`` are the sorted units of a dealt group that the rank holds, and ``holders`` ranks hold each
-    unit. With no groups every rank holds everything: the same engine is then local SGD.
+    ``units[name][rank]`` are the sorted units of a dealt group that the rank holds: of the ``overlapping`` groups
+    several ranks may hold one. With no groups every rank holds everything: the same engine is then local SGD.
     """
 
     lengths: Mapping[str, int]
     units: Mapping[str, tuple[np.ndarray, ...]]
     ranks: int
-    holders: int = 1
+    overlapping: frozenset[str] = frozenset()
 
     @staticmethod
     def draw(
@@ -81,30 +101,34 @@ class Partition:
         round: int,
         shares: Sequence[float] | None = None,
         redeal: float = 1.0,
-        holders: int = 1,
+        least: Mapping[str, int] = NOTHING,
     ) -> "Partition":
         """Deal every group at random without replacement: the same on every rank, a pure function of its arguments.
 
-        With ``holders`` above 1 a rank also holds the blocks that the next ``holders - 1`` ranks were dealt: it has a
-        network that is so many times as wide, and a weight between two groups has up to as many holders.
+        Of a group that has ``least`` a rank holds so many units, or all that there are, where its P-th would be fewer:
+        in the random order, going on from the first behind the last, it takes those from its place on. Then ranks may
+        hold a unit together, and a weight between such groups.
 
         Each group has its own generator, keyed by (seed, group, round): a further layer reshuffles no other. With
         ``redeal`` below 1 only that fraction of a group's units change places each round (among themselves), and
         the deal of a round follows from all earlier ones: its cost grows with the round, ``redeal`` units a round.
 
-        Raises ConfigError when a group has fewer units than there are ranks, or a unit more holders.
+        Raises ConfigError when a group has fewer units than there are ranks, and none may be held together.
         """
-        check(lengths, groups, ranks, shares)
-        if not 1 <= holders <= ranks:
-            raise ConfigError(f"a unit cannot have {holders} holders in a run of {ranks} ranks.")
+        check(lengths, groups, ranks, shares, least)
         units = {}
         for name in groups:
-            order = _order(lengths[name], name, seed, round, redeal)
-            ends = list(accumulate(blocks(lengths[name], ranks, shares)))
-            dealt = np.split(order, ends[:-1])
-            dealt += dealt[: holders - 1]  # the last ranks' next ones are the first
-            units[name] = tuple(np.sort(np.concatenate(dealt[rank : rank + holders])) for rank in range(ranks))
-        return Partition(dict(lengths), units, ranks, holders)
+            length, count = lengths[name], least.get(name, 0)
+            order = _order(length, name, seed, round, redeal)
+            if overlaps(length, ranks, count):
+                circle = np.concatenate([order, order])
+                firsts = [length * rank // ranks for rank in range(ranks)]
+                dealt = [circle[first : first + min(count, length)] for first in firsts]
+            else:
+                dealt = np.split(order, list(accumulate(blocks(length, ranks, shares)))[:-1])
+            units[name] = tuple(map(np.sort, dealt))
+        overlapping = frozenset(name for name in groups if overlaps(lengths[name], ranks, least.get(name, 0)))
+        return Partition(dict(lengths), units, ranks, overlapping)
 
     def held(self, rank: int) -> dict[str, Positions]:
         """The units of each dealt group that a rank holds, sorted."""
@@ -120,18 +144,24 @@ class Partition:
 
     def copies(self, names: frozenset[str]) -> int:
         """The layout's contract: at most so many ranks hold an element of a tensor with these axis names."""
-        return self.ranks if names.isdisjoint(self.units) else self.holders
+        dealt = names & self.units.keys()
+        return 1 if dealt - self.overlapping else min(map(self._holders, dealt), default=self.ranks)
 
     def alike(self, names: frozenset[str]) -> bool:
         """The layout's contract: no rank has only some of the elements that another has."""
-        return self.holders == 1 or names.isdisjoint(self.units)
+        dealt = names & self.units.keys()
+        return not dealt or bool(dealt - self.overlapping)
+
+    def _holders(self, name: str) -> int:
+        """The most ranks that hold a unit of a group."""
+        return int(np.bincount(np.concatenate(self.units[name])).max())
 
     def holder(self, axis: Axis) -> np.ndarray | None:
         """The one rank that was dealt all units that each position along an axis is of: ``[length]`` int64.
 
-        -1 where there is no such rank; None for an axis that is not dealt out. Of a deal with one holder a unit.
+        -1 where there is no such rank; None for an axis that is not dealt out. Of a deal in which nothing overlaps.
         """
-        assert self.holders == 1
+        assert not self.overlapping
         ranks = axis.spread(self.lengths, self._ranks)
         if not ranks:
             return None

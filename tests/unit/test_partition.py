@@ -208,18 +208,36 @@ def test_a_parameter_with_k_dealt_axes_is_held_p_to_the_1_minus_k_times(ranks, t
     assert deal.copies(pattern.names) == (1 if pattern.dealt(deal.units) else ranks)
 
 
-@pytest.mark.parametrize("ranks, holders", [(4, 2), (5, 3), (3, 3)])
-def test_every_unit_has_so_many_holders_and_the_first_of_them_are_those_of_the_plain_deal(ranks, holders):
-    deal, plain = (Partition.draw(LENGTHS, GROUPS, ranks, 3, 7, holders=count) for count in (holders, 1))
-    for name in GROUPS:
-        counts = np.bincount(np.concatenate(deal.units[name]), minlength=LENGTHS[name])
-        assert (counts == holders).all()
-        for rank in range(ranks):
-            theirs = [plain.units[name][(rank + further) % ranks] for further in range(holders)]
-            np.testing.assert_array_equal(deal.units[name][rank], np.sort(np.concatenate(theirs)))
+@given(ranks=st.integers(1, 7), length=st.integers(1, 12), least=st.integers(0, 14), round=st.integers(0, 3))
+def test_every_rank_holds_so_many_units_at_least_and_all_hold_all(ranks, length, least, round):
+    if length < ranks and not least:
+        with pytest.raises(ConfigError, match="every rank needs at least one"):
+            Partition.draw({"blocks": length}, ["blocks"], ranks, 3, round)
+        return
+    deal = Partition.draw({"blocks": length}, ["blocks"], ranks, 3, round, least={"blocks": least})
+    parts = deal.units["blocks"]
+    counts = np.bincount(np.concatenate(parts), minlength=length)
+    assert counts.min() >= 1, "every unit is held by some rank"
+    assert all(len(part) >= min(least, length) and len({*part}) == len(part) for part in parts)
+    assert counts.max() == deal.copies(frozenset(["blocks"]))
+    if min(least, length) <= length // ranks:
+        plain = Partition.draw({"blocks": length}, ["blocks"], ranks, 3, round)
+        assert all(np.array_equal(one, other) for one, other in zip(parts, plain.units["blocks"]))
+        assert not deal.overlapping and deal.alike(frozenset(["blocks"])) and deal.copies(frozenset(["blocks"])) == 1
+    elif ranks > 1:
+        assert {len(part) for part in parts} == {min(least, length)}
+        assert counts.max() - counts.min() <= 1, "none has many more holders than another"
+        assert deal.overlapping == {"blocks"} and not deal.alike(frozenset(["blocks"]))
 
 
-@pytest.mark.parametrize("holders", [0, 5])
-def test_a_unit_has_no_more_holders_than_there_are_ranks(holders):
-    with pytest.raises(ConfigError, match=f"a unit cannot have {holders} holders in a run of 4 ranks"):
-        Partition.draw(LENGTHS, GROUPS, 4, 0, 0, holders=holders)
+def test_units_that_overlap_are_others_in_every_round():
+    deals = [Partition.draw({"blocks": 5}, ["blocks"], 4, 3, round, least={"blocks": 2}) for round in range(40)]
+    pairs = {tuple(deal.units["blocks"][rank].tolist()) for deal in deals for rank in range(4)}
+    assert len(pairs) == 10, "all pairs of five blocks"
+    together = [len({*deal.units["blocks"][0]} & {*deal.units["blocks"][1]}) for deal in deals]
+    assert {0, 1} >= {*together}
+
+
+def test_shares_do_not_go_with_units_that_overlap():
+    with pytest.raises(ConfigError, match=r"shares \[1.0, 2.0\] do not go with 4 units of hidden1 at least"):
+        Partition.draw({"hidden1": 5}, ["hidden1"], 2, 0, 0, [1.0, 2.0], least={"hidden1": 4})

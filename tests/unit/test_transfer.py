@@ -47,8 +47,8 @@ def layout(kind: str, ranks: int, lengths=LENGTHS) -> Layout:
     what, _, round = kind.partition(" ")
     groups = {"some": GROUPS[:2], "none": ()}.get(what, GROUPS)
     shares = [3.0, 1.0, 1.0, 2.0, 1.0][:ranks] if what == "shares" else None
-    holders = min(2, ranks) if what == "overlap" else 1
-    return Partition.draw(lengths, groups, ranks, 1, int(round or 0), shares, holders=holders)
+    least = {name: -(-2 * lengths[name] // ranks) for name in groups} if what == "overlap" else {}
+    return Partition.draw(lengths, groups, ranks, 1, int(round or 0), shares, least=least)
 
 
 KINDS = ("owners", "all 0", "all 1", "some", "none", "shares")
