@@ -51,12 +51,17 @@ def to_empty(network: nn.Module, device: torch.device | str) -> nn.Module:
 
     ``Module.to_empty`` gives memory, too, but imports the whole of torch's decompositions: seconds on a busy machine.
     """
-    empty = {
-        name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-        for name, tensor in network.state_dict().items()
-        if tensor.is_meta
-    }
-    network.load_state_dict(empty, assign=True, strict=False)
+    made: dict[int, nn.Parameter] = {}
+    for module in network.modules():
+        for key, parameter in list(module._parameters.items()):
+            if parameter is not None and parameter.is_meta:
+                if id(parameter) not in made:
+                    values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                    made[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
+                setattr(module, key, made[id(parameter)])  # a recurrent layer has them in a list as well
+        for key, buffer in list(module._buffers.items()):
+            if buffer is not None and buffer.is_meta:
+                module._buffers[key] = torch.empty_like(buffer, device=device)
     return network.to(device)
 
 

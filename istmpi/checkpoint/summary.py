@@ -11,12 +11,10 @@ import numpy as np
 from istmpi.checkpoint.folder import FOLDER
 from istmpi.checkpoint.format import FORMAT, Header
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
-from istmpi.cost import cost
-from istmpi.engine.partition import Partition
 from istmpi.engine.slots import Slot
 from istmpi.errors import DataError
 from istmpi.hdf5 import Read, unheard
-from istmpi.methods import METHODS
+from istmpi.methods import METHODS, spec_of
 
 FIRST_UNITS = 6
 """How many of a rank's units are named."""
@@ -129,9 +127,7 @@ def deal(checkpoint: Checkpoint, ranks: int, round: int | None) -> dict[str, Any
     """
     run, network = checkpoint.header.run, checkpoint.architecture
     round = checkpoint.header.round if round is None else round
-    groups = cost(run, network, ranks).groups
-    settings = run.train.seed, round, run.method.shares, run.method.redeal
-    partition = Partition.draw(network.lengths, groups, ranks, *settings)
+    partition = spec_of(run.method.name).deal(run, network, ranks, round)
     units = {name: [_units(part) for part in parts] for name, parts in partition.units.items()}
     return {"ranks": ranks, "round": round, "units": units}
 

@@ -157,8 +157,9 @@ def cost(
     run = replace(run, method=replace(run.method, name=name))
     groups = spec.groups(run, architecture)
     members = spec.members(run, ranks)
-    dealing = architecture.parameters, architecture.lengths, groups, ranks, run.method.shares, members
-    stays = _stays(spec, run, groups, ranks)
+    settings = run.method.shares, spec.least(run, architecture), members
+    dealing = architecture.parameters, architecture.lengths, groups, ranks, *settings
+    stays = spec.stays_with_holders(run, architecture, ranks)
     held = Holdings(*dealing, run.method.redeal if stays else None)
     made = optimizer_spec(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
@@ -204,11 +205,6 @@ def phase_costs(
         if rounds:
             costs.append((cost(run, architecture, ranks, name, examples=examples), rounds))
     return costs
-
-
-def _stays(spec: MethodSpec, run: Run, groups: tuple[str, ...], ranks: int) -> bool:
-    """Whether anything is dealt out, to several ranks, that stays with its holders between two rounds."""
-    return bool(groups) and ranks > 1 and spec.stays_with_holders(run)
 
 
 def _part_cost(
@@ -270,16 +266,14 @@ def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) ->
     """
     spec, settings = spec_of(run.method.name), run.method
     owners = Owners(architecture.lengths, ranks)
-    groups = spec.groups(run, architecture)
 
     def deal(number: int) -> Partition:
-        seed, redealt = run.train.seed, settings.redeal
-        return Partition.draw(architecture.lengths, groups, ranks, seed, number, settings.shares, redealt)
+        return spec.deal(run, architecture, ranks, number)
 
     if spec.members(run, ranks) < ranks:
         drawn = draw_ranks(ranks, settings.fraction, run.train.seed, round)
         layouts = Layouts(owners, Replicated(architecture.lengths, ranks, drawn))
-    elif _stays(spec, run, groups, ranks):
+    elif spec.stays_with_holders(run, architecture, ranks):
         layouts = Layouts(owners, deal(round), deal(round - 1) if round else None, deal(round + 1))
     else:
         layouts = Layouts(owners, deal(round))

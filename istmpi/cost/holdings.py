@@ -10,8 +10,8 @@ from fractions import Fraction
 from functools import cached_property
 from math import ceil, prod
 
-from istmpi.engine.axes import Parameter
-from istmpi.engine.partition import blocks, check
+from istmpi.engine.axes import Parameter, with_odds
+from istmpi.engine.partition import NOTHING, blocks, check, overlaps
 
 Number = int | Fraction
 
@@ -39,7 +39,8 @@ class Origin:
 class Holdings:
     """How much of the parameters each rank is dealt, and how much of that it owns already.
 
-    ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. ``members``: so many
+    ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. ``least``: so many units
+    of a group each rank has, some together with others (`istmpi.engine.partition`). ``members``: so many
     ranks take part in a round, by default all; they are drawn at random, so sizes over all ranks are expected ones.
     ``redeal``: what is dealt out stays with its holders until the next deal, in which that fraction of the units
     changes places; None where all is flushed to its owners between two rounds.
@@ -54,38 +55,42 @@ class Holdings:
         groups: Sequence[str],
         ranks: int,
         shares: Sequence[float] | None = None,
+        least: Mapping[str, int] = NOTHING,
         members: int | None = None,
         redeal: float | None = None,
     ):
-        check(lengths, groups, ranks, shares)
+        check(lengths, groups, ranks, shares, least)
+        self.overlapping = {
+            name: n for name, n in least.items() if name in groups and overlaps(lengths[name], ranks, n)
+        }
         self.members = ranks if members is None else members
         self.taking_part = Fraction(self.members, ranks)
         self.redeal = redeal
         self._origins: dict[tuple[tuple[str, ...], int], Origin] = {}
         self.parameters, self.lengths, self.groups, self.ranks = parameters, lengths, tuple(groups), ranks
-        self.parts = [Part(span, {**lengths, **self._narrow(dealt)}) for span, dealt in self._spans(shares)]
+        patterns = [parameter.pattern for parameter in parameters.values()]
+        spans = self._spans(shares)
+        self.parts = [Part(span, {**lengths, **with_odds(lengths, patterns, dealt)}) for span, dealt in spans]
 
     def _spans(self, shares: Sequence[float] | None) -> Iterator[tuple[range, dict[str, int]]]:
         """Neighbouring ranks with equal blocks, and the size of their block of every group."""
         if shares is None:
             # The first L mod P ranks have a unit more.
-            bounds = sorted({0, self.ranks, *(self.lengths[name] % self.ranks for name in self.groups)})
+            apart = [name for name in self.groups if name not in self.overlapping]
+            bounds = sorted({0, self.ranks, *(self.lengths[name] % self.ranks for name in apart)})
             for first, stop in zip(bounds, bounds[1:]):
-                yield range(first, stop), {name: _block(self.lengths[name], self.ranks, first) for name in self.groups}
+                yield range(first, stop), {name: self._block(name, first) for name in self.groups}
         else:
             sizes = {name: blocks(self.lengths[name], self.ranks, shares) for name in self.groups}
             for rank in range(self.ranks):
                 yield range(rank, rank + 1), {name: size[rank] for name, size in sizes.items()}
 
-    def _narrow(self, sizes: Mapping[str, int]) -> dict[str, Number]:
-        """The lengths of the dealt axes; ``name[k]`` is the probability that the rank is dealt unit k."""
-        narrow: dict[str, Number] = dict(sizes)
-        for parameter in self.parameters.values():
-            for axis in parameter.pattern.axes:
-                for factor in axis.factors:
-                    if factor.unit is not None and factor.name in sizes:
-                        narrow[str(factor)] = Fraction(sizes[factor.name], self.lengths[factor.name])
-        return narrow
+    def _block(self, name: str, rank: int) -> int:
+        """How many units of a group a rank is dealt, without shares."""
+        length = self.lengths[name]
+        if name in self.overlapping:
+            return min(self.overlapping[name], length)
+        return length // self.ranks + (rank < length % self.ranks)
 
     def bytes(self, part: Part) -> Number:
         """Of the network that each of these ranks trains."""
@@ -193,10 +198,13 @@ class Holdings:
         """Of the copies of what is not dealt out that one owner has, the owner with most rows; 0 from one rank."""
         if self.members == 1:
             return 0
-        shared = {
-            name: one for name, one in self.parameters.items() if not one.pattern.dealt(dict.fromkeys(self.groups))
-        }
-        return self.members * _owned_bytes(shared, self.lengths, self.ranks)
+        apart, total = {*self.groups} - self.overlapping.keys(), 0
+        for parameter in self.parameters.values():
+            if not parameter.pattern.dealt(apart):
+                together = {factor.name for axis in parameter.pattern.axes for factor in axis.factors}
+                copies = prod(self._block(name, 0) / self.lengths[name] for name in together & self.overlapping.keys())
+                total += ceil(copies * self.members * _owned_bytes({"": parameter}, self.lengths, self.ranks))
+        return total
 
     @cached_property
     def owned_bytes(self) -> int:
@@ -211,9 +219,9 @@ class Holdings:
     @cached_property
     def trained_share(self) -> Fraction:
         """The fraction of the network's elements that some rank trains in a round."""
-        trained = Fraction(0)
+        trained, apart = Fraction(0), {*self.groups} - self.overlapping.keys()
         for parameter in self.parameters.values():
-            if parameter.pattern.dealt(dict.fromkeys(self.groups)):
+            if parameter.pattern.dealt(apart):  # else some rank has it, or all do
                 trained += sum(len(part.ranks) * parameter.size(part.lengths) for part in self.parts)
             else:
                 trained += parameter.size(self.lengths)
@@ -227,8 +235,3 @@ def _owned_bytes(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]
         shape = parameter.pattern.shape(lengths)
         total += -(-shape[0] // ranks) * prod(shape[1:]) * parameter.itemsize
     return total
-
-
-def _block(length: int, ranks: int, rank: int) -> int:
-    """`istmpi.engine.partition.blocks` without shares, for one rank."""
-    return length // ranks + (rank < length % ranks)

@@ -12,8 +12,9 @@ An axis may be a product of factors, outermost first, as in einops:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache, cached_property
 from math import prod
 
@@ -188,6 +189,17 @@ def narrowed(
                 if factor.unit is not None and factor.name in units:
                     narrow[str(factor)] = len(factor.positions(lengths, units))
     return narrow
+
+
+def with_odds(
+    lengths: Mapping[str, int], patterns: Iterable[Pattern], dealt: Mapping[str, int]
+) -> dict[str, int | Fraction]:
+    """The lengths of a subnet of which only the numbers of its units are known: ``name[k]`` is the odds of unit k."""
+    odds: dict[str, int | Fraction] = dict(dealt)
+    for factor in (factor for pattern in patterns for axis in pattern.axes for factor in axis.factors):
+        if factor.unit is not None and factor.name in dealt:
+            odds[str(factor)] = Fraction(dealt[factor.name], lengths[factor.name])
+    return odds
 
 
 def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int]:

@@ -57,7 +57,7 @@ def check(
     shares: Sequence[float] | None = None,
     least: Mapping[str, int] = NOTHING,
 ) -> None:
-    """Refuse a deal that cannot be made, by name, before anything is trained; arguments as those of `Partition.draw`."""
+    """Refuse a deal that cannot be made, by name, before anything is trained; arguments as of `Partition.draw`."""
     for name in groups:
         if name not in lengths:
             raise ConfigError(f"partition names {name}, which is no axis of this model; axes: {', '.join(lengths)}.")

@@ -34,6 +34,7 @@ _ALL = (
                 "and inner widths of an axis.",
             ),
             own("redeal", float, 1.0, "Fraction of each group's units that are redealt every round.", ge=0, le=1),
+            own("min_blocks", int, 0, "Where whole blocks are dealt out: so many on each rank, some on several.", ge=0),
             own("shares", tuple[float, ...] | None, None, "Relative sizes of the ranks' subnets; by default equal."),
         ),
         deals=True,

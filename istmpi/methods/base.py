@@ -171,8 +171,7 @@ class Method(ABC):
         """
         if self._built is None or self._built[0] != lengths:
             self._built = None
-            with torch.device("meta"):
-                network = self.job.architecture.build(lengths, self.job.store.scale)
+            network = self.job.architecture.without_values(self.job.store.scale, lengths)
             self._built = dict(lengths), to_empty(network, self.job.device).train()
         return self._built[1]
 

@@ -19,7 +19,7 @@ import torch
 from istmpi.data.batches import Batches
 from istmpi.devices import copy_from_host, empty_on_host, on_host
 from istmpi.engine.axes import Parameter, narrowed
-from istmpi.engine.layout import Replicated
+from istmpi.engine.layout import Replicated, part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.slots import without
 from istmpi.engine.transfer import Transfer
@@ -59,6 +59,9 @@ class IST(Method):
             pull = Transfer(moved, store.owners, holders, store.rank, exclude=held and held.deal)
             self.network = self.build(narrowed(holders.lengths, moved, holders.held(store.rank)))
             self.optimizer, self.tensors = self.new_optimizer(self.network, round, resume_from)
+            for name in moved.keys() - self.tensors.keys():  # of blocks that this rank does not have
+                shape = part_shape(holders, moved[name], store.rank)
+                self.tensors[name] = torch.empty(shape, dtype=getattr(torch, moved[name].dtype))
         arriving: dict[str, torch.Tensor] = {}
         if held:
             with clock("hop"):
@@ -103,8 +106,9 @@ class IST(Method):
 
     def _deal_after(self, round: int) -> Partition | None:
         """The deal to which weights go straight after a round; None where they are all flushed to the owners."""
-        dealt = self.spec.groups(self.job.run, self.job.architecture) and self.job.communicator.size > 1
-        return self.deal(round + 1) if dealt and self.outer.idle else None
+        job = self.job
+        stays = self.spec.stays_with_holders(job.run, job.architecture, job.communicator.size)
+        return self.deal(round + 1) if stays else None
 
     def _moved(self) -> dict[str, Parameter]:
         """What travels to the holders and back: not the outer step's slots, which owners alone need."""
@@ -128,16 +132,8 @@ class IST(Method):
 
     def _draw(self, round: int) -> Partition:
         """A round's deal, after all ranks have made sure that they drew the same."""
-        job, settings = self.job, self.job.run.method
-        partition = Partition.draw(
-            job.architecture.lengths,
-            self.spec.groups(job.run, job.architecture),
-            job.communicator.size,
-            job.run.train.seed,
-            round,
-            settings.shares,
-            settings.redeal,
-        )
+        job = self.job
+        partition = self.spec.deal(job.run, job.architecture, job.communicator.size, round)
         first = job.communicator.broadcast_from_root(partition.digest)
         with job.communicator.agreed():
             if partition.digest != first:

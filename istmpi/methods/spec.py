@@ -18,6 +18,7 @@ from istmpi.settings import Field
 if TYPE_CHECKING:
     from istmpi.config import Run
     from istmpi.cost.holdings import Holdings
+    from istmpi.engine.partition import Partition
     from istmpi.methods.base import Method
     from istmpi.models.architecture import Architecture
 
@@ -114,6 +115,19 @@ class MethodSpec:
                 )
         return architecture.default_groups if run.method.partition is None else run.method.partition
 
+    def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
+        """The units that every rank has at least of some groups that are dealt out in a run: of blocks."""
+        groups, count = self.groups(run, architecture), run.method.min_blocks
+        return {name: count for name in groups if name in architecture.blocks and count}
+
+    def deal(self, run: Run, architecture: Architecture, ranks: int, round: int) -> Partition:
+        """A round's deal; ConfigError for one that cannot be made."""
+        from istmpi.engine.partition import Partition  # help must not wait for NumPy
+
+        groups, least = self.groups(run, architecture), self.least(run, architecture)
+        seed, shares, redeal = run.train.seed, run.method.shares, run.method.redeal
+        return Partition.draw(architecture.lengths, groups, ranks, seed, round, shares, redeal, least)
+
     def outer(self, run: Run) -> tuple[float, float]:
         """Learning rate and momentum of the outer step: as the run says, or else the method's own; 1, 0 for none."""
         if self.outer_step is None:
@@ -142,9 +156,16 @@ class MethodSpec:
         """How often all of ``sends`` are sent."""
         return run.method.local_steps if self.sends_every_step else 1
 
-    def stays_with_holders(self, run: Run) -> bool:
-        """Whether what is dealt out stays with its holders, as far as the next deal lets it."""
-        return self.stays and self.outer(run) == (1, 0)
+    def stays_with_holders(self, run: Run, architecture: Architecture, ranks: int) -> bool:
+        """Whether what is dealt out stays with its holders between two rounds, as far as the next deal lets it.
+
+        What several ranks hold does not: owners take the mean.
+        """
+        from istmpi.engine.partition import overlaps
+
+        groups, least = self.groups(run, architecture), self.least(run, architecture)
+        apart = not any(overlaps(architecture.lengths[name], ranks, count) for name, count in least.items())
+        return bool(groups) and ranks > 1 and self.stays and self.outer(run) == (1, 0) and apart
 
     def steps(self, run: Run, ranks: int, examples: int) -> int:
         """Local steps of a rank in a round, on so many ranks and examples."""

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from istmpi.engine.axes import Parameter, Pattern
+from istmpi.models.blocks import Blocks
 from istmpi.models.operators import EPSILON, Operator
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class Architecture(ABC):
     its calibrated moments are saved under. ``operators``: every product of a forward pass. ``normalised``: the axes of
     what each normalisation of any kind makes for an example. ``inexact``: the modules whose operators are told as large
     as in the full network, whatever the lengths. ``sums``: the modules whose product adds up what the units
-    of some groups contribute, with no batch normalisation directly behind it, and these groups. ``leaves``: the modules
+    of some groups contribute, with no batch normalisation directly behind it, and these groups. ``blocks``: of the
+    groups whose units are whole blocks, which a rank has or has not, these. ``leaves``: the modules
     that can be evaluated with the rows of their parameters spread over ranks, and the names of these. ``stochastic``:
     training draws random numbers (dropout).
     """
@@ -53,6 +55,7 @@ class Architecture(ABC):
     normalised: tuple[Pattern, ...] = ()
     inexact: tuple[str, ...] = ()
     sums: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    blocks: Blocks = MappingProxyType({})
     leaves: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     stochastic: bool
 
@@ -70,12 +73,13 @@ class Architecture(ABC):
     def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Module:
         """The network at the given lengths: every parameter has exactly the shape that its pattern gives.
 
-        Its products are multiplied by their `factor` where ``scale`` is given, else by nothing.
+        Its products are multiplied by their `factor`, and what blocks add by their `contribution`, where ``scale`` is
+        given, else by nothing.
         """
 
     @abstractmethod
-    def without_values(self, scale: Mapping[str, float]) -> nn.Module:
-        """The full network as `build` makes it, its parameters on the meta device if it has ``leaves``."""
+    def without_values(self, scale: Mapping[str, float], lengths: Mapping[str, int] | None = None) -> nn.Module:
+        """The network as `build` makes it, by default the full one, its parameters on the meta device if it can be."""
 
     @abstractmethod
     def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
@@ -106,8 +110,11 @@ class Architecture(ABC):
         more. A group that is not named has 1. So the sums are as large in the full network as in any subnet; behind a
         batch normalisation that makes no difference, and nothing is multiplied.
         """
-        groups = self.sums.get(module, ())
-        return prod((scale.get(group, 1.0) * (self.lengths[group] / lengths[group]) for group in groups), start=1.0)
+        return prod((self.contribution(group, lengths, scale) for group in self.sums.get(module, ())), start=1.0)
+
+    def contribution(self, group: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+        """What a network of these lengths multiplies by what each unit of a group contributes to a sum."""
+        return scale.get(group, 1.0) * (self.lengths[group] / lengths[group])
 
 
 class Chain(Architecture):
@@ -136,11 +143,11 @@ class Chain(Architecture):
         paths = [f"{name}.linear" for name in self.stages]
         return {path: tuple(name for name in self.parameters if name.startswith(f"{path}.")) for path in paths}
 
-    def without_values(self, scale: Mapping[str, float]) -> nn.Sequential:
+    def without_values(self, scale: Mapping[str, float], lengths: Mapping[str, int] | None = None) -> nn.Sequential:
         import torch
 
         with torch.device("meta"):
-            return self.build(self.lengths, scale)
+            return self.build(lengths or self.lengths, scale)
 
     @property
     def example_shape(self) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ def examine(network: OwnNetwork) -> Table:
                 f"{network.name}: its buffer {name} has random values, which would be others on every rank. Compute it "
                 f"from a generator with a seed of its own."
             )
-    traced = trace(network, inferred.lengths, module)
+    traced = trace(network, inferred.widths, inferred.blocks, module)
     layers = _layers(module)
     parameters = {}
     for name, parameter in module.named_parameters():
@@ -70,7 +70,8 @@ def examine(network: OwnNetwork) -> Table:
         residual=traced.residual,
         inexact=traced.inexact,
         preferred=network.preferred,
-        leaves=proved_leaves(network, inferred.lengths),
+        blocks=inferred.blocks,
+        leaves=proved_leaves(network, inferred.widths),
     )
 
 

@@ -11,19 +11,24 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import prod
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from istmpi.engine.axes import Pattern
+from istmpi.engine.axes import Pattern, with_odds
 from istmpi.errors import ConfigError
+from istmpi.models.blocks import ResidualBlock, inside, unit_of
 from istmpi.models.declared import declared
 from istmpi.models.own import OwnNetwork, Width
 from istmpi.models.proof import Place, Reading, Trial, one_thread
+from istmpi.models.residual import residual_blocks
 
 READINGS = 512
 """Most readings of one width that are tried."""
+COUNTS = "it decides which parameters there are"
+"""What is said of an integer that may count blocks."""
 SEEDS = 4
 """Most draws of random weights on which they are tried."""
 
@@ -39,6 +44,13 @@ class Finding:
     problem: str = ""
     vague: bool = False
     """What was tried does not tell."""
+    blocks: tuple[ResidualBlock, ...] = ()
+    """Its units, where it counts blocks that are dealt out whole."""
+
+    @property
+    def units(self) -> int:
+        """How many there are to deal out."""
+        return len(self.blocks) or self.width.length
 
     @property
     def proved(self) -> bool:
@@ -59,8 +71,18 @@ class Inferred:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The full length of every width that can be dealt out."""
-        return {finding.width.name: finding.width.length for finding in self.findings if finding.proved}
+        """How many units each width has that can be dealt out."""
+        return {finding.width.name: finding.units for finding in self.findings if finding.proved}
+
+    @property
+    def blocks(self) -> dict[str, tuple[ResidualBlock, ...]]:
+        """Of the widths that count blocks their units."""
+        return {finding.width.name: finding.blocks for finding in self.findings if finding.blocks}
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The full length of every other width that can be dealt out."""
+        return {name: length for name, length in self.lengths.items() if name not in self.blocks}
 
     @property
     def elements(self) -> int:
@@ -72,18 +94,22 @@ class Inferred:
         whole = (pattern for pattern in self.parameters.values() if pattern.names.isdisjoint(groups))
         return sum(self._size(pattern, self.lengths) for pattern in whole)
 
-    def narrow(self, groups: Collection[str], ranks: int) -> dict[str, int] | None:
-        """The lengths of the largest of so many subnets, these groups dealt out; None where one has too few units."""
+    def narrow(self, groups: Collection[str], ranks: int) -> dict[str, int | Fraction] | None:
+        """The lengths of the largest of so many subnets, these groups dealt out; None where one has too few units.
+
+        Of a block the odds that a subnet has it.
+        """
         if any(self.lengths[name] < ranks for name in groups):
             return None
-        return {name: -(-length // ranks) if name in groups else length for name, length in self.lengths.items()}
+        dealt = {name: -(-length // ranks) if name in groups else length for name, length in self.lengths.items()}
+        return with_odds(self.lengths, self.parameters.values(), dealt)
 
-    def held(self, lengths: Mapping[str, int]) -> int:
+    def held(self, lengths: Mapping[str, int | Fraction]) -> int | Fraction:
         """Elements of a network of these lengths."""
         return sum(self._size(pattern, lengths) for pattern in self.parameters.values())
 
     @staticmethod
-    def _size(pattern: Pattern, lengths: Mapping[str, int]) -> int:
+    def _size(pattern: Pattern, lengths: Mapping[str, int | Fraction]) -> int | Fraction:
         return prod(pattern.shape(lengths))
 
 
@@ -101,8 +127,11 @@ def infer(network: OwnNetwork) -> Inferred:
                 if name in moving
                 else [Finding(width, problem=doubled[name])]
             )
-    findings = _agreeing(candidates, shapes)
-    return Inferred({name: _pattern(name, shape, findings) for name, shape in shapes.items()}, tuple(findings))
+        findings = _agreeing(candidates, shapes)
+        findings = [_of_blocks(network, finding, findings) for finding in findings]
+    blocks = {finding.width.name: finding.blocks for finding in findings if finding.blocks}
+    patterns = {name: inside(_pattern(name, shape, findings), unit_of(blocks, name)) for name, shape in shapes.items()}
+    return Inferred(patterns, tuple(findings))
 
 
 def _shapes(network: OwnNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
@@ -135,7 +164,7 @@ def _doubled(network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], width: 
     except ConfigError as error:
         return f"twice of it is refused ({error})"
     if wider.keys() != shapes.keys():
-        return "it decides which parameters there are"
+        return COUNTS
     ratios: dict[Place, int] = {}
     for name, shape in shapes.items():
         if len(wider[name]) != len(shape):
@@ -147,6 +176,15 @@ def _doubled(network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], width: 
                 return f"an axis of {name} has {length} positions, and {longer} with twice of it"
             ratios[name, place] = length // width.length
     return ratios or "no parameter's shape depends on it"
+
+
+def _of_blocks(network: OwnNetwork, finding: Finding, findings: Sequence[Finding]) -> Finding:
+    """What is known of a width that perhaps counts blocks, all the others being known."""
+    if finding.problem != COUNTS:
+        return finding
+    lengths = {one.width.name: one.width.length for one in findings if one.proved}
+    blocks, problem = residual_blocks(network, finding.width, lengths)
+    return Finding(finding.width, problem=problem, blocks=blocks)
 
 
 def _proved(

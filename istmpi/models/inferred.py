@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture, BatchNormalisation
+from istmpi.models.blocks import ResidualBlock
 from istmpi.models.table import Table
 from istmpi.names import class_of
 
@@ -30,6 +31,8 @@ class InferredNetwork(Architecture):
         self.name, self.table, self._dtype, self._network = name, table, dtype, network
         self.lengths = dict(table.groups)
         self.groups = tuple(table.groups)
+        self.blocks = table.blocks
+        self._widths = tuple(name for name in table.groups if name not in table.blocks)
         self.parameters = {
             key: Parameter(Pattern.parse(entry.axes), dtype, entry.bound, entry.centre)
             for key, entry in table.parameters.items()
@@ -62,18 +65,30 @@ class InferredNetwork(Architecture):
         )
 
     def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Module:
-        """The network at the given lengths, really built whatever the default device: its buffers are computed."""
+        """The network at the given lengths, really built whatever the default device: its buffers are computed.
+
+        Where ``blocks[3]`` has the length 0, that block is the identity.
+        """
         import torch
+
+        from istmpi.models.residual import Absent, put
 
         if self._network is None:
             raise ConfigError(f"{self.name} is a network of your own: give --model FILE.py:Class.")
-        network = built(self._network, {name: lengths[name] for name in self.groups})
+        network = built(self._network, {name: lengths[name] for name in self._widths})
+        absent = self._absent(lengths)
+        for block in absent:
+            put(network, block.path, Absent())
         network.to(getattr(torch, self._dtype))
         found = {}
         for name, parameter in network.named_parameters():
             parameter.data = parameter.data.contiguous()
             found[name] = tuple(parameter.shape)
-        expected = {name: parameter.pattern.shape(lengths) for name, parameter in self.parameters.items()}
+        expected = {
+            name: parameter.pattern.shape(lengths)
+            for name, parameter in self.parameters.items()
+            if not any(block.has(name) for block in absent)
+        }
         if found != expected:
             name = next(name for name in {**expected, **found} if found.get(name) != expected.get(name))
             shown = ", ".join(f"{group} = {lengths[group]}" for group in self.groups)
@@ -81,18 +96,33 @@ class InferredNetwork(Architecture):
                 f"{self.name}: with {shown} its parameter {name} has the shape {found.get(name)}; its axes, as they "
                 f"were found, give {expected.get(name)}."
             )
-        for module in self.sums if scale is not None else ():
-            if (factor := self.factor(module, lengths, scale)) != 1:
-                network.get_submodule(module).register_forward_pre_hook(
-                    lambda _, inputs, named, factor=factor: _scaled(inputs, named, factor), with_kwargs=True
-                )
+        if scale is not None:
+            self._scale(network, lengths, scale)
         return network
 
-    def without_values(self, scale: Mapping[str, float]) -> nn.Module:
+    def _absent(self, lengths: Mapping[str, int]) -> list[ResidualBlock]:
+        """The blocks that a network of these lengths does not have."""
+        units = ((f"{group}[{n}]", block) for group, found in self.blocks.items() for n, block in enumerate(found))
+        return [block for unit, block in units if not lengths.get(unit, 1)]
+
+    def _scale(self, network: nn.Module, lengths: Mapping[str, int], scale: Mapping[str, float]) -> None:
+        """Have products, and the ends of blocks, multiplied by their factors."""
+        modules = dict(network.named_modules())
+        for module in self.sums:
+            if module in modules and (factor := self.factor(module, lengths, scale)) != 1:
+                modules[module].register_forward_pre_hook(
+                    lambda _, inputs, named, factor=factor: _scaled(inputs, named, factor), with_kwargs=True
+                )
+        for group, found in self.blocks.items():
+            factor = self.contribution(group, lengths, scale)
+            for end in (end for block in found for end in block.ends if factor != 1 and end in modules):
+                modules[end].register_forward_hook(lambda _, __, output, factor=factor: output * factor)
+
+    def without_values(self, scale: Mapping[str, float], lengths: Mapping[str, int] | None = None) -> nn.Module:
         from istmpi.models.leaves import without_values
 
         with without_values() if self.leaves else nullcontext():
-            return self.build(self.lengths, scale)
+            return self.build(lengths or self.lengths, scale)
 
     @property
     def example_shape(self) -> tuple[int, ...]:
@@ -104,7 +134,7 @@ class InferredNetwork(Architecture):
 
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            return self._network.build(self.lengths).to(getattr(torch, self._dtype))
+            return self._network.build().to(getattr(torch, self._dtype))
 
     def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
         from istmpi.models.norms import BatchNorm
@@ -143,7 +173,9 @@ class InferredNetwork(Architecture):
         try:
             network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()
             found = {name: layer.eps for name, layer in self.batch_norm_layers(network).items()}
-            if found != {name: norm.epsilon for name, norm in self.batch_norms.items()}:
+            absent = self._absent(lengths)
+            there = {name: norm for name, norm in self.batch_norms.items() if not any(of.has(name) for of in absent)}
+            if found != {name: norm.epsilon for name, norm in there.items()}:
                 raise ConfigError(
                     f"{self._network.name}: its batch normalisations are others than were found in it before."
                 )

@@ -40,11 +40,7 @@ class Trial:
         self._width = width
         self.units, self._others, self._built = self._small(moving)
         generator = torch.Generator().manual_seed(seed)
-        self._values = {}
-        for name, parameter in self._built.named_parameters():
-            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            fan = max(parameter[0].numel(), 1) if parameter.ndim > 1 else 10
-            self._values[name] = values / fan**0.5 + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0)
+        self._values = random_values(self._built, generator)
         self._x = network.examples(EXAMPLES, torch.float64)
         self._permutations = [self._permutation(generator) for _ in range(PERMUTATIONS)]
         self._expected, self._outputs_of = self._run(self._values)
@@ -111,9 +107,9 @@ class Trial:
         """The first module behind which permuting by a reading shows; empty where the outputs stay as they were."""
         for order in self._permutations:
             outputs, made = self._run(self._permuted(reading, order))
-            if not _alike(outputs, self._expected):
+            if not alike(outputs, self._expected):
                 known = self._outputs_of  # a network that branches on values may have called other layers
-                differing = (name for name in made if name not in known or not _alike(made[name], known[name]))
+                differing = (name for name in made if name not in known or not alike(made[name], known[name]))
                 return next(differing, "its last operation")
         return ""
 
@@ -128,7 +124,7 @@ class Trial:
         """Whether permuting the units on one axis alone shows in the outputs."""
         if (place, of) not in self._mattering:
             outputs, _ = self._run(self._permuted({place: of}, self._permutations[0]))
-            self._mattering[place, of] = not _alike(outputs, self._expected)
+            self._mattering[place, of] = not alike(outputs, self._expected)
         return self._mattering[place, of]
 
     def spanned(self, reading: Reading) -> bool:
@@ -148,7 +144,7 @@ class Trial:
             return True
         for name, parameter in narrow.named_parameters():
             parameter.data = values[name]
-        return not _alike(self._network.forward(narrow, self._x), self._run(silent)[0])
+        return not alike(self._network.forward(narrow, self._x), self._run(silent)[0])
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
         """The network with as many units less as its constructor takes, and how many it has then."""
@@ -168,6 +164,16 @@ class Trial:
         """How late a module is run."""
         names = list(self._outputs_of)
         return names.index(module) if module in names else len(names) if module else -1
+
+
+def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Values for a network's parameters that let something through: float64."""
+    found = {}
+    for name, parameter in network.named_parameters():
+        values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        fan = max(parameter[0].numel(), 1) if parameter.ndim > 1 else 10
+        found[name] = values / fan**0.5 + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0)
+    return found
 
 
 @contextmanager
@@ -193,6 +199,7 @@ def _fits(built: nn.Module, ratios: Mapping[Place, int], units: int) -> bool:
     return all(name in shapes and shapes[name][place] == ratio * units for (name, place), ratio in ratios.items())
 
 
-def _alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
+def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two outputs differ by no more than rounding."""
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     return bool((values - expected).abs().max() <= TOLERANCE * max(largest, 1e-30)) if expected.numel() else True

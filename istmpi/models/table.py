@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from istmpi.engine.axes import Pattern
+from istmpi.models.blocks import Blocks, ResidualBlock
 from istmpi.models.operators import Operator
 
 
@@ -63,6 +64,8 @@ class Table:
     """The modules whose products are told as large as in the full network, for they do not grow by whole widths."""
     preferred: tuple[str, ...] = ()
     """The groups that the class itself says to deal out by default (its attribute ``DEALT``)."""
+    blocks: Blocks = field(default_factory=dict)
+    """Of the groups whose units are residual blocks, these."""
     leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The modules that compute alike wherever the rows of their parameters lie, and the names of these."""
 
@@ -70,7 +73,7 @@ class Table:
     def dealt(self) -> tuple[str, ...]:
         """The groups that are dealt out by default; `dealt_by_default`."""
         patterns = (Pattern.parse(entry.axes) for entry in self.parameters.values())
-        return dealt_by_default(patterns, self.groups, self.residual, self.preferred)
+        return dealt_by_default(patterns, self.groups, self.residual, self.preferred, self.blocks)
 
     def tree(self) -> dict[str, Any]:
         """The table as JSON has it."""
@@ -97,6 +100,10 @@ class Table:
             residual=dict(tree["residual"]),
             inexact=tuple(tree["inexact"]),
             preferred=tuple(tree.get("preferred", ())),
+            blocks={
+                name: tuple(ResidualBlock(block["path"], tuple(block["ends"])) for block in found)
+                for name, found in tree.get("blocks", {}).items()
+            },
             # A checkpoint of before has none: then every rank puts the whole network together.
             leaves={path: tuple(names) for path, names in tree.get("leaves", {}).items()},
         )
@@ -112,7 +119,7 @@ class Table:
             tree["parameters"] = {name: entry["axes"] for name, entry in tree["parameters"].items()}
         for tree, table in ((mine, self), (theirs, other)):
             tree["dealt"] = list(table.dealt)
-        for fact in ("settings", "groups", "dealt", "parameters", "norms", "sums", "unscaled", "stochastic"):
+        for fact in ("settings", "groups", "dealt", "parameters", "norms", "sums", "unscaled", "stochastic", "blocks"):
             if mine[fact] == theirs[fact]:
                 continue
             if not isinstance(mine[fact], dict):
@@ -123,16 +130,22 @@ class Table:
 
 
 def dealt_by_default(
-    patterns: Iterable[Pattern], groups: Iterable[str], residual: Mapping[str, str], preferred: Collection[str] = ()
+    patterns: Iterable[Pattern],
+    groups: Collection[str],
+    residual: Mapping[str, str],
+    preferred: Collection[str] = (),
+    blocks: Collection[str] = (),
 ) -> tuple[str, ...]:
     """The groups to deal out where a run does not say: those that the class prefers, of those that there are.
 
     Else those of no residual stream, or all if there is no other; and of several that lie on one axis (heads and their
-    width) the outermost alone: with both, a rank would have a P-th of a P-th of it, and most of it no trainer.
+    width) the outermost alone: with both, a rank would have a P-th of a P-th of it, and most of it no trainer. Whole
+    ``blocks`` only where there is nothing else.
     """
     if chosen := tuple(group for group in groups if group in preferred):
         return chosen
-    open_to = tuple(group for group in groups if group not in residual) or tuple(groups)
+    widths = tuple(group for group in groups if group not in blocks) or tuple(groups)
+    open_to = tuple(group for group in widths if group not in residual) or widths
     inside = set()
     for axis in (axis for pattern in patterns for axis in pattern.axes):
         inside |= {*[factor.name for factor in axis.factors if factor.name in open_to][1:]}
@@ -141,7 +154,7 @@ def dealt_by_default(
 
 def plain(value: Any) -> Any:
     """An entry as a dict, and any other object by a name that is the same in every process."""
-    if isinstance(value, ParameterEntry | NormEntry):
+    if isinstance(value, ParameterEntry | NormEntry | ResidualBlock):
         return asdict(value)
     if isinstance(value, Operator):
         return {**asdict(value), "shape": str(value.shape)}

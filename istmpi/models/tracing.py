@@ -19,6 +19,7 @@ from torch import nn
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
+from istmpi.models.blocks import Blocks, inside, unit_of
 from istmpi.models.inferred import built
 from istmpi.models.operators import Operator
 from istmpi.models.own import OwnNetwork
@@ -27,6 +28,7 @@ from istmpi.models.recording import Record, Recorder
 
 EXAMPLES = 2
 """In the passes that are watched; batch statistics need two."""
+NO_BLOCKS: Blocks = {}
 UNITS = 4
 """Of each width in the small network, where the constructor takes so few."""
 
@@ -45,8 +47,10 @@ class Traced:
     """The widths that a residual addition joins layers of, with two such layers."""
 
 
-def trace(network: OwnNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Traced:
-    """What a network computes, in terms of these widths of it; ConfigError where it cannot be run.
+def trace(
+    network: OwnNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: nn.Module | None = None
+) -> Traced:
+    """What a network computes, in terms of these widths and blocks of it; ConfigError where it cannot be run.
 
     ``full``: the network itself, where it has been built already.
     """
@@ -65,10 +69,10 @@ def trace(network: OwnNetwork, lengths: Mapping[str, int], full: nn.Module | Non
             scaled = record.sizes[0] % EXAMPLES == 0
             read = " ".join(map(str, (record.sizes[0] // EXAMPLES**scaled, *record.sizes[1:]))), int(scaled)
         text, examples = read
+        shape = inside(Pattern.parse(text), unit_of(blocks, record.module))
         if record.normalises:
-            normalised.append(Pattern.parse(text))
+            normalised.append(shape)
         else:
-            shape = Pattern.parse(text)
             made[place] = shape.axes[2].names
             operators[record.operator(shape, examples)] += 1
     merged = tuple(replace(operator, calls=calls) for operator, calls in operators.items())

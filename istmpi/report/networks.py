@@ -17,6 +17,8 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
         verdict = "no: " + width["problem"]
         if width["dealt"]:
             verdict = "yes" + ", though something spans its units: a normalisation, or their number" * width["spanned"]
+            if width["blocks"]:
+                verdict += f": whole blocks, {', '.join(width['blocks'])}"
             verdict += ", but not by default" * (not width["by_default"])
             if width["residual"]:
                 verdict += f": a residual addition joins {width['residual']}"

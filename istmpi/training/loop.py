@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from istmpi.data.batches import Batches
 from istmpi.data.placement import place
 from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
-from istmpi.engine.partition import blocks, check
+from istmpi.engine.axes import narrowed
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.methods import spec_of
@@ -80,9 +80,9 @@ class Training:
                 name = phase.method.name
                 spec = spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
                 spec.load().check(phase, data.task, self.batches, self.architecture)
-                groups = spec.groups(phase, self.architecture)
-                check(self.architecture.lengths, groups, communicator.size, phase.method.shares)
-                self.architecture.require_usable(self._subnet_lengths(groups, phase.method.shares))
+                first = spec.deal(phase, self.architecture, communicator.size, 0).held(communicator.rank)
+                network = self.architecture
+                network.require_usable(narrowed(network.lengths, network.parameters, first))
         self.hosts = communicator.hosts()
         with communicator.on_this_host() as local:
             with communicator.agreed():
@@ -107,20 +107,18 @@ class Training:
         self.method = self._next_method()
         self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
 
-    def _subnet_lengths(self, groups: tuple[str, ...], shares: Sequence[float] | None) -> dict[str, int]:
-        """The lengths of this rank's subnet, the same in every deal of these groups."""
-        full, ranks = self.architecture.lengths, self.communicator.size
-        return full | {name: blocks(full[name], ranks, shares)[self.communicator.rank] for name in groups}
-
     def _first_scale(self) -> dict[str, float]:
         """By how much the full network multiplies each group's contributions: the share that a first subnet has of it.
 
         It stays with the weights from then on, whatever method goes on and on however many ranks.
         """
-        first, _ = self.phases[0]
-        dealt = spec_of(first.method.name).groups(first, self.architecture)
-        summed = {group for groups in self.architecture.sums.values() for group in groups}
-        return {group: 1 / self.communicator.size for group in dealt if group in summed}
+        network, (first, _) = self.architecture, self.phases[0]
+        spec, ranks = spec_of(first.method.name), self.communicator.size
+        summed = {*network.blocks, *(group for groups in network.sums.values() for group in groups)}
+        dealt = [group for group in spec.groups(first, network) if group in summed]
+        least = spec.least(first, network)
+        # Each rank has that share of a group's units: more than a P-th where several hold the same.
+        return {group: max(1 / ranks, min(least.get(group, 0) / network.lengths[group], 1)) for group in dealt}
 
     def _next_method(self, before: Method | None = None) -> Method:
         """The method of the next round, and its slots in the store; ``before`` itself where it goes on."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from batches import examples_of
 from networks_oracle import ORACLES, train
-from own_runs import CONVOLUTIONAL, FILE, RESNET, own_trained
+from own_runs import BOTH, CONVOLUTIONAL, DEEP, FILE, RESNET, own_trained
 from small import own_run, trained, whole
 from torch import nn
 from torch.nn import functional
@@ -60,6 +60,10 @@ ATTENTION = {
         ("convolutional", CONVOLUTIONAL | {"optimizer__momentum": 0.5}, {"channels1": 7, "channels2": 5, "hidden": 6}),
         ("attention", ATTENTION, {"heads": 7, "hidden": 9}),
         ("resnet", RESNET, {"inner1": 5, "inner2": 7}),
+        ("resnet by blocks", DEEP | {"method__min_blocks": 1}, {"blocks2": 3}),
+        ("resnet by blocks", DEEP | {"method__min_blocks": 2, "optimizer__momentum": 0.5}, {"blocks2": 3}),
+        ("resnet by both", BOTH | {"method__min_blocks": 1}, {"blocks2": 3, "inner2": 5}),
+        ("resnet by both", BOTH | {"method__min_blocks": 2}, {"blocks2": 3, "inner2": 5}),
     ],
 )
 def test_it_trains_as_the_oracle_does(comm, name, settings, lengths):

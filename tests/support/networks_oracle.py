@@ -4,7 +4,7 @@ It knows of no axes pattern, layout, transfer or store. What goes with which uni
 network. From istmpi it takes the deals and the batches alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import networks
 import numpy as np
@@ -29,6 +29,13 @@ class Oracle:
     """A group, or ``(before, group, behind)`` where a unit has several positions, for each axis of each parameter."""
     sums: dict
     """Products that no batch normalisation follows, and the group that they sum over."""
+    blocks: dict = field(default_factory=dict)
+    """Of groups whose units are whole blocks the modules, in their order; a block adds what its ``end`` makes."""
+    end: str = "convolutions.1"
+
+
+def _deep_resnet(lengths):
+    return ResNet((1, 8, 8), 10, blocks=(1, 4), channels=(4, 6), inner=(3, lengths.get("inner2", 5)))
 
 
 def _resnet(lengths):
@@ -107,6 +114,37 @@ ORACLES = {
             for place, group in (("0.0", "inner1"), ("1.0", "inner2"), ("1.1", "inner2"))
         },
     ),
+    "resnet by blocks": Oracle(
+        _deep_resnet,
+        {
+            "stem.weight": (None,) * 4,
+            **_block("sections.0.0", None),
+            **_block("sections.1.0", None, shortcut=True),
+            **{key: axes for place in (1, 2, 3) for key, axes in _block(f"sections.1.{place}", None).items()},
+            "norm.weight": (None,),
+            "norm.bias": (None,),
+            "outputs.weight": (None, None),
+            "outputs.bias": (None,),
+        },
+        {},
+        # The first block of the section halves the image: every rank has it.
+        {"blocks2": [f"sections.1.{place}" for place in (1, 2, 3)]},
+    ),
+    "resnet by both": Oracle(
+        _deep_resnet,
+        {
+            "stem.weight": (None,) * 4,
+            **_block("sections.0.0", None),
+            **_block("sections.1.0", "inner2", shortcut=True),
+            **{key: axes for place in (1, 2, 3) for key, axes in _block(f"sections.1.{place}", "inner2").items()},
+            "norm.weight": (None,),
+            "norm.bias": (None,),
+            "outputs.weight": (None, None),
+            "outputs.bias": (None,),
+        },
+        {f"sections.1.{place}.convolutions.1": "inner2" for place in range(4)},
+        {"blocks2": [f"sections.1.{place}" for place in (1, 2, 3)]},
+    ),
 }
 
 
@@ -125,7 +163,8 @@ def train(oracle, lengths, run, weights, ranks):
     ]
     losses = []
     for round in range(run.train.rounds):
-        deal = Partition.draw(lengths, tuple(lengths), ranks, run.train.seed, round, None, 1.0)
+        least = dict.fromkeys(oracle.blocks, run.method.min_blocks)
+        deal = Partition.draw(lengths, tuple(lengths), ranks, run.train.seed, round, None, 1.0, least)
         total = {name: torch.zeros_like(values) for name, values in weights.items()}
         count = {name: torch.zeros_like(values) for name, values in weights.items()}
         of_round = []
@@ -168,11 +207,23 @@ def _local_steps(oracle, lengths, run, weights, held, ranks, batches, losses):
     """A rank's weights after its local steps, on a narrow module."""
     counts = {name: len(units) for name, units in held.items()}
     narrow = oracle.make(counts).double().train()
+    for group, paths in oracle.blocks.items():
+        share = max(1 / ranks, run.method.min_blocks / len(paths))
+        for number, path in enumerate(paths):
+            holder, _, place = path.rpartition(".")
+            if number not in held[group]:
+                narrow.get_submodule(holder)[int(place)] = torch.nn.Identity()
+            else:
+                factor = share * len(paths) / counts[group]
+                narrow.get_submodule(f"{path}.{oracle.end}").register_forward_hook(
+                    lambda _, __, output, factor=factor: output * factor
+                )
     for name, parameter in narrow.named_parameters():
         parameter.data = weights[name][_where(oracle, name, weights[name], held)].clone()
     for name, group in oracle.sums.items():
         factor = lengths[group] / ranks / counts[group]  # as many as a rank has on average, of the mean
-        narrow.get_submodule(name).register_forward_pre_hook(lambda _, inputs, factor=factor: (inputs[0] * factor,))
+        if name in dict(narrow.named_modules()):
+            narrow.get_submodule(name).register_forward_pre_hook(lambda _, inputs, factor=factor: (inputs[0] * factor,))
     velocity = {name: torch.zeros_like(parameter) for name, parameter in narrow.named_parameters()}
     for x, y in batches:
         loss = functional.cross_entropy(narrow(torch.from_numpy(x).double().view(-1, 1, 8, 8)), torch.from_numpy(y))

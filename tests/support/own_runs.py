@@ -24,6 +24,13 @@ RESNET = {
     **{f"model__{name}": value for name, value in {"blocks": [1, 2], "channels": [4, 6], "inner": [5, 7]}.items()},
     "train__rounds": 2,
 }
+DEEP = {
+    "model__name": "resnet",
+    **{f"model__{name}": value for name, value in {"blocks": [1, 4], "channels": [4, 6], "inner": [3, 5]}.items()},
+    "method__partition": ["blocks2"],
+    "train__rounds": 2,
+}
+BOTH = DEEP | {"method__partition": ["blocks2", "inner2"]}
 
 
 def own_trained(comm, **settings):

@@ -66,8 +66,9 @@ def command(
 
     own = own_network(network, example, outputs, _arguments(assignments))
     inferred = infer(own)
-    traced = trace(own, inferred.lengths)
-    dealt = dealt_by_default(inferred.parameters.values(), inferred.groups, traced.residual, own.preferred)
+    traced = trace(own, inferred.widths, inferred.blocks)
+    patterns, blocks = inferred.parameters.values(), inferred.blocks
+    dealt = dealt_by_default(patterns, inferred.groups, traced.residual, own.preferred, blocks)
     subnets = {count: inferred.narrow(dealt, count) for count in counts}
     facts = {
         "network": network,
@@ -77,7 +78,8 @@ def command(
         "widths": [
             {
                 "name": of.width.name,
-                "length": of.width.length,
+                "length": of.units,
+                "blocks": [block.path for block in of.blocks],
                 "dealt": of.proved,
                 "by_default": of.width.name in dealt,
                 "residual": traced.residual.get(of.width.name, ""),
@@ -90,8 +92,11 @@ def command(
         "elements": inferred.elements,
         "replicated": inferred.replicated(dealt),
         "flops": flops(traced.operators, inferred.lengths),
-        "held": {str(count): narrow and inferred.held(narrow) for count, narrow in subnets.items()},
-        "flops_of_held": {str(count): narrow and flops(traced.operators, narrow) for count, narrow in subnets.items()},
+        # Of whole blocks the odds count.
+        "held": {str(count): narrow and float(inferred.held(narrow)) for count, narrow in subnets.items()},
+        "flops_of_held": {
+            str(count): narrow and float(flops(traced.operators, narrow)) for count, narrow in subnets.items()
+        },
         "operators": [_operator(one, inferred.lengths) for one in traced.operators],
         "inexact": list(traced.inexact),
         "source": own.source.hash,
