@@ -30,8 +30,9 @@ class OwnState:
 def own_state(checkpoint: Checkpoint, moments: Moments, network: InferredNetwork) -> OwnState:
     """The state of the plain class, with the calibration as running statistics.
 
-    What the full network multiplies a product by is folded into its weight; two layers that share a weight may have
-    different factors, and then no longer share it. What examples are normalised with is no part of it.
+    What the full network multiplies a product by is folded into its weight, and what it multiplies the end of a block
+    by into all that this has; two layers that share a weight may have different factors, and then no longer share
+    it. What examples are normalised with is no part of it.
     """
     module = network.plain()
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -42,7 +43,8 @@ def own_state(checkpoint: Checkpoint, moments: Moments, network: InferredNetwork
         for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
             name, mine = name_of[id(parameter)], _name(path, key)
             product = path_of[id(layer)] if key == "weight" else ""
-            factor = network.factor(product, network.lengths, checkpoint.header.scale)
+            known = network.lengths, checkpoint.header.scale
+            factor = network.factor(product, *known) * network.end_factor(path_of[id(layer)], *known)
             first = copies.setdefault(name, {}).setdefault(factor, mine)
             if first != mine:
                 ties[mine] = first

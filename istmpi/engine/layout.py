@@ -7,11 +7,18 @@ There are three layouts: `Owners`, in which the weights rest between rounds, and
 `istmpi.engine.partition.Partition` and, where nothing is dealt out, `Replicated`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from istmpi.engine.axes import Axis, Parameter, Positions
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Layout(Protocol):
@@ -82,6 +89,23 @@ class Replicated:
 
     def alike(self, names: frozenset[str]) -> bool:
         return True
+
+
+def part_of(whole: torch.Tensor, layout: Layout, parameter: Parameter, rank: int) -> torch.Tensor:
+    """The part of a whole parameter that ``rank`` has in a layout: a copy."""
+    return whole[_index(layout, parameter, rank)].contiguous()
+
+
+def in_whole(part: torch.Tensor, layout: Layout, parameter: Parameter, rank: int) -> torch.Tensor:
+    """A whole parameter with the part that ``rank`` has in a layout, and zeros elsewhere."""
+    whole = part.new_zeros(parameter.pattern.shape(layout.lengths))
+    whole[_index(layout, parameter, rank)] = part
+    return whole
+
+
+def _index(layout: Layout, parameter: Parameter, rank: int) -> tuple[np.ndarray, ...]:
+    axes = enumerate(parameter.pattern.axes)
+    return np.ix_(*(np.asarray(layout.positions(axis, place, rank), dtype=np.int64) for place, axis in axes))
 
 
 def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ...]:

@@ -68,9 +68,10 @@ def check(
                     f"which ranks have some in common. Leave one of the two out."
                 )
         elif lengths[name] < ranks:
+            what, cure = ("blocks", "set min_blocks") if name in least else ("units", f"widen {name}")
             raise ConfigError(
-                f"{name} has {lengths[name]} units but the run has {ranks} ranks; "
-                f"every rank needs at least one. Use fewer ranks or widen {name}."
+                f"{name} has {lengths[name]} {what} but the run has {ranks} ranks; "
+                f"every rank needs at least one. Use fewer ranks or {cure}."
             )
     if shares is not None:
         if len(shares) != ranks:

@@ -19,7 +19,7 @@ import torch
 from istmpi.data.batches import Batches
 from istmpi.devices import copy_from_host, empty_on_host, on_host
 from istmpi.engine.axes import Parameter, narrowed
-from istmpi.engine.layout import Replicated, part_shape
+from istmpi.engine.layout import Replicated, in_whole, part_of, part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.slots import without
 from istmpi.engine.transfer import Transfer
@@ -71,7 +71,11 @@ class IST(Method):
             kept = {name: self.tensors[name] for name in moved}
             arriving |= empty_on_host({name: tensor for name, tensor in kept.items() if name not in arriving})
             pull.run(store.tensors, arriving, self.job.communicator)
-            copy_from_host(arriving | resume_from.tensors, kept)
+            own = {
+                name: one if one.shape == kept[name].shape else part_of(one, holders, moved[name], store.rank)
+                for name, one in resume_from.tensors.items()
+            }
+            copy_from_host(arriving | own, kept)
         self.outer.begin(dict(store.tensors))
 
     def end(self, round: int) -> None:
@@ -85,9 +89,14 @@ class IST(Method):
     def suspend(self, round: int) -> Mapping[str, torch.Tensor]:
         _, trained = self._push()
         self.outer.suspend(self.job.store.tensors)
-        copies = self._holders.copies
-        shared = [name for name, of in self._moved().items() if copies(of.pattern.names) > 1]
-        return {name: trained[name].clone() for name in shared}
+        holders, rank = self._holders, self.job.store.rank
+        shared = {name: of for name, of in self._moved().items() if holders.copies(of.pattern.names) > 1}
+        return {
+            name: trained[name].clone()
+            if trained[name].shape == of.pattern.shape(holders.lengths)
+            else in_whole(trained[name], holders, of, rank)
+            for name, of in shared.items()
+        }
 
     def _push(self, exclude: Partition | None = None) -> tuple[Transfer, dict[str, torch.Tensor]]:
         """Send home what was trained, but for what goes to the next holders; returns the transfer, and all trained."""

@@ -116,9 +116,8 @@ class MethodSpec:
         return architecture.default_groups if run.method.partition is None else run.method.partition
 
     def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
-        """The units that every rank has at least of some groups that are dealt out in a run: of blocks."""
-        groups, count = self.groups(run, architecture), run.method.min_blocks
-        return {name: count for name in groups if name in architecture.blocks and count}
+        """The units that every rank has at least of each group of blocks that is dealt out in a run."""
+        return {name: run.method.min_blocks for name in self.groups(run, architecture) if name in architecture.blocks}
 
     def deal(self, run: Run, architecture: Architecture, ranks: int, round: int) -> Partition:
         """A round's deal; ConfigError for one that cannot be made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import Parameter, Pattern
@@ -113,10 +114,14 @@ class InferredNetwork(Architecture):
                 modules[module].register_forward_pre_hook(
                     lambda _, inputs, named, factor=factor: _scaled(inputs, named, factor), with_kwargs=True
                 )
-        for group, found in self.blocks.items():
-            factor = self.contribution(group, lengths, scale)
-            for end in (end for block in found for end in block.ends if factor != 1 and end in modules):
+        for end in (end for found in self.blocks.values() for block in found for end in block.ends):
+            if end in modules and (factor := self.end_factor(end, lengths, scale)) != 1:
                 modules[end].register_forward_hook(lambda _, __, output, factor=factor: output * factor)
+
+    def end_factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+        """What all that a module makes is multiplied by: 1 unless it is the end of a block."""
+        groups = (group for group, found in self.blocks.items() if any(module in block.ends for block in found))
+        return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
 
     def without_values(self, scale: Mapping[str, float], lengths: Mapping[str, int] | None = None) -> nn.Module:
         from istmpi.models.leaves import without_values

@@ -18,6 +18,7 @@ from istmpi.errors import ConfigError
 from istmpi.models.inferred import built
 from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
 from istmpi.models.own import OwnNetwork
+from istmpi.models.proof import one_thread
 
 UNITS = 4
 """Of each width in the small network, where the constructor takes so few."""
@@ -31,7 +32,8 @@ def proved_leaves(network: OwnNetwork, lengths: Mapping[str, int]) -> Leaves:
     """The layers of a network, with the names of their parameters, that compute alike wherever their rows lie."""
     for tried in ({name: min(UNITS, length) for name, length in lengths.items()}, lengths):
         try:
-            return _proved(network, tried)
+            with one_thread():
+                return _proved(network, tried)
         except ConfigError:
             continue
     return {}

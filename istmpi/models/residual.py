@@ -55,7 +55,7 @@ def residual_blocks(
     ``lengths``: of the widths that can be dealt out, which are tried at few units.
     """
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
-    grown = [path for path in before if after.get(path, 0) == before[path] + width.length]
+    grown = [path for path in before if after.get(path, 0) > before[path]]
     if len(grown) != 1:
         return (), "it decides which parameters there are, and counts no list of modules"
     path, small = grown[0], {name: min(UNITS, length) for name, length in lengths.items()}

@@ -242,9 +242,10 @@ def test_with_local_data_the_examples_of_all_ranks_are_scored_and_calibrated_on(
     comm.barrier()
 
 
-def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp):
+@pytest.mark.parametrize("settings", [RESNET, BOTH | {"method__min_blocks": 1}], ids=["channels", "blocks, too"])
+def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp, settings):
     path = shared_tmp / "network.h5"
-    training, progress = own_trained(comm, **RESNET)
+    training, progress = own_trained(comm, **settings)
     commit(path, *training.state(calibrated=True), "direct", comm)
     assert evaluate(path, comm).score.loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
     with pytest.raises(ConfigError, match="is istmpi's own; leave --model out"):

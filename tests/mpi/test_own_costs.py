@@ -5,6 +5,7 @@ from pathlib import Path
 import networks
 import pytest
 import torch
+from own_runs import BOTH, DEEP
 from small import own_run
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -27,11 +28,14 @@ CONVOLUTIONAL = {"model__name": f"{FILE}:Convolutional", "model__channels": [16,
     *((EXAMPLE, method, {}) for method in ("ist", "local-sgd", "data-parallel")),
     (EXAMPLE, "ist", {"optimizer__name": "adam", "method__optimizer_state": "carry", "method__redeal": 0.3}),
     (EXAMPLE, "ist", {"method__partition": ["hidden"], "method__outer_momentum": 0.5}),
+    ("resnet", "ist", DEEP | {"method__min_blocks": 1}),
+    ("resnet", "ist", BOTH | {"method__min_blocks": 2, "optimizer__momentum": 0.5, "method__optimizer_state": "carry"}),
 ])  # fmt: skip
 def test_predicted_bytes_are_the_counted_bytes(comm, network, method, changed):
     special = {"fedavg": {"method__fraction": 0.7, "train__batch": 400}, "dynamic-averaging": {"method__threshold": 0}}
     special["codistillation"] = {"method__burn_in": 1}
-    training = Training(own_run(model__name=network, method__name=method, **special.get(method, {}), **changed), comm)
+    settings = {"model__name": network, "method__name": method, **special.get(method, {}), **changed}
+    training = Training(own_run(**settings), comm)
     plan, counted = cost(training.run, training.architecture, comm.size), []
     for number in range(3):
         before = comm.traffic.bytes

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small import assert_same_bits, small_run, trained, whole
+from own_runs import DEEP, own_trained
+from small import assert_same_bits, own_run, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
@@ -277,3 +278,16 @@ def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):
     path = save(training, shared_tmp / "done.h5")
     assert resumed(comm, path, train__max_minutes=1e-9)[1] == []
     assert [one.round for one in resumed(comm, path, train__max_minutes=0.0)[1]] == [3, 4]
+
+
+def test_a_round_of_blocks_that_several_ranks_hold_goes_on_bit_for_bit(comm, shared_tmp):
+    run = DEEP | {"method__min_blocks": 2, "optimizer__momentum": 0.5, "method__optimizer_state": "carry"}
+    expected, _ = own_trained(comm, **run)
+    training = Training(own_run(**run), comm)
+    stop_at(training, 1, 1)
+    list(training.rounds())
+    path = save(training, shared_tmp / "stopped.h5")
+    again = Training(own_run(**run), comm)
+    again.resume(path)
+    list(again.rounds())
+    assert_same_bits(whole(again), whole(expected))

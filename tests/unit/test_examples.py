@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from istmpi.models.blocks import ResidualBlock
 from istmpi.models.examination import examine
 from istmpi.models.own import own_network
 
@@ -26,14 +27,18 @@ def table(name, package, **settings):
 @pytest.mark.filterwarnings("default")  # what others' packages warn of
 def test_a_llama_is_dealt_out_by_heads_and_feed_forward_units():
     found = table("llama.py:Llama", "transformers", num_attention_heads=4)
-    assert found.groups == {"num_attention_heads": 4, "intermediate_size": 256, "hidden_size": 96}
+    widths = {"num_attention_heads": 4, "intermediate_size": 256, "hidden_size": 96}
+    assert found.groups == {"layers": 2, **widths} and "layers" not in found.dealt
+    layer = "llama.model.layers.0"
+    assert found.blocks["layers"][0] == ResidualBlock(layer, (f"{layer}.self_attn.o_proj", f"{layer}.mlp.down_proj"))
     assert list(found.residual) == ["hidden_size"]
     axes = {name.rpartition("0.")[2]: one.axes for name, one in found.parameters.items()}
-    assert axes["self_attn.q_proj.weight"] == axes["self_attn.v_proj.weight"] == "(num_attention_heads 16) hidden_size"
-    assert axes["self_attn.o_proj.weight"] == "hidden_size (num_attention_heads 16)"
-    assert axes["mlp.gate_proj.weight"] == "intermediate_size hidden_size"
-    assert axes["mlp.down_proj.weight"] == "hidden_size intermediate_size"
-    assert found.undealt == {"layers": "it decides which parameters there are"}
+    heads = "(layers[0] num_attention_heads 16) hidden_size"
+    assert axes["self_attn.q_proj.weight"] == axes["self_attn.v_proj.weight"] == heads
+    assert axes["self_attn.o_proj.weight"] == "(layers[0] hidden_size) (num_attention_heads 16)"
+    assert axes["mlp.gate_proj.weight"] == "(layers[0] intermediate_size) hidden_size"
+    assert axes["mlp.down_proj.weight"] == "(layers[0] hidden_size) intermediate_size"
+    assert not found.undealt
     sums = {name.rpartition(".")[2]: of for name, of in found.sums.items()}
     assert (sums["o_proj"], sums["down_proj"]) == (("num_attention_heads",), ("intermediate_size",))
     assert "llama.lm_head.weight" not in found.parameters  # tied to the embedding

@@ -1,0 +1,113 @@
+"""Blocks that can be dealt out whole: which are found, what a network without some of them computes and costs."""
+
+import pytest
+import residual_networks
+import torch
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from istmpi.config import Run
+from istmpi.cost import cost
+from istmpi.errors import ConfigError
+from istmpi.models.examination import examine
+from istmpi.models.inference import infer
+from istmpi.models.inferred import InferredNetwork
+from istmpi.models.own import own_network
+from istmpi.models.resnet import ResNet
+
+FILE = residual_networks.__file__
+IMAGE, FLAT = (1, 8, 8), (6,)
+SMALL = {"blocks": [1, 3], "channels": [4, 6], "inner": [3, 5]}
+
+
+def found(name, shape, **arguments):
+    return infer(own_network(name, shape, 10, arguments))
+
+
+@pytest.mark.parametrize(
+    "name, shape, group, paths, ends",
+    [
+        ("resnet", IMAGE, "blocks2", ["sections.1.1"], ["convolutions.1"]),
+        (f"{FILE}:PostActivated", IMAGE, "blocks", ["layers.0", "layers.1", "layers.2"], ["other"]),
+        (f"{FILE}:Mixed", FLAT, "pairs", ["layers.0", "layers.2"], ["mixing", "down"]),
+        (f"{FILE}:Stack", FLAT, "blocks", ["blocks.1", "blocks.2"], ["mixing", "down"]),
+    ],
+)
+def test_residual_blocks_are_found(name, shape, group, paths, ends):
+    inferred = found(
+        name, shape, **({"blocks": [1, 2], "channels": [4, 6], "inner": [3, 5]} if ":" not in name else {})
+    )
+    blocks = inferred.blocks[group]
+    assert [block.path for block in blocks] == paths
+    assert all(list(block.ends) == [f"{block.path}.{end}" for end in ends] for block in blocks)
+    assert inferred.lengths[group] == len(paths)
+    for name, pattern in inferred.parameters.items():
+        unit = next((number for number, path in enumerate(paths) if name.startswith(f"{path}.")), None)
+        assert str(pattern).startswith(f"({group}[{unit}] ") == (unit is not None)
+
+
+def test_layers_that_add_nothing_to_their_input_are_no_blocks():
+    reasons = {finding.width.name: finding.problem for finding in found(f"{FILE}:Chain", FLAT).findings}
+    assert reasons["depth"] == "it counts the modules of layers, none of which adds something to its input"
+
+
+def ready(name, shape, **arguments):
+    own = own_network(name, shape, 10, arguments)
+    return InferredNetwork(name, examine(own), "float64", own)
+
+
+@pytest.mark.parametrize("held", [(0,), (1,), (0, 1), ()])
+def test_a_network_without_some_blocks_computes_what_the_whole_one_does_whose_blocks_add_nothing(held):
+    network = ready("resnet", IMAGE, **SMALL)
+    lengths = {**network.lengths, "blocks2": len(held), **{f"blocks2[{n}]": int(n in held) for n in range(2)}}
+    narrow, whole = network.build(lengths).eval(), ResNet(IMAGE, 10, **SMALL).double()
+    whole.train()
+    values = whole.state_dict()
+    narrow.load_state_dict({name: values[name] for name, _ in narrow.named_parameters()})
+    narrow.train()
+    for number, block in enumerate(network.blocks["blocks2"]):
+        if number not in held:
+            whole.get_submodule(block.ends[0]).register_forward_hook(lambda _, __, output: 0 * output)
+    x = torch.randn(5, *IMAGE, dtype=torch.float64)
+    torch.testing.assert_close(narrow(x), whole(x))
+    with FlopCounterMode(display=False) as counter:
+        functional.cross_entropy(narrow(x), torch.zeros(5, dtype=torch.long)).backward()
+    assert counter.get_total_flops() == 5 * sum(sum(one.flops(lengths)) for one in network.operators)
+
+
+@pytest.mark.parametrize("name, shape", [(f"{FILE}:Stack", FLAT), (f"{FILE}:PostActivated", IMAGE)])
+def test_the_full_network_adds_a_share_of_what_blocks_make(name, shape):
+    """Of all that an end makes, its bias included."""
+    network = ready(name, shape)
+    share = 0.3
+    full = network.build(network.lengths, {"blocks": share}).train()
+    by_hand = network.build(network.lengths).train()
+    by_hand.load_state_dict(full.state_dict())
+    with torch.no_grad():
+        for block in network.blocks["blocks"]:
+            for end in block.ends:
+                for parameter in by_hand.get_submodule(end).parameters():
+                    parameter *= share
+    x = torch.randn(5, *shape, dtype=torch.float64)
+    torch.testing.assert_close(full(x), by_hand(x))
+
+
+@pytest.mark.parametrize("ranks, least, share", [(2, 0, 1 / 2), (4, 2, 2 / 3), (2, 1, 1 / 2), (4, 9, 1)])
+def test_what_ranks_hold_of_blocks(ranks, least, share):
+    """Three of four blocks are dealt out: a rank holds its share of their weights, expected over deals."""
+    network = ready("resnet", IMAGE, blocks=[1, 4], channels=[4, 6], inner=[3, 5])
+    run = Run().override({"model.name": "resnet", "method.partition": ["blocks2"], "method.min_blocks": least})
+    plan = cost(run, network, ranks)
+    dealt = sum(one.size(network.lengths) for one in network.parameters.values() if one.pattern.names & {"blocks2"})
+    everybody = plan.held.network_elements - dealt
+    assert plan.held.share_of_a_rank * plan.held.network_elements == pytest.approx(everybody + share * dealt)
+    assert plan.held.trained_share == 1
+    network.require_usable({**network.lengths, "blocks2": 1, "blocks2[0]": 0, "blocks2[1]": 1, "blocks2[2]": 0})
+
+
+def test_more_ranks_than_blocks_need_an_overlap():
+    network = ready("resnet", IMAGE, **SMALL)
+    run = Run().override({"model.name": "resnet", "method.partition": ["blocks2"]})
+    with pytest.raises(ConfigError, match="blocks2 has 2 blocks but the run has 4 ranks; .* or set min_blocks"):
+        cost(run, network, 4)
+    assert cost(run.override({"method.min_blocks": 1}), network, 4).held.overlapping
