@@ -50,7 +50,7 @@ def alone():
 def traced(name, shape, **arguments):
     own = own_network(name, shape, 10, arguments)
     inferred = infer(own)
-    return own, inferred, trace(own, inferred.lengths)
+    return own, inferred, trace(own, inferred.widths, inferred.blocks)
 
 
 @cache
@@ -95,7 +95,7 @@ def test_flops_are_those_that_pytorch_counts(name):
     own, inferred, found = known(name.rpartition(":")[2])
     assert found.inexact == ()
     for parts in (1, 2, 3):
-        lengths = narrow(inferred.lengths, parts)
+        lengths = narrow(inferred.widths, parts)
         if name.endswith("Steps") and parts == 3:
             continue
         assert predicted(found.operators, lengths) == counted(own, lengths), parts
@@ -108,7 +108,7 @@ def test_flops_of_other_peoples_networks_are_those_that_pytorch_counts(name, pac
     own, inferred, found = traced(str(EXAMPLE.with_name(name)), IMAGE)
     assert found.inexact == ()
     for parts in (1, 2):
-        lengths = narrow(inferred.lengths, parts)
+        lengths = narrow(inferred.widths, parts)
         assert predicted(found.operators, lengths) == counted(own, lengths), parts
 
 
@@ -121,9 +121,9 @@ def test_flops_of_any_chain_of_layers_are_those_that_pytorch_counts(layers, data
     kinds, widths = ([*one] for one in zip(*layers))
     own, inferred, found = traced(f"{LAYERED}:Drawn", SEQUENCE, kinds=kinds, widths=widths)
     assert found.inexact == ()
-    lengths = {name: data.draw(st.integers(1, 9), name) for name in inferred.lengths}
+    lengths = {name: data.draw(st.integers(1, 9), name) for name in inferred.widths}
     assert predicted(found.operators, lengths) == counted(own, lengths)
-    assert predicted(found.operators, inferred.lengths) == counted(own, inferred.lengths)
+    assert predicted(found.operators, inferred.widths) == counted(own, inferred.widths)
 
 
 class Apart(nn.Module):
@@ -144,7 +144,7 @@ def test_convolutions_of_groups_cost_what_their_groups_cost_apart(lengths, monke
     """torch counts the gradient of such a weight as if there were no groups."""
     own, inferred, found = known("Grouping")
     own = replace(own)
-    assert inferred.lengths == {"groups": 6, "channels": 8}
+    assert inferred.widths == {"groups": 6, "channels": 8}
     build = own.kind
 
     def apart(*arguments, **settings):
@@ -174,7 +174,7 @@ def test_the_products_are_those_of_the_formulas():
     assert [(of.module, of.kind, str(of.shape), of.calls) for of in alone] == [
         ("", "Attention", "(10 heads) 10 head_dim", 4)
     ]
-    assert 2 * alone[0].multiply_adds(inferred.lengths) == 2 * 2 * 2 * 10 * 10 * 128
+    assert 2 * alone[0].multiply_adds(inferred.widths) == 2 * 2 * 2 * 10 * 10 * 128
     _, _, found = known("Tokens")
     by_weight = {of.parameter: of for of in reversed(found.operators)}
     assert by_weight["bag.weight"].multiply_adds({"embed": 5}) == 0
@@ -225,7 +225,7 @@ def test_what_is_no_product_of_widths_is_told_as_in_the_full_network():
     own, inferred, found = known("Added")
     assert inferred.groups == ("wide", "hidden") and found.inexact == ("",)
     assert [str(of.shape) for of in found.operators if not of.parameter] == ["10 20 10", "10 10 6"]
-    assert predicted(found.operators, inferred.lengths) == counted(own, inferred.lengths)
+    assert predicted(found.operators, inferred.widths) == counted(own, inferred.widths)
 
 
 def test_the_counter_of_torch_is_not_the_one_that_is_tested():
