@@ -48,6 +48,12 @@ class Layouts:
     """The deal of the round before, where what is dealt out has stayed with its holders."""
     after: Partition | None = None
     """The next round's deal, where it will."""
+    by_ring: bool = False
+    """What is not dealt out stays on all ranks."""
+    first: bool = True
+    """Nobody has anything yet."""
+    due: bool = True
+    """This round ends with a mean of what stays on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +108,27 @@ def _server(held: Holdings) -> Load:
 
 
 def _ring(held: Holdings) -> Load:
-    """Ring all-reduce (`istmpi.comm.ring`): reduce-scatter, then all-gather, a P-th of the network at a time."""
-    sent = 2 * (held.ranks - 1) * held.network_bytes
-    buffers = min(Fraction(held.network_bytes, held.ranks), ring.SEGMENTS_AT_ONCE * ring.CHUNK_BYTES)
-    busiest = Fraction(sent, held.ranks)
-    return Load("allreduce", sent, messages=2 * (held.ranks - 1), busiest=busiest, buffers=buffers)
+    return _round_a_ring(held.network_bytes, held.ranks)
+
+
+def _round_a_ring(nbytes: int, ranks: int) -> Load:
+    """Ring all-reduce (`istmpi.comm.ring`): reduce-scatter, then all-gather, a P-th of the bytes at a time."""
+    sent = 2 * (ranks - 1) * nbytes
+    buffers = min(Fraction(nbytes, ranks), ring.SEGMENTS_AT_ONCE * ring.CHUNK_BYTES)
+    return Load("allreduce", sent, messages=2 * (ranks - 1), busiest=Fraction(sent, ranks), buffers=buffers)
+
+
+def _share(held: Holdings) -> Load | None:
+    """What is not dealt out, and stays on all ranks, round a ring every so many rounds: of each round its part."""
+    if not held.shared_every:
+        return None
+    load, every = _round_a_ring(held.shared_bytes, held.ranks), held.shared_every
+    return replace(
+        load,
+        sent=Fraction(load.sent, every),
+        messages=-(-load.messages // every),
+        busiest=Fraction(load.busiest, every),
+    )
 
 
 def _halving_doubling(held: Holdings) -> Load:
@@ -123,7 +145,8 @@ def _all_gather(held: Holdings) -> Load:
 
 
 def _pulled(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
-    return _off_rank(pair_bytes(parameters, round.owners, round.holders, round.before))
+    fetched = parameters if round.first else _travelling(parameters, round)
+    return _off_rank(pair_bytes(fetched, round.owners, round.holders, round.before))
 
 
 def _hopped(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
@@ -134,7 +157,21 @@ def _hopped(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
 
 
 def _pushed(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
-    return _off_rank(pair_bytes(parameters, round.holders, round.owners, round.after))
+    return _off_rank(pair_bytes(_travelling(parameters, round), round.holders, round.owners, round.after))
+
+
+def _travelling(parameters: Mapping[str, Parameter], round: Layouts) -> Mapping[str, Parameter]:
+    """Those that do not stay on all ranks."""
+    if not round.by_ring:
+        return parameters
+    return {name: one for name, one in parameters.items() if one.pattern.dealt(round.holders.units)}
+
+
+def _shared(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
+    if not (round.by_ring and round.due):
+        return np.zeros(round.owners.ranks, dtype=np.int64)
+    travelling = _travelling(parameters, round)
+    return _reduced({name: one for name, one in parameters.items() if name not in travelling}, round)
 
 
 def _off_rank(moved: np.ndarray) -> np.ndarray:
@@ -161,6 +198,7 @@ COLLECTIVES = {
     "push": PUSH,
     "hop": HOP,
     "server": Collective(_server),
+    "share": Collective(_share, _shared),
     "all-reduce": Collective(_ring, _reduced),
     "all-gather": Collective(_all_gather, _gathered),
     "halving-doubling": Collective(_halving_doubling),

@@ -160,7 +160,8 @@ def cost(
     settings = run.method.shares, spec.least(run, architecture), members
     dealing = architecture.parameters, architecture.lengths, groups, ranks, *settings
     stays = spec.stays_with_holders(run, architecture, ranks)
-    held = Holdings(*dealing, run.method.redeal if stays else None)
+    by_ring = spec.shares_by_ring(run, architecture, ranks)
+    held = Holdings(*dealing, run.method.redeal if stays else None, run.method.share_every if by_ring else 0)
     made = optimizer_spec(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
     stored = len(spec.slots(run))
@@ -170,11 +171,15 @@ def cost(
     others = (ranks - 1) * spec.learns_from_others
     moved = spec.moved(run)
     first = 0
-    if stays:  # nobody has held anything before the first round: all is pulled
-        first = PULL.load(Holdings(*dealing)).sent - PULL.load(held).sent - HOP.load(held).sent
+    if stays or by_ring:  # nobody has held anything before the first round: all is pulled
+        hopping = HOP.load(held)
+        first = PULL.load(Holdings(*dealing)).sent - PULL.load(held).sent - (hopping.sent if hopping else 0)
+    # Of what stays on all ranks: where the network is another one in every round, or a mean is not taken in each.
+    staying = by_ring and (run.method.share_every > 1 or any(name in architecture.blocks for name in groups))
     parts = []
     for part in held.parts:
         copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * stays
+        copies += moved * held.shared_bytes * staying
         parts.append(_part_cost(part, held, architecture, batch, made, owned, buffers, copies, others))
     return Cost(
         spec.name,
@@ -277,6 +282,9 @@ def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) ->
         layouts = Layouts(owners, deal(round), deal(round - 1) if round else None, deal(round + 1))
     else:
         layouts = Layouts(owners, deal(round))
+    if spec.shares_by_ring(run, architecture, ranks):
+        due = (round + 1) % settings.share_every == 0
+        layouts = replace(layouts, by_ring=True, first=round == 0, due=due)
     uses = []
     if round >= spec.sends_since(run):
         uses += [(name, spec.sends_in_a_round(run), spec.moved(run)) for name in spec.sends]

@@ -43,7 +43,8 @@ class Holdings:
     of a group each rank has, some together with others (`istmpi.engine.partition`). ``members``: so many
     ranks take part in a round, by default all; they are drawn at random, so sizes over all ranks are expected ones.
     ``redeal``: what is dealt out stays with its holders until the next deal, in which that fraction of the units
-    changes places; None where all is flushed to its owners between two rounds.
+    changes places; None where all is flushed to its owners between two rounds. ``shared_every``: what is not dealt out
+    stays on all ranks, which take its mean every so many rounds; 0 where it is flushed to its owners, too.
 
     Raises ConfigError for a deal that cannot be made.
     """
@@ -58,6 +59,7 @@ class Holdings:
         least: Mapping[str, int] = NOTHING,
         members: int | None = None,
         redeal: float | None = None,
+        shared_every: int = 0,
     ):
         check(lengths, groups, ranks, shares, least)
         self.overlapping = {
@@ -65,7 +67,7 @@ class Holdings:
         }
         self.members = ranks if members is None else members
         self.taking_part = Fraction(self.members, ranks)
-        self.redeal = redeal
+        self.redeal, self.shared_every = redeal, shared_every
         self._origins: dict[tuple[tuple[str, ...], int], Origin] = {}
         self.parameters, self.lengths, self.groups, self.ranks = parameters, lengths, tuple(groups), ranks
         patterns = [parameter.pattern for parameter in parameters.values()]
@@ -115,6 +117,8 @@ class Holdings:
         names = tuple(
             factor.name for axis in parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
         )
+        if not names and self.shared_every:
+            return Origin(0, 0)
         if self.redeal is None or not names:
             return Origin(1, 0)
         key = names, part.ranks.start
@@ -194,13 +198,20 @@ class Holdings:
         return self.taking_part * served
 
     @cached_property
+    def shared_bytes(self) -> int:
+        """Of what is not dealt out, once."""
+        shared = (one for one in self.parameters.values() if not one.pattern.dealt(self.groups))
+        return sum(one.size(self.lengths) * one.itemsize for one in shared)
+
+    @cached_property
     def averaged_bytes(self) -> int:
         """Of the copies of what is not dealt out that one owner has, the owner with most rows; 0 from one rank."""
         if self.members == 1:
             return 0
         apart, total = {*self.groups} - self.overlapping.keys(), 0
         for parameter in self.parameters.values():
-            if not parameter.pattern.dealt(apart):
+            stays = self.shared_every and not parameter.pattern.dealt(self.groups)
+            if not parameter.pattern.dealt(apart) and not stays:
                 together = {factor.name for axis in parameter.pattern.axes for factor in axis.factors}
                 copies = prod(self._block(name, 0) / self.lengths[name] for name in together & self.overlapping.keys())
                 total += ceil(copies * self.members * _owned_bytes({"": parameter}, self.lengths, self.ranks))

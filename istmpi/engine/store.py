@@ -64,8 +64,9 @@ class ParameterStore:
         return total % 2**64
 
     def keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take this rank's rows from tensors that hold whole parameters."""
-        for name, parameter in self.parameters.items():
+        """Take this rank's rows of what it has from tensors that hold whole parameters."""
+        for name in self.parameters.keys() & tensors.keys():
+            parameter = self.parameters[name]
             rows = self.owners.positions(parameter.pattern.axes[0], 0, self.rank)
             self.tensors[name].copy_(tensors[name].detach()[rows.start : rows.stop])
 

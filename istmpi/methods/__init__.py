@@ -23,7 +23,7 @@ _ALL = (
     MethodSpec(
         "ist",
         "every rank trains the narrow network of the units that it was dealt",
-        ("pull", "hop", "push"),
+        ("pull", "hop", "push", "share"),
         "ist.IST",
         settings=(
             own(
@@ -35,6 +35,13 @@ _ALL = (
             ),
             own("redeal", float, 1.0, "Fraction of each group's units that are redealt every round.", ge=0, le=1),
             own("min_blocks", int, 0, "Where whole blocks are dealt out: so many on each rank, some on several.", ge=0),
+            own(
+                "share_every",
+                int,
+                1,
+                "Rounds between two means of what is not dealt out, which ranks train by themselves meanwhile.",
+                ge=1,
+            ),
             own("shares", tuple[float, ...] | None, None, "Relative sizes of the ranks' subnets; by default equal."),
         ),
         deals=True,

@@ -7,6 +7,8 @@ outer step may follow, of what was trained.
 A weight that somebody trains in the next round, too, goes to that rank straight from the one that trained it, or stays
 where it is; only the others are flushed to their owners. The owners have all of them after `IST.publish`. An outer step
 is the owners' work: with one, all weights are flushed to the owners in every round.
+
+What is not dealt out, if it is much, stays on all ranks (`istmpi.methods.shared`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from istmpi.errors import IstmpiError
 from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.methods.held import Held
 from istmpi.methods.outer import START
+from istmpi.methods.shared import Shared
 from istmpi.methods.spec import VELOCITY
 from istmpi.models.architecture import Architecture
 from istmpi.models.linear import release_gradients
@@ -41,6 +44,8 @@ class IST(Method):
     def __init__(self, job: Job):
         super().__init__(job)
         self._held: Held | None = None
+        by_ring = self.spec.shares_by_ring(job.run, job.architecture, job.communicator.size)
+        self._shared = Shared(job, self.spec.groups(job.run, job.architecture)) if by_ring else None
         self._receive_buffers: dict[str, torch.Tensor] = {}
         self._deals: dict[int, Partition] = {}
 
@@ -56,7 +61,9 @@ class IST(Method):
             self._holders, self._next_deal = self.holders(round), self._deal_after(round)
             holders = self._holders
             held, moved = self._held, self._moved()
-            pull = Transfer(moved, store.owners, holders, store.rank, exclude=held and held.deal)
+            staying = self._shared.tensors if self._shared else {}
+            pulled = {name: of for name, of in moved.items() if name not in staying}
+            pull = Transfer(pulled, store.owners, holders, store.rank, exclude=held and held.deal)
             self.network = self.build(narrowed(holders.lengths, moved, holders.held(store.rank)))
             self.optimizer, self.tensors = self.new_optimizer(self.network, round, resume_from)
             for name in moved.keys() - self.tensors.keys():  # of blocks that this rank does not have
@@ -68,7 +75,9 @@ class IST(Method):
                 arriving = held.hop(holders, self._receive_buffers, store, self.job.communicator)
                 self._held = Held(holders, dict(arriving))
         with clock("pull"):
-            kept = {name: self.tensors[name] for name in moved}
+            for name, values in staying.items():
+                self.tensors[name].copy_(values)
+            kept = {name: self.tensors[name] for name in pulled}
             arriving |= empty_on_host({name: tensor for name, tensor in kept.items() if name not in arriving})
             pull.run(store.tensors, arriving, self.job.communicator)
             own = {
@@ -80,6 +89,8 @@ class IST(Method):
 
     def end(self, round: int) -> None:
         store, next_deal = self.job.store, self._next_deal
+        if self._shared:
+            self._shared.end(round, self.tensors)
         push, trained = self._push(exclude=next_deal)
         self.outer.step(store.tensors, push.reached(self.outer.start))
         if next_deal:
@@ -87,6 +98,7 @@ class IST(Method):
             self._held = Held(self._holders, {name: trained[name] for name in stay})
 
     def suspend(self, round: int) -> Mapping[str, torch.Tensor]:
+        self._shared = self._shared and self._shared.anew()
         _, trained = self._push()
         self.outer.suspend(self.job.store.tensors)
         holders, rank = self._holders, self.job.store.rank
@@ -101,6 +113,8 @@ class IST(Method):
     def _push(self, exclude: Partition | None = None) -> tuple[Transfer, dict[str, torch.Tensor]]:
         """Send home what was trained, but for what goes to the next holders; returns the transfer, and all trained."""
         store, moved = self.job.store, self._moved()
+        if self._shared:
+            moved = {name: of for name, of in moved.items() if name not in self._shared.tensors}
         release_gradients(self.network)
         with self.job.clock("push"):
             push = Transfer(moved, self._holders, store.owners, store.rank, weights=self.weights(), exclude=exclude)
@@ -112,6 +126,11 @@ class IST(Method):
     def publish(self) -> None:
         if self._held:
             self._held.flush_to_owners(self.job.store, self.job.communicator)
+        if self._shared:
+            self._shared.publish()
+
+    def own(self) -> Mapping[str, torch.Tensor]:
+        return self._shared.own() if self._shared else {}
 
     def _deal_after(self, round: int) -> Partition | None:
         """The deal to which weights go straight after a round; None where they are all flushed to the owners."""

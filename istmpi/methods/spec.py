@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 VELOCITY = "velocity"
 """The slot of the outer step's momentum."""
+RING_BYTES = 2**20
+"""From so many bytes on, what is on every rank goes round a ring: nearer to the line's rate than all to all, but in
+2(P-1) messages more a round."""
 
 
 def _first(run: Run) -> int:
@@ -118,6 +121,25 @@ class MethodSpec:
     def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
         """The units that every rank has at least of each group of blocks that is dealt out in a run."""
         return {name: run.method.min_blocks for name in self.groups(run, architecture) if name in architecture.blocks}
+
+    def shares_by_ring(self, run: Run, architecture: Architecture, ranks: int) -> bool:
+        """Whether what is not dealt out stays on all ranks, which take its mean by a ring all-reduce.
+
+        Else it is pulled and pushed with the rest. ConfigError where method.share_every asks for what cannot be.
+        """
+        if "share" not in self.sends or ranks == 1:
+            return False
+        groups, every = self.groups(run, architecture), run.method.share_every
+        if self.outer(run) != (1, 0):
+            if every > 1:
+                raise ConfigError(
+                    f"method.share_every = {every} does not go with an outer step (outer_lr, outer_momentum), which "
+                    f"owners take of all weights in every round. Leave one of the two out."
+                )
+            return False
+        shared = (one for one in architecture.parameters.values() if not one.pattern.dealt(groups))
+        nbytes = sum(one.size(architecture.lengths) * one.itemsize for one in shared)
+        return not groups or every > 1 or nbytes * self.moved(run) >= RING_BYTES
 
     def deal(self, run: Run, architecture: Architecture, ranks: int, round: int) -> Partition:
         """A round's deal; ConfigError for one that cannot be made."""

@@ -130,10 +130,20 @@ def test_on_one_rank_carried_momentum_is_plain_momentum_bit_for_bit(comm, method
     assert_same_bits(mine, bare_loop(training.run, 1, 12, torch.float64))
 
 
-@pytest.mark.parametrize("settings", [{}, {"outer_momentum": 0.5, "outer_lr": 0.7}], ids=["plain", "outer momentum"])
-def test_ist_with_nothing_dealt_is_local_sgd(comm, settings):
-    """But for rounding: one takes the mean at the owners, the other round a ring."""
+@pytest.mark.parametrize("settings", [{}, {"optimizer_state": "carry"}], ids=["plain", "carried"])
+def test_ist_with_nothing_dealt_is_local_sgd_bit_for_bit(comm, settings):
     settings = {f"method__{name}": value for name, value in settings.items()}
+    settings |= {"optimizer__momentum": 0.9, "model__dtype": "float32"}
+    nothing, losses = trained(comm, method__partition=[], **settings)
+    local, expected = trained(comm, method__name="local-sgd", **settings)
+    assert_same_bits(whole(nothing), whole(local))
+    assert [one.loss for one in losses] == [one.loss for one in expected]
+    assert [one.bytes for one in losses] == [one.bytes for one in expected]
+
+
+def test_ist_with_nothing_dealt_and_an_outer_step_is_diloco(comm):
+    """But for rounding: one takes the mean at the owners, the other round a ring."""
+    settings = {"method__outer_momentum": 0.5, "method__outer_lr": 0.7}
     nothing, _ = trained(comm, method__partition=[], **settings)
     local, _ = trained(comm, method__name="local-sgd", **settings)
     expected = whole(local)

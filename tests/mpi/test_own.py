@@ -64,6 +64,11 @@ ATTENTION = {
         ("resnet by blocks", DEEP | {"method__min_blocks": 2, "optimizer__momentum": 0.5}, {"blocks2": 3}),
         ("resnet by both", BOTH | {"method__min_blocks": 1}, {"blocks2": 3, "inner2": 5}),
         ("resnet by both", BOTH | {"method__min_blocks": 2}, {"blocks2": 3, "inner2": 5}),
+        (
+            "resnet by blocks",
+            DEEP | {"method__min_blocks": 1, "method__share_every": 2, "train__rounds": 3},
+            {"blocks2": 3},
+        ),
     ],
 )
 def test_it_trains_as_the_oracle_does(comm, name, settings, lengths):

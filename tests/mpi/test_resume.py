@@ -280,8 +280,9 @@ def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):
     assert [one.round for one in resumed(comm, path, train__max_minutes=0.0)[1]] == [3, 4]
 
 
-def test_a_round_of_blocks_that_several_ranks_hold_goes_on_bit_for_bit(comm, shared_tmp):
-    run = DEEP | {"method__min_blocks": 2, "optimizer__momentum": 0.5, "method__optimizer_state": "carry"}
+@pytest.mark.parametrize("changed", [{}, {"method__share_every": 3, "train__rounds": 4}], ids=["", "seldom shared"])
+def test_a_round_of_blocks_that_several_ranks_hold_goes_on_bit_for_bit(comm, shared_tmp, changed):
+    run = DEEP | {"method__min_blocks": 2, "optimizer__momentum": 0.5, "method__optimizer_state": "carry", **changed}
     expected, _ = own_trained(comm, **run)
     training = Training(own_run(**run), comm)
     stop_at(training, 1, 1)
@@ -291,3 +292,18 @@ def test_a_round_of_blocks_that_several_ranks_hold_goes_on_bit_for_bit(comm, sha
     again.resume(path)
     list(again.rounds())
     assert_same_bits(whole(again), whole(expected))
+
+
+def test_what_ranks_have_of_their_own_between_two_means_is_saved(comm, shared_tmp):
+    run = DEEP | {"method__min_blocks": 1, "method__share_every": 3, "train__rounds": 4}
+    expected, _ = own_trained(comm, **run)
+    half = Training(own_run(**run | {"train__rounds": 2}), comm)
+    list(half.rounds())
+    path = save(half, shared_tmp / "half.h5")
+    again = Training(own_run(**run), comm)
+    again.resume(path)
+    list(again.rounds())
+    assert_same_bits(whole(again), whole(expected))
+    if comm.size > 1:
+        with open_checkpoint(path) as checkpoint:
+            assert checkpoint.partial and not any("sections.1.1" in name for name in checkpoint.partial)

@@ -162,6 +162,8 @@ def train(oracle, lengths, run, weights, ranks):
         for rank in range(ranks)
     ]
     losses = []
+    everybodys = [name for name in weights if _is_everybodys(oracle, name)]
+    own = [{name: weights[name].clone() for name in everybodys} for _ in range(ranks)]
     for round in range(run.train.rounds):
         least = dict.fromkeys(oracle.blocks, run.method.min_blocks)
         deal = Partition.draw(lengths, tuple(lengths), ranks, run.train.seed, round, None, 1.0, least)
@@ -172,15 +174,26 @@ def train(oracle, lengths, run, weights, ranks):
             held = {name: deal.units[name][rank] for name in lengths}
             first = round * run.method.local_steps
             batches = [plain(stream[rank].at(first + step)) for step in range(run.method.local_steps)]
-            trained = _local_steps(oracle, lengths, run, weights, held, ranks, batches, of_round)
+            trained = _local_steps(oracle, lengths, run, {**weights, **own[rank]}, held, ranks, batches, of_round)
+            own[rank] = {name: trained.pop(name).clone() for name in everybodys}
             for name, values in trained.items():
                 where = _where(oracle, name, weights[name], held)
                 total[name][where] += values
                 count[name][where] += 1
         for name, values in weights.items():
             values.copy_(torch.where(count[name] > 0, total[name] / count[name].clamp(min=1), values))
+        means = {name: sum(one[name] for one in own) / ranks for name in everybodys}
+        weights.update(means)
+        if (round + 1) % run.method.share_every == 0:
+            own = [{name: values.clone() for name, values in means.items()} for _ in range(ranks)]
         losses.append(float(np.mean(of_round)))
     return weights, losses
+
+
+def _is_everybodys(oracle, name):
+    """Whether a parameter is on every rank whole."""
+    of_block = any(name.startswith(f"{path}.") for paths in oracle.blocks.values() for path in paths)
+    return not of_block and all(axis is None for axis in oracle.axes[name])
 
 
 def _where(oracle, name, values, held):
