@@ -221,9 +221,10 @@ def poisoned(batch):
     return replace(batch, inputs=tuple(x * np.nan for x in batch.inputs))
 
 
-def test_weights_that_nobody_sent_home_yet_are_kept_as_well(comm):
-    expected, _ = trained(comm, train__rounds=2)
-    training = Training(small_run(train__batch=8), comm)
+@pytest.mark.parametrize("settings", [{}, {"method__share_every": 3, "model__bias": True}], ids=["", "seldom shared"])
+def test_weights_that_nobody_sent_home_yet_are_kept_as_well(comm, settings):
+    expected, _ = trained(comm, train__rounds=2, **settings)
+    training = Training(small_run(train__batch=8, **settings), comm)
     batch = training.method.batch
     training.method.batch = lambda step: poisoned(batch(step)) if step == 7 else batch(step)
     rounds = training.rounds()
