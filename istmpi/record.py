@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,11 @@ CURE = "Repair the file, or take the run's folder away."
 """For a record that cannot be read."""
 JOB = "job"
 """In a run's folder: what the script that started the run says of the machine. May be there before the run."""
+
+
+def known(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The items of a record that are not None, for `dataclasses.asdict`."""
+    return {name: value for name, value in items if value is not None}
 
 
 class Clock:

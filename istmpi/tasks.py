@@ -48,7 +48,12 @@ class Classification(Task):
 
     @staticmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        return float((outputs.argmax(dim=1) == targets).sum())
+        return float(Classification.right(outputs, targets).sum())
+
+    @staticmethod
+    def right(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Which examples have the class that is likeliest, ``[b]`` bool."""
+        return outputs.argmax(dim=1) == targets
 
 
 class Regression(Task):

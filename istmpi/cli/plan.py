@@ -8,6 +8,7 @@ from rich.console import Console
 from istmpi.cli.networks import described, require_dealable
 from istmpi.config import Run
 from istmpi.cost import cost, phase_costs
+from istmpi.exits import require_fitting
 from istmpi.report import tables
 
 
@@ -15,6 +16,7 @@ def show(run: Run, ranks: int) -> None:
     """Print the plan of a run on so many ranks."""
     found = described(run, None)
     run, network = found.run, found.architecture
+    require_fitting(run.train.exit_weights, network.exits, run.model.name)
     costs = phase_costs(run, network, ranks, found.examples)
     for phase, _ in costs:
         require_dealable(run, network, phase)

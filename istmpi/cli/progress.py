@@ -15,6 +15,7 @@ from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.saver import Saver
 from istmpi.cost import cost
 from istmpi.errors import IstmpiError
+from istmpi.evaluation.evaluator import Score
 from istmpi.foreign import one_line
 from istmpi.record import RunFolder
 from istmpi.report import plots
@@ -89,7 +90,7 @@ class TrainingDisplay(Watch):
                 f"round {progress.round:>{width}}/{self._rounds}  {progress.seconds:8.1f} s  loss {progress.loss:.4f}"
             )
             if progress.score:
-                line += f"  test loss {progress.score.loss:.4f}  {self._score_name} {progress.score.score:.4f}"
+                line += f"  test loss {progress.score.loss:.4f}  {self._score_name} {_scores(progress.score)}"
             self._console.print(line)
 
     def noticed(self, message: str) -> None:
@@ -190,11 +191,17 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
     }
 
 
+def _scores(score: Score) -> str:
+    """The score, and behind it that of every exit where there are several."""
+    exits = f" (exits {', '.join(f'{each:.4f}' for each in score.exits)})" if score.exits else ""
+    return f"{score.score:.4f}{exits}"
+
+
 def _outcome(summary: Summary) -> dict[str, str]:
     last, score = summary.last, summary.last.score
     total = sum(summary.seconds.values())
     return {
-        summary.score_name: f"{score.score:.4f} on {score.examples:,} test examples, loss {score.loss:.4f}",
+        summary.score_name: f"{_scores(score)} on {score.examples:,} test examples, loss {score.loss:.4f}",
         "speed": f"{number(summary.examples_per_second)} examples/s over all ranks in {duration(last.seconds)}",
         "time": ", ".join(f"{phase} {seconds / total:.0%}" for phase, seconds in summary.seconds.items()),
         "sent": f"{size(last.bytes)} by all ranks",

@@ -178,6 +178,14 @@ class Train:
         ),
     ] = 0.0
     batch: Annotated[int, Meta(ge=1, description="Examples in a local step of one rank.")] = 128
+    exit_weights: Annotated[
+        tuple[Annotated[float, Meta(ge=0)], ...],
+        Meta(
+            description="How much the loss at each exit of a network with several counts, the last one's included; "
+            "by default 1 each.",
+            extra={"must": "be numbers that are not negative"},
+        ),
+    ] = ()
     seed: Annotated[int, Meta(ge=0, extra={"at_most": MOST - 1}, description="Seed of everything random.")] = 0
     autocast: Annotated[bool, Meta(description="Matrix products in bfloat16.")] = False
     device: Annotated[

@@ -4,22 +4,31 @@ Which of its weights every rank has whole meanwhile, and which stay where they a
 `istmpi.cost.evaluation`.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
+from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
+from istmpi.exits import THRESHOLDS, entropies, exit_taken, outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import TASKS
+from istmpi.tasks import TASKS, Classification
+
+if TYPE_CHECKING:
+    from istmpi.exits import Outputs
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,10 @@ class Score:
 
     loss: float
     score: float
+    """Of the last exit, where there are several."""
     examples: int
+    exits: tuple[float, ...] | None = None
+    """The score of every exit, where there are several."""
 
 
 class Evaluator:
@@ -52,6 +64,7 @@ class Evaluator:
         sampled = min(run.evaluate.calibration_examples, len(dataset.train))
         passes = [] if self._local else [sampled, *map(len, self._batches(len(dataset.test)))]
         self.plan = evaluation_plan(architecture, communicator.size, memory, passes, self._local)
+        self._exits = architecture.exits
         self.network = FullNetwork(architecture, store, communicator, self.plan.sharded, self._local)
 
     def score(self) -> Score:
@@ -63,19 +76,49 @@ class Evaluator:
 
     def measure(self, split: Split) -> Score:
         """The score on a whole split, with the normalisation as it is."""
-        totals = np.zeros(3)
+        weights = self._run.train.exit_weights
+
+        def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
+            loss = float(weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum"))
+            points = [self._task.points(of, batch.targets) for of in outputs_of(outputs)]
+            return np.array([loss, batch.examples, *points])
+
+        loss, examples, *points = self._sum_over(split, (2 + self._exits,), totals_of).tolist()
+        scores = tuple(each / examples for each in points)
+        return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None)
+
+    def early_exits(self, split: Split) -> np.ndarray:
+        """What leaving early does on a split: ``[thresholds, exits, 2]``, for each of `istmpi.exits.THRESHOLDS`.
+
+        The examples that leave at each exit, and those of them that are classified right, as shares of all examples.
+        With the normalisation as it is.
+        """
+
+        def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
+            unsure = entropies(outputs)
+            right = torch.stack([Classification.right(of, batch.targets) for of in outputs_of(outputs)])
+            of_batch = np.empty(shape)
+            for place, threshold in enumerate(THRESHOLDS):
+                here = functional.one_hot(exit_taken(unsure, threshold), self._exits).T
+                of_batch[place, :, 0], of_batch[place, :, 1] = here.sum(dim=1), (here * right).sum(dim=1)
+            return of_batch
+
+        shape = len(THRESHOLDS), self._exits, 2
+        totals = self._sum_over(split, shape, totals_of)
+        return totals / totals[0, :, 0].sum()
+
+    def _sum_over(
+        self, split: Split, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]
+    ) -> np.ndarray:
+        """The sum over a split's batches of what a function makes of the network's outputs and a batch. Collective."""
+        totals = np.zeros(shape)
         spread = not self._local and not self.network.same_examples
         first, step = (self._communicator.rank, self._communicator.size) if spread else (0, 1)
         for rows in islice(self._batches(len(split)), first, None, step):
             batch = split.batch(rows).to("cpu", self._dtype)
-            outputs = self.network(*batch.inputs)
-            loss = float(self._task.loss(outputs, batch.targets, "sum"))
-            totals += loss, self._task.points(outputs, batch.targets), batch.examples
+            totals += totals_of(self.network(*batch.inputs), batch)
         self.network.finish()
-        if self._local or spread:
-            totals = self._communicator.allreduce_sum(totals)
-        loss, points, examples = totals.tolist()
-        return Score(loss / examples, points / examples, int(examples))
+        return self._communicator.allreduce_sum(totals) if self._local or spread else totals
 
     def calibrate(self) -> None:
         """Take the normalisations' moments at the store's present weights."""

@@ -4,8 +4,11 @@ A gathered leaf has its whole weight on every rank. A sharded one keeps its rows
 gathered from them (`istmpi.evaluation.exchanges`). Which are sharded is said by `istmpi.cost.evaluation`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +20,9 @@ from istmpi.evaluation.exchanges import OwnExamples, SameExamples
 from istmpi.models.architecture import Architecture, Chain
 from istmpi.models.leaves import leaves_of, prepare
 from istmpi.models.norms import BatchNorm, calibrate, moments_of
+
+if TYPE_CHECKING:
+    from istmpi.exits import Outputs
 
 Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -66,8 +72,8 @@ class FullNetwork:
         self.moments = moments
 
     @torch.no_grad()
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """The outputs ``[b, outputs]`` for the inputs of a batch."""
+    def __call__(self, *inputs: torch.Tensor) -> Outputs:
+        """The outputs for the inputs of a batch."""
         if not self.same_examples:
             return self._network(*inputs)
         with _same_random_numbers():

@@ -28,6 +28,7 @@ from istmpi.devices import to_empty
 from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
+from istmpi.exits import outputs_of, weighted_loss
 from istmpi.methods import METHODS
 from istmpi.methods.optimizers import optimizer_spec
 from istmpi.methods.outer import Outer
@@ -37,6 +38,7 @@ from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.config import Run
+    from istmpi.exits import Outputs
 
 
 @dataclass
@@ -85,7 +87,6 @@ class Method(ABC):
         self.tensors = {}
         self.optimizer_spec = optimizer_spec(job.run.optimizer)
         self.outer = Outer(*self.spec.outer(job.run))
-        self.loss = TASKS[job.task].loss
         self.examples = 0
         """That this rank has consumed."""
         self._built: tuple[dict[str, int], nn.Module] | None = None
@@ -240,11 +241,16 @@ class Method(ABC):
         loss = self.loss(self.forward(network, batch), batch.targets)
         return loss, loss
 
-    def forward(self, network: Callable[..., torch.Tensor], batch: Batch) -> torch.Tensor:
+    def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
+        """The task's loss, of a network with several exits the weighted sum over them."""
+        return weighted_loss(TASKS[self.job.task].loss, outputs, targets, self.job.run.train.exit_weights)
+
+    def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
         """The network's outputs, its matrix products in bfloat16 if the run says so."""
         if self.job.run.train.autocast:
             with torch.autocast(self.job.device.type, torch.bfloat16):
-                return network(*batch.inputs).float()
+                returned = network(*batch.inputs)
+            return [outputs.float() for outputs in outputs_of(returned)]
         return network(*batch.inputs)
 
     def _agree(self, network: nn.Module, mine: InterruptedRound, round: int) -> float | InterruptedRound:

@@ -1,7 +1,8 @@
 """Codistillation (Anil et al. 2018, arXiv 1804.03235): every rank trains its own network and learns from the others'.
 
 After a burn-in the loss is the labels' cross-entropy plus the cross-entropy against the mean of what the other ranks'
-networks predict, as they were at the beginning of the round. The network of rank 0 is kept.
+networks predict, as they were at the beginning of the round. The network of rank 0 is kept. Of networks with several
+exits the last one's predictions teach all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from istmpi.engine.layout import Replicated
 from istmpi.engine.slots import Slot, weights_among
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
+from istmpi.exits import outputs_of
 from istmpi.methods.base import InterruptedRound, Job
 from istmpi.methods.replicated import OwnNetworks
 from istmpi.models.architecture import Architecture
@@ -80,9 +82,9 @@ class Codistillation(OwnNetworks):
         network.eval()  # without dropout; normalisation has no running statistics to use
         with torch.no_grad():
             predictions = [self.forward(_with(network, other), batch) for other in self._others]
-            mean = sum(functional.softmax(each, dim=1) for each in predictions) / len(predictions)
+            mean = sum(functional.softmax(outputs_of(each)[-1], dim=1) for each in predictions) / len(predictions)
         network.train()
-        return loss + functional.cross_entropy(outputs, mean), loss
+        return loss + self.loss(outputs, mean), loss
 
     def _fetch_others(self, mine: Mapping[str, torch.Tensor]) -> None:
         """Every other rank's weights."""

@@ -42,9 +42,9 @@ class Architecture(ABC):
     what each normalisation of any kind makes for an example. ``inexact``: the modules whose operators are told as large
     as in the full network, whatever the lengths. ``sums``: the modules whose product adds up what the units
     of some groups contribute, with no batch normalisation directly behind it, and these groups. ``blocks``: of the
-    groups whose units are whole blocks, which a rank has or has not, these. ``leaves``: the modules
-    that can be evaluated with the rows of their parameters spread over ranks, and the names of these. ``stochastic``:
-    training draws random numbers (dropout).
+    groups whose units are whole blocks, which a rank has or has not, these. ``leaves``: the modules that can be
+    evaluated with the rows of their parameters spread over ranks, and the names of these. ``exits``: how many outputs a
+    forward pass returns (`istmpi.exits`). ``stochastic``: training draws random numbers (dropout).
     """
 
     lengths: dict[str, int]
@@ -57,6 +57,7 @@ class Architecture(ABC):
     sums: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     blocks: Blocks = MappingProxyType({})
     leaves: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    exits: int = 1
     stochastic: bool
 
     @property

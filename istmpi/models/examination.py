@@ -41,7 +41,7 @@ def examine(network: OwnNetwork) -> Table:
     module = built(network, seed=0)
     first = _contents(_values(module))
     watched = _watch(network, module)
-    stochastic = _draws_random_numbers(network, module)
+    stochastic = _draws_random_numbers(network, module, watched.exits)
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
             raise ConfigError(
@@ -72,6 +72,7 @@ def examine(network: OwnNetwork) -> Table:
         preferred=network.preferred,
         blocks=inferred.blocks,
         leaves=proved_leaves(network, inferred.widths),
+        exits=watched.exits,
     )
 
 
@@ -93,6 +94,8 @@ class _Watched:
     """The products that were called."""
     bare: frozenset[str]
     """Those of them whose output went elsewhere than straight into a batch normalisation."""
+    exits: int
+    """How many outputs the network returned."""
 
 
 def _refuse_what_cannot_be_trained(network: OwnNetwork, module: nn.Module) -> None:
@@ -156,7 +159,7 @@ def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
         layer.register_forward_pre_hook(lambda _, inputs, name=name: arrives(name, inputs[0]))
         for name, layer in norms.items()
     ]
-    network.forward(module.eval(), network.examples(EXAMPLES, torch.get_default_dtype()))
+    returned = network.forward(module.eval(), network.examples(EXAMPLES, torch.get_default_dtype()))
     for hook in hooks:
         hook.remove()
     for name, count in calls.items():
@@ -166,11 +169,15 @@ def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
                 f"calibrates one mean and variance, of one call. Use a layer for each call."
             )
     bare = frozenset(name for number, (name, *_) in enumerate(outputs) if number not in normalised)
-    return _Watched(norms, frozenset(name for name, *_ in outputs), bare)
+    return _Watched(norms, frozenset(name for name, *_ in outputs), bare, returned.shape[1] // network.outputs)
 
 
-def _draws_random_numbers(network: OwnNetwork, module: nn.Module) -> bool:
-    """Whether a forward pass in training does; refuses one without a gradient, and one that changes a buffer."""
+def _draws_random_numbers(network: OwnNetwork, module: nn.Module, exits: int) -> bool:
+    """Whether a forward pass in training does.
+
+    Refuses one without a gradient, one that changes a buffer, and one that returns more or fewer outputs than
+    ``exits``, as many as in evaluation.
+    """
     before = _contents(module.named_buffers())
     with torch.random.fork_rng(devices=[]):
         state = torch.get_rng_state()
@@ -181,6 +188,11 @@ def _draws_random_numbers(network: OwnNetwork, module: nn.Module) -> bool:
         raise ConfigError(
             f"{network.name}: its outputs have no gradient with respect to any parameter. Leave torch.no_grad, detach "
             f"and argmax out of its forward."
+        )
+    if (trained := outputs.shape[1] // network.outputs) != exits:
+        raise ConfigError(
+            f"{network.name}: its forward returns {trained} output{'s' * (trained > 1)} in training and {exits} in "
+            f"evaluation. Let it return as many in both, the full network's last."
         )
     after = _contents(module.named_buffers())
     for name in before:

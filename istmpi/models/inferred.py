@@ -45,6 +45,7 @@ class InferredNetwork(Architecture):
         self.normalised = tuple(map(Pattern.parse, table.normalised))
         self.inexact = table.inexact
         self.leaves = dict(table.leaves)
+        self.exits = table.exits
 
     @property
     def default_groups(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.exits import joined, outputs_of
 from istmpi.models.source import Source, source_of
 from istmpi.names import place_of
 
@@ -118,34 +119,37 @@ class OwnNetwork:
         return values.to(dtype).to(device)
 
     def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """The outputs ``[b, outputs]`` for a batch's inputs; ConfigError where it fails or returns something else.
+        """The outputs ``[b, exits * outputs]`` for a batch's inputs, those of all exits side by side.
 
-        ``gradients``: recorded for a backward pass, as in training.
+        ConfigError where it fails or returns something else. ``gradients``: recorded for a backward pass, as in
+        training.
         """
         import torch
 
         try:
             with torch.set_grad_enabled(gradients):
-                outputs = network(*inputs)
+                returned = network(*inputs)
         except (Exception, SystemExit) as error:
             shape = " x ".join(map(str, inputs[0].shape))
             raise ConfigError(
                 f"{self.name}: its forward fails on examples of shape {shape}: {_said(error)}. Examples come flat to a "
                 f"network that asks for features alone, else in the shape of the data."
             ) from error
-        shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        if shape != (len(inputs[0]), self.outputs):
-            examples = len(inputs[0])
-            raise ConfigError(
-                f"{self.name}: its forward returns {shape} for {examples} examples; the data need ({examples}, "
-                f"{self.outputs}). Its argument outputs is filled in with that {self.outputs}."
-            )
-        if not outputs.is_floating_point():
-            raise ConfigError(
-                f"{self.name}: its forward returns numbers of {outputs.dtype}; the data need floating-point numbers. "
-                f"Return the scores themselves, for classes their logits."
-            )
-        return outputs
+        for number, outputs in enumerate(outputs_of(returned) or (returned,), 1):
+            of = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
+            shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+            if shape != (len(inputs[0]), self.outputs):
+                examples = len(inputs[0])
+                raise ConfigError(
+                    f"{self.name}: its forward returns {shape}{of} for {examples} examples; the data need ({examples}, "
+                    f"{self.outputs}). Its argument outputs is filled in with that {self.outputs}."
+                )
+            if not outputs.is_floating_point():
+                raise ConfigError(
+                    f"{self.name}: its forward returns numbers of {outputs.dtype}{of}; the data need floating-point "
+                    f"numbers. Return the scores themselves, for classes their logits."
+                )
+        return joined(returned)
 
 
 def own_network(name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any]) -> OwnNetwork:

@@ -13,7 +13,8 @@ class ResNet(nn.Module):
     stream in each section; ``inner``: channels inside the section's blocks, which are dealt out (LOFT, arXiv
     2210.16169): a block's input and output stay whole. ``bottleneck``: three convolutions a block, 1x1, 3x3, 1x1,
     instead of two of 3x3; the stream is usually four times as wide as ``inner`` then. ``stem``: 3 for small images; 7
-    for large ones, with a stride and a pooling.
+    for large ones, with a stride and a pooling. ``exits``: the sections, numbered from 1, behind which another
+    classifier sits; its outputs are returned before the last one's.
     """
 
     DEALT = ("inner",)
@@ -27,6 +28,7 @@ class ResNet(nn.Module):
         inner: tuple[int, ...] = (64, 128, 256, 512),
         bottleneck: bool = False,
         stem: int = 3,
+        exits: tuple[int, ...] = (),
     ):
         super().__init__()
         if not len(blocks) == len(channels) == len(inner):
@@ -37,6 +39,11 @@ class ResNet(nn.Module):
             raise ValueError(f"stem = {stem} must be 3 or 7, the side of the first convolution")
         if len(shape) != 3:
             raise ValueError(f"examples of shape {tuple(shape)} are no images [channels, height, width]")
+        if any(not 1 <= section < len(blocks) for section in exits) or [*exits] != sorted({*exits}):
+            raise ValueError(
+                f"exits = {list(exits)} must be sections from 1 to {len(blocks) - 1}, each once and in order: behind the "
+                f"last one is the classifier itself"
+            )
         self.stem = nn.Conv2d(shape[0], channels[0], stem, padding=stem // 2, stride=1 + (stem == 7), bias=False)
         self.pool = nn.MaxPool2d(3, stride=2, padding=1) if stem == 7 else nn.Identity()
         sections, before = [], channels[0]
@@ -50,10 +57,29 @@ class ResNet(nn.Module):
         self.sections = nn.Sequential(*sections)
         self.norm = nn.BatchNorm2d(before)
         self.outputs = nn.Linear(before, outputs)
+        self.exits = nn.ModuleDict({str(section): Exit(channels[section - 1], outputs) for section in exits})
 
     def forward(self, x):
-        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``."""
-        x = self.sections(self.pool(self.stem(x)))
+        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``; of every exit, where there are any."""
+        x, early = self.pool(self.stem(x)), []
+        for number, section in enumerate(self.sections, 1):
+            x = section(x)
+            if str(number) in self.exits:
+                early.append(self.exits[str(number)](x))
+        logits = self.outputs(functional.relu(self.norm(x)).mean(dim=(2, 3)))
+        return (*early, logits) if early else logits
+
+
+class Exit(nn.Module):
+    """A classifier of the residual stream, ``[b, channels, height, width]``."""
+
+    def __init__(self, channels: int, outputs: int):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.outputs = nn.Linear(channels, outputs)
+
+    def forward(self, x):
+        """Logits ``[b, outputs]``."""
         return self.outputs(functional.relu(self.norm(x)).mean(dim=(2, 3)))
 
 

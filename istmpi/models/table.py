@@ -68,6 +68,8 @@ class Table:
     """Of the groups whose units are residual blocks, these."""
     leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The modules that compute alike wherever the rows of their parameters lie, and the names of these."""
+    exits: int = 1
+    """How many outputs a forward pass returns, the full network's included."""
 
     @property
     def dealt(self) -> tuple[str, ...]:
@@ -106,6 +108,7 @@ class Table:
             },
             # A checkpoint of before has none: then every rank puts the whole network together.
             leaves={path: tuple(names) for path, names in tree.get("leaves", {}).items()},
+            exits=int(tree.get("exits", 1)),
         )
 
     def difference(self, other: Table) -> str:
@@ -119,7 +122,8 @@ class Table:
             tree["parameters"] = {name: entry["axes"] for name, entry in tree["parameters"].items()}
         for tree, table in ((mine, self), (theirs, other)):
             tree["dealt"] = list(table.dealt)
-        for fact in ("settings", "groups", "dealt", "parameters", "norms", "sums", "unscaled", "stochastic", "blocks"):
+        compared = ("settings", "groups", "dealt", "parameters", "norms", "sums", "unscaled", "stochastic", "blocks")
+        for fact in (*compared, "exits"):
             if mine[fact] == theirs[fact]:
                 continue
             if not isinstance(mine[fact], dict):

@@ -13,7 +13,9 @@ class VGG(nn.Module):
 
     ``shape``: channels, height, width. ``layers``: 11, 13 or 16. ``channels``: of the convolutions of each section;
     ``dense``: widths of the hidden dense layers. The IST paper deals out the dense layers alone (`DEALT`); with
-    ``method.partition = ["channels1", ...]`` a section's channels are dealt out, too.
+    ``method.partition = ["channels1", ...]`` a section's channels are dealt out, too. ``exits``: the sections, numbered
+    from 1, behind which another classifier sits, a linear one of each channel's mean; its outputs are returned before
+    the last one's.
     """
 
     DEALT = ("dense",)
@@ -26,6 +28,7 @@ class VGG(nn.Module):
         channels: tuple[int, ...] = (64, 128, 256, 512, 512),
         dense: tuple[int, ...] = (4096, 4096),
         dropout: float = 0.5,
+        exits: tuple[int, ...] = (),
     ):
         super().__init__()
         if layers not in LAYERS:
@@ -34,8 +37,13 @@ class VGG(nn.Module):
             raise ValueError(f"channels = {list(channels)} must be {len(LAYERS[layers])} numbers, one for each section")
         if len(shape) != 3:
             raise ValueError(f"examples of shape {tuple(shape)} are no images [channels, height, width]")
+        if any(not 1 <= section <= len(channels) for section in exits) or [*exits] != sorted({*exits}):
+            raise ValueError(
+                f"exits = {list(exits)} must be sections from 1 to {len(channels)}, each once and in order"
+            )
         before, height, width = shape
         features: list[nn.Module] = []
+        self.section_ends = []
         for convolutions, after in zip(LAYERS[layers], channels):
             for _ in range(convolutions):
                 # A bias in front of a batch normalisation would have no effect.
@@ -44,6 +52,7 @@ class VGG(nn.Module):
             if min(height, width) > 1:
                 features.append(nn.MaxPool2d(2))
                 height, width = height // 2, width // 2
+            self.section_ends.append(len(features))
         self.features = nn.Sequential(*features)
         before *= height * width
         classifier: list[nn.Module] = []
@@ -51,7 +60,14 @@ class VGG(nn.Module):
             classifier += [nn.Linear(before, after), nn.BatchNorm1d(after), nn.ReLU(), nn.Dropout(dropout)]
             before = after
         self.classifier = nn.Sequential(*classifier, nn.Linear(before, outputs))
+        self.exits = nn.ModuleDict({str(section): nn.Linear(channels[section - 1], outputs) for section in exits})
 
     def forward(self, x):
-        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``."""
-        return self.classifier(self.features(x).flatten(1))
+        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``; of every exit, where there are any."""
+        early = []
+        for place, layer in enumerate(self.features, 1):
+            x = layer(x)
+            if place in self.section_ends and (exit := str(self.section_ends.index(place) + 1)) in self.exits:
+                early.append(self.exits[exit](x.mean(dim=(2, 3))))
+        logits = self.classifier(x.flatten(1))
+        return (*early, logits) if early else logits

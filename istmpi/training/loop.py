@@ -27,6 +27,7 @@ from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.axes import narrowed
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator, Score
+from istmpi.exits import require_fitting
 from istmpi.methods import spec_of
 from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.models.inferred import InferredNetwork
@@ -73,6 +74,7 @@ class Training:
         self.architecture = network_of(run, data, communicator)
         self.dataset = data.reshaped(self.architecture.example_shape)
         with communicator.agreed():
+            require_fitting(run.train.exit_weights, self.architecture.exits, run.model.name)
             self.batches = self._stream(run)
             phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
             self.phases = [(phase, rounds) for phase, rounds in phases if rounds]

@@ -16,7 +16,7 @@ from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import DataError, DivergedError, OutputError, StoppedError
 from istmpi.lock import FolderLock
-from istmpi.record import SETTINGS, SUMMARY, RunFolder
+from istmpi.record import SETTINGS, SUMMARY, RunFolder, known
 from istmpi.training.loop import Progress, Training
 
 
@@ -130,7 +130,7 @@ def run_training(
         last = progress or training.progress(training.evaluate())
         summary = Summary(folder.path, communicator.size, training.score_name, last, phases, training.data_fingerprint)
         if first:
-            folder.write(SUMMARY, json.dumps(asdict(summary), default=str, indent=2) + "\n")
+            folder.write(SUMMARY, json.dumps(asdict(summary, dict_factory=known), default=str, indent=2) + "\n")
             watch.finished(summary)
         return summary
 
@@ -159,8 +159,8 @@ def _train(
         for progress in training.rounds():
             if first:
                 try:
-                    known = {key: value for key, value in asdict(progress).items() if value is not None}
-                    folder.append({**known, "ranks": communicator.size, "score_name": training.score_name})
+                    figures = asdict(progress, dict_factory=known)
+                    folder.append({**figures, "ranks": communicator.size, "score_name": training.score_name})
                 except OutputError as error:
                     if len(folder.pending) == 1:
                         watch.noticed(f"{error} The run goes on; its metrics are kept until they can be.")
