@@ -7,6 +7,7 @@ arXiv 1709.01921). The loss is the weighted sum over exits; an example leaves at
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from math import log
 from operator import add
@@ -22,6 +23,34 @@ if TYPE_CHECKING:
 
 THRESHOLDS = tuple(number / 100 for number in range(101))
 """Of the normalised entropy, as a curve of accuracy against the share that leaves early has them."""
+
+
+HALF_A_POINT = 0.005
+"""Of accuracy: what a threshold may cost to be named."""
+
+
+@dataclass(frozen=True)
+class ExitPoint:
+    """What becomes of examples that leave early with one threshold."""
+
+    threshold: float
+    accuracy: float
+    """Of all examples, each at the exit where it leaves."""
+    shares: tuple[float, ...]
+    """Of the examples that leave at each exit; they sum to 1."""
+    right: tuple[float, ...]
+    """Of all examples, those that leave at each exit and are classified right."""
+
+    @property
+    def early(self) -> float:
+        """The share that leaves before the last exit."""
+        return 1 - self.shares[-1]
+
+
+def nearly_free(curve: Sequence[ExitPoint]) -> ExitPoint:
+    """Of a curve from threshold 0 on, the point with most early leavers that loses less than half a point."""
+    least = curve[0].accuracy - HALF_A_POINT
+    return max((point for point in curve if point.accuracy > least), key=lambda point: point.early)
 
 
 def outputs_of(returned: Outputs) -> tuple[torch.Tensor, ...]:
@@ -58,7 +87,7 @@ def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
 
 
 def normalised_entropy(outputs: torch.Tensor) -> torch.Tensor:
-    """How unsure a classifier is of each example: the entropy of its classes over the largest one, ``[b]`` in [0, 1]."""
+    """How unsure a classifier is of each example: its classes' entropy over the largest possible, ``[b]`` in [0, 1]."""
     import torch
 
     entropy = torch.special.entr(outputs.double().softmax(dim=1)).sum(dim=1)

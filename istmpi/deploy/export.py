@@ -175,7 +175,7 @@ def _torch(content: Content, name: str) -> Parts:
 def _onnx(content: Content, name: str) -> Parts:
     """A chain from its layers, however large; any other network from its program."""
     if content.own:
-        model, tensors = onnx_of(content.program, content.network.name)
+        model, tensors = onnx_of(content.program, content.network.name, content.network.exits)
     else:
         model, tensors = to_onnx.chain(content.layers)
     return onnx_file.files(model, tensors, content.metadata, name)

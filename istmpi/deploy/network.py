@@ -1,6 +1,9 @@
 """A checkpoint's whole network in one process, without MPI."""
 
+from __future__ import annotations
+
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,10 +15,15 @@ from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.scoring import require_fitting
 from istmpi.engine.store import ParameterStore
-from istmpi.errors import DataError
+from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.evaluator import calibration_rows
+from istmpi.exits import entropies, exit_taken, outputs_of
 from istmpi.models.leaves import prepare
 from istmpi.models.norms import calibrate, moments_of
+from istmpi.tasks import CLASSIFICATION
+
+if TYPE_CHECKING:
+    from istmpi.exits import Outputs
 
 
 class CalibratedNetwork:
@@ -38,6 +46,7 @@ class CalibratedNetwork:
         self._network = architecture.without_values(store.scale).eval()
         for name, parameter in prepare(self._network, elsewhere=()).items():
             parameter.data = store.tensors[name]
+        self._path, self._exits = checkpoint.path, architecture.exits
         self._norms = architecture.batch_norm_layers(self._network)
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self._data, self._example_shape = checkpoint.header.data, architecture.example_shape
@@ -47,9 +56,34 @@ class CalibratedNetwork:
         else:
             self._calibrate(checkpoint, calibrate_on)
 
-    @torch.no_grad()
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """The outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data; DataError for others."""
+        """The outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data; DataError for others.
+
+        Of a network with several exits, the last one's.
+        """
+        return outputs_of(self._run(x))[-1].numpy()
+
+    def leaving_early(self, x: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+        """The outputs of the exit at which each example leaves, and the number of this exit, from 1.
+
+        An example leaves at the first exit whose normalised entropy is below the threshold, else at the last. The
+        network must have passed `require_early_exits`.
+        """
+        returned = self._run(x)
+        taken = exit_taken(entropies(returned), threshold)
+        outputs = torch.stack(outputs_of(returned))[taken, torch.arange(len(taken))]
+        return outputs.numpy(), taken.numpy() + 1
+
+    def require_early_exits(self) -> None:
+        """Refuse, with a ConfigError, a network that no example can leave early."""
+        subject = f"--exit-threshold is for classifiers with several exits; {self._path}"
+        if self._data.task != CLASSIFICATION:
+            raise ConfigError(f"{subject} has a network for {self._data.task}. Leave it out.")
+        if self._exits == 1:
+            raise ConfigError(f"{subject} has a network with one. Leave it out.")
+
+    @torch.no_grad()
+    def _run(self, x: np.ndarray) -> Outputs:
         if x.ndim != 2 or x.shape[1] != prod(self._data.shape):
             raise DataError(
                 f"examples of shape {x.shape} do not fit this network: it takes [examples, {prod(self._data.shape)}], "
@@ -58,7 +92,7 @@ class CalibratedNetwork:
         unknown = np.full(len(x), -1)
         examples = split_of(self._data.kind, self._data.shape, x, unknown, self._normalisation)
         batch = examples.reshaped(self._example_shape).batch(np.arange(len(x)))
-        return self._network(*batch.to("cpu", self._dtype).inputs).numpy()
+        return self._network(*batch.to("cpu", self._dtype).inputs)
 
     @property
     def moments(self) -> Moments:

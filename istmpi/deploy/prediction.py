@@ -1,42 +1,65 @@
 """Examples in, one line of text for each out; a batch at a time."""
 
+from __future__ import annotations
+
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from istmpi.data.inputs import Block
 from istmpi.foreign import printable
 
+if TYPE_CHECKING:
+    from istmpi.deploy.network import CalibratedNetwork
+
 BATCH = 256
 """Examples whose activations are in memory at a time."""
 
 
-def predict(network: Callable[[np.ndarray], np.ndarray], blocks: Iterable[Block]) -> Iterator[Block]:
-    """The examples' names and the network's outputs ``[b, outputs]``, in order."""
+class Predicted(NamedTuple):
+    """Some examples and what a network says of them."""
+
+    examples: Sequence[str | int]
+    outputs: np.ndarray
+    """``[b, outputs]``"""
+    exits: np.ndarray | None = None
+    """At which exit each of them left, from 1, where they may leave early."""
+
+
+def predict(network: CalibratedNetwork, blocks: Iterable[Block], threshold: float | None = None) -> Iterator[Predicted]:
+    """The examples and the network's outputs for them, in order; with a ``threshold`` they may leave early."""
     for names, x in blocks:
         for start in range(0, len(x), BATCH):
-            yield names[start : start + BATCH], network(x[start : start + BATCH])
+            rows = slice(start, start + BATCH)
+            if threshold is None:
+                yield Predicted(names[rows], network(x[rows]))
+            else:
+                yield Predicted(names[rows], *network.leaving_early(x[rows], threshold))
 
 
 def lines(
-    predictions: Iterable[Block], classes: Sequence[str] | None, outputs: int, all_outputs: bool, form: str
+    predictions: Iterable[Predicted], classes: Sequence[str] | None, outputs: int, all_outputs: bool, form: str
 ) -> Iterator[str]:
     """Text, piece by piece: ``csv`` with a line of names first, or ``jsonl``.
 
-    A classifier's example gets its class, the probability of that class and, with ``all_outputs``, every output as it
-    leaves the network; otherwise an example gets its outputs.
+    A classifier's example gets its class, the probability of that class, the exit at which it left where it may leave
+    early and, with ``all_outputs``, every output as it leaves the network; otherwise an example gets its outputs.
     """
     classes = classes and tuple(map(printable, classes))
     names = [f"output_{name}" for name in classes or range(outputs)] if all_outputs or classes is None else []
-    header = ["example", *(["class", "probability"] if classes else []), *names]
     first = True
-    for examples, values in predictions:
-        rows = [[name, *_class(row, classes), *map(_number, row[: len(names)])] for name, row in zip(examples, values)]
+    for examples, values, exits in predictions:
+        early = [] if exits is None else ["exit"]
+        header = ["example", *(["class", "probability"] if classes else []), *early, *names]
+        rows = [
+            [name, *_class(row, classes), *([] if exits is None else [int(exits[n])]), *map(_number, row[: len(names)])]
+            for n, (name, row) in enumerate(zip(examples, values))
+        ]
         if form == "jsonl":
             yield "".join(_json(dict(zip(header, row)), names, classes) + "\n" for row in rows)
             continue

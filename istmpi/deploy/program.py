@@ -4,6 +4,8 @@ It takes examples as they are in the data, any number at a time, and is made by 
 exporter makes ONNX.
 """
 
+from __future__ import annotations
+
 import io
 import json
 import logging
@@ -11,7 +13,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +21,13 @@ from torch import nn
 
 from istmpi.deploy.layers import Layer, Values
 from istmpi.errors import ConfigError
+from istmpi.exits import joined
 from istmpi.foreign import reason
 from istmpi.models.inferred import InferredNetwork
 from istmpi.optional import optional
+
+if TYPE_CHECKING:
+    from istmpi.exits import Outputs
 
 EXAMPLES = 3
 """In the pass that is traced: not 1, which PyTorch takes for a number that never changes."""
@@ -41,8 +47,8 @@ class Normalising(nn.Module):
         for name, values in zip(("mean", "std"), normalisation or ()):
             self.register_buffer(name, torch.from_numpy(values).view(*shape))
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The outputs ``[b, outputs]`` for examples ``[b, *shape]`` as they are in the data."""
+    def forward(self, input: torch.Tensor) -> Outputs:
+        """The outputs for examples ``[b, *shape]`` as they are in the data."""
         return self.network((input - self.mean) / self.std if self.normalised else input)
 
 
@@ -96,8 +102,8 @@ def traced(module: nn.Module, shape: Sequence[int], name: str) -> torch.export.E
     return program
 
 
-def _agree(outputs: torch.Tensor, expected: torch.Tensor) -> bool:
-    outputs, expected = outputs.nan_to_num(), expected.nan_to_num()
+def _agree(returned: Outputs, wanted: Outputs) -> bool:
+    outputs, expected = joined(returned).nan_to_num(), joined(wanted).nan_to_num()
     return bool((outputs - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
@@ -112,8 +118,11 @@ def require_onnx_exporter() -> None:
     optional("onnxscript", "onnxscript", "exports to ONNX of a network of your own", "export")
 
 
-def onnx_of(program: torch.export.ExportedProgram, name: str) -> tuple[Any, dict[str, Values]]:
-    """The model without its tensors, and the tensors by their names in it, as PyTorch's own exporter makes them."""
+def onnx_of(program: torch.export.ExportedProgram, name: str, exits: int) -> tuple[Any, dict[str, Values]]:
+    """The model without its tensors, and the tensors by their names in it, as PyTorch's own exporter makes them.
+
+    Its outputs are ``exit1``, ``exit2``, ... and the last one ``output``.
+    """
     try:
         with _quietly():
             made = torch.onnx.export(
@@ -121,7 +130,7 @@ def onnx_of(program: torch.export.ExportedProgram, name: str) -> tuple[Any, dict
                 dynamo=True,
                 opset_version=OPSET,
                 input_names=["input"],
-                output_names=["output"],
+                output_names=[*(f"exit{number}" for number in range(1, exits)), "output"],
                 dynamic_shapes=({0: "batch"},),
                 verbose=False,
             )

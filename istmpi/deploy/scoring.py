@@ -13,7 +13,8 @@ from istmpi.devices import choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.evaluation.evaluator import Evaluator, Score
-from istmpi.tasks import TASKS
+from istmpi.exits import ExitPoint
+from istmpi.tasks import CLASSIFICATION, TASKS
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Evaluation:
     """The normalisation was calibrated now, on the training split of these data, not taken from the file."""
     note: str = ""
     """Something that the user should know."""
+    early_exits: tuple[ExitPoint, ...] = ()
+    """What leaving early does, by threshold; of a classifier with several exits."""
 
 
 def evaluate(
@@ -68,8 +71,15 @@ def evaluate(
     else:
         evaluator.network.load_moments(moments)
     score = evaluator.measure(data.splits[split])
+    several = network.exits > 1 and data.task == CLASSIFICATION
     return Evaluation(
-        score, TASKS[data.task].score, source, split, calibrate and bool(network.batch_norms), changed_source(network)
+        score,
+        TASKS[data.task].score,
+        source,
+        split,
+        calibrate and bool(network.batch_norms),
+        changed_source(network),
+        evaluator.early_exits(data.splits[split]) if several else (),
     )
 
 

@@ -23,7 +23,7 @@ from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
-from istmpi.exits import THRESHOLDS, entropies, exit_taken, outputs_of, weighted_loss
+from istmpi.exits import THRESHOLDS, ExitPoint, entropies, exit_taken, outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
 from istmpi.tasks import TASKS, Classification
 
@@ -87,10 +87,9 @@ class Evaluator:
         scores = tuple(each / examples for each in points)
         return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None)
 
-    def early_exits(self, split: Split) -> np.ndarray:
-        """What leaving early does on a split: ``[thresholds, exits, 2]``, for each of `istmpi.exits.THRESHOLDS`.
+    def early_exits(self, split: Split) -> tuple[ExitPoint, ...]:
+        """What leaving early does to a classifier on a split, for each of `istmpi.exits.THRESHOLDS`.
 
-        The examples that leave at each exit, and those of them that are classified right, as shares of all examples.
         With the normalisation as it is.
         """
 
@@ -105,7 +104,11 @@ class Evaluator:
 
         shape = len(THRESHOLDS), self._exits, 2
         totals = self._sum_over(split, shape, totals_of)
-        return totals / totals[0, :, 0].sum()
+        count = totals[0, :, 0].sum()
+        return tuple(
+            ExitPoint(threshold, right.sum() / count, tuple((left / count).tolist()), tuple((right / count).tolist()))
+            for threshold, (left, right) in zip(THRESHOLDS, totals.transpose(0, 2, 1))
+        )
 
     def _sum_over(
         self, split: Split, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]

@@ -41,8 +41,8 @@ class ResNet(nn.Module):
             raise ValueError(f"examples of shape {tuple(shape)} are no images [channels, height, width]")
         if any(not 1 <= section < len(blocks) for section in exits) or [*exits] != sorted({*exits}):
             raise ValueError(
-                f"exits = {list(exits)} must be sections from 1 to {len(blocks) - 1}, each once and in order: behind the "
-                f"last one is the classifier itself"
+                f"exits = {list(exits)} must be sections from 1 to {len(blocks) - 1}, each once and in order: behind "
+                f"the last one is the classifier itself"
             )
         self.stem = nn.Conv2d(shape[0], channels[0], stem, padding=stem // 2, stride=1 + (stem == 7), bias=False)
         self.pool = nn.MaxPool2d(3, stride=2, padding=1) if stem == 7 else nn.Identity()

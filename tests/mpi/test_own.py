@@ -69,6 +69,7 @@ ATTENTION = {
             DEEP | {"method__min_blocks": 1, "method__share_every": 2, "train__rounds": 3},
             {"blocks2": 3},
         ),
+        ("exits", RESNET | {"model__exits": [1], "train__exit_weights": [0.3, 1]}, {"inner1": 5, "inner2": 7}),
     ],
 )
 def test_it_trains_as_the_oracle_does(comm, name, settings, lengths):

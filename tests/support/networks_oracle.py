@@ -38,8 +38,9 @@ def _deep_resnet(lengths):
     return ResNet((1, 8, 8), 10, blocks=(1, 4), channels=(4, 6), inner=(3, lengths.get("inner2", 5)))
 
 
-def _resnet(lengths):
-    return ResNet((1, 8, 8), 10, blocks=(1, 2), channels=(4, 6), inner=(lengths["inner1"], lengths["inner2"]))
+def _resnet(lengths, exits=()):
+    inner = lengths["inner1"], lengths["inner2"]
+    return ResNet((1, 8, 8), 10, blocks=(1, 2), channels=(4, 6), inner=inner, exits=exits)
 
 
 def _block(name, group, shortcut=False):
@@ -146,6 +147,17 @@ ORACLES = {
         {"blocks2": [f"sections.1.{place}" for place in (1, 2, 3)]},
     ),
 }
+ORACLES["exits"] = Oracle(
+    lambda lengths: _resnet(lengths, exits=(1,)),
+    {
+        **ORACLES["resnet"].axes,
+        "exits.1.norm.weight": (None,),
+        "exits.1.norm.bias": (None,),
+        "exits.1.outputs.weight": (None, None),
+        "exits.1.outputs.bias": (None,),
+    },
+    ORACLES["resnet"].sums,
+)
 
 
 def train(oracle, lengths, run, weights, ranks):
@@ -239,7 +251,12 @@ def _local_steps(oracle, lengths, run, weights, held, ranks, batches, losses):
             narrow.get_submodule(name).register_forward_pre_hook(lambda _, inputs, factor=factor: (inputs[0] * factor,))
     velocity = {name: torch.zeros_like(parameter) for name, parameter in narrow.named_parameters()}
     for x, y in batches:
-        loss = functional.cross_entropy(narrow(torch.from_numpy(x).double().view(-1, 1, 8, 8)), torch.from_numpy(y))
+        outputs = narrow(torch.from_numpy(x).double().view(-1, 1, 8, 8))
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss = sum(
+            weight * functional.cross_entropy(of_exit, torch.from_numpy(y))
+            for weight, of_exit in zip(run.train.exit_weights or [1] * len(outputs), outputs, strict=True)
+        )
         gradients = torch.autograd.grad(loss, list(narrow.parameters()))
         losses.append(float(loss.detach()))
         for (name, parameter), gradient in zip(narrow.named_parameters(), gradients):

@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from istmpi.config import Run
 from istmpi.errors import ConfigError
+from istmpi.exits import joined
 from istmpi.models import architecture
 from istmpi.models.examination import examine
 from istmpi.models.inferred import InferredNetwork, built
@@ -19,6 +20,8 @@ IMAGE = (3, 16, 16)
 SMALL = {
     "vgg": {"channels": [6, 7, 8, 9, 10], "dense": [12, 13]},
     "resnet": {"blocks": [1, 2], "channels": [6, 8], "inner": [5, 9]},
+    "resnet with exits": {"blocks": [1, 1, 2], "channels": [6, 8, 8], "inner": [5, 9, 6], "exits": [1, 2]},
+    "vgg with exits": {"channels": [6, 7, 8, 9, 10], "dense": [12], "exits": [2, 5]},
     "bottleneck": {"blocks": [2, 1], "channels": [8, 12], "inner": [5, 7], "bottleneck": True, "stem": 7},
 }
 
@@ -36,7 +39,7 @@ def network():
 
     def of(name):
         if name not in known:
-            own = own_network("vgg" if name == "vgg" else "resnet", IMAGE, 10, SMALL[name])
+            own = own_network("vgg" if name.startswith("vgg") else "resnet", IMAGE, 10, SMALL[name])
             known[name] = InferredNetwork(own.name, examine(own), "float32", own), own
         return known[name]
 
@@ -79,7 +82,7 @@ def test_its_flops_are_those_that_pytorch_counts(network, name):
         lengths = {group: -(-length // part) for group, length in found.lengths.items() if group not in found.blocks}
         module, x = built(own, lengths).train(), own.examples(4, torch.float32)
         with FlopCounterMode(display=False) as counter:
-            module(x).square().mean().backward()
+            joined(module(x)).square().mean().backward()
         assert 4 * flops(found.operators, lengths) <= counter.get_total_flops()
         per_example = sum(sum(operator.flops(lengths)) for operator in found.operators)
         assert 4 * per_example == counter.get_total_flops(), lengths
@@ -117,6 +120,10 @@ def test_resnet18_has_the_published_size():
         ("resnet", IMAGE, {"blocks": [1]}, "must be equally many"),
         ("resnet", IMAGE, {"stem": 5}, "stem = 5 must be 3 or 7"),
         ("resnet", (7,), {}, "are no images"),
+        ("resnet", IMAGE, {"exits": [4]}, r"exits = \[4\] must be sections from 1 to 3"),
+        ("resnet", IMAGE, {"exits": [2, 1]}, r"exits = \[2, 1\] must be sections from 1 to 3, each once and in order"),
+        ("vgg", IMAGE, {"exits": [0]}, r"exits = \[0\] must be sections from 1 to 5"),
+        ("vgg", IMAGE, {"exits": 3}, "'int' object is not iterable"),
         ("resnet", IMAGE, {"depth": 5}, "unknown setting model.depth"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from istmpi.cli.quantities import FiniteRange
 from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.foreign import one_line
@@ -17,6 +18,13 @@ from istmpi.foreign import one_line
 @click.argument("source", metavar="INPUT")
 @click.option("--format", "form", type=click.Choice(("csv", "jsonl")), default="csv", show_default=True)
 @click.option("--outputs", "all_outputs", is_flag=True, help="Also every output as it leaves the network.")
+@click.option(
+    "--exit-threshold",
+    "threshold",
+    type=FiniteRange(0, 1),
+    metavar="T",
+    help="Leave at the first exit whose normalised entropy is below T.",
+)
 @click.option("--out", metavar="FILE", help="Write there, complete or not at all.  [default: standard output]")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Of data with splits.")
@@ -29,6 +37,7 @@ def command(
     source: str,
     form: str,
     all_outputs: bool,
+    threshold: float | None,
     out: str | None,
     force: bool,
     split: str,
@@ -48,7 +57,8 @@ def command(
       FILE.h5                    prepared data
       digits                     the data that come with istmpi
 
-    Features are made as istmpi prepare made those of the training data.
+    Features are made as istmpi prepare made those of the training data. With --exit-threshold an example has the
+    answer of the exit at which it leaves, and the number of this exit: 0 never leaves early, 1 always at the first.
     """
     if current_rank() > 0:
         return  # one process does it, however many were started
@@ -64,10 +74,12 @@ def command(
     with open_checkpoint(path) as checkpoint:
         network = CalibratedNetwork(checkpoint, calibrate_on, model)
         data, classes = checkpoint.header.data, checkpoint.classes
+    if threshold is not None:
+        network.require_early_exits()
     if network.note:
         click.echo(one_line(f"istmpi: {network.note}."), err=True)
     blocks = read_inputs(source, data.kind, data.shape, split=split, label=label, resize=resize, skipped=_tell_skipped)
-    text = lines(predict(network, blocks), classes, data.outputs, all_outputs, form)
+    text = lines(predict(network, blocks, threshold), classes, data.outputs, all_outputs, form)
     if not out:
         _print(text)
         return

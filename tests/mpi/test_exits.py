@@ -1,0 +1,118 @@
+"""Networks with several exits in training and in use: scores of every exit, and examples that leave early."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from batches import examples_of
+from own_runs import FILE, RESNET, own_trained
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import commit
+from istmpi.data.sources import open_dataset
+from istmpi.deploy.export import export
+from istmpi.deploy.network import CalibratedNetwork
+from istmpi.deploy.prediction import predict
+from istmpi.deploy.scoring import evaluate
+from istmpi.errors import ConfigError
+from istmpi.exits import THRESHOLDS
+from istmpi.methods import METHODS
+
+EARLY = {"model__name": f"{FILE}:Early", "train__rounds": 2, "train__exit_weights": [0.5, 1.0]}
+
+pytestmark = pytest.mark.ranks(only=[1, 2, 3])
+
+
+def saved(comm, path, **settings):
+    training, progress = own_trained(comm, **settings)
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    return training, progress
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_every_exit(comm, method):
+    training, progress = own_trained(comm, **EARLY | {"method__name": method, "optimizer__lr": 0.2})
+    assert training.architecture.exits == 2
+    score = progress[-1].score
+    assert len(score.exits) == 2 and score.exits[-1] == score.score
+    assert min(score.exits) > 0.12, "better than any guess"
+
+
+def test_what_leaves_early_is_what_each_example_says(comm, shared_tmp):
+    """The curve, the scores of the exits and the predictions, against one network that has all examples to itself."""
+    path = shared_tmp / "network.h5"
+    settings = RESNET | {"model__exits": [1], "optimizer__lr": 0.3, "train__rounds": 6}
+    training, progress = saved(comm, path, **settings)
+    result = evaluate(path, comm)
+    assert result.score.exits == pytest.approx(progress[-1].score.exits, abs=1e-12)
+    curve = result.early_exits
+    assert [point.threshold for point in curve] == [*THRESHOLDS]
+
+    test = open_dataset("digits").test
+    x, _ = examples_of(test.normalised_by(None), np.arange(len(test)))
+    with open_checkpoint(path) as checkpoint:
+        network = CalibratedNetwork(checkpoint)
+    logits = [of.double() for of in network._run(x)]
+    right = [(of.argmax(1).numpy() == test.labels()) for of in logits]
+    assert result.score.exits == pytest.approx([each.mean() for each in right])
+    odds = logits[0].softmax(1).numpy()
+    entropy = -(odds * np.log(np.maximum(odds, 1e-300))).sum(1) / np.log(10)
+    for point in curve[::5]:
+        early = entropy < point.threshold if point.threshold < 1 else np.ones(len(x), bool)
+        assert point.shares == pytest.approx((early.mean(), 1 - early.mean()))
+        assert sum(point.shares) == pytest.approx(1)
+        assert point.accuracy == pytest.approx(np.where(early, *right).mean())
+        assert point.accuracy == pytest.approx(sum(point.right))
+    assert (curve[0].early, curve[-1].early) == (0, 1)
+    assert (curve[0].accuracy, curve[-1].accuracy) == pytest.approx([*result.score.exits][::-1])
+
+    middle = float(np.median(entropy))
+    predicted = [*predict(network, [(range(len(x)), x)], middle)]
+    taken = np.concatenate([one.exits for one in predicted])
+    assert taken.tolist() == np.where(entropy < middle, 1, 2).tolist() and {*taken} == {1, 2}
+    expected = np.where((taken == 1)[:, None], logits[0], logits[1])
+    np.testing.assert_array_equal(np.concatenate([one.outputs for one in predicted]), expected)
+    np.testing.assert_array_equal(network(x), logits[1])
+    comm.barrier()
+
+
+def test_a_regression_has_exits_but_nobody_leaves_early(comm, shared_tmp):
+    if comm.rank == 0:
+        random = np.random.default_rng(3)
+        x = random.uniform(size=(300, 6)).astype(np.float32)
+        y = x @ random.normal(size=(6, 2))
+        np.savez(shared_tmp / "numbers.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    comm.barrier()
+    path = shared_tmp / "network.h5"
+    _, progress = saved(comm, path, **EARLY | {"data__source": str(shared_tmp / "numbers.npz")})
+    score = progress[-1].score
+    assert len(score.exits) == 2 and score.exits[-1] == score.score
+    result = evaluate(path, comm, model=EARLY["model__name"])
+    assert result.score.exits == pytest.approx(score.exits) and result.early_exits == ()
+    with open_checkpoint(path) as checkpoint:
+        network = CalibratedNetwork(checkpoint, model=EARLY["model__name"])
+        with pytest.raises(ConfigError, match="for classifiers with several exits; .* has a network for regression"):
+            network.require_early_exits()
+    comm.barrier()
+
+
+def test_an_export_has_the_outputs_of_every_exit(comm, shared_tmp):
+    """As torch.export's program, and as ONNX where that is there."""
+    if comm.size > 1:
+        return  # one rank's network is exported as any other's
+    path = shared_tmp / "network.h5"
+    saved(comm, path, **RESNET | {"model__exits": [1], "model__dtype": "float32"})
+    x = np.random.default_rng(0).normal(8, 4, (5, 64)).astype(np.float32)
+    with open_checkpoint(path) as checkpoint:
+        expected = [of.numpy() for of in CalibratedNetwork(checkpoint)._run(x)]
+    program = torch.export.load(export(path, "torch").beside).module()
+    for found, wanted in zip(program(torch.from_numpy(x.reshape(-1, 1, 8, 8))), expected, strict=True):
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)
+    if all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(export(path, "onnx").path)
+        assert [output.name for output in session.get_outputs()] == ["exit1", "output"]
+        for found, wanted in zip(session.run(None, {"input": x.reshape(-1, 1, 8, 8)}), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
