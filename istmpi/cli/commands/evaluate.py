@@ -54,11 +54,12 @@ def command(
         if plot:
             require_drawable(Path(plot))
     result = evaluate(path, communicator, data, split, calibrate, model)
+    curve = result.early_exits
+    with communicator.agreed():
+        if plot and not curve:
+            raise ConfigError(f"--plot {plot}: {path} has no classifier with several exits. Leave it out.")
     if communicator.rank > 0:
         return
-    curve = result.early_exits
-    if plot and not curve:
-        raise ConfigError(f"--plot {plot}: {path} has no classifier with several exits. Leave it out.")
     score = result.score
     if result.note:
         click.echo(one_line(f"istmpi: {result.note}."), err=True)
