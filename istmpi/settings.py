@@ -79,7 +79,7 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
         converted = msgspec.convert(value, hint)
     except msgspec.ValidationError:
         raise ConfigError(f"{where} {_demand(value, hint)}") from None
-    for part in parts:
+    for part in (*parts, *numbers_in(value)):
         if isinstance(part, str) and not part.isprintable():
             raise ConfigError(f"{where} must be a text of signs that can be printed.")
         if isinstance(part, float) and not math.isfinite(part):
@@ -115,7 +115,7 @@ def _demand(value: Any, hint: Any) -> str:
             return "must be a list."
         of, _ = _bare(get_args(kind)[0])
         wrong = [item for item in value if not _fits(item, of)]
-        if wrong:
+        if wrong and of in _ENGLISH:
             return f"must be {_ENGLISH[of]}, each."
     elif get_origin(kind) is Literal:
         return f"is not known{did_you_mean(value, get_args(kind))}" if isinstance(value, str) else "must be a text."

@@ -43,6 +43,7 @@ _RANGES = {
     "examples": (0, 2**63 - 1),
     "bytes": (0, 2**63 - 1),
     "seconds": (0.0, 1e12),
+    "side": (0, 2**31 - 1),
 }
 """What the numbers of a header can be: what lies outside would otherwise be believed in files of version 1."""
 
@@ -92,6 +93,14 @@ class Header:
     """Of the libraries."""
     network: Mapping[str, Any] = field(default_factory=dict)
     """Of a network of one's own its `istmpi.models.table.Table` as JSON has it; empty for one of istmpi's."""
+
+    side: int = 0
+    """Of the images that it was trained on last, downscaled; 0 where they were as they are in the data."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an example as it was trained on last."""
+        return (self.data.shape[0], self.side, self.side) if self.side else self.data.shape
 
     @property
     def position(self) -> tuple[int, int]:
@@ -170,7 +179,7 @@ def _attributes(header: Header) -> dict[str, str | int | float]:
     attributes: dict[str, str | int | float] = {"format": FORMAT, "version": VERSION, "seed": header.run.train.seed}
     for item in dataclasses.fields(header):
         value = getattr(header, item.name)
-        if item.name == "network" and not value:
+        if item.name in ("network", "side") and not value:
             continue
         plain = value.tree() if isinstance(value, Run) else value
         plain = dataclasses.asdict(value) if isinstance(value, DataSummary) else plain
@@ -233,6 +242,7 @@ def read_header(file: h5py.File, path: Any) -> Header:
     if attributes["version"] == 1:
         attributes.setdefault("scale", "{}")
     attributes.setdefault("network", "{}")
+    attributes.setdefault("side", np.int64(0))
     values = {}
     for item in dataclasses.fields(Header):
         if item.name not in attributes:

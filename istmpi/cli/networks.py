@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from istmpi.cli import quantities
@@ -25,6 +26,8 @@ class Described:
     run: Run
     architecture: Architecture
     examples: int | None
+    smaller: Mapping[int, Architecture] = field(default_factory=dict)
+    """The networks for images of other sides that the run trains on first (`train.resolution`)."""
 
 
 def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None) -> Described:
@@ -34,10 +37,15 @@ def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None
     """
     run = run.with_implied()
     if is_module(run.model.name):
+        from istmpi.data.images import resized
         from istmpi.training.network import planned_network
+        from istmpi.training.resolution import require_resizable, sides_of
 
         data = _data_of_own(run, layers)
-        return Described(run, planned_network(run, data), len(data.train))
+        smaller = {side: planned_network(run, resized(data, side)) for _, side in sides_of(run, data) if side}
+        network = planned_network(run, data)
+        require_resizable(run, network)
+        return Described(run, network, len(data.train), smaller)
     task, examples = "classification", None
     if layers is not None:
         features, *hidden, labels = quantities.widths("--layers", layers)

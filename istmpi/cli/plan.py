@@ -17,7 +17,7 @@ def show(run: Run, ranks: int) -> None:
     found = described(run, None)
     run, network = found.run, found.architecture
     require_fitting(run.train.exit_weights, network.exits, run.model.name)
-    costs = phase_costs(run, network, ranks, found.examples)
+    costs = phase_costs(run, network, ranks, found.examples, found.smaller)
     for phase, _ in costs:
         require_dealable(run, network, phase)
     alone = cost(run.override({"method.shares": None}), network, 1)

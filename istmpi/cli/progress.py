@@ -176,6 +176,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
     changed = [f"{name} {value}" for name in ("crop", "flip", "cutout") if (value := getattr(run.data, name))]
     versions = f", training images changed at random ({', '.join(changed)})" if changed else ""
     alone = " (started without mpirun; mpirun -n P istmpi train uses P ranks)" * (ranks == 1)
+    sizes = {"images": training.plan_of_sizes} if run.train.resolution else {}
     return {
         "run": f"{run.name} in {folder.path}",
         "MPI": comm.library(),
@@ -185,6 +186,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
         + versions,
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
         "method": f"{run.method.name}, {run.train.rounds} rounds of {steps}",
+        **sizes,
         "dealt out": f"{dealt}; each rank trains {number(plan.largest.elements)} weights",
         "checkpoint": f"{every}, writer {saver.writer}{how}",
         "traffic": f"{size(plan.round_bytes)} a round over all ranks",

@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,7 +111,48 @@ class Run:
             raise ConfigError(
                 f"train.batch = 1 with {self.model.batch_statistics}: batch statistics need at least 2 examples."
             )
+        self.sides()
+        if self.train.resolution and not isinstance(self.model, OwnModel):
+            raise ConfigError(
+                f"train.resolution with model.name = {self.model.name!r}: its first layer would start anew with every "
+                f"size of images. Use resnet, vgg or a network of your own, or leave it out."
+            )
         return self.override({"data.placement": "local"}) if own_files else self
+
+    def sides(self) -> list[tuple[int, int]]:
+        """The sides of images to train on one after the other, each with the round in which it ends.
+
+        A single one, 0, stands for images as they are. ConfigError for a `train.resolution` that is no plan.
+        """
+        plan, rounds = self.train.resolution, self.train.rounds
+        if not plan:
+            return [(rounds, 0)]
+        shown = f"train.resolution = {[list(one) for one in plan]}"
+        fractions, sides = zip(*plan)
+        if abs(sum(fractions) - 1) > 1e-9:
+            raise ConfigError(f"{shown}: its fractions sum to {sum(fractions):.6g}; they must sum to 1.")
+        if any(one >= other for one, other in zip(sides, sides[1:])):
+            raise ConfigError(f"{shown}: its sides must grow, each larger than the one before.")
+        ends = [round(rounds * part) for part in accumulate(fractions)]
+        for side, first, end in zip(sides, [0, *ends], ends):
+            if first == end:
+                raise ConfigError(
+                    f"{shown} leaves none of {rounds} rounds for side {side}. Train more rounds, or leave it out."
+                )
+        return list(zip(ends, sides))
+
+    def stretches(self) -> list[tuple[str, int, int]]:
+        """Method, side of images and number of rounds, where either changes; those without a round are left out."""
+        starts, methods = 0, []
+        for name, rounds in self.phases():
+            starts += rounds
+            methods.append((starts, name))
+        sides, first, found = self.sides(), 0, []
+        for end in sorted({end for end, _ in [*methods, *sides]} - {0}):
+            name, side = (next(of for last, of in known if end <= last) for known in (methods, sides))
+            found.append((name, side, end - first))
+            first = end
+        return found
 
     def phases(self) -> list[tuple[str, int]]:
         """The methods to use one after the other, each with its number of rounds; ConfigError for a bad finish.

@@ -178,6 +178,14 @@ class Train:
         ),
     ] = 0.0
     batch: Annotated[int, Meta(ge=1, description="Examples in a local step of one rank.")] = 128
+    resolution: Annotated[
+        tuple[tuple[Annotated[float, Meta(gt=0, le=1)], Annotated[int, Meta(ge=1)]], ...],
+        Meta(
+            description="Images: fractions of the rounds, each with the side in pixels to which images are downscaled "
+            "in them, the data's own side last: [[0.4, 8], [0.6, 16]].",
+            extra={"must": "be pairs of a fraction of the rounds and a side in pixels, as [[0.4, 8], [0.6, 16]]"},
+        ),
+    ] = ()
     exit_weights: Annotated[
         tuple[Annotated[float, Meta(ge=0)], ...],
         Meta(

@@ -3,6 +3,7 @@
 Exact in what ranks hold and compute; expected over deals in what they send, where `round_bytes` is exact for one deal.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
@@ -97,6 +98,8 @@ class Cost:
     """Sent more in the first round than in a later one; less where negative."""
     since: int
     """The first round in which ``loads`` are sent."""
+    side: int = 0
+    """Of the images that it trains on, downscaled; 0 where they are as they are in the data."""
 
     @property
     def ranks(self) -> int:
@@ -198,17 +201,27 @@ def cost(
 
 
 def phase_costs(
-    run: Run, architecture: Architecture, ranks: int, examples: int | None = None
+    run: Run,
+    architecture: Architecture,
+    ranks: int,
+    examples: int | None = None,
+    smaller: Mapping[int, Architecture] | None = None,
 ) -> list[tuple[Cost, int]]:
     """What each of the methods that a run uses costs, one after the other, with its number of rounds.
 
-    Raises ConfigError for one that istmpi cannot train with, or a deal that cannot be made.
+    ``smaller``: the networks for images of other sides, where the run trains on some first; without it all is at full
+    size. Raises ConfigError for a method that istmpi cannot train with, or a deal that cannot be made.
     """
-    costs = []
-    for name, rounds in run.phases():
+    for name, _ in run.phases():
         spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
-        if rounds:
-            costs.append((cost(run, architecture, ranks, name, examples=examples), rounds))
+    if smaller is None:
+        return [
+            (cost(run, architecture, ranks, name, examples=examples), rounds) for name, rounds in run.phases() if rounds
+        ]
+    costs = []
+    for name, side, rounds in run.stretches():
+        of_side = cost(run, smaller.get(side, architecture), ranks, name, examples=examples)
+        costs.append((replace(of_side, side=side), rounds))
     return costs
 
 

@@ -41,6 +41,11 @@ class Split(ABC):
     def reshaped(self, shape: tuple[int, ...]) -> Split:
         """The same examples, each of them in this shape for the network."""
 
+    def resized(self, side: int) -> Split:
+        """The same examples, downscaled to a side where they are images; 0 leaves them as they are."""
+        assert not side, side
+        return self
+
     @property
     @abstractmethod
     def features_checksum(self) -> int:

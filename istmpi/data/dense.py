@@ -41,10 +41,16 @@ class DenseSplit(Split):
         # A plain view: memmap's own indexing runs Python code for every result.
         self.x, self.y = self.x.view(np.ndarray), self.y.view(np.ndarray)
         self.shape = tuple(self.shape) or self.x.shape[1:]
-        self.input_shape = tuple(self.input_shape) or self.shape
+        self.input_shape = tuple(self.input_shape) or self.read_shape
         assert self.x.ndim == 2 and len(self.x) == len(self.y), (self.x.shape, self.y.shape)
-        assert prod(self.shape) == prod(self.input_shape) == self.x.shape[1], (self.shape, self.input_shape)
+        assert prod(self.shape) == self.x.shape[1], (self.shape, self.x.shape)
+        assert prod(self.read_shape) == prod(self.input_shape), (self.read_shape, self.input_shape)
         assert (self.mean is None) == (self.std is None)
+
+    @property
+    def read_shape(self) -> tuple[int, ...]:
+        """The shape of an example as batches have it, before it is given that of the network."""
+        return self.shape
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         import torch
@@ -78,7 +84,7 @@ class DenseSplit(Split):
         return replace(self, mean=mean, std=std)
 
     def reshaped(self, shape: tuple[int, ...]) -> DenseSplit:
-        assert prod(shape) == self.x.shape[1], (shape, self.shape)
+        assert prod(shape) == prod(self.read_shape), (shape, self.read_shape)
         other = copy(self)  # with the checksums, where they are known: no shape changes them
         other.input_shape = tuple(shape)
         return other

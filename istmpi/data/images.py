@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +30,11 @@ class Augmentation:
 
     def __bool__(self) -> bool:
         return self != Augmentation()
+
+    def scaled(self, factor: float) -> Augmentation:
+        """The same of images whose sides are by a factor below 1 as long; at least a pixel where there is anything."""
+        crop, cutout = (length and max(int(length * factor), 1) for length in (self.crop, self.cutout))
+        return Augmentation(crop, self.flip, cutout)
 
     def applied(self, images: np.ndarray, key: int) -> np.ndarray:
         """The version that a key stands for of images ``[b, channels, height, width]``, which may be overwritten."""
@@ -67,18 +73,50 @@ def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
     return (positions >= first) & (positions < first + side)
 
 
+def downscaled(images: np.ndarray, side: int) -> np.ndarray:
+    """Images ``[b, channels, height, width]`` float32 as ``[b, channels, side, side]``: means over areas.
+
+    A pixel that lies in two areas counts in each by its share. Each image by itself: the same whatever the others are.
+    """
+    for axis in (2, 3):
+        length = images.shape[axis]
+        area = np.arange(side) * length  # where it begins, in parts of a pixel of which each has ``side``
+        pixel, total = area // side, np.float32(0)
+        for _ in range(-(-length // side) + 1):
+            overlap = np.minimum((pixel + 1) * side, area + length) - np.maximum(pixel * side, area)
+            weight = np.maximum(overlap, 0) / np.float32(length)
+            values = images.take(np.minimum(pixel, length - 1), axis=axis)
+            total = total + values * weight.astype(np.float32).reshape([-1 if at == axis else 1 for at in range(4)])
+            pixel = pixel + 1
+        images = total
+    return images
+
+
 @dataclass(eq=False)
 class ImageSplit(DenseSplit):
     """Images; their ``shape`` is ``[channels, height, width]``, whatever shape the network takes."""
 
     augmentation: Augmentation = Augmentation()
-    """Of batches that have a key."""
+    """Of batches that have a key; told for images of their own size."""
+    side: int = 0
+    """That batches have them downscaled to; 0 leaves them as they are."""
+
+    @property
+    def read_shape(self) -> tuple[int, ...]:
+        return (self.shape[0], self.side, self.side) if self.side else self.shape
+
+    def resized(self, side: int) -> ImageSplit:
+        return replace(self, side=side, input_shape=())
 
     def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
         x = self.features(indices)
-        if key is None or not self.augmentation:
+        augmentation = Augmentation() if key is None else self.augmentation
+        if not self.side and not augmentation:
             return x
-        return self.augmentation.applied(x.reshape(len(x), *self.shape), key)
+        images = x.reshape(len(x), *self.shape)
+        if self.side:
+            images, augmentation = downscaled(images, self.side), augmentation.scaled(self.side / self.shape[1])
+        return augmentation.applied(images, key) if augmentation else images
 
 
 def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
@@ -100,3 +138,29 @@ def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
                 f"images ({shown})."
             )
     return replace(data, splits={**data.splits, "train": replace(train, augmentation=augmentation)})
+
+
+def resized(data: Dataset, side: int) -> Dataset:
+    """The same images downscaled to a side; 0 leaves them as they are."""
+    if not side:
+        return data
+    shape = data.shape[0], side, side
+    splits = {name: split.resized(side) for name, split in data.splits.items()}
+    return replace(data, splits=splits, shape=shape)
+
+
+def require_sides(data: Dataset, sides: Sequence[int]) -> None:
+    """Refuse, with a ConfigError, sides that these data cannot be downscaled to: the last one must be their own."""
+    shown = " x ".join(map(str, data.shape))
+    if not isinstance(data.train, ImageSplit):
+        raise ConfigError(
+            f"train.resolution is for images [channels, height, width], but {data.source} is of kind {data.kind}, with "
+            f"examples of {shown} numbers. Leave it out."
+        )
+    if data.shape[1] != data.shape[2]:
+        raise ConfigError(f"train.resolution is for images as high as wide; those of {data.source} are {shown}.")
+    if sides[-1] != data.shape[2]:
+        raise ConfigError(
+            f"train.resolution ends with side {sides[-1]}, but the images of {data.source} have {data.shape[2]} "
+            f"({shown}). End with that."
+        )

@@ -25,7 +25,7 @@ def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
         )
     from istmpi.models.own import own_network
 
-    return network.with_code(own_network(model, header.data.shape, header.data.outputs, header.run.model.arguments))
+    return network.with_code(own_network(model, header.shape, header.data.outputs, header.run.model.arguments))
 
 
 def changed_source(network: Architecture) -> str:

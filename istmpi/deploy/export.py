@@ -66,6 +66,11 @@ def export(
     if form == "onnx":
         onnx_file.library()
     with open_checkpoint(path) as checkpoint:
+        if side := checkpoint.header.side:
+            raise ConfigError(
+                f"{path} was saved while images of side {side} were trained on (train.resolution). Export a network of "
+                f"full size, from the end of the run."
+            )
         network = runnable(checkpoint, model)
         note = changed_source(network)
         if note and not with_changed_source:

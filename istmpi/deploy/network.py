@@ -10,6 +10,7 @@ import torch
 
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, stored_moments
+from istmpi.data.images import resized
 from istmpi.data.kinds import split_of
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
@@ -50,7 +51,7 @@ class CalibratedNetwork:
         self._norms = architecture.batch_norm_layers(self._network)
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self._data, self._example_shape = checkpoint.header.data, architecture.example_shape
-        self._normalisation = checkpoint.normalisation
+        self._normalisation, self._side = checkpoint.normalisation, checkpoint.header.side
         if calibrate_on is None:
             self._adopt(stored_moments(checkpoint))
         else:
@@ -90,7 +91,7 @@ class CalibratedNetwork:
                 f"one row of numbers for each."
             )
         unknown = np.full(len(x), -1)
-        examples = split_of(self._data.kind, self._data.shape, x, unknown, self._normalisation)
+        examples = split_of(self._data.kind, self._data.shape, x, unknown, self._normalisation).resized(self._side)
         batch = examples.reshaped(self._example_shape).batch(np.arange(len(x)))
         return self._network(*batch.to("cpu", self._dtype).inputs)
 
@@ -107,7 +108,8 @@ class CalibratedNetwork:
         """Take the moments on the same examples as training would."""
         data = open_dataset(source)
         require_fitting(data, checkpoint)
-        train = data.normalised_by(checkpoint.normalisation).reshaped(self._example_shape).train
+        data = resized(data.normalised_by(checkpoint.normalisation), self._side)
+        train = data.reshaped(self._example_shape).train
         batch = train.batch(calibration_rows(checkpoint.header.run, len(train))).to("cpu", self._dtype)
         calibrate(self._network, self._norms, batch.inputs, moments_of)
 

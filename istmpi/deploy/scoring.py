@@ -7,6 +7,7 @@ from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
 from istmpi.data.dataset import Dataset, same_form
+from istmpi.data.images import resized
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.devices import choose_threads
@@ -60,7 +61,7 @@ def evaluate(
         network = runnable(checkpoint, model)
         store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
         fill(checkpoint, store)
-        data = data.reshaped(network.example_shape)
+        data = resized(data, checkpoint.header.side).reshaped(network.example_shape)
         moments, ranks = stored_moments(checkpoint), checkpoint.header.ranks
         calibrate = calibrate or not checkpoint.calibrated
     with communicator.on_this_host() as local:

@@ -51,7 +51,9 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     first = 0
     for phase, rounds in phases:
         consumed = number(rounds * phase.local_steps * phase.examples_per_step)
-        method = f" of {phase.method}" if len(phases) > 1 else ""
+        method = f" of {phase.method}" if len({of.method for of, _ in phases}) > 1 else ""
+        if len(phases) > 1 and phases[0][0].side:
+            method += f" on images of {phase.side} x {phase.side} ({number(phase.flops('products'))}FLOP a local step)"
         console.print(
             f"{rounds} rounds{method} with {phase.local_steps} local steps: {consumed} examples, "
             f"{size(phase.sent_bytes(first, rounds))} sent by all ranks"

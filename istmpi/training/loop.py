@@ -20,20 +20,21 @@ from istmpi.checkpoint.state import (
 from istmpi.comm import Communicator
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
-from istmpi.data.batches import Batches
-from istmpi.data.placement import place
+from istmpi.data.dataset import Dataset
 from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.axes import narrowed
+from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.exits import require_fitting
 from istmpi.methods import spec_of
 from istmpi.methods.base import InterruptedRound, Job, Method
+from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 from istmpi.record import Clock
 from istmpi.tasks import TASKS
-from istmpi.training.network import network_of
+from istmpi.training.resolution import Size, carried, sides_of, sizes_of, starting_anew
 from istmpi.training.resuming import Present, changes_since
 from istmpi.training.same_data import contents, require_same_everywhere
 
@@ -68,29 +69,24 @@ class Training:
         self.communicator = communicator
         self.clock = Clock()
         with communicator.agreed():
-            run = run.with_implied()
+            self.run = run = run.with_implied()
             data = open_for_training(run.data, communicator.rank)
         require_same_everywhere(run, data, communicator)
-        self.architecture = network_of(run, data, communicator)
-        self.dataset = data.reshaped(self.architecture.example_shape)
+        self.sizes = sizes_of(run, data, communicator)
+        self.size = next(iter(self.sizes.values()))
         with communicator.agreed():
-            require_fitting(run.train.exit_weights, self.architecture.exits, run.model.name)
-            self.batches = self._stream(run)
+            self._sides = sides_of(run, data)
             phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
             self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
-            for phase, _ in phases:
-                name = phase.method.name
-                spec = spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
-                spec.load().check(phase, data.task, self.batches, self.architecture)
-                first = spec.deal(phase, self.architecture, communicator.size, 0).held(communicator.rank)
-                network = self.architecture
-                network.require_usable(narrowed(network.lengths, network.parameters, first))
+            for size in self.sizes.values():
+                require_fitting(run.train.exit_weights, size.architecture.exits, run.model.name)
+                for phase, _ in phases:
+                    self._check(phase, size)
         self.hosts = communicator.hosts()
         with communicator.on_this_host() as local:
             with communicator.agreed():
                 self.device = choose_device(run.train.device, local)
             self.threads = choose_threads(run.train.threads, local)
-        self.run = run
         self.time_is_up = False
         self._data_summary = self._summarise_data()
         self.stop = stop or StopSign(communicator)
@@ -108,6 +104,56 @@ class Training:
         self.store.initialise(run.train.seed)
         self.method = self._next_method()
         self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
+
+    def _check(self, run: Run, size: Size) -> None:
+        """Refuse, with a ConfigError, a method of the run that cannot train at a size."""
+        name, network = run.method.name, size.architecture
+        spec = spec_of(name, "method.name =" if name == self.run.method.name else "method.finish =")
+        spec.load().check(run, size.dataset.task, size.batches, network)
+        first = spec.deal(run, network, self.communicator.size, 0).held(self.communicator.rank)
+        network.require_usable(narrowed(network.lengths, network.parameters, first))
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network at the present size of images."""
+        return self.size.architecture
+
+    @property
+    def dataset(self) -> Dataset:
+        """The data at the present size of images."""
+        return self.size.dataset
+
+    @property
+    def plan_of_sizes(self) -> str:
+        """Which rounds train on images of which side, and what starts anew in between, in words."""
+        said, first, before = [], 0, None
+        for (end, side), (_, known) in zip(self.run.sides(), self._sides):
+            network = self.sizes[known].architecture
+            anew = starting_anew(before.parameters, before.lengths, network) if before else frozenset()
+            of = f", {', '.join(sorted(anew))} anew" if anew else ""
+            said.append(f"{side} x {side} for {end - first} rounds{of}")
+            first, before = end, network
+        return "; ".join(said)
+
+    def _go_on_at(self, size: Size) -> None:
+        """Have network, data and store at another size of images; what can be carried is, once it is in the store."""
+        self.store = carried(self.store, size.architecture, self.run.train.seed)
+        self.size, self._calibrated = size, None
+        self.method = self._next_method()
+        self.evaluator = Evaluator(self.run, size.architecture, size.dataset, self.store, self.communicator)
+
+    def _have_the_right_size(self) -> None:
+        """Go on at the size of images that the round to come is to be trained on. Collective."""
+        size = self.sizes[next(side for end, side in self._sides if self.rounds_done < end)]
+        if size is self.size or self.local_step:
+            return
+        self.method.publish()
+        own = {name: values.clone() for name, values in self.method.own().items()}
+        anew = starting_anew(self.store.parameters, self.store.owners.lengths, size.architecture)
+        self._go_on_at(size)
+        self._interrupted = InterruptedRound(
+            tensors={name: values for name, values in own.items() if parameter_of(name) not in anew}
+        )
 
     def _first_scale(self) -> dict[str, float]:
         """By how much the full network multiplies each group's contributions: the share that a first subnet has of it.
@@ -143,7 +189,7 @@ class Training:
             self.architecture,
             self.dataset.task,
             self.store,
-            self.batches,
+            self.size.batches,
             self.communicator,
             self.device,
             self.clock,
@@ -189,6 +235,7 @@ class Training:
         It takes as long as on the slowest rank, from when all have come to it. What no phase of the clock has is
         `other`.
         """
+        self._have_the_right_size()
         communicator, before = self.communicator, self._interrupted
         communicator.barrier()
         start, sent, examples = time.perf_counter(), communicator.traffic.bytes, self.method.examples
@@ -275,6 +322,7 @@ class Training:
             self.store.scale,
             versions(),
             self.architecture.table.tree() if isinstance(self.architecture, InferredNetwork) else {},
+            self.size.side,
         )
 
     def resume(self, path: Path) -> list[str]:
@@ -284,6 +332,8 @@ class Training:
         """
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
+            if header.side in self.sizes and header.side != self.size.side:
+                self._go_on_at(self.sizes[header.side])
             changes = self._changes(checkpoint)
             self.rounds_done, self.local_step = header.position
             self.method = self._next_method(self.method)
@@ -304,7 +354,7 @@ class Training:
         return changes_since(checkpoint, here)
 
     def _summarise_data(self) -> DataSummary:
-        data, own_files = self.dataset, self.run.data.placement == "local"
+        data, own_files = self.sizes[0].dataset, self.run.data.placement == "local"
         found = (0, 0, 0) if own_files else contents(data.train)
         return DataSummary(self.run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, *found)
 
@@ -313,10 +363,3 @@ class Training:
         """What tells training data of the same name apart; empty where each rank has its own."""
         features, labels = self._data_summary.features, self._data_summary.labels
         return f"{features:08x}{labels:08x}" if features or labels else ""
-
-    def _stream(self, run: Run) -> Batches:
-        """This rank's batches."""
-        data, rank, ranks = run.data, self.communicator.rank, self.communicator.size
-        train = self.dataset.train
-        rows = place(data.placement, train.labels(), rank, ranks, run.train.seed, data.alpha)
-        return Batches(train, rows, run.train.batch, run.train.seed, rank)

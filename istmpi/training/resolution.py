@@ -1,0 +1,102 @@
+"""Training on small images first: the network and the data at each size, and what is carried from one to the next.
+
+Parameters whose shapes do not depend on the size are carried, with their optimizer state; others start anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from istmpi.comm import Communicator
+from istmpi.config import Run
+from istmpi.data.batches import Batches
+from istmpi.data.dataset import Dataset
+from istmpi.data.images import require_sides, resized
+from istmpi.data.placement import place
+from istmpi.engine.axes import Parameter
+from istmpi.engine.slots import Slot, kinds_of
+from istmpi.engine.store import ParameterStore
+from istmpi.errors import ConfigError
+from istmpi.models.architecture import Architecture
+from istmpi.training.network import network_of
+
+
+@dataclass(frozen=True)
+class Size:
+    """A run's network and data at one size of images, on one rank."""
+
+    side: int
+    """0 for images as they are in the data."""
+    architecture: Architecture
+    dataset: Dataset
+    batches: Batches
+
+
+def sides_of(run: Run, data: Dataset) -> list[tuple[int, int]]:
+    """As `Run.sides`, the data's own side as 0; ConfigError for data that cannot be downscaled so."""
+    sides = run.sides()
+    if run.train.resolution:
+        require_sides(data, [side for _, side in sides])
+    return [*sides[:-1], (sides[-1][0], 0)]
+
+
+def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, Size]:
+    """All sizes that a run trains on, by their sides. Collective; ConfigError on every rank for what cannot be."""
+    with communicator.agreed():
+        sides = [side for _, side in sides_of(run, data)]
+        rank, ranks, settings = communicator.rank, communicator.size, run.data
+        rows = place(settings.placement, data.train.labels(), rank, ranks, run.train.seed, settings.alpha)
+    sizes = {}
+    for side in sides:
+        images = resized(data, side)
+        network = network_of(run, images, communicator)
+        with communicator.agreed():
+            require_resizable(run, network)
+        images = images.reshaped(network.example_shape)
+        batches = Batches(images.train, rows, run.train.batch, run.train.seed, rank)
+        sizes[side] = Size(side, network, images, batches)
+    return sizes
+
+
+def require_resizable(run: Run, network: Architecture) -> None:
+    """Refuse, with a ConfigError, a run with several sizes whose network has no images to begin with."""
+    if run.train.resolution and len(network.example_shape) != 3:
+        raise ConfigError(
+            f"train.resolution needs a network that takes images [channels, height, width]; {run.model.name} takes "
+            f"them flat: its first layer would start anew with every size. Give its constructor the argument shape."
+        )
+
+
+def carried(store: ParameterStore, network: Architecture, seed: int) -> ParameterStore:
+    """The store of a network for another size, which shares with the present one what does not depend on the size.
+
+    All else has its initial values. Slots are as they were for what is carried, else zero.
+    """
+    owners, rank = store.owners, store.rank
+    anew = starting_anew(store.parameters, owners.lengths, network)
+    fresh = ParameterStore({name: network.parameters[name] for name in anew}, network.lengths, owners.ranks, rank)
+    fresh.initialise(seed)
+    made = ParameterStore({}, network.lengths, owners.ranks, rank)
+    for name, parameter in network.parameters.items():
+        made.parameters[name] = parameter
+        made.tensors[name] = (fresh if name in anew else store).tensors[name]
+    for name, parameter in store.parameters.items():
+        if isinstance(name, Slot) and name.parameter in made.parameters and name.parameter not in anew:
+            made.parameters[name], made.tensors[name] = parameter, store.tensors[name]
+    made.add_slots(kinds_of(store.parameters))
+    made.scale = store.scale
+    return made
+
+
+def starting_anew(
+    parameters: Mapping[str, Parameter], lengths: Mapping[str, int], network: Architecture
+) -> frozenset[str]:
+    """The parameters of a network for another size that these are not carried to: other axes, or another shape."""
+    anew = set()
+    for name, parameter in network.parameters.items():
+        theirs = parameter.pattern
+        mine = parameters[name].pattern if name in parameters else None
+        if mine != theirs or mine.shape(lengths) != theirs.shape(network.lengths):
+            anew.add(name)
+    return frozenset(anew)
