@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from istmpi.checkpoint.format import DataSummary, Header, Piece, require_storable
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
@@ -148,7 +150,7 @@ class Training:
         if size is self.size or self.local_step:
             return
         self.method.publish()
-        own = {name: values.clone() for name, values in self.method.own().items()}
+        own = {name: values.clone() for name, values in self._own().items()}
         anew = starting_anew(self.store.parameters, self.store.owners.lengths, size.architecture)
         self._go_on_at(size)
         self._interrupted = InterruptedRound(
@@ -289,6 +291,10 @@ class Training:
         every, done = self.run.checkpoint.every, self.rounds_done
         return bool(every) and done % every == 0 and not self.done and not self.stop.reason
 
+    def _own(self) -> Mapping[str, torch.Tensor]:
+        """Tensors of which every rank has its own values between rounds; until a round begins, those to begin with."""
+        return self.method.own() or self._interrupted.tensors
+
     def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
         """Everything that training goes on from, this rank's part of it, perhaps ``calibrated``. Collective."""
         position = self.rounds_done, self.local_step
@@ -300,7 +306,7 @@ class Training:
         moments = self.evaluator.network.moments if self._calibrated == position else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank
         pieces = [*model_pieces(self.store), *deployment_pieces(moments, norms, self.dataset, rank)]
-        interrupted = self._interrupted if self.local_step else InterruptedRound(tensors=self.method.own())
+        interrupted = self._interrupted if self.local_step else InterruptedRound(tensors=self._own())
         if self.local_step or interrupted.tensors:
             steps = self.communicator.allreduce_max(self.method.steps(self.rounds_done))
             pieces += partial_pieces(interrupted, self.store, steps)

@@ -23,7 +23,7 @@ from istmpi.training.loop import Training
 
 EARLY = {"model__name": f"{FILE}:Early", "train__rounds": 2, "train__exit_weights": [0.5, 1.0]}
 
-pytestmark = pytest.mark.ranks(only=[1, 2, 3])
+pytestmark = pytest.mark.ranks(only=[1, 3])
 
 
 def saved(comm, path, **settings):

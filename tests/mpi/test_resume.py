@@ -111,6 +111,17 @@ def test_a_round_that_was_stopped_in_the_middle_goes_on_bit_for_bit(comm, shared
     assert second[-1].examples == losses[-1].examples
 
 
+@pytest.mark.parametrize("method", ["codistillation", "dynamic-averaging"])
+def test_what_was_resumed_may_be_saved_before_it_goes_on(comm, shared_tmp, method):
+    """Ranks that have networks of their own between rounds keep them."""
+    expected, _ = trained(comm, **settings(method, "adam-carried"))
+    half, _ = trained(comm, **settings(method, "adam-carried"), train__rounds=2)
+    again = Training(small_run(**settings(method, "adam-carried")), comm)
+    again.resume(save(half, shared_tmp / "half.h5"))
+    training, _ = resumed(comm, save(again, shared_tmp / "again.h5"), **settings(method, "adam-carried"))
+    assert_same_bits(whole(training), whole(expected))
+
+
 @pytest.mark.parametrize("finish", ["data-parallel", "diloco", "codistillation", "dynamic-averaging"])
 @pytest.mark.parametrize("optimizer", ["adam-reset", "adam-carried"])
 @pytest.mark.parametrize("done", [1, 2, 3])

@@ -41,3 +41,15 @@ def augmented(images, key, crop=0, flip=False, cutout=0):
                     for channel in range(channels):
                         versions[number, channel, y, x] = images[number, channel, from_y, from_x]
     return versions
+
+
+def downscaled(image, side):
+    """One channel ``[height][width]`` as means of side x side areas: pixels are cut into side x side grains each."""
+    height, width = len(image), len(image[0])
+    sums, counts = np.zeros((side, side)), np.zeros((side, side))
+    for y in range(height * side):
+        for x in range(width * side):
+            place = y // height, x // width
+            sums[place] += image[y // side][x // side]
+            counts[place] += 1
+    return sums / counts

@@ -218,6 +218,50 @@ def test_a_finish_takes_its_share_of_the_rounds_but_never_all(finish, rounds, ph
     assert Run().override({"method.finish": finish, "train.rounds": rounds}).phases() == phases
 
 
+IMAGES = {"model.name": "resnet", "train.rounds": 10}
+
+
+@pytest.mark.parametrize(
+    "plan, finish, stretches",
+    [
+        ([], "", [("ist", 0, 10)]),
+        ([[0.4, 8], [0.3, 16], [0.3, 32]], "", [("ist", 8, 4), ("ist", 16, 3), ("ist", 32, 3)]),
+        ([[0.26, 8], [0.74, 16]], "", [("ist", 8, 3), ("ist", 16, 7)]),
+        ([[0.4, 8], [0.6, 16]], "local-sgd:30%", [("ist", 8, 4), ("ist", 16, 3), ("local-sgd", 16, 3)]),
+        ([[0.8, 8], [0.2, 16]], "local-sgd:50%", [("ist", 8, 5), ("local-sgd", 8, 3), ("local-sgd", 16, 2)]),
+        ([[0.5, 8], [0.5, 16]], "local-sgd:50%", [("ist", 8, 5), ("local-sgd", 16, 5)]),
+    ],
+)
+def test_sizes_of_images_take_their_shares_of_the_rounds(plan, finish, stretches):
+    run = Run().override({**IMAGES, "train.resolution": plan, "method.finish": finish}).with_implied()
+    assert run.stretches() == stretches
+    assert Run.from_tree(run.tree(), "again") == run
+    assert run.sides()[-1][0] == sum(rounds for _, rounds in run.phases()) == 10
+
+
+@pytest.mark.parametrize(
+    "plan, said",
+    [
+        ([[0.4, 8], [0.5, 16]], "its fractions sum to 0.9; they must sum to 1"),
+        ([[0.4, 16], [0.6, 8]], "its sides must grow"),
+        ([[0.4, 8], [0.6, 8]], "its sides must grow"),
+        ([[0.01, 8], [0.99, 16]], "leaves none of 10 rounds for side 8"),
+        ([[0.4, 8.5], [0.6, 16]], "must be pairs of a fraction of the rounds and a side"),
+        ([0.4, 0.6], "must be pairs"),
+        ([[1.4, 8]], "must be pairs"),
+        ([[float("nan"), 8]], "must be pairs"),
+    ],
+)
+def test_a_plan_of_sizes_that_is_none_is_refused(plan, said):
+    with pytest.raises(ConfigError, match=said):
+        Run().override({**IMAGES, "train.resolution": plan}).with_implied()
+
+
+def test_an_mlp_is_not_trained_on_several_sizes():
+    with pytest.raises(ConfigError, match="model.name = 'mlp': its first layer would start anew"):
+        Run().override({"train.resolution": [[1.0, 8]]}).with_implied()
+
+
 def test_a_warm_up_rises_in_equal_steps_to_the_full_rate():
     rates = [Optimizer(lr=0.8, warm_up=4).lr_at(step, 6) for step in range(6)]
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])

@@ -15,7 +15,7 @@ from istmpi.data.batches import Batches
 from istmpi.data.dense import DenseSplit
 from istmpi.data.digits import open_digits
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.images import Augmentation, ImageSplit, augmented
+from istmpi.data.images import Augmentation, ImageSplit, augmented, downscaled, require_sides, resized
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset, open_for_training
 from istmpi.errors import ConfigError
@@ -228,3 +228,52 @@ def test_sizes_are_whole_numbers_from_0(setting):
         Run().override({f"data.{setting}": -1})
     with pytest.raises(ConfigError, match=f"data.{setting} = 1.5 must be a whole number"):
         Run().override({f"data.{setting}": 1.5})
+
+
+# ---- smaller images
+
+
+@settings(max_examples=25, deadline=None)
+@given(height=st.integers(1, 9), width=st.integers(1, 9), side=st.integers(1, 9), seed=st.integers(0, 99))
+def test_downscaling_is_that_of_the_naive_oracle(height, width, side, seed):
+    """Of any side: whole pixels, parts of pixels, and where there is nothing to make smaller."""
+    images = np.random.default_rng(seed).normal(size=(2, 3, height, width)).astype(np.float32)
+    found = downscaled(images, side)
+    assert found.dtype == np.float32 and found.shape == (2, 3, side, side)
+    expected = [[images_oracle.downscaled(channel, side) for channel in image] for image in images]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_array_equal(downscaled(images[1:], side), found[1:])
+
+
+def test_a_smaller_batch_is_downscaled_before_it_is_changed():
+    images, rows, key = split(shape=(3, 8, 8), how=Augmentation(4, True, 6)), np.array([3, 0, 5]), 11
+    smaller = images.resized(3)
+    stored = given_to_the_network(smaller.batch(rows))
+    np.testing.assert_allclose(
+        stored,
+        [[images_oracle.downscaled(one, 3) for one in image] for image in given_to_the_network(images.batch(rows))],
+        atol=1e-5,
+    )
+    expected = images_oracle.augmented(stored, key, 1, True, 2)
+    np.testing.assert_array_equal(given_to_the_network(smaller.batch(rows, key)), expected)
+    np.testing.assert_array_equal(
+        given_to_the_network(smaller.resized(0).batch(rows, key)), given_to_the_network(images.batch(rows, key))
+    )
+    assert smaller.features_checksum == images.features_checksum
+    assert smaller.reshaped((27,)).batch(rows).inputs[0].shape == (3, 27)
+    assert Augmentation(1, False, 1).scaled(0.1) == Augmentation(1, False, 1) and not Augmentation().scaled(0.5)
+
+
+def test_sides_must_be_those_of_the_images(tmp_path):
+    digits = open_digits()
+    require_sides(digits, [4, 8])
+    small = resized(digits, 4)
+    assert (small.shape, small.features, resized(digits, 0)) == ((1, 4, 4), 16, digits)
+    with pytest.raises(ConfigError, match=r"ends with side 4, but the images of digits have 8 \(1 x 8 x 8\)"):
+        require_sides(digits, [4])
+    np.savez(tmp_path / "flat.npz", x=np.zeros((9, 4), np.float32), y=np.arange(9) % 2)
+    with pytest.raises(ConfigError, match="is for images .channels, height, width., but .* examples of 4 numbers"):
+        require_sides(open_dataset(str(tmp_path / "flat.npz")), [2])
+    np.savez(tmp_path / "wide.npz", x=np.zeros((9, 1, 2, 4), np.float32), y=np.arange(9) % 2)
+    with pytest.raises(ConfigError, match="as high as wide; those of .* are 1 x 2 x 4"):
+        require_sides(open_dataset(str(tmp_path / "wide.npz")), [4])
