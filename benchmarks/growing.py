@@ -32,10 +32,10 @@ ROWS: dict[str, dict[str, str]] = {
 NOTES = (
     "Medians over the seeds. Accuracy: of each exit on the test images after the last round, as many for all. To "
     "reach: seconds of training until an evaluation on 16 x 16 first shows what the same seed's run from the start "
-    "has at its end, less half a point. Seconds are of training alone, on two cores that other work may share; GFLOP those of "
-    "all ranks' products, as planned, which no load changes. Early: the share of the test images that leaves before "
-    "the last exit at the threshold with most of them for less than half a point, and the accuracy of all then. One "
-    "learning rate for all, tuned for none."
+    "has at its end, less half a point. Seconds are of training alone, on two cores that other work may share; "
+    "GFLOP those of all ranks' products, as planned, which no load changes. Early: the share of the test images "
+    "that leaves before the last exit at the threshold with most of them for less than half a point, and the "
+    "accuracy of all then. One learning rate for all, tuned for none."
 )
 
 
