@@ -90,11 +90,13 @@ def test_what_does_not_depend_on_the_size_is_carried(comm, settings):
     assert all(np.isfinite(progress.loss) for progress in rounds)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "ist that shares rarely"])
 def test_it_goes_on_bit_for_bit_at_every_size(comm, shared_tmp, method):
     """From before, at and behind the change of size, between rounds and inside them."""
     settings = CONVOLUTIONAL | GROWING | ADAM | {"method__name": method, "method__burn_in": 1, "train__batch": 100}
     settings["method__threshold"] = 0.0005
+    if method not in METHODS:
+        settings |= {"method__name": "ist", "method__partition": ["hidden"], "method__share_every": 3}
     expected, _ = own_trained(comm, **settings)
     for done in (1, 2, 3) if method == "ist" else (2,):
         training = Training(own_run(**settings), comm)
