@@ -22,6 +22,7 @@ from istmpi.checkpoint.state import (
 from istmpi.comm import Communicator
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
+from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
 from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
@@ -126,6 +127,11 @@ class Training:
         return self.size.dataset
 
     @property
+    def batches(self) -> Batches:
+        """This rank's batches at the present size of images."""
+        return self.size.batches
+
+    @property
     def plan_of_sizes(self) -> str:
         """Which rounds train on images of which side, and what starts anew in between, in words."""
         said, first, before = [], 0, None
@@ -191,7 +197,7 @@ class Training:
             self.architecture,
             self.dataset.task,
             self.store,
-            self.size.batches,
+            self.batches,
             self.communicator,
             self.device,
             self.clock,
