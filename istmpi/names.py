@@ -4,6 +4,7 @@ from typing import Any
 
 NETWORKS = {
     "resnet": "istmpi.models.resnet:ResNet",
+    "transformer": "istmpi.models.transformer:Transformer",
     "vgg": "istmpi.models.vgg:VGG",
 }
 """The networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""

@@ -6,6 +6,7 @@ A new task is a class here and its name in `TASKS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from math import exp
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 CLASSIFICATION = "classification"
 REGRESSION = "regression"
+NEXT_TOKEN = "next-token"
 
 
 class Task(ABC):
@@ -31,7 +33,12 @@ class Task(ABC):
     @staticmethod
     @abstractmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The sum over examples of what the score is the mean of."""
+        """The sum over examples of what the score is made of the mean of."""
+
+    @staticmethod
+    def of_mean(points: float) -> float:
+        """The score, of the mean over examples of their `points`."""
+        return points
 
 
 class Classification(Task):
@@ -74,7 +81,33 @@ class Regression(Task):
         return float((outputs - targets).abs().mean(dim=1).sum())
 
 
-TASKS: dict[str, type[Task]] = {CLASSIFICATION: Classification, REGRESSION: Regression}
+class NextToken(Task):
+    """Cross-entropy of each token given those before it, in nats: outputs ``[b, t, vocabulary]``, targets ``[b, t]``.
+
+    An example is a window of tokens, and its loss their mean; the score is the perplexity of all.
+    """
+
+    score = "perplexity"
+    higher_is_better = False
+
+    @staticmethod
+    def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        from torch.nn import functional
+
+        given = targets.flatten(0, 1)  # tokens, or the odds of each: [b, t, vocabulary]
+        loss = functional.cross_entropy(outputs.flatten(0, 1), given, reduction=reduction)
+        return loss if reduction == "mean" else loss / outputs.shape[1]
+
+    @staticmethod
+    def points(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float(NextToken.loss(outputs, targets, reduction="sum"))
+
+    @staticmethod
+    def of_mean(points: float) -> float:
+        return exp(points)
+
+
+TASKS: dict[str, type[Task]] = {CLASSIFICATION: Classification, REGRESSION: Regression, NEXT_TOKEN: NextToken}
 
 
 def higher_is_better(score: str) -> bool:

@@ -135,6 +135,12 @@ class Optimizer:
         int, Meta(ge=0, description="Local steps of a rank in which the learning rate rises linearly from 0 to lr.")
     ] = 0
 
+    clip: Annotated[
+        float,
+        Meta(
+            ge=0, description="Norm of the gradient of all that a rank trains, to which a larger one is cut; 0: none."
+        ),
+    ] = 0.0
     schedule: Annotated[
         Literal["constant", "cosine", "step"],
         Meta(description="Of the learning rate behind the warm-up, over the local steps of the whole run."),
@@ -218,6 +224,10 @@ class Evaluate:
         ),
     ] = 0
     batch: Annotated[int, Meta(ge=1, description="Examples whose activations are gathered at a time.")] = 1024
+    examples: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Test examples that are scored, spread evenly; by default all, of text 512 windows."),
+    ] = None
     calibration_examples: Annotated[
         int,
         Meta(ge=2, description="Training examples from which the full network's normalisation is calibrated."),

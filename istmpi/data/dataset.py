@@ -102,6 +102,8 @@ class Dataset:
     kind: str
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
+    bytes_per_token: float | None = None
+    """Of text: bytes of the test documents for each of their tokens."""
 
     @property
     def features(self) -> int:

@@ -25,7 +25,8 @@ def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
         )
     from istmpi.models.own import own_network
 
-    return network.with_code(own_network(model, header.shape, header.data.outputs, header.run.model.arguments))
+    data = header.data
+    return network.with_code(own_network(model, header.shape, data.outputs, header.run.model.arguments, data.task))
 
 
 def changed_source(network: Architecture) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +26,16 @@ from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
 from istmpi.exits import THRESHOLDS, ExitPoint, entropies, exit_taken, outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import TASKS, Classification
+from istmpi.tasks import NEXT_TOKEN, TASKS, Classification
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
+
+
+WINDOWS = 512
+"""Of text that are scored where a run does not say."""
+MOST_LOGITS = 2**26
+"""Of text, in one pass of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class Score:
     examples: int
     exits: tuple[float, ...] | None = None
     """The score of every exit, where there are several."""
+    bits_per_byte: float | None = None
+    """Of text: what is left to be told of each byte."""
 
 
 class Evaluator:
@@ -62,7 +71,7 @@ class Evaluator:
         self._dtype = getattr(torch, run.model.dtype)
         memory = evaluation_memory(run, architecture, trained_on or communicator.size)
         sampled = min(run.evaluate.calibration_examples, len(dataset.train))
-        passes = [] if self._local else [sampled, *map(len, self._batches(len(dataset.test)))]
+        passes = [] if self._local else [sampled, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
         self.plan = evaluation_plan(architecture, communicator.size, memory, passes, self._local)
         self._exits = architecture.exits
         self.network = FullNetwork(architecture, store, communicator, self.plan.sharded, self._local)
@@ -84,8 +93,11 @@ class Evaluator:
             return np.array([loss, batch.examples, *points])
 
         loss, examples, *points = self._sum_over(split, (2 + self._exits,), totals_of).tolist()
-        scores = tuple(each / examples for each in points)
-        return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None)
+        scores = tuple(self._task.of_mean(each / examples) for each in points)
+        bits = None
+        if self._dataset.bytes_per_token:
+            bits = loss / examples / log(2) / self._dataset.bytes_per_token
+        return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None, bits)
 
     def early_exits(self, split: Split) -> tuple[ExitPoint, ...]:
         """What leaving early does to a classifier on a split, for each of `istmpi.exits.THRESHOLDS`.
@@ -117,8 +129,9 @@ class Evaluator:
         totals = np.zeros(shape)
         spread = not self._local and not self.network.same_examples
         first, step = (self._communicator.rank, self._communicator.size) if spread else (0, 1)
-        for rows in islice(self._batches(len(split)), first, None, step):
-            batch = split.batch(rows).to("cpu", self._dtype)
+        scored = self._scored(len(split))
+        for rows in islice(self._batches(len(scored)), first, None, step):
+            batch = split.batch(scored[rows]).to("cpu", self._dtype)
             totals += totals_of(self.network(*batch.inputs), batch)
         self.network.finish()
         return self._communicator.allreduce_sum(totals) if self._local or spread else totals
@@ -134,9 +147,16 @@ class Evaluator:
             share, stream = self._communicator.size, self._communicator.rank
         return calibration_rows(self._run, len(self._dataset.train), share, stream)
 
+    def _scored(self, length: int) -> np.ndarray:
+        """The rows of a split that are scored: all, or so many that are spread evenly over it."""
+        most = self._run.evaluate.examples or (WINDOWS if self._dataset.task == NEXT_TOKEN else length)
+        return np.arange(length) if most >= length else np.arange(most) * length // most
+
     def _batches(self, length: int) -> Iterator[np.ndarray]:
-        """The rows of a split, batch by batch."""
+        """The rows of a split, batch by batch: fewer at a time where their outputs would be large."""
         batch = self._run.evaluate.batch
+        if self._dataset.task == NEXT_TOKEN:
+            batch = max(min(batch, MOST_LOGITS // (self._dataset.features * self._dataset.outputs)), 1)
         for first in range(0, length, batch):
             yield np.arange(first, min(first + batch, length))
 

@@ -217,6 +217,8 @@ class Method(ABC):
                 objective, loss = self.objective(network, batch)
                 objective.backward()
                 self.before_update()
+                if run.optimizer.clip:
+                    nn.utils.clip_grad_norm_(network.parameters(), run.optimizer.clip)
                 for group in optimizer.param_groups:
                     group["lr"] = run.optimizer.lr_at(step, steps)
                 optimizer.step()

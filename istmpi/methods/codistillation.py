@@ -82,7 +82,7 @@ class Codistillation(OwnNetworks):
         network.eval()  # without dropout; normalisation has no running statistics to use
         with torch.no_grad():
             predictions = [self.forward(_with(network, other), batch) for other in self._others]
-            mean = sum(functional.softmax(outputs_of(each)[-1], dim=1) for each in predictions) / len(predictions)
+            mean = sum(functional.softmax(outputs_of(each)[-1], dim=-1) for each in predictions) / len(predictions)
         network.train()
         return loss + self.loss(outputs, mean), loss
 

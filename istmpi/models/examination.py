@@ -169,7 +169,7 @@ def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
                 f"calibrates one mean and variance, of one call. Use a layer for each call."
             )
     bare = frozenset(name for number, (name, *_) in enumerate(outputs) if number not in normalised)
-    return _Watched(norms, frozenset(name for name, *_ in outputs), bare, returned.shape[1] // network.outputs)
+    return _Watched(norms, frozenset(name for name, *_ in outputs), bare, returned.shape[1] // network.numbers)
 
 
 def _draws_random_numbers(network: OwnNetwork, module: nn.Module, exits: int) -> bool:
@@ -189,7 +189,7 @@ def _draws_random_numbers(network: OwnNetwork, module: nn.Module, exits: int) ->
             f"{network.name}: its outputs have no gradient with respect to any parameter. Leave torch.no_grad, detach "
             f"and argmax out of its forward."
         )
-    if (trained := outputs.shape[1] // network.outputs) != exits:
+    if (trained := outputs.shape[1] // network.numbers) != exits:
         raise ConfigError(
             f"{network.name}: its forward returns {trained} output{'s' * (trained > 1)} in training and {exits} in "
             f"evaluation. Let it return as many in both, the full network's last."

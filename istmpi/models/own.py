@@ -21,6 +21,7 @@ from istmpi.errors import ConfigError, did_you_mean
 from istmpi.exits import joined, outputs_of
 from istmpi.models.source import Source, source_of
 from istmpi.names import place_of
+from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,8 @@ class OwnNetwork:
     inputs: tuple[int, ...]
     """The shape of an example as ``forward`` gets it."""
     outputs: int
+    tokens: bool = False
+    """Examples are numbers of tokens below ``outputs``, and of each the outputs are what may follow it."""
     source: Source = field(default_factory=Source, compare=False)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of those settings that have one."""
@@ -115,11 +118,13 @@ class OwnNetwork:
         import torch
 
         generator = torch.Generator().manual_seed(count)
+        if self.tokens:
+            return torch.randint(self.outputs, (count, *self.inputs), generator=generator).to(device)
         values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64)
         return values.to(dtype).to(device)
 
     def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """The outputs ``[b, exits * outputs]`` for a batch's inputs, those of all exits side by side.
+        """The outputs ``[b, exits * numbers]`` for a batch's inputs, those of all exits side by side.
 
         ConfigError where it fails or returns something else. ``gradients``: recorded for a backward pass, as in
         training.
@@ -138,21 +143,28 @@ class OwnNetwork:
         for number, outputs in enumerate(outputs_of(returned) or (returned,), 1):
             of = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-            if shape != (len(inputs[0]), self.outputs):
-                examples = len(inputs[0])
+            wanted = (len(inputs[0]), *(inputs[0].shape[1:] if self.tokens else ()), self.outputs)
+            if shape != wanted:
                 raise ConfigError(
-                    f"{self.name}: its forward returns {shape}{of} for {examples} examples; the data need ({examples}, "
-                    f"{self.outputs}). Its argument outputs is filled in with that {self.outputs}."
+                    f"{self.name}: its forward returns {shape}{of} for {len(inputs[0])} examples; the data need "
+                    f"{wanted}. Its argument outputs is filled in with that {self.outputs}."
                 )
             if not outputs.is_floating_point():
                 raise ConfigError(
                     f"{self.name}: its forward returns numbers of {outputs.dtype}{of}; the data need floating-point "
                     f"numbers. Return the scores themselves, for classes their logits."
                 )
-        return joined(returned)
+        return joined([one.flatten(1) for one in outputs_of(returned)])
+
+    @property
+    def numbers(self) -> int:
+        """That an exit makes of an example."""
+        return self.outputs * (_product(self.inputs) if self.tokens else 1)
 
 
-def own_network(name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any]) -> OwnNetwork:
+def own_network(
+    name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any], task: str = CLASSIFICATION
+) -> OwnNetwork:
     """The network FILE.py:Class or package.module:Class with these settings; ConfigError for whatever is wrong with it.
 
     ``shape``: of an example. Runs the code that is named.
@@ -189,7 +201,7 @@ def own_network(name: str, shape: tuple[int, ...], outputs: int, settings: Mappi
     inputs = (facts["features"],) if flat else tuple(shape)
     defaults = {one: arguments[one].default for one in known}
     defaults = {one: value for one, value in defaults.items() if value is not inspect.Parameter.empty}
-    return OwnNetwork(name, kind, given, values, inputs, outputs, source, defaults)
+    return OwnNetwork(name, kind, given, values, inputs, outputs, task == NEXT_TOKEN, source, defaults)
 
 
 def _load(name: str) -> tuple[type[nn.Module], Source]:

@@ -14,6 +14,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
+from istmpi.tasks import NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.models.inferred import InferredNetwork
@@ -31,6 +32,10 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
     """
     if not isinstance(run.model, OwnModel):
         with communicator.agreed():
+            if data.task == NEXT_TOKEN:
+                raise ConfigError(
+                    f"model.name = {run.model.name!r} takes numbers, but {data.source} is text. Use transformer."
+                )
             return architecture(data.features, data.outputs, data.task, run.model)
     from istmpi.training.proof_cache import recall, remember
 
@@ -92,7 +97,7 @@ def planned_network(run: Run, data: Dataset) -> InferredNetwork:
 def _own(run: Run, data: Dataset) -> OwnNetwork:
     from istmpi.models.own import own_network
 
-    return own_network(run.model.name, tuple(data.shape), data.outputs, run.model.arguments)
+    return own_network(run.model.name, tuple(data.shape), data.outputs, run.model.arguments, data.task)
 
 
 def _ready(run: Run, table: Table, own: OwnNetwork) -> InferredNetwork:

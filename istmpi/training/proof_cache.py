@@ -74,6 +74,7 @@ def _facts(network: OwnNetwork) -> dict[str, Any] | None:
         "libraries": dict(network.source.libraries),
         "arguments": json.loads(json.dumps(arguments, default=plain, skipkeys=True)),
         "outputs": network.outputs,
+        "tokens": network.tokens,
         "inputs": list(network.inputs),
         "dtype": str(torch.get_default_dtype()),
         "istmpi": f"{__version__} {code.hexdigest()}",

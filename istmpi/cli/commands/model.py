@@ -10,6 +10,7 @@ import click
 
 from istmpi.cli.settings import assigned
 from istmpi.foreign import toml_value
+from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.models.operators import Operator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--outputs", type=click.IntRange(min=1), metavar="N", help="With --shape: classes, or numbers to predict."
 )
+@click.option("--tokens", is_flag=True, help="With --shape: examples are windows of tokens, of so many outputs.")
 @click.option("--ranks", default="2,4,8", show_default=True, metavar="P,P,...", help="What each of P ranks would hold.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An argument, as model.hidden=512.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
@@ -30,6 +32,7 @@ def command(
     data: str | None,
     shape: str | None,
     outputs: int | None,
+    tokens: bool,
     ranks: str,
     assignments: tuple[str, ...],
     as_json: bool,
@@ -50,11 +53,14 @@ def command(
     counts = quantities.ranks("--ranks", ranks)
     if (shape is None) != (outputs is None) or (shape and data):
         raise click.UsageError("give --data, or both --shape and --outputs.")
+    if tokens and shape is None:
+        raise click.UsageError("--tokens goes with --shape; data tell what they are.")
+    task = NEXT_TOKEN if tokens else CLASSIFICATION
     if shape is None:
         from istmpi.data.sources import open_dataset
 
         dataset = open_dataset(data or "digits")
-        example, outputs = tuple(dataset.shape), dataset.outputs
+        example, outputs, task = tuple(dataset.shape), dataset.outputs, dataset.task
     else:
         example = quantities.shape("--shape", shape)
 
@@ -64,7 +70,7 @@ def command(
     from istmpi.models.table import dealt_by_default
     from istmpi.models.tracing import trace
 
-    own = own_network(network, example, outputs, _arguments(assignments))
+    own = own_network(network, example, outputs, _arguments(assignments), task)
     inferred = infer(own)
     traced = trace(own, inferred.widths, inferred.blocks)
     patterns, blocks = inferred.parameters.values(), inferred.blocks

@@ -1,0 +1,157 @@
+"""A decoder for text (Vaswani et al. 2017, arXiv 1706.03762), normalised before each sum as in Llama or GPT-2."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+NORMS = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
+EPSILON = 1e-5
+
+
+class Transformer(nn.Module):
+    """Embedded tokens, layers of attention and feed-forward units that add to the residual stream, logits of the next.
+
+    ``shape``: the tokens of a window; ``outputs``: the vocabulary. ``embed``: the width of the residual stream.
+    ``heads`` and ``hidden`` (feed-forward units) have a number for each layer, the last of which stands for all further
+    ones; layers with one number are dealt out alike. A head is one of keys and values, with so many ``queries`` of
+    ``head_dim`` numbers each. ``positions``: rotary or learnt; ``feed_forward``: swiglu or gelu; ``norm``: rms or
+    layer; ``tied``: the logits are made with the embedding's weight.
+    """
+
+    DEALT = ("heads", "hidden")
+
+    def __init__(
+        self,
+        shape: tuple[int],
+        outputs: int,
+        layers: int = 4,
+        embed: int = 256,
+        heads: tuple[int, ...] = (8, 8, 8, 8),
+        queries: int = 1,
+        head_dim: int = 32,
+        hidden: tuple[int, ...] = (704, 704, 704, 704),
+        norm: str = "rms",
+        positions: str = "rotary",
+        feed_forward: str = "swiglu",
+        tied: bool = True,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        for name, value, known in (
+            ("norm", norm, tuple(NORMS)),
+            ("positions", positions, ("rotary", "learnt")),
+            ("feed_forward", feed_forward, ("swiglu", "gelu")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} = {value!r} must be {' or '.join(known)}")
+        if len(shape) != 1:
+            raise ValueError(f"examples of shape {tuple(shape)} are no windows of tokens")
+        if not heads or not hidden:
+            raise ValueError(f"heads = {list(heads)} and hidden = {list(hidden)} need a number each, at least")
+        if positions == "rotary" and head_dim % 2:
+            raise ValueError(f"head_dim = {head_dim} must be even with rotary positions")
+        self.embedding = nn.Embedding(outputs, embed)
+        self.positions = nn.Embedding(shape[0], embed) if positions == "learnt" else None
+        self.layers = nn.ModuleList(
+            Layer(
+                embed,
+                Attention(embed, heads[min(number, len(heads) - 1)], queries, head_dim, positions == "rotary"),
+                FeedForward(embed, hidden[min(number, len(hidden) - 1)], feed_forward == "swiglu"),
+                norm,
+                dropout,
+            )
+            for number in range(layers)
+        )
+        self.norm = NORMS[norm](embed, eps=EPSILON)
+        self.outputs = nn.Linear(embed, outputs, bias=False)
+        if tied:
+            self.outputs.weight = self.embedding.weight
+
+    def forward(self, tokens, cache: list | None = None):
+        """Logits ``[b, t, outputs]`` of what follows each of the tokens ``[b, t]`` int64.
+
+        ``cache``: a list, empty at first, of what a call leaves of its tokens for the next call's, which follow them.
+        """
+        first = cache[0][0].shape[2] if cache else 0
+        places = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions(places)
+        for number, layer in enumerate(self.layers):
+            if cache is not None and len(cache) == number:
+                cache.append(None)
+            x = layer(x, places, cache, number)
+        return self.outputs(self.norm(x))
+
+
+class Layer(nn.Module):
+    """What attention and feed-forward units add to the stream, one after the other."""
+
+    def __init__(self, embed: int, attention: Attention, feed_forward: FeedForward, norm: str, dropout: float):
+        super().__init__()
+        self.attention, self.feed_forward = attention, feed_forward
+        self.attention_norm, self.feed_forward_norm = (NORMS[norm](embed, eps=EPSILON) for _ in range(2))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x, places, cache, number):
+        """The stream behind the layer, ``[b, t, embed]``."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), places, cache, number))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class Attention(nn.Module):
+    """Causal attention, of several queries to a head of keys and values."""
+
+    def __init__(self, embed: int, heads: int, queries: int, head_dim: int, rotary: bool):
+        super().__init__()
+        self.heads, self.queries, self.rotary = heads, queries, rotary
+        self.query = nn.Linear(embed, heads * queries * head_dim, bias=False)
+        self.key, self.value = (nn.Linear(embed, heads * head_dim, bias=False) for _ in range(2))
+        self.output = nn.Linear(heads * queries * head_dim, embed, bias=False)
+
+    def forward(self, x, places, cache, number):
+        """What the stream gets, ``[b, t, embed]``."""
+        b, t, _ = x.shape
+        query = self.query(x).view(b, t, self.heads * self.queries, -1).transpose(1, 2)
+        key, value = (product(x).view(b, t, self.heads, -1).transpose(1, 2) for product in (self.key, self.value))
+        if self.rotary:
+            query, key = _rotated(query, places), _rotated(key, places)
+        goes_on = cache is not None and cache[number] is not None
+        if goes_on:
+            key, value = (torch.cat([before, now], dim=2) for before, now in zip(cache[number], (key, value)))
+        if cache is not None:
+            cache[number] = key, value
+        if self.queries > 1:
+            key, value = (part.repeat_interleave(self.queries, dim=1) for part in (key, value))
+        seen = None
+        if goes_on:  # each of the new tokens sees all before it
+            seen = torch.arange(key.shape[2], device=x.device) <= places[:, None]
+        mixed = functional.scaled_dot_product_attention(query, key, value, seen, is_causal=not goes_on)
+        return self.output(mixed.transpose(1, 2).reshape(b, t, -1))
+
+
+class FeedForward(nn.Module):
+    """Units with GELU, or SwiGLU (Shazeer 2020, arXiv 2002.05202), whose gate is a product of its own."""
+
+    def __init__(self, embed: int, hidden: int, gated: bool):
+        super().__init__()
+        self.up = nn.Linear(embed, hidden, bias=False)
+        self.gate = nn.Linear(embed, hidden, bias=False) if gated else None
+        self.down = nn.Linear(hidden, embed, bias=False)
+
+    def forward(self, x):
+        """What the stream gets, ``[b, t, embed]``."""
+        if self.gate is None:
+            return self.down(functional.gelu(self.up(x)))
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+def _rotated(x, places):
+    """Queries or keys ``[b, heads, t, head_dim]``, turned by their places (RoFormer, arXiv 2104.09864)."""
+    half = x.shape[-1] // 2
+    rates = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
+    angles = (places.double()[:, None] * rates).to(x.dtype)
+    one, other, cos, sin = x[..., :half], x[..., half:], angles.cos(), angles.sin()
+    return torch.cat([one * cos - other * sin, one * sin + other * cos], dim=-1)
