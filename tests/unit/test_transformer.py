@@ -1,0 +1,148 @@
+"""The decoder that ships: what can be dealt out, what a token sees, products, going on from a cache."""
+
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from istmpi.errors import ConfigError
+from istmpi.models.examination import examine
+from istmpi.models.inferred import InferredNetwork
+from istmpi.models.own import own_network
+from istmpi.models.proof import one_thread
+from istmpi.models.transformer import Transformer
+from istmpi.tasks import NEXT_TOKEN
+
+WINDOW, WORDS = 12, 20
+SMALL = {"layers": 3, "embed": 10, "heads": [4, 5, 3], "head_dim": 6, "hidden": [7, 8, 9]}
+KINDS = [
+    {"norm": norm, "positions": positions, "feed_forward": feed_forward, "tied": tied, "queries": queries}
+    for norm, positions, feed_forward, tied, queries in (
+        ("rms", "rotary", "swiglu", True, 1),
+        ("layer", "learnt", "gelu", False, 2),
+        ("rms", "rotary", "gelu", True, 3),
+    )
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def alone():
+    with one_thread():
+        yield
+
+
+@cache
+def examined(number):
+    """A network of that kind, examined once."""
+    own = own_network("transformer", (WINDOW,), WORDS, {**SMALL, **KINDS[number]}, NEXT_TOKEN)
+    return InferredNetwork("transformer", examine(own), "float64", own)
+
+
+def module(**changed):
+    torch.manual_seed(0)
+    return Transformer((WINDOW,), WORDS, **{**SMALL, **changed}).double()
+
+
+def tokens(count=2, length=WINDOW):
+    return torch.randint(WORDS, (count, length), generator=torch.Generator().manual_seed(count))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_heads_and_feed_forward_units_are_dealt_out_layer_by_layer(number):
+    found, kind = examined(number), KINDS[number]
+    assert found.default_groups == ("heads1", "heads2", "heads3", "hidden1", "hidden2", "hidden3")
+    assert [block.path for block in found.blocks["layers"]] == ["layers.0", "layers.1", "layers.2"]
+    ends = "layers.0.attention.output", "layers.0.feed_forward.down"
+    assert found.blocks["layers"][0].ends == ends
+    axes = {name: str(one.pattern) for name, one in found.parameters.items()}
+    queries = "heads2 queries 6" if kind["queries"] > 1 else "heads2 6"
+    assert axes["layers.1.attention.query.weight"] == f"(layers[1] {queries}) embed"
+    assert axes["layers.1.attention.value.weight"] == "(layers[1] heads2 6) embed"
+    assert axes["layers.1.attention.output.weight"] == f"(layers[1] embed) ({queries})"
+    assert axes["layers.2.feed_forward.down.weight"] == "(layers[2] embed) hidden3"
+    assert ("outputs.weight" in axes) == (not kind["tied"])
+    summed = {name: groups for name, groups in found.sums.items() if set(groups) & {*found.default_groups}}
+    assert {name.split(".", 2)[2] for name in summed} == {"attention.output", "feed_forward.down"}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_flops_are_those_that_pytorch_counts(number):
+    found = examined(number)
+    for ranks in (1, 3):
+        lengths = {
+            name: -(-length // ranks) if name in found.default_groups else length
+            for name, length in found.lengths.items()
+        }
+        network = found.build(lengths)
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            functional.cross_entropy(network(tokens(3)).flatten(0, 1), tokens(3).flatten()).backward()
+        assert counter.get_total_flops() == 3 * sum(sum(one.flops(lengths)) for one in found.operators)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_later_token_changes_nothing_that_was_said_before(kind):
+    network, x = module(**kind), tokens()
+    expected = network(x)
+    for place in range(1, WINDOW):
+        other = x.clone()
+        other[:, place:] = (other[:, place:] + 1) % WORDS
+        found = network(other)
+        torch.testing.assert_close(found[:, :place], expected[:, :place], rtol=0, atol=0)
+        assert not torch.equal(found[:, place:], expected[:, place:])
+
+
+@pytest.mark.parametrize("kind, steps", [*product(KINDS, [[1] * WINDOW, [5, 1, 4, 2]])], ids=str)
+def test_going_on_from_a_cache_is_saying_it_all_at_once(kind, steps):
+    network, x, cache, said = module(**kind), tokens(), [], []
+    with torch.no_grad():
+        for part in x.split(steps, dim=1):
+            said.append(network(part, cache))
+        torch.testing.assert_close(torch.cat(said, dim=1), network(x))
+
+
+def test_positions_matter_and_rotary_ones_only_by_their_distance():
+    torch.manual_seed(1)
+    rotary, learnt = module(), module(positions="learnt")
+    x = tokens(1)
+    swapped = x.clone()
+    swapped[:, [1, 3]] = swapped[:, [3, 1]]
+    for network in (rotary, learnt):
+        assert not torch.allclose(network(x)[:, -1], network(swapped)[:, -1])
+    layer = rotary.layers[0]
+    stream = torch.randn(1, 5, SMALL["embed"], dtype=torch.float64)
+    here, there = (layer(stream, torch.arange(5) + shift, None, 0) for shift in (0, 7))
+    torch.testing.assert_close(here, there)
+
+
+def test_it_is_as_large_as_its_formula_says():
+    """Embedding; four matrices of attention, three of SwiGLU and two norms a layer; a norm."""
+    with torch.device("meta"):
+        network = Transformer((WINDOW,), 1000, layers=6, embed=64, heads=(4,), head_dim=16, hidden=(160,))
+    expected = 1000 * 64 + 6 * (4 * 64 * 64 + 3 * 64 * 160 + 2 * 64) + 64
+    assert sum(parameter.numel() for parameter in network.parameters()) == expected
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"norm": "batch"}, "norm = 'batch' must be rms or layer"),
+        ({"positions": "none"}, "positions = 'none' must be rotary or learnt"),
+        ({"feed_forward": "relu"}, "feed_forward = 'relu' must be swiglu or gelu"),
+        ({"heads": []}, "need a number each, at least"),
+        ({"head_dim": 5}, "head_dim = 5 must be even with rotary positions"),
+        ({"depth": 5}, "unknown setting model.depth"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(changed, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        own_network("transformer", (WINDOW,), WORDS, {**SMALL, **changed}, NEXT_TOKEN).build()
+    assert "\n" not in str(refused.value)
+
+
+def test_images_are_no_text():
+    with pytest.raises(ConfigError, match=r"examples of shape \(3, 8, 8\) are no windows of tokens"):
+        own_network("transformer", (3, 8, 8), 10, SMALL).build()
