@@ -97,6 +97,14 @@ class Header:
     side: int = 0
     """Of the images that it was trained on last, downscaled; 0 where they were as they are in the data."""
 
+    fitted: Mapping[str, float] = field(default_factory=dict)
+    """What it multiplies them by instead, where that was fitted or is left out."""
+
+    @property
+    def full_scale(self) -> dict[str, float]:
+        """What the full network multiplies the contributions of each unit group by."""
+        return {**self.scale, **self.fitted}
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of an example as it was trained on last."""
@@ -243,6 +251,7 @@ def read_header(file: h5py.File, path: Any) -> Header:
         attributes.setdefault("scale", "{}")
     attributes.setdefault("network", "{}")
     attributes.setdefault("side", np.int64(0))
+    attributes.setdefault("fitted", "{}")
     values = {}
     for item in dataclasses.fields(Header):
         if item.name not in attributes:
@@ -254,8 +263,9 @@ def read_header(file: h5py.File, path: Any) -> Header:
     except ConfigError as error:
         raise DataError(f"{path}: its run cannot be read ({error}).") from None
     values["data"] = _data_summary(values["data"], path)
-    if not all(isinstance(factor, float) and 0 < factor < np.inf for factor in values["scale"].values()):
-        raise DataError(f"{path}: damaged: its attribute scale has other values than positive numbers.")
+    for name in ("scale", "fitted"):
+        if not all(isinstance(factor, float) and 0 < factor < np.inf for factor in values[name].values()):
+            raise DataError(f"{path}: damaged: its attribute {name} has other values than positive numbers.")
     if not all(isinstance(version, str) for version in values["versions"].values()):
         raise DataError(f"{path}: damaged: its attribute versions has other values than texts.")
     if (seed := attributes.get("seed")) != values["run"].train.seed:

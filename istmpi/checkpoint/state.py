@@ -108,7 +108,7 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> InterruptedRound:
 
 def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
     """Read this rank's rows of whatever the store has, and the scale that goes with them."""
-    store.scale = checkpoint.header.scale
+    store.scale, store.fitted = checkpoint.header.scale, checkpoint.header.fitted
     for name, values in store.tensors.items():
         tensor = checkpoint.tensors.get(name)
         if tensor is None:

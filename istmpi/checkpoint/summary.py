@@ -94,6 +94,7 @@ def header_values(header: Header) -> dict[str, Any]:
         "run": header.run.tree(),
         "data": dataclasses.asdict(header.data),
         "scale": dict(header.scale),
+        "fitted": dict(header.fitted),
         "versions": dict(header.versions),
         "network": dict(header.network),
     }

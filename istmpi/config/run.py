@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import tomli_w
 
 from istmpi.config.sections import Checkpoint, Data, Evaluate, Method, Model, Optimizer, Output, OwnModel, Train
+from istmpi.config.sections import OWN_SETTINGS
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.methods import METHODS
@@ -185,7 +186,7 @@ class Run:
 
         def plain(value: Any) -> Any:
             if isinstance(value, OwnModel):
-                return {"name": value.name, "dtype": value.dtype, **plain(dict(value.arguments))}
+                return {**{name: getattr(value, name) for name in OWN_SETTINGS}, **plain(dict(value.arguments))}
             if isinstance(value, dict):
                 return {name: plain(item) for name, item in value.items()}
             if dataclasses.is_dataclass(value):
@@ -247,7 +248,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _with_arguments(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The model section of a network of one's own, the arguments of its constructor in a section of their own."""
-    settings = {key: value for key, value in tree.items() if key in ("name", "dtype")}
+    settings = {key: value for key, value in tree.items() if key in OWN_SETTINGS}
     return {**settings, "arguments": {key: value for key, value in tree.items() if key not in settings}}
 
 

@@ -47,6 +47,15 @@ Network = Annotated[
 DType = Annotated[Literal["float32", "float64"], Meta(description="Of the weights, and of all that is computed.")]
 
 
+Scale = Annotated[
+    Literal["share", "fitted", "none"],
+    Meta(
+        description="By what the full network multiplies the sum over dealt units, where no batch normalisation is "
+        "behind it: the share of them that a subnet had, a factor fitted on training examples, or nothing."
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Model:
     """The network."""
@@ -71,6 +80,7 @@ class Model:
         ),
     ] = None
     dtype: DType = "float32"
+    scale: Scale = "share"
 
     @property
     def batch_statistics(self) -> str:
@@ -82,14 +92,19 @@ class Model:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A plain module: all settings but these two are arguments of its constructor, as they were given."""
+    """A plain module: all settings but these are arguments of its constructor, as they were given."""
 
     name: Network
     dtype: DType = "float32"
+    scale: Scale = "share"
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     batch_statistics = ""
     """No setting tells whether it normalises over the batch: the network does, once it is made."""
+
+
+OWN_SETTINGS = ("name", "dtype", "scale")
+"""Of a plain module, the settings that are no arguments of its constructor."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def plain_layers(checkpoint: Checkpoint, moments: Moments) -> list[Layer]:
             tensors: dict[str, Values] = {
                 kind: checkpoint.tensors[f"{stage}.{key}.{kind}"] for kind in module.state_dict()
             }
-            factor = 1.0 if place else network.factor(stage, network.lengths, checkpoint.header.scale)
+            factor = 1.0 if place else network.factor(stage, network.lengths, checkpoint.header.full_scale)
             if factor != 1:
                 tensors["weight"] = Scaled(checkpoint.tensors[f"{stage}.{key}.weight"], factor)
             if isinstance(module, BatchNorm):

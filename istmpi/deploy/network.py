@@ -44,7 +44,7 @@ class CalibratedNetwork:
         checkpoint.require_valid()
         store = ParameterStore(architecture.parameters, architecture.lengths, 1, 0)
         fill(checkpoint, store)
-        self._network = architecture.without_values(store.scale).eval()
+        self._network = architecture.without_values(store.full_scale).eval()
         for name, parameter in prepare(self._network, elsewhere=()).items():
             parameter.data = store.tensors[name]
         self._path, self._exits = checkpoint.path, architecture.exits

@@ -43,7 +43,7 @@ def own_state(checkpoint: Checkpoint, moments: Moments, network: InferredNetwork
         for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
             name, mine = name_of[id(parameter)], _name(path, key)
             product = path_of[id(layer)] if key == "weight" else ""
-            known = network.lengths, checkpoint.header.scale
+            known = network.lengths, checkpoint.header.full_scale
             factor = network.factor(product, *known) * network.end_factor(path_of[id(layer)], *known)
             first = copies.setdefault(name, {}).setdefault(factor, mine)
             if first != mine:

@@ -24,7 +24,8 @@ class ParameterStore:
 
     ``tensors[name]`` has the shape of this rank's part in ``owners``. What is kept beside a parameter, optimizer state
     for one, has the name of a `Slot` and the parameter's axes. ``scale`` is what goes with the weights: what the full
-    network multiplies the contributions of each unit group by (`istmpi.models.architecture.Architecture.factor`).
+    network multiplies the contributions of each unit group by (`istmpi.models.architecture.Architecture.factor`), which
+    is the share of them that a subnet trains with; ``fitted`` has what it multiplies them by instead, if that differs.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int):
@@ -32,7 +33,13 @@ class ParameterStore:
         self.owners = Owners(dict(lengths), ranks)
         self.rank = rank
         self.scale: Mapping[str, float] = {}
+        self.fitted: Mapping[str, float] = {}
         self.tensors = {name: self._zeros(parameter) for name, parameter in parameters.items()}
+
+    @property
+    def full_scale(self) -> dict[str, float]:
+        """What the full network multiplies the contributions of each unit group by."""
+        return {**self.scale, **self.fitted}
 
     def initialise(self, seed: int) -> None:
         """Fill the owned rows with initial values: uniform in ``centre ± bound`` of each parameter."""

@@ -23,6 +23,7 @@ from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.engine.store import ParameterStore
+from istmpi.evaluation.fitting import fitted_scale
 from istmpi.evaluation.full import FullNetwork
 from istmpi.exits import THRESHOLDS, ExitPoint, entropies, exit_taken, outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 WINDOWS = 512
 """Of text that are scored where a run does not say."""
+FITTED_ON = 64
+"""Training examples."""
 MOST_LOGITS = 2**26
 """Of text, in one pass of an evaluation."""
 
@@ -73,7 +76,7 @@ class Evaluator:
         sampled = min(run.evaluate.calibration_examples, len(dataset.train))
         passes = [] if self._local else [sampled, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
         self.plan = evaluation_plan(architecture, communicator.size, memory, passes, self._local)
-        self._exits = architecture.exits
+        self._exits, self._architecture, self._store = architecture.exits, architecture, store
         self.network = FullNetwork(architecture, store, communicator, self.plan.sharded, self._local)
 
     def score(self) -> Score:
@@ -139,6 +142,19 @@ class Evaluator:
     def calibrate(self) -> None:
         """Take the normalisations' moments at the store's present weights."""
         self.network.calibrate(*self._dataset.train.batch(self._sample()).to("cpu", self._dtype).inputs)
+
+    def fitted_scale(self) -> dict[str, float]:
+        """The factors of the store's scale with which the training loss is least, at its present weights."""
+        rows = self._sample()
+        share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)
+        rows = rows[np.arange(min(len(rows), FITTED_ON)) * len(rows) // min(len(rows), FITTED_ON)]
+        batch = self._dataset.train.batch(rows[place::share]).to("cpu", self._dtype)
+        weights = self._run.train.exit_weights
+
+        def loss(outputs: Outputs) -> torch.Tensor:
+            return weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum")
+
+        return fitted_scale(self._architecture, self._store, self._communicator, batch, loss)
 
     def _sample(self) -> np.ndarray:
         """The training rows to calibrate on: the same on all ranks, or with local examples a share of each rank's."""

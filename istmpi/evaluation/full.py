@@ -59,7 +59,7 @@ class FullNetwork:
 
     def calibrate(self, *inputs: torch.Tensor) -> None:
         """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective."""
-        layers = self._with_weights()
+        layers = self.with_weights()
         with _same_random_numbers():
             calibrate(self._network, layers, inputs, self._moments_of)
         self.finish()
@@ -67,7 +67,7 @@ class FullNetwork:
 
     def load_moments(self, moments: Moments) -> None:
         """Take the present weights, and these moments in place of a calibration. Collective."""
-        for name, layer in self._with_weights().items():
+        for name, layer in self.with_weights().items():
             layer.moments = moments[name]
         self.moments = moments
 
@@ -79,6 +79,11 @@ class FullNetwork:
         with _same_random_numbers():
             return self._network(*inputs)
 
+    @property
+    def module(self) -> nn.Module:
+        """The network itself, once it has its weights."""
+        return self._network
+
     def finish(self) -> None:
         """Take part in what the other ranks still need for examples of their own. Collective."""
         if self._own:
@@ -89,9 +94,9 @@ class FullNetwork:
         for parameter in self._gathered.values():
             parameter.data = parameter.data.new_empty(0)
 
-    def _with_weights(self) -> dict[str, BatchNorm]:
+    def with_weights(self) -> dict[str, BatchNorm]:
         """Have the network with the stores' weights; returns its batch normalisations, without moments. Collective."""
-        if self._scale != self._store.scale:  # as well where it was not built before
+        if self._scale != self._store.full_scale:  # as well where it was not built before
             self._build()
         owners = self._store.owners
         for name, parameter in self._gathered.items():
@@ -106,7 +111,7 @@ class FullNetwork:
 
     def _build(self) -> None:
         architecture, store = self._architecture, self._store
-        self._scale = dict(store.scale)
+        self._scale = store.full_scale
         self._network = architecture.without_values(self._scale).eval()
         self._gathered = prepare(self._network, self._sharded)
         self._own = OwnExamples(store, self._communicator) if self._local_examples else None

@@ -172,7 +172,10 @@ class Method(ABC):
         """
         if self._built is None or self._built[0] != lengths:
             self._built = None
-            network = self.job.architecture.without_values(self.job.store.scale, lengths)
+            architecture, store = self.job.architecture, self.job.store
+            # Who trains the full network trains the one that is evaluated.
+            scale = store.scale if lengths != architecture.lengths else store.full_scale
+            network = architecture.without_values(scale, lengths)
             self._built = dict(lengths), to_empty(network, self.job.device).train()
         return self._built[1]
 

@@ -91,6 +91,10 @@ class Architecture(ABC):
     def outline(self) -> str:
         """The widths of the network, in a few words."""
 
+    def product(self, network: nn.Module, name: str) -> nn.Module:
+        """The module of a built network that makes one of the ``sums``."""
+        return network.get_submodule(name)
+
     def require_dealable(self, groups: tuple[str, ...]) -> None:
         """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
         return
@@ -160,7 +164,7 @@ class Chain(Architecture):
         network = nn.Sequential(OrderedDict((name, self.stage(name, lengths)) for name in self.stages))
         if scale is not None:
             for name in self.sums:
-                network.get_submodule(name)[0].factor = self.factor(name, lengths, scale)
+                self.product(network, name).factor = self.factor(name, lengths, scale)
         return network
 
     def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
@@ -168,6 +172,9 @@ class Chain(Architecture):
 
         layers = ((stage, layer) for stage, layers in network.named_children() for layer in layers)
         return {stage: layer for stage, layer in layers if isinstance(layer, BatchNorm)}
+
+    def product(self, network: nn.Sequential, name: str) -> nn.Module:
+        return network.get_submodule(name)[0]
 
     @property
     def outline(self) -> str:

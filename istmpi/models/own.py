@@ -180,6 +180,8 @@ def own_network(
         for one, of in arguments.items()
         if one not in FACTS and of.kind in (of.KEYWORD_ONLY, of.POSITIONAL_OR_KEYWORD)
     ]
+    if "scale" in known:
+        raise ConfigError(f"{name}: its argument scale has the name of a setting of istmpi's, model.scale. Rename it.")
     for setting in settings:
         if setting in FACTS:
             raise ConfigError(f"{name}: model.{setting} is {FACTS[setting]}, which the data tell. Leave it out.")

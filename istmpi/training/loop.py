@@ -102,6 +102,8 @@ class Training:
             network = self.architecture
             self.store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
             self.store.scale = self._first_scale()
+            if run.model.scale == "none":
+                self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
             if communicator.rank == 0:
                 require_storable(self._header(), deployment_pieces({}, {}, self.dataset, 0))
         self.store.initialise(run.train.seed)
@@ -289,7 +291,13 @@ class Training:
         with self.clock("evaluate"):
             self.method.publish()
             self._calibrated = self.rounds_done, self.local_step
+            self._fit_scale()
             return self.evaluator.score()
+
+    def _fit_scale(self) -> None:
+        """Fit the factors of what is dealt out now to the present weights, if the run asks for that."""
+        if self.run.model.scale == "fitted" and self.store.scale and self.method.spec.deals:
+            self.store.fitted = self.evaluator.fitted_scale()
 
     @property
     def checkpoint_due(self) -> bool:
@@ -306,6 +314,7 @@ class Training:
         position = self.rounds_done, self.local_step
         self.method.publish()
         if calibrated and self._calibrated != position:
+            self._fit_scale()
             self.evaluator.calibrate()
             self.evaluator.network.release()
             self._calibrated = position
@@ -335,6 +344,7 @@ class Training:
             versions(),
             self.architecture.table.tree() if isinstance(self.architecture, InferredNetwork) else {},
             self.size.side,
+            self.store.fitted,
         )
 
     def resume(self, path: Path) -> list[str]:

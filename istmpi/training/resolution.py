@@ -85,7 +85,7 @@ def carried(store: ParameterStore, network: Architecture, seed: int) -> Paramete
         if isinstance(name, Slot) and name.parameter in made.parameters and name.parameter not in anew:
             made.parameters[name], made.tensors[name] = parameter, store.tensors[name]
     made.add_slots(kinds_of(store.parameters))
-    made.scale = store.scale
+    made.scale, made.fitted = store.scale, store.fitted
     return made
 
 

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from batches import examples_of
-from small import trained, whole
+from small import small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
+from istmpi.evaluation.evaluator import calibration_rows
 from istmpi.training.loop import Training
 
 TARGET = 10.0
@@ -68,14 +69,30 @@ def outputs(training, shares, x):
     return x
 
 
-@pytest.mark.parametrize("partition", [["hidden1", "hidden2"], ["hidden1"], ["hidden2"], []])
-def test_every_use_of_a_network_agrees_on_the_scale(comm, shared_tmp, partition):
+@pytest.mark.parametrize(
+    "partition, scale",
+    [
+        (["hidden1", "hidden2"], "share"),
+        (["hidden1"], "share"),
+        (["hidden2"], "share"),
+        ([], "share"),
+        (["hidden1", "hidden2"], "none"),
+        (["hidden1", "hidden2"], "fitted"),
+        (["hidden2"], "fitted"),
+    ],
+)
+def test_every_use_of_a_network_agrees_on_the_scale(comm, shared_tmp, partition, scale):
     """Training, its file, evaluation on any number of ranks and prediction: the formula with 1/P where it was dealt."""
     settings = numbers(comm, shared_tmp) | {"model__bias": True, "train__rounds": 3, "method__partition": partition}
-    training, progress = trained(comm, **settings)
+    training, progress = trained(comm, **settings, model__scale=scale)
     test = training.dataset.test
     x, y = examples_of(test, np.arange(len(test)))
-    expected = outputs(training, dict.fromkeys(partition, 1 / comm.size), x.astype(np.float64))
+    factors = dict.fromkeys(partition, 1.0 if scale == "none" else 1 / comm.size)
+    if scale == "fitted":
+        factors = dict(training.store.fitted)
+        assert {*factors} == {*partition} and all(one == factors for one in comm.allgather(factors))
+        assert comm.size == 1 or factors != dict.fromkeys(partition, 1 / comm.size)
+    expected = outputs(training, factors, x.astype(np.float64))
     loss = float(((expected - y) ** 2).mean())
     assert progress[-1].score.loss == pytest.approx(loss, rel=1e-9)
 
@@ -103,6 +120,38 @@ def test_on_other_ranks_it_goes_on_with_the_same_function(comm, shared_tmp):
     assert np.sqrt(first.loss) < 1.2 * np.sqrt(progress[-1].loss) + TARGET / 20
     assert dict(resumed.store.scale) == {"hidden1": 1 / comm.size, "hidden2": 1 / comm.size}
     comm.barrier()
+
+
+def test_fitted_factors_are_better_on_the_examples_that_they_are_fitted_on(comm, shared_tmp):
+    """And where they are as they should be they stay: of two layers only their product counts."""
+    settings = numbers(comm, shared_tmp) | {"model__hidden": [60], "evaluate__calibration_examples": 64}
+    training, _ = trained(comm, **settings | {"model__scale": "fitted", "train__rounds": 6})
+    x, y = examples_of(training.dataset.train, calibration_rows(training.run, len(training.dataset.train)))
+
+    def loss(factor):
+        return float(((outputs_of_one(training, factor, x.astype(np.float64)) - y) ** 2).mean())
+
+    (fitted,) = training.store.fitted.values()
+    assert loss(fitted) <= loss(1 / comm.size)
+    best = min(np.geomspace(fitted / 3, fitted * 3, 200), key=loss)
+    assert fitted == pytest.approx(best, rel=0.05)
+
+
+def outputs_of_one(training, factor, x):
+    weights = whole(training)
+    hidden = np.maximum(x @ weights["hidden1.linear.weight"].T, 0)
+    return hidden @ weights["labels.linear.weight"].T * factor
+
+
+def test_a_finish_goes_on_with_what_was_fitted(comm, shared_tmp):
+    """Ranks train the very network that is evaluated; what was dealt out by then is not fitted any more."""
+    settings = numbers(comm, shared_tmp) | {"method__finish": "local-sgd:50%", "train__rounds": 4}
+    training = Training(small_run(**settings, model__scale="fitted", evaluate__every=1), comm)
+    found = []
+    for progress in training.rounds():
+        found.append(dict(training.store.fitted))
+    assert found[1] == found[2] == found[3] and found[0].keys() == found[3].keys()
+    assert training.method.build(training.architecture.lengths)[1][0].factor == pytest.approx(found[3]["hidden1"])
 
 
 def test_without_the_scale_it_would_be_wrong(comm, shared_tmp):
