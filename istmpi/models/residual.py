@@ -22,15 +22,6 @@ from istmpi.models.proof import EXAMPLES, alike, random_values
 
 UNITS = 4
 """Of each width in the network that is tried, where the constructor takes so few."""
-ENDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d) + (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-)
-"""Layers that make so many times as much with so many times their parameters."""
 
 
 class Absent(nn.Module):
@@ -148,9 +139,18 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
     By their names in the block: the empty one is the block itself.
     """
     called: list[str] = []
-    layers = {name: layer for name, layer in block.named_modules() if isinstance(layer, ENDS)}
-    hooks = [layer.register_forward_hook(lambda *_, name=name: called.append(name)) for name, layer in layers.items()]
-    block(*_copied(inputs), **named)
+    layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}
+
+    def note(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and name not in called and _is_homogeneous(layer, inputs, output):
+            called.append(name)
+
+    hooks = [
+        layer.register_forward_hook(lambda layer, inputs, output, name=name: note(name, layer, inputs, output))
+        for name, layer in layers.items()
+    ]
+    with torch.no_grad():
+        block(*_copied(inputs), **named)
     for hook in hooks:
         hook.remove()
     ends = list(dict.fromkeys(called))
@@ -166,6 +166,19 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
         if is_identity(fewer):
             ends = fewer
     return tuple(ends)
+
+
+def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tensor) -> bool:
+    """Whether a layer makes twice as much with twice its parameters."""
+    values = dict(layer._parameters)
+    try:
+        for name, parameter in values.items():
+            layer._parameters[name] = parameter if parameter is None else 2 * parameter
+        return alike(type(layer).forward(layer, *_copied(inputs)), 2 * output)
+    except Exception:  # of somebody else's layer, which was called in another way
+        return False
+    finally:
+        layer._parameters.update(values)
 
 
 def _copied(inputs: Sequence[Any]) -> list[Any]:

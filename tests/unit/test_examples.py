@@ -8,12 +8,13 @@ import pytest
 from istmpi.models.blocks import ResidualBlock
 from istmpi.models.examination import examine
 from istmpi.models.own import own_network
+from istmpi.tasks import NEXT_TOKEN
 
 FOLDER = Path(__file__).parents[2] / "examples"
 IMAGE = (3, 16, 16)
 
 
-@pytest.mark.parametrize("file", ["llama.py", "vit.py"])
+@pytest.mark.parametrize("file", ["llama.py", "llama_text.py", "gpt2.py", "vit.py"])
 def test_a_wrapper_has_at_most_15_lines(file):
     text = re.sub(r'""".*?"""', "", (FOLDER / file).read_text(), flags=re.DOTALL)
     assert 0 < len([line for line in text.splitlines() if line.strip()]) <= 15
@@ -55,3 +56,27 @@ def test_a_vision_transformer_is_dealt_out_by_heads_and_feed_forward_units():
     )
     assert axes["blocks.1.attn.proj.weight"] == "64 (num_heads 16)"
     assert (axes["blocks.0.mlp.fc1.weight"], axes["blocks.0.mlp.fc2.weight"]) == ("mlp_hidden 64", "64 mlp_hidden")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_gpt2_is_dealt_out_by_whole_layers_and_by_nothing_else():
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed; pip install 'istmpi[examples]' brings it"
+    )
+    small = {"n_layer": 3, "n_embd": 32}
+    found = examine(own_network(f"{FOLDER}/gpt2.py:GPT2", (8,), 50, small, NEXT_TOKEN))
+    assert found.groups == {"n_layer": 3} and found.dealt == ("n_layer",)
+    layer = "gpt2.transformer.h.1"
+    assert found.blocks["n_layer"][1] == ResidualBlock(layer, (f"{layer}.attn.c_proj", f"{layer}.mlp.c_proj"))
+    assert "no parameter's shape depends on it" in found.undealt["n_head"]
+    assert "permuting its units changes the outputs" in found.undealt["n_embd"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_llama_for_text_is_dealt_out_by_heads_and_feed_forward_units():
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed; pip install 'istmpi[examples]' brings it"
+    )
+    small = {"num_attention_heads": 4, "intermediate_size": 24, "hidden_size": 48, "layers": 2}
+    found = examine(own_network(f"{FOLDER}/llama_text.py:Llama", (8,), 50, small, NEXT_TOKEN))
+    assert found.dealt == ("num_attention_heads", "intermediate_size") and found.groups["layers"] == 2
