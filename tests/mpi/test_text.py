@@ -1,0 +1,94 @@
+"""Training on text: against a naive oracle, whatever the ranks; the perplexity of the full network."""
+
+import numpy as np
+import pytest
+import torch
+from small import own_run, whole
+from text_oracle import train
+from torch.nn import functional
+
+from istmpi.data.prepare import prepare
+from istmpi.training.loop import Training
+
+DECODER = {"layers": 2, "embed": 12, "heads": [7, 5], "head_dim": 4, "hidden": [9, 6]}
+ADAM = {"optimizer__name": "adamw", "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
+
+
+@pytest.fixture
+def text(comm, shared_tmp):
+    """A prepared file of some documents in which one word follows another."""
+    if comm.rank == 0:
+        words = ["alpha", "beta", "gamma", "delta", "epsilon"]
+        for number in range(10):
+            said = " ".join(words[(number + 2 * place) % 5] for place in range(60))
+            (shared_tmp / f"{number}.txt").write_text(said, encoding="utf-8")
+        prepare("text", shared_tmp, shared_tmp.parent / "text.h5", force=True)
+    comm.barrier()
+    return str(shared_tmp.parent / "text.h5")
+
+
+def settings(text, **changed):
+    model = {f"model__{name}": value for name, value in DECODER.items()}
+    common = {
+        "data__source": text,
+        "data__length": 12,
+        "train__rounds": 3,
+        "train__batch": 4,
+        "model__dtype": "float64",
+    }
+    return {"model__name": "transformer", **model, **common, **ADAM, **changed}
+
+
+@pytest.mark.parametrize(
+    "model, changed",
+    [
+        ({"queries": 1}, {"optimizer__clip": 0.5, "optimizer__weight_decay": 0.1}),
+        ({"queries": 2, "tied": False, "norm": "layer", "positions": "learnt", "feed_forward": "gelu"}, {}),
+    ],
+    ids=["tied, clipped", "grouped queries"],
+)
+def test_it_trains_as_the_oracle_does(comm, text, model, changed):
+    """Heads hop with all their rows of query, key, value and output, and with AdamW's averages of them."""
+    run = own_run(**settings(text, **changed, **{f"model__{name}": value for name, value in model.items()}))
+    training = Training(run, comm)
+    lengths = {f"{group}{n}": width for group in ("heads", "hidden") for n, width in enumerate(DECODER[group], 1)}
+    assert training.method.spec.groups(training.run, training.architecture) == tuple(lengths)
+    initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items() if "/" not in name}
+    progress = list(training.rounds())
+    expected, state, losses = train({**DECODER, **model}, lengths, run, training.dataset, initial, comm.size)
+    found = whole(training)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values.numpy(), rtol=0, atol=1e-10, err_msg=name)
+        for kind, average in zip(("exp_avg", "exp_avg_sq"), state[name]):
+            np.testing.assert_allclose(found[f"{name}/{kind}"], average.numpy(), rtol=0, atol=1e-10, err_msg=name)
+    np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)
+
+
+def test_the_perplexity_is_that_of_every_token_of_the_windows(comm, text):
+    """By the plain class, a window at a time; whatever the batch and the ranks."""
+    training = Training(own_run(**settings(text, evaluate__batch=3)), comm)
+    score = training.evaluate()
+    network = training.architecture.plain().double().eval()
+    weights = {name: torch.from_numpy(values) for name, values in whole(training).items() if "/" not in name}
+    network.load_state_dict(weights, strict=False)
+    test, losses = training.dataset.test, []
+    with torch.no_grad():
+        for layer in network.layers:
+            for product in (layer.attention.output, layer.feed_forward.down):
+                product.weight /= comm.size
+        for number in range(len(test)):
+            batch = test.batch(np.array([number]))
+            losses += functional.cross_entropy(network(batch.inputs[0])[0], batch.targets[0], reduction="none").tolist()
+    assert score.loss == pytest.approx(np.mean(losses), rel=1e-9)
+    assert score.score == pytest.approx(np.exp(np.mean(losses)), rel=1e-9)
+    assert score.bits_per_byte == pytest.approx(np.mean(losses) / np.log(2), rel=1e-9)  # a token is a byte
+    few = Training(own_run(**settings(text, evaluate__examples=2)), comm).evaluate()
+    assert few.examples == 2 and score.examples == len(test)
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel", "diloco", "fedavg", "codistillation"])
+def test_every_method_learns(comm, text, method):
+    changed = {"method__name": method, "train__rounds": 6, "method__local_steps": 6, "model__dtype": "float32"}
+    progress = list(Training(own_run(**settings(text, **changed)), comm).rounds())
+    assert progress[-1].loss < 0.8 * progress[0].loss
+    assert 1 < progress[-1].score.score < 256
