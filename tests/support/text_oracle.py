@@ -1,4 +1,4 @@
-"""The naive oracle for the decoder: narrow ones cut out of the full one by hand, AdamW's state with them, in one process.
+"""The naive oracle for the decoder: narrow ones cut out of the full one by hand, with AdamW's state, in one process.
 
 It knows of no axes pattern, layout, transfer or store. From istmpi it takes the deals, the batches and the class alone.
 """
