@@ -81,7 +81,9 @@ def test_the_perplexity_is_that_of_every_token_of_the_windows(comm, text):
             losses += functional.cross_entropy(network(batch.inputs[0])[0], batch.targets[0], reduction="none").tolist()
     assert score.loss == pytest.approx(np.mean(losses), rel=1e-9)
     assert score.score == pytest.approx(np.exp(np.mean(losses)), rel=1e-9)
-    assert score.bits_per_byte == pytest.approx(np.mean(losses) / np.log(2), rel=1e-9)  # a token is a byte
+    bytes_per_token = training.dataset.bytes_per_token  # a token is a byte, and one more ends each document
+    assert bytes_per_token == pytest.approx(1, rel=0.01) and bytes_per_token < 1
+    assert score.bits_per_byte == pytest.approx(np.mean(losses) / np.log(2) / bytes_per_token, rel=1e-9)
     few = Training(own_run(**settings(text, evaluate__examples=2)), comm).evaluate()
     assert few.examples == 2 and score.examples == len(test)
 
