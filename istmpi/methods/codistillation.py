@@ -26,6 +26,7 @@ from istmpi.exits import outputs_of
 from istmpi.methods.base import InterruptedRound, Job
 from istmpi.methods.replicated import OwnNetworks
 from istmpi.models.architecture import Architecture
+from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -47,7 +48,7 @@ class Codistillation(OwnNetworks):
 
     @classmethod
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-        if task != "classification":
+        if task not in (CLASSIFICATION, NEXT_TOKEN):
             raise ConfigError(
                 f"method.name = 'codistillation' needs predictions of classes, but this is {task}. Use another method."
             )
