@@ -14,8 +14,18 @@ from typing import Annotated, Any
 
 import tomli_w
 
-from istmpi.config.sections import Checkpoint, Data, Evaluate, Method, Model, Optimizer, Output, OwnModel, Train
-from istmpi.config.sections import OWN_SETTINGS
+from istmpi.config.sections import (
+    OWN_SETTINGS,
+    Checkpoint,
+    Data,
+    Evaluate,
+    Method,
+    Model,
+    Optimizer,
+    Output,
+    OwnModel,
+    Train,
+)
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.methods import METHODS
