@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, make_dataclass
 from math import cos, pi
 from typing import Annotated, Any, Literal
 
+from istmpi.data.text import WINDOW
 from istmpi.methods import METHODS
 from istmpi.methods.optimizers import OPTIMIZERS
 from istmpi.names import ACTIVATIONS, NETWORKS, NORMS
@@ -39,6 +40,7 @@ class Data:
         int,
         Meta(ge=0, description="Images: side in pixels of a square that training blanks, at a random place of each."),
     ] = 0
+    length: Annotated[int, Meta(ge=1, description="Text: tokens of a window, which is an example.")] = WINDOW
 
 
 Network = Annotated[

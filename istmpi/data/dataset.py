@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 
 from istmpi.data.batch import Batch
+from istmpi.data.tokenizer import Tokenizer
 from istmpi.errors import DataError
 
 SPLITS = ("train", "test", "validation")
@@ -104,6 +105,8 @@ class Dataset:
     std: np.ndarray | None = None
     bytes_per_token: float | None = None
     """Of text: bytes of the test documents for each of their tokens."""
+    tokenizer: Tokenizer | None = None
+    """Of text: what made its tokens."""
 
     @property
     def features(self) -> int:

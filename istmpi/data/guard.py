@@ -39,7 +39,7 @@ class Running:
 
 
 class FirstRead:
-    """Compares a block of x [n, features] with its checksum when a row of it is about to be read for the first time."""
+    """Compares a block of the rows of x with its checksum when one of them is about to be read for the first time."""
 
     def __init__(self, x: np.ndarray, expected: np.ndarray, path: Path, name: str):
         self._x, self._expected = x.view(np.ndarray), expected
@@ -47,12 +47,13 @@ class FirstRead:
         self._unread = np.ones(len(expected), bool)
         self._left = len(expected)
 
-    def __call__(self, rows: np.ndarray) -> None:
-        """DataError for a block that is damaged."""
+    def __call__(self, rows: np.ndarray, length: int = 1) -> None:
+        """Told of ``length`` rows from each of ``rows`` on; DataError for a block that is damaged."""
         if not self._left:
             return
         blocks, count = len(self._expected), len(self._x)
-        touched = ((np.asarray(rows, np.int64) + 1) * blocks - 1) // count
+        first, last = (((np.asarray(rows, np.int64) + more) * blocks - 1) // count for more in (1, length))
+        touched = np.concatenate([np.minimum(first + n, last) for n in range(int((last - first).max(initial=0)) + 1)])
         for block in np.unique(touched[self._unread[touched]]).tolist():
             first, last = count * block // blocks, count * (block + 1) // blocks
             if zlib.crc32(self._x[first:last]) != self._expected[block]:

@@ -10,12 +10,13 @@ import numpy as np
 
 from istmpi.data.arrays import load_arrays
 from istmpi.data.dataset import Dataset, require_finite, same_form
-from istmpi.data.hdf5 import SUFFIXES, open_prepared
+from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import images, speech, tables
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import BadFileError
 from istmpi.data.prepare.material import rows_per_block
 from istmpi.data.sources import open_dataset
+from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError, kind_of
 from istmpi.optional import optional
 

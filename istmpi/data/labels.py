@@ -4,7 +4,7 @@ import numpy as np
 
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import printable
-from istmpi.tasks import CLASSIFICATION, REGRESSION, TASKS
+from istmpi.tasks import CLASSIFICATION, REGRESSION
 
 
 def read_labels(
@@ -17,8 +17,9 @@ def read_labels(
     of their values, over all splits; floats are classes only where they are whole. y is [n] int64, or [n, outputs]
     float32.
     """
-    if task is not None and task not in TASKS:
-        raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, TASKS)}")
+    known = CLASSIFICATION, REGRESSION
+    if task is not None and task not in known:
+        raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, known)}")
     sizes = [len(part) for part in parts.values()]
     _require_alike(parts, source)
     labels = np.concatenate([_flat(part) for part in parts.values()])

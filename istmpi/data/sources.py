@@ -12,13 +12,15 @@ import numpy as np
 from istmpi.data.arrays import load_arrays
 from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.digits import open_digits
-from istmpi.data.hdf5 import SUFFIXES, open_prepared
+from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import held_out
 from istmpi.data.images import Augmentation, augmented
 from istmpi.data.kinds import split_of
 from istmpi.data.labels import read_labels
+from istmpi.data.text import WINDOW, windowed
+from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
-from istmpi.tasks import CLASSIFICATION
+from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.config import Data
@@ -33,11 +35,20 @@ def open_for_training(data: Data, stream: int | None = None) -> Dataset:
 
     Raises ConfigError where the data do not fit the settings, and what `open_dataset` does.
     """
-    return augmented(open_dataset(data.source, stream), Augmentation(data.crop, data.flip, data.cutout))
+    opened = open_dataset(data.source, stream, data.length)
+    if opened.task == NEXT_TOKEN and data.placement == "by-label":
+        raise ConfigError(
+            f"data.placement = 'by-label' is for classes, but {opened.source} is text. Use shared or sharded."
+        )
+    if opened.task != NEXT_TOKEN and data.length != WINDOW:
+        raise ConfigError(
+            f"data.length = {data.length} is for text, but {opened.source} is of kind {opened.kind}. Leave it out."
+        )
+    return augmented(opened, Augmentation(data.crop, data.flip, data.cutout))
 
 
-def open_dataset(source: str, stream: int | None = None) -> Dataset:
-    """The data set that ``source`` names: ``"digits"``, a prepared ``.h5`` or an ``.npz``.
+def open_dataset(source: str, stream: int | None = None, length: int = WINDOW) -> Dataset:
+    """The data set that ``source`` names: ``"digits"``, a prepared ``.h5`` or an ``.npz``; text in windows of a length.
 
     ``{rank}`` in a path stands for ``stream``: each rank's own file (local placement). Rows are memory-mapped wherever
     the file allows it. Raises DataError for a file that is missing, damaged or of the wrong kind, ConfigError where
@@ -55,7 +66,7 @@ def open_dataset(source: str, stream: int | None = None) -> Dataset:
     if path.suffix == ".npz":
         return open_npz(path)
     if path.suffix in SUFFIXES:
-        return open_prepared(path)
+        return windowed(open_prepared(path), length)
     raise DataError(f"data {path} is neither .h5 nor .npz; prepare it first: istmpi prepare KIND {path} DATA.h5")
 
 

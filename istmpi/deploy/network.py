@@ -106,7 +106,7 @@ class CalibratedNetwork:
 
     def _calibrate(self, checkpoint: Checkpoint, source: str) -> None:
         """Take the moments on the same examples as training would."""
-        data = open_dataset(source)
+        data = open_dataset(source, length=checkpoint.header.run.data.length)
         require_fitting(data, checkpoint)
         data = resized(data.normalised_by(checkpoint.normalisation), self._side)
         train = data.reshaped(self._example_shape).train

@@ -53,7 +53,7 @@ def evaluate(
         checkpoint.require_valid(communicator.rank, communicator.size)
         source = source or checkpoint.header.run.data.source
         run = checkpoint.header.run.override({"data.source": source, "data.placement": "shared"}).with_implied()
-        data = open_dataset(source, communicator.rank)
+        data = open_dataset(source, communicator.rank, run.data.length)
         require_fitting(data, checkpoint)
         data = data.normalised_by(checkpoint.normalisation)
         if split not in data.splits:

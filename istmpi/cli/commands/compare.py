@@ -58,14 +58,14 @@ def command(
         stop_at = deadline(stop_before_walltime, communicator)
 
     from istmpi.cli.progress import ComparisonDisplay
-    from istmpi.data.sources import open_dataset
+    from istmpi.data.sources import open_for_training
     from istmpi.report.comparison import check_targets, compare
     from istmpi.report.curves import read_curves
     from istmpi.tasks import TASKS
     from istmpi.training.comparison import Comparison
 
     with communicator.agreed():
-        task = open_dataset(resolved.with_implied().data.source, communicator.rank).task
+        task = open_for_training(resolved.with_implied().data, communicator.rank).task
         check_targets(wanted, TASKS[task].score)
     comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
     comparison.rehearse()

@@ -1,5 +1,10 @@
 """``istmpi prepare``: from the files that data come in to one file that training reads."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import click
 from rich.console import Console
 from rich.markup import escape
@@ -7,6 +12,9 @@ from rich.table import Table
 
 from istmpi.cli.bars import progress
 from istmpi.foreign import printable
+
+if TYPE_CHECKING:
+    from istmpi.data.prepare import Report
 
 
 @click.command("prepare")
@@ -16,6 +24,8 @@ from istmpi.foreign import printable
 @click.option("--size", type=int, metavar="N", help="images: resize each to N x N pixels.")
 @click.option("--label", metavar="COLUMN", help="csv: the column of labels, name or number from 0.  [default: last]")
 @click.option("--task", metavar="TASK", help="csv, arrays: classification or regression.  [default: by the labels]")
+@click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
+@click.option("--key", metavar="KEY", help="text: where a line of .jsonl has its text.  [default: text]")
 @click.option("--max-bad", type=float, default=0.01, show_default=True, help="Share of files that may be unreadable.")
 @click.option("--force", is_flag=True, help="Replace DST.h5 if it exists.")
 def command(kind: str, source: str, target: str, max_bad: float, force: bool, **options: object) -> None:
@@ -28,6 +38,7 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
       idx      the MNIST family
       arrays   .npz or .npy with x_train, y_train, x_test, y_test
       csv      a table of numbers with a column of labels
+      text     files of text, .jsonl with a document a line, .gz
     """
     # Here, not above: the library loads HDF5, which `istmpi prepare --help` on a login node can do without.
     from istmpi.data.prepare import prepare
@@ -36,13 +47,27 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
     with progress(Console(stderr=True)) as tell:
         report = prepare(kind, source, target, progress=tell, force=force, max_bad=max_bad, **given)
     table = Table(show_header=False, box=None, pad_edge=False)
-    for split, count in report.counts.items():
-        table.add_row(split, f"{count:,} examples")
-    table.add_row("features", f"{report.features:,}" + (f" ({' x '.join(map(str, report.shape))})"))
-    table.add_row("classes", f"{len(report.classes):,}" if report.classes else "none (regression)")
-    table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} files", *report.skipped[:3]])))
+    for row in _text(report) if report.text else _examples(report):
+        table.add_row(*row)
+    what = "documents" if report.text else "files"
+    table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} {what}", *report.skipped[:3]])))
     table.add_row("took", f"{report.seconds:.1f} s")
     table.add_row("size", f"{report.bytes / 1e6:,.1f} MB")
     console = Console(highlight=False)
     console.print(escape(printable(report.target.name)), style="bold")
     console.print(table)
+
+
+def _examples(report: Report) -> Iterator[tuple[str, str]]:
+    for split, count in report.counts.items():
+        yield split, f"{count:,} examples"
+    yield "features", f"{report.features:,} ({' x '.join(map(str, report.shape))})"
+    yield "classes", f"{len(report.classes):,}" if report.classes else "none (regression)"
+
+
+def _text(report: Report) -> Iterator[tuple[str, str]]:
+    for split, count in report.counts.items():
+        documents = report.text.documents.get(split)
+        of = "a part of the only document" if report.text.cut else f"{documents:,} document{'s' * (documents != 1)}"
+        yield split, f"{count:,} tokens ({of})"
+    yield "vocabulary", f"{report.text.vocabulary:,}"

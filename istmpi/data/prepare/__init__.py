@@ -11,25 +11,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from istmpi.data.hdf5 import Header, Writer, check_target
-from istmpi.data.prepare import arrays, idx, images, speech, tables
+from istmpi.data.prepare import arrays, idx, images, speech, tables, text
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.material import Material, Progress
+from istmpi.data.prepare.text import Corpus, Facts
+from istmpi.data.writer import check_target
 from istmpi.errors import ConfigError, did_you_mean
 
-KINDS: dict[str, Callable[..., Material]] = {
+KINDS: dict[str, Callable[..., Material | Corpus]] = {
     "speech": speech.read,
     "images": images.read,
     "idx": idx.read,
     "arrays": arrays.read,
     "csv": tables.read,
+    "text": text.read,
 }
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written: ``counts`` per split, the names of the ``skipped`` files, ``bytes`` of the file."""
+    """What was written: ``counts`` per split, the names of the ``skipped`` files, ``bytes`` of the file.
+
+    Of text, whose counts are tokens, ``text`` says more, and there is no shape.
+    """
 
     target: Path
     task: str
@@ -40,6 +45,7 @@ class Report:
     skipped: list[str]
     seconds: float
     bytes: int
+    text: Facts | None = None
 
 
 def prepare(
@@ -55,7 +61,7 @@ def prepare(
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
     ``force`` replaces an existing target; ``max_bad`` is the share of the files that may be unreadable. ``options`` are
-    the kind's own: images take size, arrays take task, csv takes label and task. Raises DataError for input that cannot
+    the kind's own: images take size, arrays take task, csv takes label and task, text takes tokenizer and key. Raises DataError for input that cannot
     be used, ConfigError for a kind, an option or a target that cannot be, OutputError where writing fails; then nothing
     is left behind and an existing target is as it was.
     """
@@ -83,31 +89,20 @@ def prepare(
         skipped=material.skipped,
         seconds=time.monotonic() - started,
         bytes=target.stat().st_size,
+        text=material.facts if isinstance(material, Corpus) else None,
     )
 
 
-def _write(material: Material, kind: str, source: str, target: Path, force: bool, progress: Progress) -> None:
-    header = Header(
-        kind=kind,
-        source=source,
-        task=material.task,
-        shape=material.shape,
-        outputs=material.outputs,
-        classes=material.classes,
-        counts=material.counts,
-        dtype=material.dtype,
-        groups=material.groups,
-        skipped=len(material.skipped),
-    )
+def _write(material: Material | Corpus, kind: str, source: str, target: Path, force: bool, progress: Progress) -> None:
     done, total = 0, sum(material.counts.values())
-    with Writer(target, header, force) as writer:
-        for split, x, y in material.blocks:
-            writer.append(split, x, y)
-            done += len(x)
+    with material.writer(kind, source, target, force) as writer:
+        for split, *rows in material.blocks:
+            writer.append(split, *rows)
+            done += len(rows[0])
             progress("writing", done, total)
 
 
-def _check_options(kind: str, read: Callable[..., Material], options: dict[str, object]) -> None:
+def _check_options(kind: str, read: Callable[..., Material | Corpus], options: dict[str, object]) -> None:
     parameters = inspect.signature(read).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for option in options:

@@ -6,7 +6,7 @@ import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -76,6 +76,36 @@ class Archive:
             )
         return content
 
+    def pieces(
+        self, names: Collection[str], position: Callable[[int], None] = lambda done: None
+    ) -> Iterator[tuple[str, Iterator[bytes]]]:
+        """The names of the files ``names`` and their contents in pieces, in one pass, in the order of storage.
+
+        They are decompressed where a name ends in ".gz"; one's pieces can be had until the next is asked for.
+        ``position`` is told how many bytes of the file, as it is stored, have been read.
+        """
+        if self._is_tar:
+            for name, stream in self._members(names):
+                yield name, self._unzipped_pieces(name, stream, position)
+            return
+        for name in sorted(names):
+            with self.open(name) as file:
+                yield name, self._unzipped_pieces(name, file, position)
+
+    def nbytes(self, name: str) -> int:
+        """Of a file, as it is stored."""
+        if self._is_tar:
+            return self._sizes[name]
+        with self._named_damage():
+            return self._local(name).stat().st_size
+
+    def _unzipped_pieces(self, name: str, stream: BinaryIO, position: Callable[[int], None]) -> Iterator[bytes]:
+        with reading(f"{self.path}: {name} cannot be read", _AGAIN, *_DAMAGE):
+            unzipped = gzip.GzipFile(fileobj=stream) if name.endswith(".gz") else stream
+            while piece := unzipped.read(MEGABYTE):
+                position(stream.tell())
+                yield piece
+
     def open(self, name: str) -> BinaryIO:
         """One file, open for reading and seekable; out of a tar file it is a nameless copy on the disk."""
         if not self._is_tar:
@@ -117,12 +147,14 @@ class Archive:
         return paths
 
     def _list_tar(self) -> set[str]:
-        """Also remembers which of several members with one name is the last."""
+        """Also remembers which of several members with one name is the last, and the sizes."""
         self._last: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
         for number, (member, _) in enumerate(self._walk_tar()):
             name = _clean(member.name)
             if member.isreg() and _plain(name):
                 self._last[printable(name)] = number
+                self._sizes[printable(name)] = member.size
         return set(self._last)
 
     def _members(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:

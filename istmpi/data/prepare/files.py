@@ -40,7 +40,7 @@ class Decoder:
     """
 
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
-        self._scratch, self._progress, self._max_bad = scratch, progress, max_bad
+        self.folder, self.progress, self._max_bad = scratch, progress, max_bad
         self._stack = ExitStack()
 
     def __enter__(self) -> "Decoder":
@@ -69,29 +69,34 @@ class Decoder:
         examples = sorted(examples, key=lambda example: example.name)
         row_of = {example.name: row for row, example in enumerate(examples)}
         row_bytes = int(np.prod(shape)) * dtype.itemsize
-        scratch = self._stack.enter_context(tempfile.TemporaryFile(dir=self._scratch, buffering=0))  # noqa: SIM115
+        scratch = self.scratch()
         bad: dict[str, str] = {}
         for done, (name, content) in enumerate(archive.read(row_of, most_bytes), start=1):
             try:
                 row = np.ascontiguousarray(decode(name, content), dtype)
                 assert row.nbytes == row_bytes, (name, row.shape, row.dtype)
-                store(scratch.fileno(), row, row_of[name] * row_bytes, self._scratch)
+                store(scratch, row, row_of[name] * row_bytes, self.folder)
             except BadFileError as error:
                 bad[name] = str(error)
-                self._refuse(archive, bad, len(examples))
-            self._progress("decoding", done, len(examples))
+                self.refuse(archive, bad, len(examples))
+            self.progress("decoding", done, len(examples))
         kept = [example for example in examples if example.name not in bad]
         counts = _counts(archive, kept)
         codes = {label: code for code, label in enumerate(classes)}
-        blocks = _blocks(scratch.fileno(), row_of, kept, codes, row_bytes, dtype)
+        blocks = _blocks(scratch, row_of, kept, codes, row_bytes, dtype)
         return Material(CLASSIFICATION, shape, len(classes), classes, dtype, groups, counts, blocks, sorted(bad))
 
-    def _refuse(self, archive: Archive, bad: dict[str, str], total: int) -> None:
+    def scratch(self) -> int:
+        """The number of a new nameless file on the disk of the target, there until the end."""
+        return self._stack.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
+
+    def refuse(self, archive: Archive, bad: dict[str, str], total: int, what: str = "files") -> None:
+        """DataError where more of a total are bad, each with a reason, than may be."""
         if len(bad) <= self._max_bad * total:
             return
         names = sorted(bad)[:NAMED]
         raise DataError(
-            f"{archive.path}: {len(bad)} of {total} files cannot be read, more than {self._max_bad:.1%}, among them "
+            f"{archive.path}: {len(bad)} of {total} {what} cannot be read, more than {self._max_bad:.1%}, among them "
             f"{', '.join(names)} ({bad[names[0]]}). Repair them, or allow more with --max-bad."
         )
 

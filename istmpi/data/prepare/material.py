@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+
+from istmpi.data.hdf5 import Header, Writer
 
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(stage, done, total)``, often."""
@@ -37,6 +40,22 @@ class Material:
     @property
     def features(self) -> int:
         return int(np.prod(self.shape))
+
+    def writer(self, kind: str, source: str, target: Path, force: bool) -> Writer:
+        """What takes the blocks, into a file that says this of itself."""
+        header = Header(
+            kind=kind,
+            source=source,
+            task=self.task,
+            shape=self.shape,
+            outputs=self.outputs,
+            classes=self.classes,
+            counts=self.counts,
+            dtype=self.dtype,
+            groups=self.groups,
+            skipped=len(self.skipped),
+        )
+        return Writer(target, header, force)
 
 
 def rows_per_block(features: int) -> int:

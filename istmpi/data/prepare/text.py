@@ -1,0 +1,240 @@
+"""Documents: files of text, or the lines of .jsonl files, one behind the other as tokens."""
+
+import json
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from istmpi.data.dataset import SPLITS
+from istmpi.data.holdout import held_out
+from istmpi.data.prepare import images
+from istmpi.data.prepare.archive import Archive, store
+from istmpi.data.prepare.files import BadFileError, Decoder
+from istmpi.data.prepare.material import BLOCK
+from istmpi.data.text_file import TextHeader, TextWriter, smallest_type
+from istmpi.data.tokenizer import BYTES, Tokenizer, open_tokenizer
+from istmpi.errors import DataError
+from istmpi.foreign import MEGABYTE, printable, reason
+from istmpi.tasks import NEXT_TOKEN
+
+LINES = (".jsonl", ".jsonl.gz")
+"""Of files that have a document a line."""
+LONGEST_LINE = 32 * MEGABYTE
+CUT = 0.9
+"""Where the tokens of a single document are cut in two, the first part for training."""
+
+_Runs = Sequence[tuple[int, int]]
+"""Of tokens in the scratch file: where one starts, and how many they are."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a preparation says of text; ``documents`` per split, where it is not one that was ``cut``."""
+
+    vocabulary: int
+    documents: dict[str, int]
+    cut: bool
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text on its way into a file, as `Material` is for examples: ``counts`` are tokens, ``bytes`` those of the text."""
+
+    tokenizer: Tokenizer
+    counts: dict[str, int]
+    bytes: dict[str, int]
+    facts: Facts
+    blocks: Iterator[tuple[str, np.ndarray]]
+    skipped: list[str]
+    task: str = NEXT_TOKEN
+    shape: tuple[int, ...] = ()
+    features: int = 0
+    classes: None = None
+
+    def writer(self, kind: str, source: str, target: Path, force: bool) -> TextWriter:
+        """What takes the blocks, into a file that says this of itself."""
+        header = TextHeader(kind, source, self.tokenizer, self.counts, self.bytes, len(self.skipped))
+        return TextWriter(target, header, force)
+
+
+def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Corpus:
+    """Every file is a document, or of a .jsonl every line, its text under ``key``; .gz are unpacked.
+
+    Each ends with a token of its own. ``tokenizer`` is "bytes" or a tokenizer.json. The splits are the folders train/
+    and test/ (and val/) where there are both, or the files train.* and test.* where there are no others; else one
+    document in five is for testing, and a single one is cut at 90% of its tokens. What is no text to the tokenizer is
+    skipped; what is empty does not count. It takes a few bytes of memory for each document, and some megabytes.
+    """
+    of = open_tokenizer(tokenizer)
+    splits = splits_of(archive)
+    documents = _Documents(decoder, of)
+    read_before, total = 0, sum(map(archive.nbytes, archive.names))
+
+    def told(position: int) -> None:
+        decoder.progress("reading", read_before + position, total)
+
+    number_of = {name: number for number, name in enumerate(archive.names)}
+    bad: dict[str, str] = {}
+    for name, pieces in archive.pieces(archive.names, told):
+        lines = name.lower().endswith(LINES)
+        for document, content in _texts(name, pieces, key) if lines else [(name, pieces)]:
+            try:
+                documents.add(number_of[name], content)
+            except BadFileError as error:
+                bad[document] = str(error)
+        read_before += archive.nbytes(name)
+    decoder.refuse(archive, bad, len(documents) + len(bad), "documents")
+    if not len(documents):
+        raise DataError(f"{archive.path} holds no text: all of it is empty. Give a file, a folder or a .tar with text.")
+    return documents.corpus(archive, splits, sorted(bad))
+
+
+def splits_of(archive: Archive) -> list[str]:
+    """The split of every file of an archive, in the order of its names; empty texts where they have none.
+
+    What tells is the first part of their paths in which they differ.
+    """
+    paths = [name.split("/") for name in archive.names]
+    depth = len(os.path.commonprefix([path[:-1] for path in paths]))
+    tells = [path[depth].lower() for path in paths]
+    folders = [images.SPLITS.get(tell, "") if len(path) > depth + 1 else "" for tell, path in zip(tells, paths)]
+    if {"train", "test"} <= set(folders):
+        if "" in folders:
+            odd = archive.names[folders.index("")]
+            raise DataError(f"{archive.path} has train/ and test/ but {odd} is in neither. Move it there, or away.")
+        return folders
+    files = [images.SPLITS.get(tell.partition(".")[0], "") for tell in tells]
+    return files if {"train", "test"} <= set(files) and "" not in files else [""] * len(files)
+
+
+def _texts(name: str, pieces: Iterable[bytes], key: str) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """The documents of a .jsonl; DataError for a line that has none."""
+    for number, line in enumerate(_lines(name, pieces), start=1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            tree = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where} is not JSON ({reason(error)}). Correct it, or call the file .txt.") from None
+        if not isinstance(tree, dict) or not isinstance(tree.get(key), str):
+            keys = printable(", ".join(list(tree)[:8])) if isinstance(tree, dict) else ""
+            raise DataError(f"{where} has no text under {key!r}; it has {keys or 'no keys'}. Name its key with --key.")
+        # What is half of a pair in UTF-16 has no bytes in UTF-8; a tokenizer that needs this refuses what comes of it.
+        yield where, [tree[key].encode("utf-8", errors="surrogatepass")]
+
+
+def _lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+        if len(rest) > LONGEST_LINE:
+            raise DataError(f"{name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Cut it into several.")
+    yield rest
+
+
+@dataclass
+class _Documents:
+    """The tokens of documents in a nameless file, and where each lies."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    _end: int = 0
+    _file: array = field(default_factory=lambda: array("q"))
+    _start: array = field(default_factory=lambda: array("q"))
+    _bytes: array = field(default_factory=lambda: array("q"))
+
+    def __post_init__(self) -> None:
+        self._scratch = self.decoder.scratch()
+        self._dtype = smallest_type(self.tokenizer.vocabulary)
+
+    def __len__(self) -> int:
+        return len(self._start)
+
+    def add(self, file: int, pieces: Iterable[bytes]) -> None:
+        """Take in the document of a file with this number; BadFileError, and nothing happened, where it is no text."""
+        start, nbytes = self._end, 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal nbytes
+            for piece in pieces:
+                nbytes += len(piece)
+                yield piece
+
+        try:
+            for tokens in self.tokenizer.tokens_of(counted()):
+                self._store(tokens)
+        except ValueError as error:
+            self._end = start
+            raise BadFileError(str(error)) from error
+        if nbytes:
+            self._store(np.array([self.tokenizer.end]))
+            for column, value in ((self._file, file), (self._start, start), (self._bytes, nbytes)):
+                column.append(value)
+
+    def _store(self, tokens: np.ndarray) -> None:
+        content = np.ascontiguousarray(tokens, self._dtype)
+        store(self._scratch, content, self._end * self._dtype.itemsize, self.decoder.folder)
+        self._end += len(tokens)
+
+    def corpus(self, archive: Archive, splits: list[str], skipped: list[str]) -> Corpus:
+        """All of them, in the order of the files' names, by the splits of these files."""
+        order = np.argsort(self._file, kind="stable")
+        starts, nbytes = np.array(self._start)[order], np.array(self._bytes)[order]
+        tokens = np.diff(np.array(self._start), append=self._end)[order]
+        if cut := not any(splits) and len(self) == 1:
+            runs, sizes = self._cut(int(nbytes[0]))
+            documents = {}
+        else:
+            of = self._dealt(splits)[order]
+            chosen = {split: of == number for number, split in enumerate(SPLITS)}
+            documents = {split: int(rows.sum()) for split, rows in chosen.items() if rows.any()}
+            for split in ("train", "test"):
+                if split not in documents:
+                    raise DataError(f"{archive.path} has no {split} documents; a data set needs at least one.")
+            runs = {split: _neighbours(starts[chosen[split]], tokens[chosen[split]]) for split in documents}
+            sizes = {split: int(nbytes[chosen[split]].sum()) for split in documents}
+        counts = {split: sum(count for _, count in parts) for split, parts in runs.items()}
+        facts = Facts(self.tokenizer.vocabulary, documents, cut)
+        return Corpus(self.tokenizer, counts, sizes, facts, self._blocks(runs), skipped)
+
+    def _cut(self, nbytes: int) -> tuple[dict[str, _Runs], dict[str, int]]:
+        """The only document in two parts, and bytes of each, which are taken to be as many as its tokens say."""
+        at = max(int(self._end * CUT), 1)
+        test = max(round(nbytes * (self._end - at) / self._end), 1)
+        return {"train": [(0, at)], "test": [(at, self._end - at)]}, {"train": max(nbytes - test, 1), "test": test}
+
+    def _dealt(self, splits: list[str]) -> np.ndarray:
+        """The numbers of the splits of all documents, in the order in which they came."""
+        if any(splits):
+            return np.array([SPLITS.index(split) for split in splits])[np.array(self._file)]
+        # By the names, so that the order in a tar file does not matter.
+        of = np.empty(len(self), np.int64)
+        of[np.argsort(self._file, kind="stable")] = held_out(len(self))
+        return of
+
+    def _blocks(self, runs: dict[str, _Runs]) -> Iterator[tuple[str, np.ndarray]]:
+        """The tokens of the splits, many at a time; a block is good until the next is asked for."""
+        block, size = np.empty(BLOCK, self._dtype), self._dtype.itemsize
+        for split, parts in runs.items():
+            filled = 0
+            for start, count in parts:
+                while count:
+                    taken = min(count, BLOCK - filled)
+                    os.preadv(self._scratch, [block[filled : filled + taken]], start * size)
+                    start, count, filled = start + taken, count - taken, filled + taken
+                    if filled == BLOCK:
+                        yield split, block
+                        filled = 0
+            yield split, block[:filled]
+
+
+def _neighbours(starts: np.ndarray, counts: np.ndarray) -> _Runs:
+    """Documents as runs, those that lie one behind the other as one."""
+    first = np.flatnonzero(np.concatenate([[True], starts[1:] != (starts + counts)[:-1]]))
+    return list(zip(starts[first].tolist(), np.add.reduceat(counts, first).tolist()))

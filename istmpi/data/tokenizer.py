@@ -1,0 +1,138 @@
+"""From text to tokens and back: by its bytes, or by what a file of Hugging Face's `tokenizers` says."""
+
+from __future__ import annotations
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from istmpi.errors import DataError
+from istmpi.foreign import JSON_BYTES, content, is_file, reading, reason
+from istmpi.optional import optional
+
+BYTES = "bytes"
+"""The tokenizer whose tokens are the values of bytes."""
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+"""What tokenizers call the token behind a text, the first that there is; no file says which of its tokens that is."""
+PIECE = 2**20
+"""Characters that a tokenizer file encodes at a time, for a document may be larger than memory."""
+_AGAIN = "Give a tokenizer.json, as the library tokenizers writes it."
+
+
+class Tokenizer(ABC):
+    """Text as tokens from 0 to ``vocabulary`` - 1, and back; ``end`` is the one behind every document."""
+
+    vocabulary: int
+    end: int
+    json: str = ""
+    """What the tokenizer is made from; empty for bytes."""
+
+    @abstractmethod
+    def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """The tokens of a document that comes in pieces, without the end, in memory of some megabytes.
+
+        They do not depend on how it was cut. ValueError with the reason for what is no text to this tokenizer.
+        """
+
+    @abstractmethod
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        """The text of some tokens; ends are left out."""
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """The tokens ``[n]`` of a text, without the end; ValueError as in `tokens_of`."""
+        return np.concatenate([np.zeros(0, np.uint8), *self.tokens_of([text])])
+
+
+class Bytes(Tokenizer):
+    """Every byte is its own token; 0 ends a document, so that no document may have such a byte."""
+
+    vocabulary = 256
+    end = 0
+
+    def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
+        for piece in pieces:
+            if b"\0" in piece:
+                raise ValueError("it has a byte 0, which ends a document here")
+            yield np.frombuffer(piece, np.uint8)
+
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        return bytes(token for token in tokens if token != self.end)
+
+
+class TokenizerFile(Tokenizer):
+    """What a tokenizer.json says; texts must be UTF-8.
+
+    The library is only loaded to encode or to decode. Names of special tokens in a text are text like any other.
+    A document of more than `PIECE` characters is encoded in pieces of at most so many, cut behind the ends of lines.
+    """
+
+    def __init__(self, json: str, vocabulary: int, end: int, source: str):
+        self.json, self.vocabulary, self.end = json, vocabulary, end
+        self._source = source
+
+    @staticmethod
+    def read(path: Path) -> TokenizerFile:
+        """The tokenizer of a file; DataError for one that is none.
+
+        Where it has none of `ENDS`, the end is a token more, behind those of the file.
+        """
+        with reading(f"{path} is no tokenizer", _AGAIN, OSError, ValueError):
+            json = content(path, JSON_BYTES).decode("utf-8")
+        known = TokenizerFile(json, 0, 0, str(path))._library.get_vocab(with_added_tokens=True)
+        if not known:
+            raise DataError(f"{path} is no tokenizer: it has no tokens. {_AGAIN}")
+        vocabulary = max(known.values()) + 1
+        end = next((known[name] for name in ENDS if name in known), vocabulary)
+        return TokenizerFile(json, max(vocabulary, end + 1), end, str(path))
+
+    @cached_property
+    def _library(self) -> Any:
+        tokenizers = optional("tokenizers", "tokenizers", "texts in tokens of a file")
+        # It raises bare exceptions, and for what it did not foresee such as are none (of Rust, PanicException).
+        with reading(f"{self._source} is no tokenizer", _AGAIN, Exception):
+            found = tokenizers.Tokenizer.from_str(self.json)
+            found.no_padding()
+            found.no_truncation()
+            found.encode_special_tokens = True
+        return found
+
+    def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
+        decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
+        for piece in pieces:
+            text += _utf8(decoder, piece)
+            while len(text) > PIECE:
+                cut = text.rfind("\n", 0, PIECE) + 1 or PIECE
+                yield self._encoded(text[:cut])
+                text = text[cut:]
+        yield self._encoded(text + _utf8(decoder, b"", final=True))
+
+    def _encoded(self, text: str) -> np.ndarray:
+        try:
+            return np.array(self._library.encode(text, add_special_tokens=False).ids, np.uint32)
+        except Exception as error:  # the library's are of no other kind
+            raise ValueError(f"the tokenizer cannot encode it: {reason(error)}") from error
+
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        kept = [int(token) for token in tokens if token != self.end]
+        return self._library.decode(kept, skip_special_tokens=False).encode("utf-8")
+
+
+def _utf8(decoder: codecs.IncrementalDecoder, piece: bytes, final: bool = False) -> str:
+    try:
+        return decoder.decode(piece, final)
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8, which this tokenizer needs") from error
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer that ``name`` names: ``bytes`` or a file; DataError where it is neither."""
+    if name == BYTES:
+        return Bytes()
+    if not is_file(Path(name)):
+        raise DataError(f"tokenizer {name} is neither {BYTES} nor a file. Give the path of a tokenizer.json.")
+    return TokenizerFile.read(Path(name))
