@@ -9,11 +9,11 @@
     /normalisation/std      (features) float32, positive
     /checksums/PATH         CRC-32 of blocks of rows of about 64 KiB; istmpi/hdf5.py says how they guard the file
 
-Text, task "next-token", has no shape and none of these datasets but the checksums; istmpi/data/text_file.py says what it
-has. Every dataset is contiguous and little-endian. So the reader opens the file only to learn where the rows lie,
+Text, task "next-token", has no shape and none of these datasets but the checksums; istmpi/data/text_file.py says what
+it has. Every dataset is contiguous and little-endian. So the reader opens the file only to learn where the rows lie,
 closes it, and leaves the rest to the memory map: no lock, no HDF5 call and no chunk cache on the training path.
-Everything but the features is checked when the file is opened, a block of these when one of its rows is read for the first time. Files of
-version 1 have no checksums.
+Everything but the features, or tokens, is checked when the file is opened, a block of these when one of its rows is
+read for the first time. Files of version 1 have no checksums.
 """
 
 import os
@@ -109,6 +109,7 @@ class Writer(FileWriter):
         mean, std = self._moments.normalisation(self._header.groups)
         self._whole("normalisation/mean", mean)
         self._whole("normalisation/std", std)
+        super()._finish()
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -31,6 +32,9 @@ class Tokenizer(ABC):
     end: int
     json: str = ""
     """What the tokenizer is made from; empty for bytes."""
+
+    def __str__(self) -> str:
+        return f"tokenizer {zlib.crc32(self.json.encode()):08x}" if self.json else BYTES
 
     @abstractmethod
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:

@@ -69,9 +69,6 @@ class FileWriter(ABC):
     def _allocate(self) -> None:
         """Create all datasets, and fill those that are known beforehand."""
 
-    def _finish(self) -> None:
-        """Fill the datasets that are known when all rows have come."""
-
     def _append(self, split: str, rows: Mapping[str, np.ndarray]) -> None:
         """Write the next rows of a split, as they go into the file, to each of these datasets of it."""
         count = len(next(iter(rows.values())))
@@ -91,7 +88,6 @@ class FileWriter(ABC):
                 if error is None:
                     assert self._written == self._counts, (self._written, self._counts)
                     self._finish()
-                    self._seal()
             if error is None:
                 sync(self._temporary)
                 self._temporary.replace(self.target)
@@ -110,7 +106,8 @@ class FileWriter(ABC):
         self._dataset(path, values.shape, values.dtype)[...] = values
         self._running[path].add(values)
 
-    def _seal(self) -> None:
+    def _finish(self) -> None:
+        """Fill what is known when all rows have come: checksums at least."""
         checksums = {CHECKSUMS + path: running.checksums for path, running in self._running.items()}
         for path, values in checksums.items():
             self._file.create_dataset(path, data=values)

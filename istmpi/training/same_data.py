@@ -10,7 +10,7 @@ from istmpi.errors import ConfigError, DataError
 
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
     """Refuse ranks whose settings, or whose files' meaning, differ from rank 0's; and other contents of one file."""
-    meaning = data.task, data.shape, data.outputs, data.classes
+    meaning = data.task, data.shape, data.outputs, data.classes, str(data.tokenizer or "")
     first_run, first_meaning = communicator.broadcast_from_root((run, meaning))
     with communicator.agreed():
         if differences := first_run.differences(run):
@@ -21,7 +21,7 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
             )
         if first_meaning != meaning:
             raise DataError(
-                f"{data.source}: task, shape, outputs and classes are {meaning}, on rank 0 {first_meaning}. "
+                f"{data.source}: task, shape, outputs, classes and tokenizer are {meaning}, on rank 0 {first_meaning}. "
                 f"All ranks' files must agree on them."
             )
     if run.data.placement != "local":

@@ -140,7 +140,31 @@ def python2_batch(x: np.ndarray, labels: list[int], key: bytes) -> bytes:
     )
 
 
-MAKERS = {"speech": make_speech, "images": make_images, "idx": make_idx, "arrays": make_arrays, "csv": make_csv}
+TEXTS = {
+    "train/a.txt": "Ünit one holds units 0 to 3.\n".encode(),
+    "train/deep/b.md": b"# Two\r\n\r\nof four",
+    "train/c.jsonl": b'{"text": "a line", "id": 1}\n\n{"text": "another\\nline"}\n',
+    "train/empty.py": b"",
+    "test/d.rst": b"Three\n=====\n" * 30,
+    "val/e.txt.gz": gzip.compress(b"packed words", mtime=0),
+}
+
+
+def make_text(folder: Path) -> Path:
+    for name, content in TEXTS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+MAKERS = {
+    "speech": make_speech,
+    "images": make_images,
+    "idx": make_idx,
+    "arrays": make_arrays,
+    "csv": make_csv,
+    "text": make_text,
+}
 
 
 def pack(folder: Path, target: Path) -> Path:

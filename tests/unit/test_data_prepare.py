@@ -16,6 +16,9 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.images import find_examples
 from istmpi.errors import ConfigError, DataError, OutputError
 
+OF_EXAMPLES = [kind for kind in KINDS if kind != "text"]
+"""What can be made of text is in test_data_text."""
+
 
 def content(path):
     """All that a prepared file says, but for the name of its source and the checksum that guards it."""
@@ -32,14 +35,14 @@ def test_folder_tar_and_tar_gz_give_the_same_file(tmp_path, kind):
     folder = MAKERS[kind](tmp_path / "input")
     prepare(kind, folder, tmp_path / "folder.h5")
     expected = content(tmp_path / "folder.h5")
-    assert len(expected["train/x"]) > 0
+    assert expected["@train"] > 0
     for ending in (".tar", ".tar.gz"):
         report = prepare(kind, pack(folder, tmp_path / f"input{ending}"), tmp_path / f"{ending}.h5")
         np.testing.assert_equal(content(tmp_path / f"{ending}.h5"), expected)
-        assert report.counts == {"train": expected["@train"], "test": expected["@test"]}
+        assert report.counts == {split: expected[f"@{split}"] for split in report.counts}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_EXAMPLES)
 def test_what_is_prepared_can_be_opened(tmp_path, kind):
     report = prepare(kind, MAKERS[kind](tmp_path / "input"), tmp_path / "data.h5")
     data = open_prepared(report.target)
@@ -50,7 +53,7 @@ def test_what_is_prepared_can_be_opened(tmp_path, kind):
     assert report.bytes == report.target.stat().st_size
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_EXAMPLES)
 def test_an_archive_of_something_else_is_refused(tmp_path, kind):
     (tmp_path / "input").mkdir()
     (tmp_path / "input" / "notes.md").write_text("nothing of use")

@@ -42,7 +42,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text on its way into a file, as `Material` is for examples: ``counts`` are tokens, ``bytes`` those of the text."""
+    """Text on its way into a file, as `Material` is for examples: ``counts`` of tokens, ``bytes`` of the text."""
 
     tokenizer: Tokenizer
     counts: dict[str, int]
@@ -231,7 +231,8 @@ class _Documents:
                     if filled == BLOCK:
                         yield split, block
                         filled = 0
-            yield split, block[:filled]
+            if filled:
+                yield split, block[:filled]
 
 
 def _neighbours(starts: np.ndarray, counts: np.ndarray) -> _Runs:
