@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 
 from istmpi.checkpoint.format import Header, place, read_header, read_version
+from istmpi.data.tokenizer import Bytes, Tokenizer, TokenizerFile
 from istmpi.engine.axes import Pattern
 from istmpi.engine.slots import Slot, kinds_of, named
 from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean
@@ -34,7 +35,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.table import Table
 from istmpi.names import is_module
-from istmpi.tasks import CLASSIFICATION
+from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
 MOMENTS = ("mean", "std")
 
@@ -122,6 +123,17 @@ class Checkpoint:
     def classes(self) -> tuple[str, ...] | None:
         """The classes' names; None for regression."""
         return tuple(name.decode() for name in self.array("input/classes")) if self._has("input/classes") else None
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """What made the tokens that the network takes; None where it takes none."""
+        if self.header.data.task != NEXT_TOKEN:
+            return None
+        if not self._has("input/tokenizer"):
+            return Bytes()
+        with _reading(self.path):
+            json = self.array("input/tokenizer").tobytes().decode("utf-8")
+        return TokenizerFile(json, f"the tokenizer in {self.path}")
 
     def own_data(self, rank: int) -> tuple[int, ...] | None:
         """What tells the data of a rank from others where each has its own; None in files of version 1."""

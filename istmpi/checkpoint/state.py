@@ -40,7 +40,7 @@ def model_pieces(store: ParameterStore) -> Iterator[Piece]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], data: Dataset, rank: int
 ) -> Iterator[Piece]:
-    """What it takes to predict, beside the weights: moments (mean and variance), normalisation, classes."""
+    """What it takes to predict, beside the weights: moments (mean and variance), normalisation, classes, tokenizer."""
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
@@ -49,6 +49,8 @@ def deployment_pieces(
         arrays |= {"input/mean": data.mean, "input/std": data.std}
     if data.classes is not None:
         arrays["input/classes"] = np.array([name.encode() for name in data.classes])
+    if data.tokenizer is not None and data.tokenizer.json:
+        arrays["input/tokenizer"] = np.frombuffer(data.tokenizer.json.encode(), np.uint8)
     for path, values in arrays.items():
         dtype = values.dtype.str[1:] if values.dtype.kind == "S" else values.dtype.name
         if rank == 0:

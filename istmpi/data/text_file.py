@@ -108,4 +108,4 @@ def _tokenizer(file: PreparedFile, vocabulary: int, end: int, source: str) -> To
             raise file.error(f"has {vocabulary} tokens and no tokenizer; prepare it again")
         return Bytes()
     json = file.mapped("tokenizer", (length,), (np.dtype("u1"),)).tobytes().decode("utf-8")
-    return TokenizerFile(json, vocabulary, end, f"the tokenizer of {source}")
+    return TokenizerFile(json, f"the tokenizer of {source}", (vocabulary, end))

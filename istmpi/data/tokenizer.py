@@ -25,6 +25,10 @@ PIECE = 2**20
 _AGAIN = "Give a tokenizer.json, as the library tokenizers writes it."
 
 
+class NoTextError(Exception):
+    """A document that is no text to a tokenizer, with the reason."""
+
+
 class Tokenizer(ABC):
     """Text as tokens from 0 to ``vocabulary`` - 1, and back; ``end`` is the one behind every document."""
 
@@ -40,7 +44,7 @@ class Tokenizer(ABC):
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
         """The tokens of a document that comes in pieces, without the end, in memory of some megabytes.
 
-        They do not depend on how it was cut. ValueError with the reason for what is no text to this tokenizer.
+        They do not depend on how it was cut. NoTextError for what is none to this tokenizer.
         """
 
     @abstractmethod
@@ -48,7 +52,7 @@ class Tokenizer(ABC):
         """The text of some tokens; ends are left out."""
 
     def encode(self, text: bytes) -> np.ndarray:
-        """The tokens ``[n]`` of a text, without the end; ValueError as in `tokens_of`."""
+        """The tokens ``[n]`` of a text, without the end; NoTextError as in `tokens_of`."""
         return np.concatenate([np.zeros(0, np.uint8), *self.tokens_of([text])])
 
 
@@ -61,7 +65,7 @@ class Bytes(Tokenizer):
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
         for piece in pieces:
             if b"\0" in piece:
-                raise ValueError("it has a byte 0, which ends a document here")
+                raise NoTextError("it has a byte 0, which ends a document here")
             yield np.frombuffer(piece, np.uint8)
 
     def decode(self, tokens: Iterable[int]) -> bytes:
@@ -73,31 +77,37 @@ class TokenizerFile(Tokenizer):
 
     The library is only loaded to encode or to decode. Names of special tokens in a text are text like any other.
     A document of more than `PIECE` characters is encoded in pieces of at most so many, cut behind the ends of lines.
+    Where the file has none of `ENDS`, the end of a document is a token more, behind those of the file.
     """
 
-    def __init__(self, json: str, vocabulary: int, end: int, source: str):
-        self.json, self.vocabulary, self.end = json, vocabulary, end
-        self._source = source
+    def __init__(self, json: str, source: str, sizes: tuple[int, int] | None = None):
+        """``sizes``: the vocabulary and the end, where they are known; ``source`` is what a message calls the file."""
+        self.json, self._source, self._known = json, source, sizes
 
-    @staticmethod
-    def read(path: Path) -> TokenizerFile:
-        """The tokenizer of a file; DataError for one that is none.
+    @property
+    def vocabulary(self) -> int:
+        return self._sizes[0]
 
-        Where it has none of `ENDS`, the end is a token more, behind those of the file.
-        """
-        with reading(f"{path} is no tokenizer", _AGAIN, OSError, ValueError):
-            json = content(path, JSON_BYTES).decode("utf-8")
-        known = TokenizerFile(json, 0, 0, str(path))._library.get_vocab(with_added_tokens=True)
-        if not known:
-            raise DataError(f"{path} is no tokenizer: it has no tokens. {_AGAIN}")
-        vocabulary = max(known.values()) + 1
-        end = next((known[name] for name in ENDS if name in known), vocabulary)
-        return TokenizerFile(json, max(vocabulary, end + 1), end, str(path))
+    @property
+    def end(self) -> int:
+        return self._sizes[1]
+
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:
+        """The vocabulary and its token that is the end: one of `ENDS`, or one more than the file has."""
+        if self._known:
+            return self._known
+        tokens = self._library.get_vocab(with_added_tokens=True)
+        if not tokens:
+            raise DataError(f"{self._source} is no tokenizer: it has no tokens. {_AGAIN}")
+        count = max(tokens.values()) + 1
+        end = next((tokens[name] for name in ENDS if name in tokens), count)
+        return max(count, end + 1), end
 
     @cached_property
     def _library(self) -> Any:
         tokenizers = optional("tokenizers", "tokenizers", "texts in tokens of a file")
-        # It raises bare exceptions, and for what it did not foresee such as are none (of Rust, PanicException).
+        # It raises nothing but bare exceptions.
         with reading(f"{self._source} is no tokenizer", _AGAIN, Exception):
             found = tokenizers.Tokenizer.from_str(self.json)
             found.no_padding()
@@ -116,10 +126,11 @@ class TokenizerFile(Tokenizer):
         yield self._encoded(text + _utf8(decoder, b"", final=True))
 
     def _encoded(self, text: str) -> np.ndarray:
+        library = self._library
         try:
-            return np.array(self._library.encode(text, add_special_tokens=False).ids, np.uint32)
+            return np.array(library.encode(text, add_special_tokens=False).ids, np.uint32)
         except Exception as error:  # the library's are of no other kind
-            raise ValueError(f"the tokenizer cannot encode it: {reason(error)}") from error
+            raise NoTextError(f"the tokenizer cannot encode it: {reason(error)}") from error
 
     def decode(self, tokens: Iterable[int]) -> bytes:
         kept = [int(token) for token in tokens if token != self.end]
@@ -130,7 +141,7 @@ def _utf8(decoder: codecs.IncrementalDecoder, piece: bytes, final: bool = False)
     try:
         return decoder.decode(piece, final)
     except UnicodeDecodeError as error:
-        raise ValueError("it is not UTF-8, which this tokenizer needs") from error
+        raise NoTextError("it is not UTF-8, which this tokenizer needs") from error
 
 
 def open_tokenizer(name: str) -> Tokenizer:
@@ -139,4 +150,5 @@ def open_tokenizer(name: str) -> Tokenizer:
         return Bytes()
     if not is_file(Path(name)):
         raise DataError(f"tokenizer {name} is neither {BYTES} nor a file. Give the path of a tokenizer.json.")
-    return TokenizerFile.read(Path(name))
+    with reading(f"{name} is no tokenizer", _AGAIN, OSError, ValueError):
+        return TokenizerFile(content(Path(name), JSON_BYTES).decode("utf-8"), name)

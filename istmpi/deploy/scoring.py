@@ -97,5 +97,7 @@ def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
     elif data.classes != checkpoint.classes:
         number = next(n for n, pair in enumerate(zip(data.classes, checkpoint.classes)) if pair[0] != pair[1])
         wrong = f"calls class {number} {data.classes[number]}; the network calls it {checkpoint.classes[number]}"
+    elif str(data.tokenizer) != str(checkpoint.tokenizer):
+        wrong = f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
     if wrong:
         raise DataError(f"{data.source} {wrong}. Give data of the kind that {checkpoint.path} was trained on.")

@@ -13,10 +13,10 @@ from istmpi.data.dataset import SPLITS
 from istmpi.data.holdout import held_out
 from istmpi.data.prepare import images
 from istmpi.data.prepare.archive import Archive, store
-from istmpi.data.prepare.files import BadFileError, Decoder
+from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.material import BLOCK
 from istmpi.data.text_file import TextHeader, TextWriter, smallest_type
-from istmpi.data.tokenizer import BYTES, Tokenizer, open_tokenizer
+from istmpi.data.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
 from istmpi.tasks import NEXT_TOKEN
@@ -84,7 +84,7 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
         for document, content in _texts(name, pieces, key) if lines else [(name, pieces)]:
             try:
                 documents.add(number_of[name], content)
-            except BadFileError as error:
+            except NoTextError as error:
                 bad[document] = str(error)
         read_before += archive.nbytes(name)
     decoder.refuse(archive, bad, len(documents) + len(bad), "documents")
@@ -157,7 +157,7 @@ class _Documents:
         return len(self._start)
 
     def add(self, file: int, pieces: Iterable[bytes]) -> None:
-        """Take in the document of a file with this number; BadFileError, and nothing happened, where it is no text."""
+        """Take in the document of a file with this number; NoTextError, and nothing happened, where it is none."""
         start, nbytes = self._end, 0
 
         def counted() -> Iterator[bytes]:
@@ -169,9 +169,9 @@ class _Documents:
         try:
             for tokens in self.tokenizer.tokens_of(counted()):
                 self._store(tokens)
-        except ValueError as error:
+        except NoTextError:
             self._end = start
-            raise BadFileError(str(error)) from error
+            raise
         if nbytes:
             self._store(np.array([self.tokenizer.end]))
             for column, value in ((self._file, file), (self._start, start), (self._bytes, nbytes)):
