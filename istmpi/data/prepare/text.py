@@ -67,7 +67,7 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
     Each ends with a token of its own. ``tokenizer`` is "bytes" or a tokenizer.json. The splits are the folders train/
     and test/ (and val/) where there are both, or the files train.* and test.* where there are no others; else one
     document in five is for testing, and a single one is cut at 90% of its tokens. What is no text to the tokenizer is
-    skipped; what is empty does not count. It takes a few bytes of memory for each document, and some megabytes.
+    skipped; what is empty does not count. It takes some hundred bytes of memory for each document.
     """
     of = open_tokenizer(tokenizer)
     splits = splits_of(archive)
