@@ -194,9 +194,10 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
 
 
 def _scores(score: Score) -> str:
-    """The score, and behind it that of every exit where there are several."""
+    """The score, and behind it that of every exit where there are several; of text the bits that are left of a byte."""
     exits = f" (exits {', '.join(f'{each:.4f}' for each in score.exits)})" if score.exits else ""
-    return f"{score.score:.4f}{exits}"
+    bits = f" ({score.bits_per_byte:.4f} bits a byte)" if score.bits_per_byte else ""
+    return f"{score.score:.4f}{exits}{bits}"
 
 
 def _outcome(summary: Summary) -> dict[str, str]:

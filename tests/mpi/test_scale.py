@@ -148,7 +148,7 @@ def test_a_finish_goes_on_with_what_was_fitted(comm, shared_tmp):
     settings = numbers(comm, shared_tmp) | {"method__finish": "local-sgd:50%", "train__rounds": 4}
     training = Training(small_run(**settings, model__scale="fitted", evaluate__every=1), comm)
     found = []
-    for progress in training.rounds():
+    for _ in training.rounds():
         found.append(dict(training.store.fitted))
     assert found[1] == found[2] == found[3] and found[0].keys() == found[3].keys()
     assert training.method.build(training.architecture.lengths)[1][0].factor == pytest.approx(found[3]["hidden1"])

@@ -75,6 +75,8 @@ def command(
         f"{result.score_name} {score.score:.4f}, loss {score.loss:.4f} "
         f"on {score.examples:,} {split} examples of {printable(result.source)}"
     )
+    if score.bits_per_byte:
+        click.echo(f"{score.bits_per_byte:.4f} bits a byte")
     for number, of_exit in enumerate(score.exits or (), 1):
         click.echo(f"exit {number}: {result.score_name} {of_exit:.4f}")
     if curve:
