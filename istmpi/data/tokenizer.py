@@ -42,7 +42,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """The tokens of a document that comes in pieces, without the end, in memory of some megabytes.
+        """The tokens of a document that comes in pieces, without the end, in some hundred MB of memory at most.
 
         They do not depend on how it was cut. NoTextError for what is none to this tokenizer.
         """
