@@ -4,6 +4,7 @@ from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.architecture import Chain
 from istmpi.models.mlp import MLP
 from istmpi.names import NETWORKS
+from istmpi.tasks import NEXT_TOKEN
 
 MODELS: dict[str, type[Chain]] = {"mlp": MLP}
 
@@ -14,4 +15,6 @@ def architecture(features: int, labels: int, task: str, settings: object) -> Cha
     if name not in MODELS:
         own = ". A network of your own is FILE.py:Class or package.module:Class." if "." in name else ""
         raise ConfigError(f"model.name = {name!r} is not known{own or did_you_mean(name, [*MODELS, *NETWORKS])}")
+    if task == NEXT_TOKEN:
+        raise ConfigError(f"model.name = {name!r} takes numbers, and these data are text. Use --model transformer.")
     return MODELS[name].from_settings(features, labels, task, settings)

@@ -14,7 +14,6 @@ from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.models.inferred import InferredNetwork
@@ -32,10 +31,6 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
     """
     if not isinstance(run.model, OwnModel):
         with communicator.agreed():
-            if data.task == NEXT_TOKEN:
-                raise ConfigError(
-                    f"model.name = {run.model.name!r} takes numbers, but {data.source} is text. Use transformer."
-                )
             return architecture(data.features, data.outputs, data.task, run.model)
     from istmpi.training.proof_cache import recall, remember
 

@@ -9,7 +9,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from istmpi.config import Run
 from istmpi.errors import ConfigError
+from istmpi.models import architecture
 from istmpi.models.examination import examine
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.own import own_network
@@ -141,6 +143,11 @@ def test_what_cannot_be_built_is_refused_in_one_line(changed, said):
     with pytest.raises(ConfigError, match=said) as refused:
         own_network("transformer", (WINDOW,), WORDS, {**SMALL, **changed}, NEXT_TOKEN).build()
     assert "\n" not in str(refused.value)
+
+
+def test_text_is_not_for_an_mlp():
+    with pytest.raises(ConfigError, match="model.name = 'mlp' takes numbers, and these data are text"):
+        architecture(WINDOW, WORDS, NEXT_TOKEN, Run().model)
 
 
 def test_images_are_no_text():
