@@ -44,7 +44,7 @@ def predicted(path, name):
 def instance(metadata):
     """The class as its user makes it."""
     settings = dict(json.loads(metadata["run"])["model"])
-    kind, dtype = CLASSES[settings.pop("name").rpartition(":")[2]], settings.pop("dtype")
+    kind, dtype, _ = CLASSES[settings.pop("name").rpartition(":")[2]], settings.pop("dtype"), settings.pop("scale")
     facts = {"shape": (1, 8, 8)} if kind is networks.Convolutional else {"features": 64}
     return kind(**facts, outputs=10, **settings).to(getattr(torch, dtype)).eval()
 
