@@ -2,8 +2,8 @@
 
     rounds: Annotated[int, Meta(ge=1, description="Rounds to train.")] = 30
 
-What msgspec cannot say stands in ``extra``: ``at_most`` for bounds beyond 64 bits, ``at_most_bytes`` of a text, and
-``must`` for words that say a range better.
+What msgspec cannot say stands in ``extra``: ``at_most`` for bounds beyond 64 bits, ``at_most_bytes`` of a text,
+``rising`` for a list in which each number is above the one before it, and ``must`` for words that say a range better.
 """
 
 import dataclasses
@@ -88,7 +88,9 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
     _, metas = _bare(hint)
     if converted is not None and converted > _extra(metas, "at_most", converted):
         raise ConfigError(f"{where} must be at most {_extra(metas, 'at_most')}.")
-    if isinstance(converted, str) and len(converted.encode()) > _extra(metas, "at_most_bytes", math.inf):
+    too_long = isinstance(converted, str) and len(converted.encode()) > _extra(metas, "at_most_bytes", math.inf)
+    rising = not _extra(metas, "rising") or all(one < other for one, other in zip(converted, converted[1:]))
+    if too_long or not rising:
         raise ConfigError(f"{where} must {_extra(metas, 'must')}.")
     return converted
 

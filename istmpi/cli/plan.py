@@ -20,5 +20,6 @@ def show(run: Run, ranks: int) -> None:
     costs = phase_costs(run, network, ranks, found.examples, found.smaller)
     for phase, _ in costs:
         require_dealable(run, network, phase)
+    run.optimizer.require_usable(sum(rounds * phase.local_steps for phase, rounds in costs))
     alone = cost(run.override({"method.shares": None}), network, 1)
     tables.plan(Console(highlight=False), run, network, costs, alone)

@@ -18,7 +18,7 @@ from istmpi.errors import IstmpiError
 from istmpi.evaluation.evaluator import Score
 from istmpi.foreign import one_line
 from istmpi.record import RunFolder
-from istmpi.report import plots
+from istmpi.report import plots, tables
 from istmpi.report.units import duration, number, size
 from istmpi.training.comparison import ComparisonWatch, Turn
 from istmpi.training.loop import Progress, Training
@@ -187,6 +187,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
         "method": f"{run.method.name}, {run.train.rounds} rounds of {steps}",
         **sizes,
+        "lr": tables.learning_rate(run.optimizer, training.method.first_step(run.train.rounds)),
         "dealt out": f"{dealt}; each rank trains {number(plan.largest.elements)} weights",
         "checkpoint": f"{every}, writer {saver.writer}{how}",
         "traffic": f"{size(plan.round_bytes)} a round over all ranks",

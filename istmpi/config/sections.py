@@ -6,6 +6,7 @@ from math import cos, pi
 from typing import Annotated, Any, Literal
 
 from istmpi.data.text import WINDOW
+from istmpi.errors import ConfigError
 from istmpi.methods import METHODS
 from istmpi.methods.optimizers import OPTIMIZERS
 from istmpi.names import ACTIVATIONS, NETWORKS, NORMS
@@ -151,7 +152,6 @@ class Optimizer:
     warm_up: Annotated[
         int, Meta(ge=0, description="Local steps of a rank in which the learning rate rises linearly from 0 to lr.")
     ] = 0
-
     clip: Annotated[
         float,
         Meta(
@@ -165,8 +165,9 @@ class Optimizer:
     milestones: Annotated[
         tuple[Annotated[float, Meta(gt=0, lt=1)], ...],
         Meta(
+            min_length=1,
             description="Of step: the fractions of the run behind which the learning rate falls.",
-            extra={"must": "be fractions of the run, each between 0 and 1"},
+            extra={"must": "be fractions of the run, each between 0 and 1 and above the one before it", "rising": True},
         ),
     ] = (0.5, 0.75)
     decay: Annotated[
@@ -183,8 +184,26 @@ class Optimizer:
         if self.schedule == "cosine":
             return self.lr * (1 + cos(pi * (step - self.warm_up) / max(steps - self.warm_up, 1))) / 2
         if self.schedule == "step":
-            return self.lr * self.decay ** sum(step >= round(at * steps) for at in self.milestones)
+            return self.lr * self.decay ** sum(step >= at for at in self.falls(steps))
         return self.lr
+
+    def falls(self, steps: int) -> list[int]:
+        """The local steps, of so many, with which a step schedule's learning rate falls."""
+        return [round(at * steps) for at in self.milestones] if self.schedule == "step" else []
+
+    def require_usable(self, steps: int) -> None:
+        """ConfigError where a run of so many local steps would not get to what is said of the learning rate."""
+        if self.warm_up > steps:
+            raise ConfigError(
+                f"optimizer.warm_up = {self.warm_up} is more than the {steps:,} local steps of the run, which would "
+                f"never reach optimizer.lr = {self.lr}. Train more rounds, or warm up over fewer."
+            )
+        for at, fall in zip(self.milestones, self.falls(steps)):
+            if fall < self.warm_up:
+                raise ConfigError(
+                    f"optimizer.milestones: {at} is local step {fall:,} of {steps:,}, within the warm-up "
+                    f"(optimizer.warm_up = {self.warm_up}). Warm up over fewer, or let the learning rate fall later."
+                )
 
 
 @dataclass(frozen=True)
@@ -227,7 +246,6 @@ class Train:
     threads: Annotated[
         int, Meta(ge=0, le=1024, description="Threads per rank; 0 (auto) shares this host's cores among its ranks.")
     ] = 0
-
 
 @dataclass(frozen=True)
 class Evaluate:

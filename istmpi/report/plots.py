@@ -8,11 +8,13 @@ from istmpi.record import SUMMARY, RunFolder
 from istmpi.report.figures import plain, save
 
 PICTURES = PROGRESS, TIME = "progress.png", "time.png"
-COLOURS = {"loss": "tab:orange", "score": "tab:blue"}
+COLOURS = {"loss": "tab:orange", "score": "tab:blue", "rate": "tab:green"}
 
 
 def draw(folder: Path) -> list[Path]:
     """Draw a run's folder: ``progress.png`` (score and loss against time and rounds), ``time.png`` (the phases).
+
+    The learning rate has a panel of its own below them where it is not the same in all rounds.
 
     ImportError where matplotlib is not installed, DataError where the record is damaged, OutputError where a picture
     cannot be written.
@@ -40,19 +42,35 @@ def _progress(lines: Sequence[Fields], score_name: str, path: Path) -> Path:
     scored = [line for line in lines if "score" in line]
     scores, errors = ([line.inner("score").figure(name) for line in scored] for name in ("score", "loss"))
     losses = [line.figure("loss") for line in lines]
-    figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), sharey="row", sharex="col", layout="constrained")
+    rates = [line.figure("learning_rate", 0) for line in lines if "learning_rate" in line]
+    changing = len(rates) == len(lines) and len(set(rates)) > 1  # none in the record of an earlier istmpi
+    heights = [3, 3, 1][: 2 + changing]
+    figure, axes = pyplot.subplots(
+        len(heights),
+        2,
+        figsize=(9, sum(heights)),
+        height_ratios=heights,
+        sharey="row",
+        sharex="col",
+        layout="constrained",
+    )
     for column, (key, label) in enumerate((("seconds", "training time (s)"), ("round", "rounds"))):
-        where = [line.figure(key) for line in scored]
-        top, bottom = axes[:, column]
+        everywhere, where = ([line.figure(key) for line in some] for some in (lines, scored))
+        top, bottom, *rest = axes[:, column]
         top.plot(where, scores, "o-", color=COLOURS["score"])
-        bottom.plot([line.figure(key) for line in lines], losses, color=COLOURS["loss"], label="train")
+        bottom.plot(everywhere, losses, color=COLOURS["loss"], label="train")
         bottom.plot(where, errors, "o-", color=COLOURS["score"], label="test")
-        bottom.set_xlabel(label)
-        for axis in (top, bottom):
+        for axis in rest:
+            axis.step([0, *everywhere], [rates[0], *rates], color=COLOURS["rate"], where="pre")
+            axis.set_ylim(bottom=0)
+        axes[-1, column].set_xlabel(label)
+        for axis in axes[:, column]:
             axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel(f"test {plain(score_name)}")
     axes[1, 0].set_ylabel("loss")
     axes[1, 1].legend()
+    if changing:
+        axes[2, 0].set_ylabel("learning rate")
     return _save(figure, path)
 
 

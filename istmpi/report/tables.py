@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from istmpi.config import Run
+from istmpi.config.sections import Optimizer
 from istmpi.cost import Cost
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.survey import Row
@@ -59,8 +60,24 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
             f"{size(phase.sent_bytes(first, rounds))} sent by all ranks"
         )
         first += rounds
+    steps = sum(rounds * phase.local_steps for phase, rounds in phases)
+    console.print(f"learning rate {learning_rate(run.optimizer, steps)}")
     if network.inexact:
         console.print(escape(inexact(network)))
+
+
+def learning_rate(optimizer: Optimizer, steps: int) -> str:
+    """The learning rate of a run of so many local steps, in words."""
+    words = [f"{optimizer.lr:g}"]
+    if optimizer.warm_up:
+        words.append(f"warmed up over {optimizer.warm_up:,} of {steps:,} local steps")
+    if optimizer.schedule == "cosine":
+        words.append(f"falling to 0 along a cosine over the last {steps - optimizer.warm_up:,} local steps")
+    elif optimizer.schedule == "step":
+        shares = " and ".join(f"{at:.4g}" for at in optimizer.milestones)
+        falls = ", ".join(f"{step:,}" for step in optimizer.falls(steps))
+        words.append(f"times {optimizer.decay:g} behind {shares} of the run (local steps {falls} of {steps:,})")
+    return ", ".join(words)
 
 
 def inexact(network: Architecture) -> str:

@@ -57,6 +57,8 @@ class Progress:
     """Bytes that all ranks handed to MPI."""
     loss: float
     """Mean training loss of the round over ranks and local steps."""
+    learning_rate: float
+    """Of the round's last local step."""
     score: Score | None = None
     """The full network's on the test split, where it was evaluated."""
 
@@ -115,6 +117,7 @@ class Training:
         name, network = run.method.name, size.architecture
         spec = spec_of(name, "method.name =" if name == self.run.method.name else "method.finish =")
         spec.load().check(run, size.dataset.task, size.batches, network)
+        run.optimizer.require_usable(run.train.rounds * spec.steps(run, 1, size.batches.examples))
         first = spec.deal(run, network, self.communicator.size, 0).held(self.communicator.rank)
         network.require_usable(narrowed(network.lengths, network.parameters, first))
 
@@ -277,8 +280,9 @@ class Training:
 
     def progress(self, score: Score | None = None) -> Progress:
         """What is known after the last round."""
-        steps = self.method.first_step(self.rounds_done)
-        return Progress(self.rounds_done, steps, self._examples, self._seconds, self._bytes, self._loss, score)
+        done, steps = (self.method.first_step(rounds) for rounds in (self.rounds_done, self.run.train.rounds))
+        rate = self.run.optimizer.lr_at(max(done - 1, 0), steps)
+        return Progress(self.rounds_done, done, self._examples, self._seconds, self._bytes, self._loss, rate, score)
 
     @property
     def position(self) -> str:

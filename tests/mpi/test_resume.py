@@ -1,5 +1,6 @@
 """Going on from a checkpoint: bit for bit on the same ranks, from the middle of a round too; and on other numbers."""
 
+import math
 from dataclasses import astuple
 from pathlib import Path
 
@@ -159,8 +160,9 @@ def test_a_resumed_round_may_be_stopped_again(comm, shared_tmp, method):
     assert_same_bits(whole(training), whole(expected))
 
 
-def test_a_resumed_run_sees_the_very_images_that_it_would_have_seen(comm, shared_tmp):
+def test_a_resumed_run_sees_the_very_images_and_rates_that_it_would_have_seen(comm, shared_tmp):
     run = {"data__crop": 2, "data__flip": True, "data__cutout": 3, **settings("ist", "momentum-reset")}
+    run |= {"optimizer__warm_up": 2, "optimizer__schedule": "cosine"}
     expected, losses = trained(comm, **run)
     training = Training(small_run(**run), comm)
     stop_at(training, 1, 2)
@@ -169,6 +171,8 @@ def test_a_resumed_run_sees_the_very_images_that_it_would_have_seen(comm, shared
     again, second = resumed(comm, path, **run)
     assert_same_bits(whole(again), whole(expected))
     assert [progress.loss for progress in first + second] == [progress.loss for progress in losses]
+    rates = [0.1 * (1 + math.cos(math.pi * (step - 2) / 14)) / 2 for step in (3, 7, 11, 15)]  # a round's last step
+    assert [progress.learning_rate for progress in first + second] == pytest.approx(rates, rel=1e-12)
     other = Training(small_run(**run | {"data__crop": 3}), comm)
     with pytest.raises(ConfigError, match="data.crop = 2 there, 3 here"):
         other.resume(path)

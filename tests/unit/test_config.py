@@ -262,47 +262,6 @@ def test_an_mlp_is_not_trained_on_several_sizes():
         Run().override({"train.resolution": [[1.0, 8]]}).with_implied()
 
 
-def test_a_warm_up_rises_in_equal_steps_to_the_full_rate():
-    rates = [Optimizer(lr=0.8, warm_up=4).lr_at(step, 6) for step in range(6)]
-    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
-    assert Optimizer(lr=0.8).lr_at(0, 6) == 0.8
-
-
-@pytest.mark.parametrize("warm_up", [0, 3])
-def test_a_schedule_is_that_of_pytorch(warm_up):
-    """At every step; the last warm-up step has the full rate already, so a schedule begins behind it."""
-    torch = pytest.importorskip("torch")
-    schedulers, steps = torch.optim.lr_scheduler, 40
-    cosine = Optimizer(lr=0.8, warm_up=warm_up, schedule="cosine")
-    falling = Optimizer(lr=0.8, warm_up=warm_up, schedule="step", milestones=(0.3, 0.55, 0.9), decay=0.2)
-    for ours, make in (
-        (cosine, lambda optimizer: schedulers.CosineAnnealingLR(optimizer, steps - warm_up)),
-        (falling, lambda optimizer: schedulers.MultiStepLR(optimizer, [at - warm_up for at in (12, 22, 36)], 0.2)),
-    ):
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
-        scheduler = make(optimizer)
-        for step in range(warm_up, steps):
-            assert ours.lr_at(step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-15)
-            optimizer.step()
-            scheduler.step()
-        assert [ours.lr_at(n, steps) for n in range(warm_up)] == [0.8 * ((n + 1) / 3) for n in range(warm_up)]
-
-
-@pytest.mark.parametrize(
-    "setting, value, said",
-    [
-        ("schedule", "linear", "schedule"),
-        ("milestones", [0.5, 1.5], "fractions of the run"),
-        ("milestones", [0], "fractions of the run"),
-        ("decay", 1.0, "decay"),
-    ],
-)
-def test_a_schedule_that_makes_no_sense_is_refused(setting, value, said):
-    with pytest.raises(ConfigError, match=said) as refused:
-        Run().override({f"optimizer.{setting}": value})
-    assert "\n" not in str(refused.value)
-
-
 # ---- what a setting's type says of it
 
 

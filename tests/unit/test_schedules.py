@@ -1,0 +1,137 @@
+"""The learning rate: a schedule is PyTorch's, what cannot be is refused, and plans and pictures show it."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from istmpi.config import Run
+from istmpi.config.sections import Optimizer
+from istmpi.errors import ConfigError, DataError
+from istmpi.record import RunFolder
+from istmpi.report import plots
+
+
+def test_a_warm_up_rises_in_equal_steps_to_the_full_rate():
+    rates = [Optimizer(lr=0.8, warm_up=4).lr_at(step, 6) for step in range(6)]
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
+    assert Optimizer(lr=0.8).lr_at(0, 6) == 0.8
+
+
+@pytest.mark.parametrize("warm_up", [0, 3])
+def test_a_schedule_is_that_of_pytorch(warm_up):
+    """At every step; the last warm-up step has the full rate already, so a schedule begins behind it."""
+    schedulers, steps = torch.optim.lr_scheduler, 40
+    cosine = Optimizer(lr=0.8, warm_up=warm_up, schedule="cosine")
+    falling = Optimizer(lr=0.8, warm_up=warm_up, schedule="step", milestones=(0.3, 0.55, 0.9), decay=0.2)
+    for ours, make in (
+        (cosine, lambda optimizer: schedulers.CosineAnnealingLR(optimizer, steps - warm_up)),
+        (falling, lambda optimizer: schedulers.MultiStepLR(optimizer, [at - warm_up for at in (12, 22, 36)], 0.2)),
+    ):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
+        scheduler = make(optimizer)
+        for step in range(warm_up, steps):
+            assert ours.lr_at(step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-15)
+            optimizer.step()
+            scheduler.step()
+        assert [ours.lr_at(n, steps) for n in range(warm_up)] == [0.8 * ((n + 1) / 3) for n in range(warm_up)]
+
+
+@pytest.mark.parametrize(
+    "setting, value, said",
+    [
+        ("schedule", "linear", "schedule"),
+        ("milestones", [0.5, 1.5], "fractions of the run"),
+        ("milestones", [0], "fractions of the run"),
+        ("milestones", [], "fractions of the run"),
+        ("milestones", [0.5, 0.25], "above the one before it"),
+        ("milestones", [0.5, 0.5], "above the one before it"),
+        ("decay", 1.0, "decay"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_refused(setting, value, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        Run().override({f"optimizer.{setting}": value})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "settings, steps, said",
+    [
+        ({"warm_up": 41}, 40, "optimizer.warm_up = 41 is more than the 40 local steps of the run"),
+        ({"warm_up": 41, "schedule": "cosine"}, 40, "optimizer.warm_up = 41"),
+        ({"warm_up": 13, "schedule": "step", "milestones": (0.3, 0.6)}, 40, "0.3 is local step 12 of 40, within"),
+    ],
+)
+def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        Optimizer(**settings).require_usable(steps)
+    assert "\n" not in str(refused.value)
+    Optimizer(**settings | {"warm_up": settings["warm_up"] - 1}).require_usable(steps)
+
+
+def test_a_step_schedule_falls_where_its_rate_does():
+    falling = Optimizer(warm_up=3, schedule="step", milestones=(0.3, 0.55, 0.9))
+    rates = [falling.lr_at(step, 40) for step in range(40)]
+    assert [step for step in range(1, 40) if rates[step] < rates[step - 1]] == falling.falls(40) == [12, 22, 36]
+
+
+# ---- where it is shown
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ([], "learning rate 0.05"),
+        (["--warm-up", "40"], "learning rate 0.05, warmed up over 40 of 600 local steps"),
+        (["--method", "fedavg", "--warm-up", "40"], "learning rate 0.05, warmed up over 40 of 720 local steps"),
+        (
+            ["--schedule", "step", "--set", "optimizer.milestones=[0.5,0.9]"],
+            "learning rate 0.05, times 0.1 behind 0.5 and 0.9 of the run (local steps 300, 540 of 600)",
+        ),
+        (
+            ["--schedule", "cosine", "--warm-up", "40"],
+            "learning rate 0.05, warmed up over 40 of 600 local steps, "
+            "falling to 0 along a cosine over the last 560 local steps",
+        ),
+    ],
+)
+def test_a_plan_tells_the_learning_rate(istmpi_command, options, said):
+    code, out, err = istmpi_command("train", "--dry-run", *options)
+    assert (code, err) == (0, "")
+    assert " ".join(out.split()).endswith(said)
+
+
+@pytest.mark.parametrize("method, steps", [("ist", 600), ("fedavg", 720)])
+def test_a_plan_of_a_warm_up_without_end_is_refused(istmpi_command, method, steps):
+    code, out, err = istmpi_command("train", "--dry-run", "--method", method, "--warm-up", "999")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert f"optimizer.warm_up = 999 is more than the {steps} local steps" in err
+
+
+def leave(folder, *rates):
+    """The record of a finished run with such learning rates in its rounds; None for a line without one."""
+    figures = {"seconds": 1.0, "bytes": 1, "examples": 1, "loss": 1.0, "score": {"score": 1.0, "loss": 1.0}}
+    lines = [{"round": number, **figures, "learning_rate": rate} for number, rate in enumerate(rates, 1)]
+    lines = [{key: value for key, value in line.items() if value is not None} for line in lines]
+    made = RunFolder(folder)
+    made.make()
+    made.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    made.write("summary.json", json.dumps({"ranks": 2, "score_name": "accuracy", "seconds": {"compute": 1.0}}))
+    return folder
+
+
+def test_the_learning_rate_has_a_panel_where_it_changes(tmp_path):
+    def height(*rates):
+        progress, _ = plots.draw(leave(tmp_path / "run", *rates))
+        with Image.open(progress) as picture:
+            return picture.height
+
+    assert height(0.1) == height(0.1, 0.1) == height(None, 0.1) < height(0.1, 0.05)
+
+
+@pytest.mark.parametrize("rate", ["1", -0.1, [], float("nan")])
+def test_a_record_with_another_learning_rate_is_refused(tmp_path, rate):
+    with pytest.raises(DataError, match="line 2: learning_rate is"):
+        plots.draw(leave(tmp_path / "run", 0.1, rate))
