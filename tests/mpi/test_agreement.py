@@ -149,6 +149,7 @@ def test_more_ranks_than_units_are_refused_by_name(comm):
         ({"optimizer__name": "sdg"}, r"did you mean sgd\?"),
         ({"data__placement": "local"}, r"put \{rank\} into data.source"),
         ({"train__batch": 1}, "batch statistics need at least 2 examples"),
+        ({"optimizer__warm_up": 13}, "optimizer.warm_up = 13 is more than the 12 local steps of the run"),
     ],
 )
 def test_what_cannot_work_is_refused_on_every_rank(comm, settings, says):
