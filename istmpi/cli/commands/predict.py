@@ -29,7 +29,7 @@ from istmpi.foreign import one_line
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Of data with splits.")
 @click.option("--label", metavar="COLUMN", help="csv: pass over this column, a name or a number from 0.")
-@click.option("--resize", is_flag=True, help="images: resize to the size of the training data.")
+@click.option("--resize", is_flag=True, help="images: resize their middle to the size of the training data.")
 @click.option("--calibrate-on", metavar="DATA", help="For a CKPT without calibration: what it was trained on.")
 @click.option("--model", metavar="FILE.py:Class", help="The class of a network of your own; its code is run.")
 def command(

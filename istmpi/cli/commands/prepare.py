@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 @click.argument("kind")
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST.h5")
-@click.option("--size", type=int, metavar="N", help="images: resize each to N x N pixels.")
+@click.option(
+    "--size", type=int, metavar="N", help="images: the largest square in the middle of each, resized to N x N pixels."
+)
 @click.option("--label", metavar="COLUMN", help="csv: the column of labels, name or number from 0.  [default: last]")
 @click.option("--task", metavar="TASK", help="csv, arrays: classification or regression.  [default: by the labels]")
 @click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
@@ -34,7 +36,7 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
     \b
     KIND is one of
       speech   WORD/SPEAKER_nohash_INDEX.wav, as in Speech Commands
-      images   train/CLASS/FILE and test/CLASS/FILE, or CLASS/FILE, or CIFAR
+      images   train/CLASS/FILE and test/ or val/CLASS/FILE, or CLASS/FILE, or CIFAR
       idx      the MNIST family
       arrays   .npz or .npy with x_train, y_train, x_test, y_test
       csv      a table of numbers with a column of labels

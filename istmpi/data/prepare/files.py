@@ -22,7 +22,7 @@ class BadFileError(Exception):
     """A file that cannot be decoded; it is skipped, within limits."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Example:
     """A file of an archive, and what its name says of it."""
 
@@ -42,6 +42,7 @@ class Decoder:
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
         self.folder, self.progress, self._max_bad = scratch, progress, max_bad
         self._stack = ExitStack()
+        self._rows: int | None = None
 
     def __enter__(self) -> "Decoder":
         return self
@@ -69,7 +70,7 @@ class Decoder:
         examples = sorted(examples, key=lambda example: example.name)
         row_of = {example.name: row for row, example in enumerate(examples)}
         row_bytes = int(np.prod(shape)) * dtype.itemsize
-        scratch = self.scratch()
+        scratch = self._emptied()
         bad: dict[str, str] = {}
         for done, (name, content) in enumerate(archive.read(row_of, most_bytes), start=1):
             try:
@@ -89,6 +90,13 @@ class Decoder:
     def scratch(self) -> int:
         """The number of a new nameless file on the disk of the target, there until the end."""
         return self._stack.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
+
+    def _emptied(self) -> int:
+        """The number of the scratch file for rows, without what an earlier run left in it."""
+        if self._rows is None:
+            self._rows = self.scratch()
+        os.ftruncate(self._rows, 0)
+        return self._rows
 
     def refuse(self, archive: Archive, bad: dict[str, str], total: int, what: str = "files") -> None:
         """DataError where more of a total are bad, each with a reason, than may be."""

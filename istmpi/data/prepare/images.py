@@ -6,6 +6,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from sys import intern
 from types import ModuleType
 
 import numpy as np
@@ -39,12 +40,17 @@ GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
 
+class InColourError(DataError):
+    """An image has three channels where the ones before it have one."""
+
+
 def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
     """Images [channels, height, width] uint8, normalised by each channel's mean and deviation.
 
-    The layout is train/CLASS/FILE and test/CLASS/FILE (and perhaps validation/...), or CLASS/FILE, of which one in five
-    is for testing; or that of CIFAR-10 and CIFAR-100, binary or Python. The first image says whether all are grey or
-    RGB. All must be of one size unless ``size`` is given: then each is resized to size x size pixels.
+    The layout is train/CLASS/FILE and test/CLASS/FILE, perhaps with validation/CLASS/FILE, which is for testing where
+    there is no test/; or CLASS/FILE, of which one in five is for testing; or that of CIFAR-10 and CIFAR-100, binary or
+    Python. There is one channel where all images are grey, else all are RGB. All must be of one size unless ``size`` is
+    given: then of each the largest square in its middle is resized to size x size pixels.
     """
     if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
         raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
@@ -55,27 +61,52 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
     examples = find_examples(archive)
     pillow = optional("PIL.Image", "Pillow", "images")
     first, mode, extent = _first(archive, examples, pillow, size)
-    decode = image_decoder(pillow, first, mode, extent, size is not None, "Give --size N to resize them.")
-    channels = len(mode)
-    return decoder.run(
-        archive, examples, decode, (channels, extent[1], extent[0]), np.dtype(np.uint8), channels, MOST_BYTES
-    )
+
+    def decoded(mode: str) -> Material:
+        decode = image_decoder(pillow, first, mode, extent, size is not None, "Give --size N to resize them.")
+        shape = len(mode), extent[1], extent[0]
+        return decoder.run(archive, examples, decode, shape, np.dtype(np.uint8), len(mode), MOST_BYTES)
+
+    try:
+        return decoded(mode)
+    except InColourError:  # mostly one of the first, so that little is decoded twice
+        return decoded("RGB")
 
 
 def find_examples(archive: Archive) -> list[Example]:
+    """The images of an archive by the names of their folders; DataError where these are none of the layouts."""
     examples = []
     for name in archive.names:
         *above, label, file = ("", "", *name.split("/"))[-3:]
         if label and file.lower().endswith(ENDINGS):
-            examples.append(Example(name, label, SPLITS.get(above[0], "")))
+            examples.append(Example(name, intern(label), SPLITS.get(above[0], "")))
     if not examples:
         raise DataError(f"{archive.path} has no CLASS/FILE with an image; known endings: {' '.join(ENDINGS)}.")
-    named = {example.split for example in examples}
-    if named == {""}:
-        return with_holdout(examples)
-    if "" in named:
-        odd = next(example.name for example in examples if not example.split)
-        raise DataError(f"{archive.path} has train/ or test/ but {odd} is in neither. Move it there, or take it away.")
+    of_none = next((example for example in examples if not example.split), None)
+    if of_none is None:
+        return _in_splits(archive, examples)
+    if any(example.split for example in examples) or SPLITS.keys() >= {example.label for example in examples}:
+        if of_none.label in SPLITS:
+            raise DataError(
+                f"{archive.path}: {of_none.name} is in no class folder; it must be {of_none.label}/CLASS/FILE."
+            )
+        raise DataError(
+            f"{archive.path} has train/ or test/ but {of_none.name} is in neither. Move it there, or take it away."
+        )
+    return with_holdout(examples)
+
+
+def _in_splits(archive: Archive, examples: list[Example]) -> list[Example]:
+    """The same examples, those for validation as test examples where there are none."""
+    if all(example.split != "test" for example in examples):
+        examples = [Example(e.name, e.label, "test" if e.split == "validation" else e.split) for e in examples]
+    trained = {example.label for example in examples if example.split == "train"}
+    unknown = next((example for example in examples if example.label not in trained), None)
+    if trained and unknown:
+        raise DataError(
+            f"{archive.path}: {unknown.name} is of class {unknown.label}, of which train/ has no image. Correct the "
+            "name of its folder, or take it away."
+        )
     return examples
 
 
@@ -105,12 +136,12 @@ def image_decoder(
     def decode(name: str, content: bytes) -> np.ndarray:
         image = _open(pillow, name, content)
         if mode == "L" and image.mode not in GREY:
-            raise DataError(f"{name} is in colour but {first} is grey; all must be alike. Convert them first.")
+            raise InColourError(f"{name} is in colour but {first} is grey; all must be alike. Convert them first.")
         with _as_bad_file(pillow):
             if image.mode != mode:
                 image = image.convert(mode)
             if resize:
-                image = image.resize(extent, pillow.Resampling.BILINEAR)
+                image = image.resize(extent, pillow.Resampling.BILINEAR, _middle(image.size, extent))
         if image.size != extent:
             raise DataError(
                 f"{name} is {image.width}x{image.height} but {first} is {extent[0]}x{extent[1]}; all must be of one "
@@ -120,6 +151,13 @@ def image_decoder(
         return pixels.reshape(extent[1], extent[0], len(mode)).transpose(2, 0, 1)
 
     return decode
+
+
+def _middle(size: tuple[int, int], extent: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The largest part in the middle of an image that has the sides' ratio of ``extent``: left, top, right, bottom."""
+    scale = min(size[0] / extent[0], size[1] / extent[1])
+    left, top = ((of - scale * part) / 2 for of, part in zip(size, extent))
+    return left, top, left + scale * extent[0], top + scale * extent[1]
 
 
 def _open(pillow: ModuleType, name: str, content: bytes) -> object:
