@@ -1,6 +1,8 @@
-"""Checksums of blocks of rows: made while rows are written in order, compared when they are first read in any order."""
+"""What goes with reading mapped rows: checksums of blocks, made in order, compared when first read; pages let go."""
 
+import mmap
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -62,3 +64,31 @@ class FirstRead:
                 )
             self._unread[block] = False
             self._left -= 1
+
+
+KEPT = 2**31
+"""Bytes of a map up to which a process keeps what it has read of it. To map a row anew takes some 10 µs."""
+
+
+class PagesLetGo:
+    """Lets go of a map's pages before rows of it are read: a process has those of the last batch alone.
+
+    They stay in the system's cache of files, for all processes, as long as there is room. But a process that keeps what
+    it once read seems to grow with its data, and is ended by whoever counts its resident memory.
+    """
+
+    def __init__(self, x: np.memmap, before: Callable[..., None] | None):
+        """``before`` is told of rows before they are read, too."""
+        self._map, self._before = x.base, before
+
+    def __call__(self, rows: np.ndarray, length: int = 1) -> None:
+        """Told of ``length`` rows from each of ``rows`` on."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+        if self._before is not None:
+            self._before(rows, length)
+
+
+def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
+    """``before``, which is told of rows before they are read; together with `PagesLetGo` where the map is large."""
+    return PagesLetGo(x, before) if x.nbytes > KEPT else before

@@ -17,7 +17,7 @@ read for the first time. Files of version 1 have no checksums.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -27,7 +27,7 @@ import h5py
 import numpy as np
 
 from istmpi.data.dataset import SPLITS, Dataset, require_finite
-from istmpi.data.guard import FirstRead
+from istmpi.data.guard import FirstRead, letting_go
 from istmpi.data.kinds import split_of
 from istmpi.data.moments import Moments
 from istmpi.data.text_file import TOKENS, read_text
@@ -208,12 +208,12 @@ class PreparedFile:
         """The names of those that it has."""
         return [name for name in SPLITS if name != "validation" or self._file.id.links.exists(name.encode())]
 
-    def guard(self, name: str, x: np.ndarray) -> FirstRead | None:
-        """What checks the rows of a dataset as they are read; None in a file without checksums."""
+    def guard(self, name: str, x: np.memmap) -> Callable[..., None] | None:
+        """What is told of the rows of a dataset before they are read; None where nobody need be."""
         expected = expected_checksums(self._file, name)
-        return None if expected is None else FirstRead(x, expected, self._path, name)
+        return letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
-    def _split(self, split: str, features: int, task: str, outputs: int) -> tuple[np.ndarray, np.ndarray]:
+    def _split(self, split: str, features: int, task: str, outputs: int) -> tuple[np.memmap, np.memmap]:
         count = int(self.attribute(split))
         if count < 1:
             raise self.error(f"has {count} {split} examples; it needs at least one. Prepare it again")
@@ -235,7 +235,7 @@ class PreparedFile:
             raise self.error(f"names {len(names)} classes but has {outputs} outputs; prepare it again")
         return names
 
-    def mapped(self, name: str, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]) -> np.ndarray:
+    def mapped(self, name: str, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]) -> np.memmap:
         """The dataset ``name`` as a read-only memory map, once its shape, type and place are as the format says."""
         if (dataset := dataset_at(self._file, name)) is None:
             raise self.error(f"has no dataset {name}; prepare it again")
