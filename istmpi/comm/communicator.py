@@ -64,7 +64,7 @@ class Backoff:
 
 
 class Communicator:
-    """A group of ranks. Methods are collective, but for `scratch` and those that name a peer, ranks or requests."""
+    """A group of ranks. Methods are collective, but those for scratch memory and those that name a peer or requests."""
 
     def __init__(self, mpi_communicator: Any):
         self._mpi = mpi_communicator
@@ -80,6 +80,10 @@ class Communicator:
             self._scratch.pop(name, None)
             buffer = self._scratch[name] = np.empty(nbytes, dtype=np.uint8)
         return buffer
+
+    def release_scratch(self) -> None:
+        """Give back the memory of `scratch`; who asks for it again gets fresh memory."""
+        self._scratch.clear()
 
     def alltoallv(self, send: Staged, receive: Staged) -> None:
         """Every rank's message to every other, as bytes."""

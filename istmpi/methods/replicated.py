@@ -47,6 +47,7 @@ class ReplicatedMethod(Method):
             pull = Transfer(store.parameters, store.owners, whole, store.rank)
             pull.run(store.tensors, arriving, self.job.communicator)
             copy_from_host(arriving | resume_from.tensors, kept)
+            self.job.communicator.release_scratch()  # nothing moves like this until the run goes on another time
 
     def _renew(self, round: int, resume_from: InterruptedRound) -> None:
         kept = {name: values for name, values in self.tensors.items() if name in self.job.store.parameters}
