@@ -61,7 +61,7 @@ def make(path: Path) -> None:
 
 
 class Kept:
-    """A context that adds up what autograd keeps of a forward pass: each storage once, but for those of some tensors."""
+    """A context that adds up what autograd keeps of a forward pass: storages, but for those of some tensors."""
 
     def __init__(self, without):
         self._without = {tensor.untyped_storage().data_ptr() for tensor in without}
@@ -95,20 +95,6 @@ def measured(run: Run) -> dict:
     part = next(part for part in plan.parts if communicator.rank in part.part.ranks)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    print(
-        run.model.name,
-        run.method.name,
-        communicator.rank,
-        "before",
-        before,
-        anonymous,
-        "set up",
-        status("VmRSS") - before,
-        status("RssAnon") - anonymous,
-        "plan",
-        {k: round(float(v) / 1e6) for k, v in vars(plan.largest.memory).items()},
-        flush=True,
-    )
     sent, seconds = [], []
     with watched("rounds", peaks):
         for number in range(ROUNDS):
@@ -117,18 +103,6 @@ def measured(run: Run) -> dict:
             method.run(number, InterruptedRound())
             seconds.append(time.perf_counter() - start)
             sent.append(communicator.allgather(communicator.traffic.bytes - counted))
-    print(
-        run.model.name,
-        run.method.name,
-        communicator.rank,
-        "peaks",
-        {k: round(v) for k, v in peaks.items()},
-        "anon above",
-        peaks["rounds, anonymous"] - anonymous,
-        "now",
-        status("RssAnon") - anonymous,
-        flush=True,
-    )
     predicted = [round_bytes(run, network, communicator.size, number) for number in range(ROUNDS)]
     assert sent == predicted, (sent, predicted)
     with FlopCounterMode(display=False) as counter:
@@ -209,9 +183,9 @@ def benchmark() -> None:
         "imagenet",
         "ResNet18 and VGG11 on images of ImageNet's size, on two ranks",
         rows,
-        f"3x224x224, 1,000 classes, batch {BATCH}, one thread a rank, pre-activation ResNet18 with `stem = 7`. FLOPs and "
-        f"bytes are equal on every rank, in each of {ROUNDS} rounds and in one. Figures are those of a rank, bytes those of "
-        f"all. The columns from `P = {PLANNED}` on are the plan for {PLANNED} ranks.",
+        f"3x224x224, 1,000 classes, batch {BATCH}, one thread a rank, pre-activation ResNet18 with `stem = 7`. FLOPs "
+        f"and bytes are equal on every rank, in each of {ROUNDS} rounds and in one. Figures are those of a rank, bytes "
+        f"those of all. The columns from `P = {PLANNED}` on are the plan for {PLANNED} ranks.",
     )
 
 
