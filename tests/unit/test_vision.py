@@ -15,8 +15,9 @@ from istmpi.models.inferred import InferredNetwork, built
 from istmpi.models.operators import flops
 from istmpi.models.own import own_network
 from istmpi.models.proof import one_thread
+from istmpi.models.tracing import trace
 
-IMAGE = (3, 16, 16)
+IMAGE, IMAGENET = (3, 16, 16), (3, 224, 224)
 SMALL = {
     "vgg": {"channels": [6, 7, 8, 9, 10], "dense": [12, 13]},
     "resnet": {"blocks": [1, 2], "channels": [6, 8], "inner": [5, 9]},
@@ -89,12 +90,36 @@ def test_its_flops_are_those_that_pytorch_counts(network, name):
 
 
 @pytest.mark.parametrize(
+    "name, settings, dealt",
+    [
+        ("resnet", {"stem": 7, "channels": [64, 128, 256, 512], "inner": [64, 128, 256, 512]}, "inner"),
+        ("vgg", {"channels": [64, 128, 256, 512, 512], "dense": [4096, 4096]}, "dense"),
+    ],
+)
+def test_at_the_size_of_imagenet_its_flops_are_those_that_pytorch_counts(name, settings, dealt):
+    """Known from four units of each width, for the published widths and their subnets on two and on eight ranks."""
+    lists = {key: widths for key, widths in settings.items() if isinstance(widths, list)}
+    thin = own_network(name, IMAGENET, 1000, settings | {key: [4] * len(widths) for key, widths in lists.items()})
+    lengths = {f"{key}{place}": width for key, widths in lists.items() for place, width in enumerate(widths, 1)}
+    traced = trace(thin, dict.fromkeys(lengths, 4))
+    assert traced.inexact == ()
+    for ranks in (1, 2, 8):
+        part = {key: [width // ranks if key == dealt else width for width in widths] for key, widths in lists.items()}
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            module = own_network(name, IMAGENET, 1000, settings | part).build().train()
+            module(torch.empty(4, *IMAGENET)).square().mean().backward()
+        held = {key: width // ranks if key.startswith(dealt) else width for key, width in lengths.items()}
+        per_example = sum(sum(operator.flops(held)) for operator in traced.operators)
+        assert 4 * per_example == counter.get_total_flops(), ranks
+
+
+@pytest.mark.parametrize(
     "layers, shape, parameters",
     [
         # The published sizes (Simonyan and Zisserman, table 2), without convolutions' biases, with the norms' numbers.
-        (11, (3, 224, 224), 132_863_336 - 2_752 + 2 * 2_752 + 2 * 2 * 4_096),
-        (13, (3, 224, 224), 133_047_848 - 2_944 + 2 * 2_944 + 2 * 2 * 4_096),
-        (16, (3, 224, 224), 138_357_544 - 4_224 + 2 * 4_224 + 2 * 2 * 4_096),
+        (11, IMAGENET, 132_863_336 - 2_752 + 2 * 2_752 + 2 * 2 * 4_096),
+        (13, IMAGENET, 133_047_848 - 2_944 + 2 * 2_944 + 2 * 2 * 4_096),
+        (16, IMAGENET, 138_357_544 - 4_224 + 2 * 4_224 + 2 * 2 * 4_096),
     ],
 )
 def test_vgg_has_the_published_size(layers, shape, parameters):
@@ -106,7 +131,7 @@ def test_vgg_has_the_published_size(layers, shape, parameters):
 def test_resnet18_has_the_published_size():
     """As torchvision's, but for the norms: pre-activation has one before each convolution and none in the shortcuts."""
     with torch.device("meta"):
-        module = own_network("resnet", (3, 224, 224), 1000, {"stem": 7}).build()
+        module = own_network("resnet", IMAGENET, 1000, {"stem": 7}).build()
     weights = {name: values.numel() for name, values in module.named_parameters() if values.ndim > 1}
     assert sum(weights.values()) + 1000 == 11_689_512 - 9_600  # its norms have 9,600 numbers
 
