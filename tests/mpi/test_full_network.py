@@ -16,6 +16,7 @@ from istmpi.evaluation.full import FullNetwork
 from istmpi.models.examination import examine
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.own import own_network
+from istmpi.names import NETWORKS as SHIPPED
 from istmpi.training.loop import Training
 
 FILE = networks.__file__
@@ -26,6 +27,8 @@ NETWORKS = {
     "a table read by hand": ("Words", (9,), {}),
     "tied": ("Shaken", (9,), {"hidden": 11}),
     "branching": ("Branching", (9,), {}),
+    "vgg": ("vgg", (1, 4, 4), {"channels": (4, 6, 5, 4, 5), "dense": (7, 6)}),
+    "resnet": ("resnet", (2, 4, 4), {"blocks": (1, 1), "channels": (4, 6), "inner": (5, 4)}),
     "gated and residual": (
         "Grown",
         (9,),
@@ -44,7 +47,7 @@ def looked_at():
     def get(case):
         if case not in known:
             name, shape, settings = NETWORKS[case]
-            own = own_network(f"{FILE}:{name}", shape, OUTPUTS, settings)
+            own = own_network(name if name in SHIPPED else f"{FILE}:{name}", shape, OUTPUTS, settings)
             known[case] = own, examine(own)
         return known[case]
 
