@@ -7,13 +7,14 @@ far as that leaves a choice, a leaf is what sends fewer bytes. Where something i
 examples; where nothing is, each passes its share.
 
 Local examples stay on their rank: for them a sharded leaf's rows are brought in every pass, one owner's at a time, so
-that memory alone decides. What a pass itself makes is as large either way, and bounded by evaluate.batch and
-evaluate.calibration_examples; it is not counted.
+that memory alone decides. What a pass itself makes (`pass_bytes`) is as large either way, and bounded by evaluate.batch
+and evaluate.calibration_examples; it is not counted there.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 
 from istmpi.config import Run
 from istmpi.cost.counts import phase_costs
@@ -54,6 +55,18 @@ def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Numbe
     """Bytes that training has on every rank, in every phase of a run, and that are free while it evaluates."""
     memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
     return min(memory.gradients + memory.activations for memory in memories)
+
+
+def pass_bytes(run: Run, architecture: Architecture) -> Number:
+    """Bytes that a pass of an evaluation makes at least: its examples, and the widest outputs before and behind a norm.
+
+    Of as many examples as evaluate.batch and evaluate.calibration_examples say, if there are so many. A residual block
+    takes up to 2.5 times as much, which has the stream beside.
+    """
+    itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
+    widest = max(one.outputs(architecture.lengths) // one.calls for one in architecture.operators)
+    examples = max(run.evaluate.batch, run.evaluate.calibration_examples)
+    return examples * (prod(architecture.example_shape) + 2 * widest) * itemsize
 
 
 def evaluation_plan(

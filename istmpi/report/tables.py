@@ -11,6 +11,7 @@ from istmpi.config import Run
 from istmpi.config.sections import Optimizer
 from istmpi.cost import Cost
 from istmpi.cost.cluster import Cluster
+from istmpi.cost.evaluation import pass_bytes
 from istmpi.cost.survey import Row
 from istmpi.models.architecture import Architecture
 from istmpi.report.comparison import Comparison
@@ -48,6 +49,7 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     costs.add_row("memory: network, gradients, optimizer", size(trained), "", size(its))
     rest = memory.buffers + memory.activations + memory.copies
     costs.add_row("memory: buffers, activations, copies", size(rest), "", size(whole.activations + whole.copies))
+    costs.add_row("memory: a pass of an evaluation, at least", size(pass_bytes(run, network)), "", "")
     console.print(costs)
     first = 0
     for phase, rounds in phases:

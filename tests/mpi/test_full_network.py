@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.cost import cost
-from istmpi.cost.evaluation import evaluation_plan
+from istmpi.cost.evaluation import evaluation_plan, pass_bytes
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
 from istmpi.models.examination import examine
@@ -301,6 +301,20 @@ def test_an_evaluation_needs_no_more_than_what_training_leaves_free(comm, method
     else:
         assert weights <= counter.peak  # the counter sees what is gathered
     assert not any(parameter.numel() for parameter in evaluator.network._gathered.values()), "all is given back"
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("case", ["convolutions", "vgg", "resnet"])
+def test_a_pass_makes_at_least_what_is_planned_and_no_multiple_of_it(comm, looked_at, case):
+    own, table = looked_at(case)
+    network, store = prepared(comm, own, table)
+    run = own_run(evaluate__batch=400, evaluate__calibration_examples=300)
+    full, x = FullNetwork(network, store, comm), examples(NETWORKS[case][1], 400, 0)
+    full.calibrate(x[:300])
+    known = [*store.tensors.values(), *full._gathered.values()]
+    with LiveBytes(known) as counter:
+        full(x)
+    assert 1 <= counter.peak / pass_bytes(run, network) <= 2.5, counter.peak
 
 
 @pytest.mark.ranks(min=2)
