@@ -135,6 +135,11 @@ class Checkpoint:
             json = self.array("input/tokenizer").tobytes().decode("utf-8")
         return TokenizerFile(json, f"the tokenizer in {self.path}")
 
+    @property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """All that there is of `istmpi.checkpoint.state.inputs_of`, by its place."""
+        return {path: self.array(path) for path in self._datasets if path.startswith("input/")}
+
     def own_data(self, rank: int) -> tuple[int, ...] | None:
         """What tells the data of a rank from others where each has its own; None in files of version 1."""
         return tuple(self.array("data/own")[rank].tolist()) if self._has("data/own") else None

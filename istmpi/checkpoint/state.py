@@ -37,20 +37,27 @@ def model_pieces(store: ParameterStore) -> Iterator[Piece]:
         )
 
 
-def deployment_pieces(
-    moments: Moments, norms: Mapping[str, BatchNormalisation], data: Dataset, rank: int
-) -> Iterator[Piece]:
-    """What it takes to predict, beside the weights: moments (mean and variance), normalisation, classes, tokenizer."""
+def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
+    """What it takes to make inputs of a network, and to read its outputs: normalisation, classes, tokenizer."""
     arrays = {}
-    for name, (mean, variance) in moments.items():
-        arrays[f"norm/{name}/mean"] = mean.numpy()
-        arrays[f"norm/{name}/std"] = np.sqrt(variance.numpy() + norms[name].epsilon)
     if data.mean is not None:
         arrays |= {"input/mean": data.mean, "input/std": data.std}
     if data.classes is not None:
         arrays["input/classes"] = np.array([name.encode() for name in data.classes])
     if data.tokenizer is not None and data.tokenizer.json:
         arrays["input/tokenizer"] = np.frombuffer(data.tokenizer.json.encode(), np.uint8)
+    return arrays
+
+
+def deployment_pieces(
+    moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
+) -> Iterator[Piece]:
+    """What it takes to predict, beside the weights: moments (mean and variance), and `inputs_of` the data."""
+    arrays = {}
+    for name, (mean, variance) in moments.items():
+        arrays[f"norm/{name}/mean"] = mean.numpy()
+        arrays[f"norm/{name}/std"] = np.sqrt(variance.numpy() + norms[name].epsilon)
+    arrays |= inputs
     for path, values in arrays.items():
         dtype = values.dtype.str[1:] if values.dtype.kind == "S" else values.dtype.name
         if rank == 0:

@@ -19,7 +19,7 @@ from istmpi.foreign import one_line, past_a_limit
 from istmpi.renamed import RenamedWarning
 from istmpi.signals import SIGNALS
 
-ALONE = ("report", "runs", "costmodel", "prepare", "data", "checkpoint", "predict", "export", "job", "model")
+ALONE = ("report", "runs", "costmodel", "prepare", "data", "checkpoint", "predict", "extract", "export", "job", "model")
 """Commands that need no MPI: each process is on its own, however many were started."""
 
 FOR_THE_LAUNCHER = 5.0
@@ -46,6 +46,7 @@ Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
         "checkpoint": "List, show, verify and compare checkpoints.",
         "evaluate": "Score a trained network on data.",
         "predict": "Run a trained network on files.",
+        "extract": "Write a subnet of a trained network as a network of its own.",
         "export": "Write a trained network for PyTorch, ONNX or NumPy.",
         "job": "Print scripts that run istmpi on SLURM and EC2.",
         "doctor": "Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints.",

@@ -7,5 +7,6 @@ layers      plain_layers(...)        the network as plain PyTorch has it
 own_layers  own_state(...)           a network of one's own, under the names of its own state
 program     traced(...)              a network as torch.export has it, without any class
 code        runnable(...)            a network of one's own with its code, which nobody runs without being told to
+extraction  extract(...)             a subnet as a network of its own
 export      export(...)              safetensors, torch, onnx, npz
 """

@@ -19,11 +19,14 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.evaluator import calibration_rows
 from istmpi.exits import entropies, exit_taken, outputs_of
+from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import prepare
 from istmpi.models.norms import calibrate, moments_of
 from istmpi.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from istmpi.exits import Outputs
 
 
@@ -44,9 +47,7 @@ class CalibratedNetwork:
         checkpoint.require_valid()
         store = ParameterStore(architecture.parameters, architecture.lengths, 1, 0)
         fill(checkpoint, store)
-        self._network = architecture.without_values(store.full_scale).eval()
-        for name, parameter in prepare(self._network, elsewhere=()).items():
-            parameter.data = store.tensors[name]
+        self._network = with_values(architecture, store)
         self._path, self._exits = checkpoint.path, architecture.exits
         self._norms = architecture.batch_norm_layers(self._network)
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
@@ -105,13 +106,25 @@ class CalibratedNetwork:
             layer.moments = moments[name]
 
     def _calibrate(self, checkpoint: Checkpoint, source: str) -> None:
-        """Take the moments on the same examples as training would."""
-        data = open_dataset(source, length=checkpoint.header.run.data.length)
-        require_fitting(data, checkpoint)
-        data = resized(data.normalised_by(checkpoint.normalisation), self._side)
-        train = data.reshaped(self._example_shape).train
-        batch = train.batch(calibration_rows(checkpoint.header.run, len(train))).to("cpu", self._dtype)
-        calibrate(self._network, self._norms, batch.inputs, moments_of)
+        inputs = calibration_inputs(checkpoint, source, self._example_shape)
+        calibrate(self._network, self._norms, inputs, moments_of)
+
+
+def with_values(architecture: Architecture, store: ParameterStore) -> nn.Module:
+    """The full network with the weights and the scale of a store that has all rows."""
+    network = architecture.without_values(store.full_scale).eval()
+    for name, parameter in prepare(network, elsewhere=()).items():
+        parameter.data = store.tensors[name]
+    return network
+
+
+def calibration_inputs(checkpoint: Checkpoint, source: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """The inputs, examples of a shape, of those training examples of some data that training would calibrate on."""
+    run, side = checkpoint.header.run, checkpoint.header.side
+    data = open_dataset(source, length=run.data.length)
+    require_fitting(data, checkpoint)
+    train = resized(data.normalised_by(checkpoint.normalisation), side).reshaped(shape).train
+    return train.batch(calibration_rows(run, len(train))).to("cpu", getattr(torch, run.model.dtype)).inputs
 
 
 def require_calibrated(checkpoint: Checkpoint) -> None:

@@ -58,6 +58,13 @@ class InferredNetwork(Architecture):
         return ready
 
     @property
+    def code(self) -> OwnNetwork:
+        """Its class and all arguments; ConfigError where it was not given."""
+        if self._network is None:
+            raise ConfigError(f"{self.name} is a network of your own: give --model FILE.py:Class.")
+        return self._network
+
+    @property
     def has_its_source(self) -> bool:
         """Whether its code is the class of that name with, to the last byte, the source of which the table tells."""
         given = self._network
@@ -75,9 +82,7 @@ class InferredNetwork(Architecture):
 
         from istmpi.models.residual import Absent, put
 
-        if self._network is None:
-            raise ConfigError(f"{self.name} is a network of your own: give --model FILE.py:Class.")
-        network = built(self._network, {name: lengths[name] for name in self._widths})
+        network = built(self.code, {name: lengths[name] for name in self._widths})
         absent = self._absent(lengths)
         for block in absent:
             put(network, block.path, Absent())

@@ -83,19 +83,24 @@ class OwnNetwork:
             raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of arguments, as ('hidden',).")
         return tuple(width.name for width in self.widths.values() if {width.name, width.argument} & {*names})
 
+    def settings_at(self, lengths: Mapping[str, int]) -> dict[str, Any]:
+        """The settings with other lengths in place of some widths."""
+        settings = dict(self.settings)
+        for name, length in lengths.items():
+            width = self.widths[name]
+            if width.place is None:
+                settings[width.argument] = length
+            else:
+                values = list(settings[width.argument])
+                values[width.place] = length
+                settings[width.argument] = type(self.settings[width.argument])(values)
+        return settings
+
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
         """The network with other lengths in place of some widths; ConfigError where its constructor refuses them."""
         from torch.nn.parameter import is_lazy
 
-        arguments = {**self.facts, **self.settings}
-        for name, length in (lengths or {}).items():
-            width = self.widths[name]
-            if width.place is None:
-                arguments[width.argument] = length
-            else:
-                values = list(arguments[width.argument])
-                values[width.place] = length
-                arguments[width.argument] = type(self.settings[width.argument])(values)
+        arguments = {**self.facts, **self.settings_at(lengths or {})}
         try:
             built = self.kind(**arguments)
         except (Exception, SystemExit) as error:

@@ -13,6 +13,7 @@ from istmpi.checkpoint.format import DataSummary, Header, Piece, require_storabl
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import (
     deployment_pieces,
+    inputs_of,
     model_pieces,
     own_data_piece,
     partial_pieces,
@@ -107,7 +108,7 @@ class Training:
             if run.model.scale == "none":
                 self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
             if communicator.rank == 0:
-                require_storable(self._header(), deployment_pieces({}, {}, self.dataset, 0))
+                require_storable(self._header(), deployment_pieces({}, {}, inputs_of(self.dataset), 0))
         self.store.initialise(run.train.seed)
         self.method = self._next_method()
         self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
@@ -324,7 +325,7 @@ class Training:
             self._calibrated = position
         moments = self.evaluator.network.moments if self._calibrated == position else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank
-        pieces = [*model_pieces(self.store), *deployment_pieces(moments, norms, self.dataset, rank)]
+        pieces = [*model_pieces(self.store), *deployment_pieces(moments, norms, inputs_of(self.dataset), rank)]
         interrupted = self._interrupted if self.local_step else InterruptedRound(tensors=self._own())
         if self.local_step or interrupted.tensors:
             steps = self.communicator.allreduce_max(self.method.steps(self.rounds_done))

@@ -1,0 +1,237 @@
+"""A subnet of a checkpoint's network as a network of its own: a checkpoint that every command can use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import floor, prod
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from istmpi import rng
+from istmpi.checkpoint.format import Header
+from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
+from istmpi.checkpoint.saver import commit_alone
+from istmpi.checkpoint.state import Moments, deployment_pieces, model_pieces
+from istmpi.config import Run
+from istmpi.data.sources import RANK
+from istmpi.deploy.code import changed_source, runnable
+from istmpi.deploy.network import calibration_inputs, with_values
+from istmpi.deploy.output import appearing, require_free
+from istmpi.engine.axes import narrowed
+from istmpi.engine.layout import part_of
+from istmpi.engine.partition import Partition
+from istmpi.engine.slots import Slot, kinds_of, parameter_of
+from istmpi.engine.store import ParameterStore
+from istmpi.errors import ConfigError
+from istmpi.methods import spec_of
+from istmpi.models import architecture
+from istmpi.models.architecture import Architecture
+from istmpi.models.inferred import InferredNetwork
+from istmpi.models.narrow import Narrow, narrow_module, require_same_outputs, scale_of
+from istmpi.models.norms import calibrate, moments_of
+
+Units = Mapping[str, np.ndarray]
+"""Of each unit group that is dealt out those that a subnet has, sorted."""
+
+
+@dataclass(frozen=True)
+class OfRank:
+    """What a rank has of so many, by default of those that saved, in a round, by default the last one trained."""
+
+    rank: int
+    ranks: int | None = None
+    round: int | None = None
+    """From 0."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of the units of each group, drawn at random: one at least."""
+
+    share: float
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What was written."""
+
+    path: Path
+    run: Path
+    """The file of the run that the network can be trained on with."""
+    bytes: int
+    subnet: str
+    """Which it is, in words."""
+    units: Mapping[str, tuple[int, int]]
+    """Of each group that is dealt out how many units it has, and how many there are."""
+    calibrated_on: str
+    """The data; empty where nothing had to be calibrated."""
+    note: str
+    """Something that the user should know."""
+
+
+def extract(
+    path: str | os.PathLike,
+    target: Path,
+    which: OfRank | Share,
+    calibrate_on: str | None = None,
+    force: bool = False,
+    model: str | None = None,
+) -> Extraction:
+    """Write a subnet of a checkpoint's network as a checkpoint of its own, and the file of its run beside it.
+
+    It computes what the subnet computes in training. What is normalised over the batch is calibrated on the training
+    split of the run's data, or of ``calibrate_on``. ``model`` names the class of a network of one's own, which is then
+    run. Raises DataError for a checkpoint or data that cannot be used, ConfigError for a subnet or a target that cannot
+    be, OutputError where writing fails.
+    """
+    beside = target.with_suffix(".toml")
+    for file in (target, beside):
+        require_free(file, force)
+    with open_checkpoint(path) as checkpoint:
+        whole = runnable(checkpoint, model)
+        units, words = _of_rank(checkpoint, whole, which) if isinstance(which, OfRank) else _drawn(checkpoint, which)
+        checkpoint.require_valid()
+        narrow = _narrow(checkpoint, whole, units)
+        store = _filled(checkpoint, whole, units, narrow)
+        header = _header(checkpoint.header, narrow, words)
+        moments, source = _calibrated(checkpoint, narrow.network, store, calibrate_on)
+        norms = narrow.network.batch_norms
+        pieces = [*model_pieces(store), *deployment_pieces(moments, norms, checkpoint.inputs, 0)]
+        commit_alone(target, header, pieces)
+    with appearing(beside) as file:
+        file.write(header.run.toml().encode())
+    counts = {name: (len(held), whole.lengths[name]) for name, held in units.items()}
+    return Extraction(target, beside, target.stat().st_size, words, counts, source, changed_source(whole))
+
+
+def _of_rank(checkpoint: Checkpoint, whole: Architecture, which: OfRank) -> tuple[Units, str]:
+    """What a rank holds in the deal of a round, and which subnet that is, in words."""
+    ranks = checkpoint.header.ranks if which.ranks is None else which.ranks
+    if which.rank >= ranks:
+        raise ConfigError(f"--rank {which.rank} with --ranks {ranks}: ranks are numbered from 0 to {ranks - 1}.")
+    run, round = _dealing(checkpoint, whole, which.round)
+    deal = spec_of(run.method.name).deal(run, whole, ranks, round)
+    return dict(deal.held(which.rank)), f"rank {which.rank} of {ranks} in round {round}"
+
+
+def _drawn(checkpoint: Checkpoint, which: Share) -> tuple[Units, str]:
+    """A share of the units of each group that is dealt out, and which subnet that is, in words."""
+    whole = checkpoint.architecture
+    run, _ = _dealing(checkpoint, whole, None)
+    units = {}
+    for name in spec_of(run.method.name).groups(run, whole):
+        length = whole.lengths[name]
+        order = rng.permutation(length, rng.key(which.seed, "extract", name))
+        units[name] = np.sort(order[: max(floor(which.share * length + 0.5), 1)])
+    return units, f"share {which.share:g} of seed {which.seed}"
+
+
+def _dealing(checkpoint: Checkpoint, whole: Architecture, round: int | None) -> tuple[Run, int]:
+    """The run with the method that dealt units out in a round, by default the last one trained that has a deal."""
+    header, first, dealing = checkpoint.header, 0, []
+    if round is not None and round >= header.run.train.rounds:
+        raise ConfigError(f"--round {round}: the rounds of {checkpoint.path} are 0 to {header.run.train.rounds - 1}.")
+    done = header.round + (header.local_step > 0)
+    for name, rounds in header.run.phases():
+        run, last = header.run.override({"method.name": name}), first + rounds - 1
+        if spec_of(name).groups(run, whole) and rounds:
+            if round is None and (first < done or not dealing):
+                dealing.append((run, max(min(last, done - 1), first)))
+            elif round is not None and first <= round <= last:
+                dealing.append((run, round))
+        first += rounds
+    if not dealing:
+        when = "in its run" if round is None else f"in round {round}"
+        raise ConfigError(
+            f"{checkpoint.path}: nothing was dealt out {when} (method.name = {header.run.method.name!r}), so that it "
+            f"has no subnets. Give a network that was trained with ist"
+            + (", or another round." if round is not None else ".")
+        )
+    return dealing[-1]
+
+
+def _narrow(checkpoint: Checkpoint, whole: Architecture, units: Units) -> Narrow:
+    """The network that is written, at first without weights."""
+    header = checkpoint.header
+    lengths = narrowed(whole.lengths, whole.parameters, units)
+    # Who trains the full network trains the one that is evaluated, as in `istmpi.methods.base.Method.build`.
+    everything = all(lengths[group] == whole.lengths[group] for group in whole.groups)
+    scale = header.full_scale if everything else header.scale
+    if isinstance(whole, InferredNetwork):
+        narrow = narrow_module(whole, units, scale)
+        parts = _parts(checkpoint, whole, units, narrow, narrow.names)
+        require_same_outputs(whole, units, scale, narrow, parts)
+        return narrow
+    settings = {"hidden": [lengths[group] for group in whole.groups]}
+    data, run = header.data, header.run.override({f"model.{name}": value for name, value in settings.items()})
+    network = architecture(prod(data.shape), data.outputs, data.task, run.model)
+    own = {group: group for group in whole.groups}
+    factors = scale_of(whole, network, lengths, scale, own)
+    return Narrow(network, settings, {name: name for name in whole.parameters}, factors, own)
+
+
+def _parts(
+    checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: Narrow, names: Mapping[str, str]
+) -> dict[str, torch.Tensor]:
+    """What a subnet has of the tensors of these names, each with its own in the whole network."""
+    layout = Partition(whole.lengths, {name: (held,) for name, held in units.items()}, 1)
+    return {
+        name: part_of(torch.from_numpy(checkpoint.tensors[of].rows()), layout, whole.parameters[parameter_of(of)], 0)
+        for name, of in names.items()
+    }
+
+
+def _filled(checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: Narrow) -> ParameterStore:
+    """The network's weights, and the optimizer's state that its run keeps between rounds."""
+    network, run = narrow.network, checkpoint.header.run
+    store = ParameterStore(network.parameters, network.lengths, 1, 0)
+    store.scale = narrow.scale
+    kept = {slot for name, _ in run.phases() for slot in spec_of(name).slots(run.override({"method.name": name}))}
+    slots = tuple(kind for kind in kinds_of(checkpoint.tensors) if kind in kept)
+    store.add_slots(slots)
+    names = dict(narrow.names) | {Slot(name, kind): Slot(of, kind) for name, of in narrow.names.items() for kind in slots}
+    for name, part in _parts(checkpoint, whole, units, narrow, names).items():
+        store.tensors[name].copy_(part)
+    return store
+
+
+def _calibrated(
+    checkpoint: Checkpoint, network: Architecture, store: ParameterStore, calibrate_on: str | None
+) -> tuple[Moments, str]:
+    """The moments of what is normalised over the batch, and the data whose training split gave them."""
+    if not network.batch_norms:
+        return {}, ""
+    source = calibrate_on or checkpoint.header.run.data.source
+    if RANK in source:
+        raise ConfigError(f"{checkpoint.path}: each rank had data of its own, {source}. Give --calibrate-on FILE.")
+    built = with_values(network, store)
+    layers = network.batch_norm_layers(built)
+    calibrate(built, layers, calibration_inputs(checkpoint, source, network.example_shape), moments_of)
+    return {name: layer.moments for name, layer in layers.items()}, source
+
+
+def _header(header: Header, narrow: Narrow, words: str) -> Header:
+    """What the file says of itself: one rank has saved it, between two rounds."""
+    network, tree = narrow.network, header.run.tree()
+    tree["model"] |= narrow.settings
+    start = header.run.name.encode()[:120].decode(errors="ignore")  # a name has 200 bytes at most
+    tree["name"] = f"{start}-{words.replace(' ', '-')}"
+    tree["output"] = {}
+    if (dealt := tree["method"].pop("partition", None)) is not None:
+        kept = [group for group in network.groups if narrow.groups.get(group) in dealt]
+        tree["method"] |= {"partition": kept} if kept else {}
+    table = network.table.tree() if isinstance(network, InferredNetwork) else {}
+    return replace(
+        header,
+        run=Run.from_tree(tree, tree["name"]),
+        ranks=1,
+        local_step=0,
+        scale=narrow.scale,
+        fitted={},
+        network=table,
+    )
