@@ -196,7 +196,7 @@ def _filled(checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: N
     store.add_slots(slots)
     names = dict(narrow.names) | {Slot(name, kind): Slot(of, kind) for name, of in narrow.names.items() for kind in slots}
     for name, part in _parts(checkpoint, whole, units, narrow, names).items():
-        store.tensors[name].copy_(part)
+        store.tensors[name].copy_(part * narrow.folded.get(name, 1.0))
     return store
 
 
@@ -222,6 +222,7 @@ def _header(header: Header, narrow: Narrow, words: str) -> Header:
     start = header.run.name.encode()[:120].decode(errors="ignore")  # a name has 200 bytes at most
     tree["name"] = f"{start}-{words.replace(' ', '-')}"
     tree["output"] = {}
+    tree["method"].pop("shares", None)  # of each rank of another job
     if (dealt := tree["method"].pop("partition", None)) is not None:
         kept = [group for group in network.groups if narrow.groups.get(group) in dealt]
         tree["method"] |= {"partition": kept} if kept else {}

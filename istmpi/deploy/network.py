@@ -47,9 +47,10 @@ class CalibratedNetwork:
         checkpoint.require_valid()
         store = ParameterStore(architecture.parameters, architecture.lengths, 1, 0)
         fill(checkpoint, store)
-        self._network = with_values(architecture, store)
+        self.module = with_values(architecture, store)
+        """The network itself, for examples as its ``forward`` takes them."""
         self._path, self._exits = checkpoint.path, architecture.exits
-        self._norms = architecture.batch_norm_layers(self._network)
+        self._norms = architecture.batch_norm_layers(self.module)
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self._data, self._example_shape = checkpoint.header.data, architecture.example_shape
         self._normalisation, self._side = checkpoint.normalisation, checkpoint.header.side
@@ -94,7 +95,7 @@ class CalibratedNetwork:
         unknown = np.full(len(x), -1)
         examples = split_of(self._data.kind, self._data.shape, x, unknown, self._normalisation).resized(self._side)
         batch = examples.reshaped(self._example_shape).batch(np.arange(len(x)))
-        return self._network(*batch.to("cpu", self._dtype).inputs)
+        return self.module(*batch.to("cpu", self._dtype).inputs)
 
     @property
     def moments(self) -> Moments:
@@ -107,7 +108,7 @@ class CalibratedNetwork:
 
     def _calibrate(self, checkpoint: Checkpoint, source: str) -> None:
         inputs = calibration_inputs(checkpoint, source, self._example_shape)
-        calibrate(self._network, self._norms, inputs, moments_of)
+        calibrate(self.module, self._norms, inputs, moments_of)
 
 
 def with_values(architecture: Architecture, store: ParameterStore) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,8 @@ class Narrow:
     """What it multiplies the contributions of each unit group by to compute what the subnet computes in training."""
     groups: Mapping[str, str]
     """Of every unit group that of the whole network the units of which it has."""
+    folded: Mapping[str, float] = field(default_factory=dict)
+    """What some parameters have to be multiplied by, for ``scale`` cannot say it: a group of one unit is none."""
 
 
 def narrow_module(whole: InferredNetwork, held: Mapping[str, Positions], scale: Mapping[str, float]) -> Narrow:
@@ -54,7 +56,9 @@ def narrow_module(whole: InferredNetwork, held: Mapping[str, Positions], scale: 
     dtype = next(of.dtype for of in whole.parameters.values())
     network = InferredNetwork(whole.name, table, dtype, narrower)
     changed = {name: value for name, value in settings.items() if value != own.settings[name]}
-    return Narrow(network, changed, names, scale_of(whole, network, lengths, scale, groups), groups)
+    factors = scale_of(whole, network, lengths, scale, groups)
+    folded = _folded(names, (whole, lengths, scale), (network, network.lengths, factors))
+    return Narrow(network, changed, names, factors, groups, folded)
 
 
 def scale_of(
@@ -97,13 +101,35 @@ def require_same_outputs(
     found = []
     lengths = narrowed(whole.lengths, whole.parameters, held)
     for one, its, factors in ((whole, lengths, scale), (network, network.lengths, narrow.scale)):
-        values = {narrow.names[name]: part for name, part in parts.items()} if one is whole else parts
+        if one is whole:
+            values = {narrow.names[name]: part for name, part in parts.items()}
+        else:
+            values = {name: part * narrow.folded.get(name, 1.0) for name, part in parts.items()}
         built = one.build(its, factors).double().eval()
         for name, parameter in built.named_parameters():
             parameter.data = values[name].double()
         found.append(one.code.forward(built, one.code.examples(EXAMPLES, torch.float64)))
     if not alike(*found):
         raise _refusal(whole, narrow, "computes something else")
+
+
+def _folded(
+    names: Mapping[str, str],
+    whole: tuple[InferredNetwork, Mapping[str, int], Mapping[str, float]],
+    narrow: tuple[InferredNetwork, Mapping[str, int], Mapping[str, float]],
+) -> dict[str, float]:
+    """By how much more each parameter's product, or end of a block, is multiplied in a subnet than in the network.
+
+    ``whole``, ``narrow``: a network, lengths and a scale.
+    """
+
+    def factor(name: str, network: InferredNetwork, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+        module, _, kind = name.rpartition(".")
+        product = network.factor(module, lengths, scale) if kind == "weight" else 1.0
+        return product * network.end_factor(module, lengths, scale)
+
+    ratios = {new: factor(old, *whole) / factor(new, *narrow) for new, old in names.items()}
+    return {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > 1e-12}
 
 
 def _refusal(whole: InferredNetwork, narrow: Narrow, problem: str) -> ConfigError:

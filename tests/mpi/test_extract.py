@@ -1,0 +1,110 @@
+"""A subnet that is a network of its own computes what its rank computes in training."""
+
+import numpy as np
+import pytest
+import torch
+from own_runs import BOTH, RESNET
+from small import assert_same_bits, own_run, small_run, whole
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import commit
+from istmpi.comm import Communicator
+from istmpi.config import Run
+from istmpi.data.prepare import prepare
+from istmpi.deploy.extraction import OfRank, Share, extract
+from istmpi.deploy.network import CalibratedNetwork
+from istmpi.deploy.scoring import evaluate
+from istmpi.evaluation.evaluator import calibration_rows
+from istmpi.methods.base import InterruptedRound
+from istmpi.models.norms import calibrate, moments_of
+from istmpi.training.loop import Training
+
+DECODER = {
+    "model__name": "transformer",
+    "model__layers": 4,
+    "model__embed": 6,
+    "model__heads": [4, 5, 3],
+    "model__head_dim": 2,
+    "model__hidden": [7, 5, 6],
+    "data__length": 8,
+    "optimizer__name": "adam",
+    "optimizer__lr": 0.01,
+    "method__optimizer_state": "carry",
+}
+WIDTHS = ["heads1", "heads2", "heads3", "hidden1", "hidden2", "hidden3"]
+NETWORKS = {
+    "mlp": {"model__norm": "none", "model__bias": True},
+    "mlp, a group dealt": {"model__norm": "layer", "method__partition": ["hidden1"]},
+    "mlp, normalised over the batch": {"model__norm": "batch", "optimizer__momentum": 0.5, "method__shares": [1, 2, 1]},
+    "channels": RESNET,
+    "blocks and channels": BOTH | {"method__min_blocks": 1},
+    "layers, heads and units": DECODER | {"method__partition": [*WIDTHS, "layers"], "method__min_blocks": 2},
+}
+
+
+def settled(comm, folder, name):
+    """The settings of a run; text is made of the numbers from 0."""
+    settings = NETWORKS[name] | {"train__rounds": 2}
+    if "method__shares" in settings:
+        settings["method__shares"] = settings["method__shares"][: comm.size]
+    if settings.get("model__name") == "transformer":
+        text = folder / "text.txt"
+        if comm.rank == 0:
+            text.write_text("\n".join(" ".join(map(str, range(start, start + 50))) for start in range(40)))
+            prepare("text", text, folder / "text.h5")
+        comm.barrier()
+        settings["data__source"] = str(folder / "text.h5")
+    return (own_run if "model__name" in settings else small_run)(**settings)
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_computes_what_the_subnet_computes_in_training(comm, shared_tmp, name):
+    run = settled(comm, shared_tmp, name)
+    training = Training(run, comm)
+    next(training.rounds())
+    path, mine = shared_tmp / "network.h5", shared_tmp / f"{comm.rank}.h5"
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    done = extract(path, mine, OfRank(comm.rank, comm.size, 1))
+    assert {group: count for group, (count, _) in done.units.items()} == {
+        group: len(units) for group, units in training.method.deal(1).held(comm.rank).items()
+    }
+
+    training.method.begin(1, InterruptedRound())
+    network, data = training.method.network.eval(), training.dataset
+    layers = training.architecture.batch_norm_layers(network)
+    sample = data.train.batch(calibration_rows(run, len(data.train)))
+    calibrate(network, layers, sample.to("cpu", torch.float64).inputs, moments_of)
+    inputs = data.test.batch(np.arange(10)).to("cpu", torch.float64).inputs
+    with torch.no_grad(), open_checkpoint(mine) as checkpoint:
+        torch.testing.assert_close(
+            CalibratedNetwork(checkpoint).module(*inputs), network(*inputs), rtol=1e-12, atol=1e-12
+        )
+    comm.barrier()
+
+
+@pytest.mark.ranks(only=[2])
+@pytest.mark.parametrize("name", ["mlp, normalised over the batch", "layers, heads and units"])
+def test_it_is_a_network_like_any_other(comm, shared_tmp, name):
+    """It is scored, goes on training, and is a subnet's own whole network."""
+    training = Training(settled(comm, shared_tmp, name), comm)
+    list(training.rounds())
+    path, half = shared_tmp / "network.h5", shared_tmp / "half.h5"
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    if comm.rank == 0:
+        done = extract(path, half, Share(0.5, seed=1))
+        assert bool(done.calibrated_on) == ("batch" in name)
+        extract(half, shared_tmp / "same.h5", OfRank(0))
+        assert all(count == of for count, of in extract(half, shared_tmp / "all.h5", Share(1)).units.values())
+    comm.barrier()
+    score = evaluate(half, comm).score
+    for other in ("same", "all"):
+        assert evaluate(shared_tmp / f"{other}.h5", comm).score.loss == pytest.approx(score.loss, rel=1e-12)
+    run = Run.load(str(half.with_suffix(".toml"))).override({"train.rounds": 3})
+    again = Training(run, Communicator(comm.mpi.Split(comm.rank)))
+    assert again.resume(half) == ["train.rounds = 2 there, 3 here"]
+    with open_checkpoint(half) as checkpoint:
+        assert_same_bits(whole(again), {name: tensor.rows() for name, tensor in checkpoint.tensors.items()})
+    assert again.evaluate().loss == pytest.approx(score.loss, rel=1e-9)
+    assert np.isfinite(next(iter(again.rounds())).loss)
+    comm.barrier()
