@@ -194,7 +194,9 @@ def _filled(checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: N
     kept = {slot for name, _ in run.phases() for slot in spec_of(name).slots(run.override({"method.name": name}))}
     slots = tuple(kind for kind in kinds_of(checkpoint.tensors) if kind in kept)
     store.add_slots(slots)
-    names = dict(narrow.names) | {Slot(name, kind): Slot(of, kind) for name, of in narrow.names.items() for kind in slots}
+    names = dict(narrow.names) | {
+        Slot(name, kind): Slot(of, kind) for name, of in narrow.names.items() for kind in slots
+    }
     for name, part in _parts(checkpoint, whole, units, narrow, names).items():
         store.tensors[name].copy_(part * narrow.folded.get(name, 1.0))
     return store

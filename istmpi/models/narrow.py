@@ -177,7 +177,7 @@ def _groups(whole: InferredNetwork, names: Mapping[str, str]) -> dict[str, str]:
     for group, several in found.items():
         if len(several) > 1:
             raise ConfigError(
-                f"{whole.name}: without some of its blocks, {group} would have the units of {' and of '.join(several)}. "
+                f"{whole.name}: without some of its blocks, {group} would be {' and '.join(sorted(several))} at once. "
                 f"Deal out other groups (method.partition)."
             )
     return {group: min(found.get(group, {group})) for group in whole.groups}

@@ -1,16 +1,25 @@
 """``istmpi predict``: a trained network's answers for files, one line each."""
 
+from __future__ import annotations
+
+import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from istmpi.cli.quantities import FiniteRange
 from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
+from istmpi.errors import ConfigError
 from istmpi.foreign import one_line
+
+if TYPE_CHECKING:
+    from istmpi.data.tokenizer import Tokenizer
+    from istmpi.deploy.network import CalibratedNetwork
 
 
 @click.command("predict")
@@ -25,6 +34,15 @@ from istmpi.foreign import one_line
     metavar="T",
     help="Leave at the first exit whose normalised entropy is below T.",
 )
+@click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="text: at most so many more.  [default: 200]")
+@click.option(
+    "--temperature",
+    type=FiniteRange(min=0),
+    metavar="T",
+    help="text: divides the logits; 0 takes the likeliest token.  [default: 1]",
+)
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="text: of what is drawn.  [default: 0]")
+@click.option("--json", "as_json", is_flag=True, help="text: print JSON for other programs.")
 @click.option("--out", metavar="FILE", help="Write there, complete or not at all.  [default: standard output]")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Of data with splits.")
@@ -38,6 +56,10 @@ def command(
     form: str,
     all_outputs: bool,
     threshold: float | None,
+    tokens: int | None,
+    temperature: float | None,
+    seed: int | None,
+    as_json: bool,
     out: str | None,
     force: bool,
     split: str,
@@ -56,9 +78,11 @@ def command(
       FILE.png, FOLDER, .tar     for a network trained on images
       FILE.h5                    prepared data
       digits                     the data that come with istmpi
+      FILE.txt, any name, or -   a prompt, for a network trained on text
 
     Features are made as istmpi prepare made those of the training data. With --exit-threshold an example has the
     answer of the exit at which it leaves, and the number of this exit: 0 never leaves early, 1 always at the first.
+    A prompt is continued, token by token, until the network ends the document; what follows it is printed as it comes.
     """
     if current_rank() > 0:
         return  # one process does it, however many were started
@@ -73,19 +97,51 @@ def command(
         require_free(Path(out), force)
     with open_checkpoint(path) as checkpoint:
         network = CalibratedNetwork(checkpoint, calibrate_on, model)
-        data, classes = checkpoint.header.data, checkpoint.classes
+        data, classes, tokenizer = checkpoint.header.data, checkpoint.classes, checkpoint.tokenizer
+    of_text = {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
+    others = {"--outputs": all_outputs or None, "--exit-threshold": threshold, "--label": label}
+    for option, value in ({**others, "--resize": resize or None} if tokenizer else of_text).items():
+        if value is not None:
+            raise ConfigError(f"{option} does not go with {path}, a network for {data.task}. Leave it out.")
     if threshold is not None:
         network.require_early_exits()
     if network.note:
         click.echo(one_line(f"istmpi: {network.note}."), err=True)
-    blocks = read_inputs(source, data.kind, data.shape, split=split, label=label, resize=resize, skipped=_tell_skipped)
-    text = lines(predict(network, blocks, threshold), classes, data.outputs, all_outputs, form)
+    if tokenizer:
+        drawing = 200 if tokens is None else tokens, 1.0 if temperature is None else temperature, seed or 0
+        text = _continued(network, source, tokenizer, data.shape[0], drawing, as_json)
+    else:
+        options = {"split": split, "label": label, "resize": resize, "skipped": _tell_skipped}
+        blocks = read_inputs(source, data.kind, data.shape, **options)
+        text = lines(predict(network, blocks, threshold), classes, data.outputs, all_outputs, form)
     if not out:
         _print(text)
         return
     with appearing(Path(out)) as file:
         for piece in text:
             file.write(piece.encode())
+
+
+def _continued(
+    network: CalibratedNetwork,
+    source: str,
+    tokenizer: Tokenizer,
+    window: int,
+    drawing: tuple[int, float, int],
+    as_json: bool,
+) -> Iterator[str]:
+    """What follows a prompt; ``drawing`` is how many tokens, temperature and seed."""
+    from istmpi.deploy.generation import continuation, following, prompt_of, texts
+
+    prompt = prompt_of(source, tokenizer)
+    tokens = continuation(following(network.module, window), prompt, window, tokenizer.end, *drawing)
+    if as_json:
+        found = list(tokens)
+        text = "".join(texts(found, tokenizer))
+        yield json.dumps({"prompt_tokens": len(prompt), "tokens": found, "text": text}, ensure_ascii=False)
+    else:
+        yield from texts(tokens, tokenizer)
+    yield "\n"
 
 
 def _tell_skipped(name: str, reason: str) -> None:
@@ -97,6 +153,6 @@ def _print(text: Iterable[str]) -> None:
     try:
         for piece in text:
             sys.stdout.write(piece)
-        sys.stdout.flush()
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
