@@ -1,5 +1,7 @@
 """A subnet that is a network of its own computes what its rank computes in training."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,14 @@ from small import assert_same_bits, own_run, small_run, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
+from istmpi.cli.main import istmpi
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.prepare import prepare
 from istmpi.deploy.extraction import OfRank, Share, extract
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
+from istmpi.errors import ConfigError
 from istmpi.evaluation.evaluator import calibration_rows
 from istmpi.methods.base import InterruptedRound
 from istmpi.models.norms import calibrate, moments_of
@@ -80,6 +84,34 @@ def test_it_computes_what_the_subnet_computes_in_training(comm, shared_tmp, name
         torch.testing.assert_close(
             CalibratedNetwork(checkpoint).module(*inputs), network(*inputs), rtol=1e-12, atol=1e-12
         )
+    comm.barrier()
+
+
+@pytest.mark.ranks(only=[2])
+def test_text_goes_on_from_a_prompt_by_the_network_and_by_a_subnet(comm, shared_tmp):
+    """The same seed gives the same text, which is that of the tokens."""
+    training = Training(settled(comm, shared_tmp, "layers, heads and units"), comm)
+    next(training.rounds())
+    path, half = shared_tmp / "network.h5", shared_tmp / "half.h5"
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    prompt, out = shared_tmp / "prompt.txt", shared_tmp / "out.txt"
+
+    def said(file, *options):
+        command = ["predict", file, prompt, "--tokens", 30, "--out", out, "--force", *options]
+        istmpi([str(word) for word in command], standalone_mode=False)
+        return out.read_bytes().decode()
+
+    if comm.rank == 0:
+        prompt.write_text("1 2 3 4 5 6 7 8 9 10", encoding="utf-8")
+        extract(path, half, Share(0.5))
+        for file in (path, half):
+            text = said(file, "--seed", 1)
+            assert text == said(file, "--seed", 1) != said(file, "--seed", 2)
+            found = json.loads(said(file, "--seed", 1, "--json"))
+            assert (found["prompt_tokens"], found["text"] + "\n") == (20, text)
+            assert bytes(found["tokens"]).decode("utf-8", "replace") == found["text"]
+        with pytest.raises(ConfigError, match="--label does not go with .*, a network for next-token"):
+            said(path, "--label", 1)
     comm.barrier()
 
 
