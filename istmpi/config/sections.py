@@ -247,6 +247,7 @@ class Train:
         int, Meta(ge=0, le=1024, description="Threads per rank; 0 (auto) shares this host's cores among its ranks.")
     ] = 0
 
+
 @dataclass(frozen=True)
 class Evaluate:
     """When and how the full network is evaluated."""
