@@ -20,7 +20,7 @@ import torch
 
 from istmpi.data.batches import Batches
 from istmpi.devices import copy_from_host, empty_on_host, on_host
-from istmpi.engine.axes import Parameter, narrowed
+from istmpi.engine.axes import Parameter, narrowed, with_slots
 from istmpi.engine.layout import Replicated, in_whole, part_of, part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.slots import without
@@ -66,9 +66,10 @@ class IST(Method):
             pull = Transfer(pulled, store.owners, holders, store.rank, exclude=held and held.deal)
             self.network = self.build(narrowed(holders.lengths, moved, holders.held(store.rank)))
             self.optimizer, self.tensors = self.new_optimizer(self.network, round, resume_from)
-            for name in moved.keys() - self.tensors.keys():  # of blocks that this rank does not have
-                shape = part_shape(holders, moved[name], store.rank)
-                self.tensors[name] = torch.empty(shape, dtype=getattr(torch, moved[name].dtype))
+            trained = with_slots(self.job.architecture.parameters, self.optimizer_spec.slots)
+            for name in trained.keys() - self.tensors.keys():  # of blocks that this rank does not have
+                shape = part_shape(holders, trained[name], store.rank)
+                self.tensors[name] = torch.empty(shape, dtype=getattr(torch, trained[name].dtype))
         arriving: dict[str, torch.Tensor] = {}
         if held:
             with clock("hop"):

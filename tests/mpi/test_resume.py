@@ -295,7 +295,11 @@ def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):
     assert [one.round for one in resumed(comm, path, train__max_minutes=0.0)[1]] == [3, 4]
 
 
-@pytest.mark.parametrize("changed", [{}, {"method__share_every": 3, "train__rounds": 4}], ids=["", "seldom shared"])
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"method__optimizer_state": "reset"}, {"method__share_every": 3, "train__rounds": 4}],
+    ids=["", "reset", "seldom shared"],
+)
 def test_a_round_of_blocks_that_several_ranks_hold_goes_on_bit_for_bit(comm, shared_tmp, changed):
     run = DEEP | {"method__min_blocks": 2, "optimizer__momentum": 0.5, "method__optimizer_state": "carry", **changed}
     expected, _ = own_trained(comm, **run)
