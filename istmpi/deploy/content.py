@@ -10,7 +10,7 @@ import torch
 
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint
 from istmpi.deploy.layers import Layer, Values, chunks, dtype_of, shape_of
-from istmpi.deploy.program import chain_module, own_module, traced
+from istmpi.deploy.program import EXAMPLES, chain_module, own_module, traced
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
@@ -79,10 +79,13 @@ class Content:
         """The whole network as a program, for examples as they are in the data."""
         if isinstance(self.network, InferredNetwork):
             module = own_module(self.network, self.state, self.untied, self.checkpoint.normalisation)
-            return traced(module, self.network.example_shape, self.network.name)
+            dtype = next(module.parameters()).dtype
+            return traced(module, self.network.code.examples(EXAMPLES, dtype), self.network.name)
         first = self.layers[0].settings
+        module = chain_module(self.layers, self.state)
         features = first.get("num_features") or first["in_features"]
-        return traced(chain_module(self.layers, self.state), (features,), str(self.checkpoint.path))
+        x = torch.randn(EXAMPLES, features, generator=torch.Generator().manual_seed(0))
+        return traced(module, x.to(next(module.parameters()).dtype), str(self.checkpoint.path))
 
 
 def _tensors(layers: Sequence[Layer]) -> dict[str, Values]:

@@ -80,10 +80,11 @@ def own_module(
     return ready.to(next(module.parameters()).dtype).eval().requires_grad_(False)
 
 
-def traced(module: nn.Module, shape: Sequence[int], name: str) -> torch.export.ExportedProgram:
-    """The program of a module for examples of a shape; ConfigError where PyTorch cannot make one, or makes another."""
-    dtype = next(module.parameters()).dtype
-    x = torch.randn(EXAMPLES, *shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+def traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
+    """The program of a module for any number of examples like ``x``, which has `EXAMPLES` of them.
+
+    ConfigError where PyTorch cannot make one, or makes another.
+    """
     batch = torch.export.Dim("batch")
     try:
         with _quietly():

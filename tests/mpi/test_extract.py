@@ -14,6 +14,7 @@ from istmpi.cli.main import istmpi
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.prepare import prepare
+from istmpi.deploy.export import export
 from istmpi.deploy.extraction import OfRank, Share, extract
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
@@ -110,6 +111,10 @@ def test_text_goes_on_from_a_prompt_by_the_network_and_by_a_subnet(comm, shared_
             found = json.loads(said(file, "--seed", 1, "--json"))
             assert (found["prompt_tokens"], found["text"] + "\n") == (20, text)
             assert bytes(found["tokens"]).decode("utf-8", "replace") == found["text"]
+        program = torch.export.load(export(half, "torch").beside).module()
+        tokens = torch.arange(16).view(2, 8)
+        with torch.no_grad(), open_checkpoint(half) as checkpoint:
+            torch.testing.assert_close(program(tokens), CalibratedNetwork(checkpoint).module(tokens))
         with pytest.raises(ConfigError, match="--label does not go with .*, a network for next-token"):
             said(path, "--label", 1)
     comm.barrier()
