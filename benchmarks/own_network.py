@@ -9,17 +9,11 @@ test on), made half as wide and as high, 16 x 16. All have the same rate, initia
 """
 
 import argparse
-import json
-import os
-import shlex
-import subprocess
-import tarfile
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from reporting import HERE, report
+from small_images import prepare, train
 
 NETWORK = HERE.parent / "examples" / "convnet.py"
 RANKS = 4
@@ -41,29 +35,6 @@ NOTES = (
 )
 
 
-def prepare(raw: Path, path: Path, one_in: int, size: int) -> None:
-    """Prepare one in so many of the images of a tar file with class folders, each size x size pixels."""
-    with tempfile.TemporaryDirectory() as folder:
-        some = Path(folder) / "some.tar"
-        with tarfile.open(raw) as source, tarfile.open(some, "w") as target:
-            images = sorted((member for member in source.getmembers() if member.isfile()), key=lambda one: one.name)
-            for member in images[::one_in]:
-                target.addfile(member, source.extractfile(member))
-        subprocess.run(["istmpi", "prepare", "images", some, path, "--size", str(size), "--force"], check=True)
-
-
-def train(folder: Path, ranks: int, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Train with these settings; the run's summary, and the best score of its evaluations."""
-    launcher = shlex.split(os.environ.get("MPIRUN", "mpirun"))
-    assignments = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    command = [*launcher, "-n", str(ranks), "istmpi", "train", "--out", str(folder), *assignments]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-    summary = json.loads((folder / "summary.json").read_text())
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    summary["best"] = max(line["score"]["score"] for line in lines if line.get("score"))
-    return summary
-
-
 def main() -> None:
     """Train every row and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -81,7 +52,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(options.raw, folder / "images.h5", options.one_in, 16)
+        some = slice(options.one_in - 1, None, options.one_in)
+        prepare(options.raw, folder / "images.h5", 16, train=some, test=some)
         common = {
             **SETTINGS,
             "data.source": str(folder / "images.h5"),

@@ -1,0 +1,90 @@
+"""The tables of `benchmarks/convolutions.py`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from convolutions_plan import LOCAL_SGD, ONE_RANK, RATES, SEEDS, Cell, Row, best_rate, rate_rows, rows
+from reporting import report
+
+Record = Callable[[Cell], dict[str, Any] | None]
+
+NOTES = "…"
+
+
+def write(record: Record, folder: Path) -> None:
+    """Write the report on the cells that there are."""
+    found = {row: [one for seed in SEEDS if (one := record(Cell(row, seed)))] for row in rows()}
+    lines = [_line(row, found) for row in rows() if found[row]]
+    if not lines:
+        print("there are no cells yet")
+        return
+    title = "What to deal out of a convolutional network: CIFAR-10 at 16 x 16, one training image in five"
+    report("convolutions", title, lines, _rates(record) + NOTES, folder=folder)
+
+
+def _line(row: Row, found: dict[Row, list[dict[str, Any]]]) -> dict[str, str | int]:
+    """A row's line: means over its seeds, and what it has of local SGD on as many ranks at the same seeds."""
+    accuracies = _accuracies(found[row])
+    bytes_sent = found[row][0]["last"]["bytes"]
+    beside = next(
+        (one for one in found if _same(one, row) and one.method == LOCAL_SGD and one.ranks == row.ranks), None
+    )
+    alone = next((one for one in found if _same(one, row) and one.method == ONE_RANK), None)
+    local_sgd = found[beside] if beside else []
+    return {
+        "network": row.network.title,
+        "method": row.method,
+        "ranks": row.ranks,
+        "seeds": len(accuracies),
+        "accuracy": f"{statistics.mean(accuracies):.4f}",
+        "spread": f"{max(accuracies) - min(accuracies):.4f}",
+        "to one rank": _difference(found[row], found[alone] if alone else []),
+        "to local SGD": _difference(found[row], local_sgd),
+        "MB sent": f"{bytes_sent / 1e6:.1f}",
+        "of local SGD's": f"{bytes_sent / local_sgd[0]['last']['bytes']:.1%}" if local_sgd else "",
+    }
+
+
+def _same(one: Row, other: Row) -> bool:
+    return one.network is other.network
+
+
+def _accuracies(records: list[dict[str, Any]]) -> list[float]:
+    return [one["last"]["score"]["score"] for one in records]
+
+
+def _difference(records: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
+    """The mean difference in points, over the seeds that both have."""
+    by_seed = {one["settings"]["train.seed"]: one["last"]["score"]["score"] for one in others}
+    differences = [
+        one["last"]["score"]["score"] - by_seed[seed]
+        for one in records
+        if (seed := one["settings"]["train.seed"]) in by_seed
+    ]
+    return f"{100 * statistics.mean(differences):+.1f}" if differences else ""
+
+
+def _rates(record: Record) -> str:
+    """What the validation split said, and which rate was taken."""
+
+    def accuracy(cell: Cell) -> float | None:
+        one = record(cell)
+        return one and one["last"]["score"]["score"]
+
+    sentences = []
+    for family in dict.fromkeys(row.network.family for row in rate_rows()):
+        tried: dict[str, list[str]] = {}
+        for row in rate_rows():
+            if row.network.family == family:
+                score = accuracy(Cell(row, 0))
+                tried.setdefault(f"{row.method}, {row.ranks} ranks", []).append(
+                    "-" if score is None else f"{score:.3f}"
+                )
+        said = "; ".join(f"{method} {', '.join(scores)}" for method, scores in tried.items())
+        rates = ", ".join(map(str, RATES))
+        sentences.append(f"* {family}: at {rates}: {said}. Taken: {best_rate(family, accuracy)}.")
+    return "Validation accuracy by learning rate:\n\n" + "\n".join(sentences) + "\n\n"

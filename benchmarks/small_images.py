@@ -1,0 +1,46 @@
+"""What the benchmarks on small images share: their data, and a run of ``istmpi train`` and what it found."""
+
+import json
+import os
+import shlex
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def prepare(raw: Path, path: Path, size: int, train: slice, test: slice, test_from: str = "test") -> None:
+    """Prepare images of a tar file with ``train/`` and ``test/``, in the order of their names, size x size pixels.
+
+    ``train`` are those taken of the first, ``test`` those taken for testing, of ``test_from``: with "train" these are
+    training images, too, and a validation split as long as the slices do not meet.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        some = Path(folder) / "some.tar"
+        with tarfile.open(raw) as source, tarfile.open(some, "w") as target:
+            images = sorted((member for member in source.getmembers() if member.isfile()), key=lambda one: one.name)
+            of = {part: [one for one in images if f"/{part}/" in one.name] for part in ("train", "test")}
+            for member in of["train"][train]:
+                target.addfile(member, source.extractfile(member))
+            for member in of[test_from][test]:
+                content = source.extractfile(member)
+                member.name = member.name.replace(f"/{test_from}/", "/test/")
+                target.addfile(member, content)
+        subprocess.run(["istmpi", "prepare", "images", some, path, "--size", str(size), "--force"], check=True)
+
+
+def train(folder: Path, ranks: int, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Train with these settings; the run's summary, and the best score of its evaluations.
+
+    MPIRUN names another launcher than ``mpirun``.
+    """
+    launcher = shlex.split(os.environ.get("MPIRUN", "mpirun"))
+    assignments = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    command = [*launcher, "-n", str(ranks), "istmpi", "train", "--out", str(folder), *assignments]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    summary["best"] = max(line["score"]["score"] for line in lines if line.get("score"))
+    return summary
