@@ -10,7 +10,7 @@ from functools import cache
 SEEDS = (0, 1, 2)
 ROUNDS = 40
 RATE_ROUNDS = 15
-RATES = (0.03, 0.1, 0.3)
+RATES = (0.01, 0.03, 0.1)
 ONE_RANK = "one rank"
 LOCAL_SGD = "local SGD"
 NARROW = "narrow network, local SGD"
