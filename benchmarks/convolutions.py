@@ -58,17 +58,17 @@ class Bench:
     def measure(self, cell: Cell, rate: float) -> None:
         """Run a cell and write its file."""
         validation = cell.row.rate is not None
-        rounds = 2 if self._tiny else plan.RATE_ROUNDS if validation else plan.ROUNDS
+        rounds = plan.RATE_ROUNDS if validation else plan.ROUNDS
         settings = {
-            **cell.row.settings,
             "data.source": str(self._data(validation)),
             "optimizer.lr": str(rate),
             "train.rounds": str(rounds),
             "train.seed": str(cell.seed),
-            "evaluate.every": str(max(rounds // 4, 1)),
+            "evaluate.every": str(rounds // 4),
+            **cell.row.settings,
         }
         if self._tiny:
-            settings |= {"method.local_steps": "2"}
+            settings |= {"train.rounds": "2", "method.local_steps": "2", "evaluate.every": "1"}
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             summary = train(Path(folder) / "run", cell.row.ranks, settings)

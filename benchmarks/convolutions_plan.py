@@ -153,10 +153,13 @@ def _wider_vggs() -> Iterator[Row]:
 
 
 def _cures() -> Iterator[Row]:
-    yield Row(THIN, "IST, all channels too", 4, ALL)
+    longer = {"train.rounds": str(4 * ROUNDS)}
+    yield Row(THIN, "IST, channels 3 and 5 and dense layer 2", 4, dealt("channels3", "channels5", "dense2"))
     yield Row(THIN, "IST, channels 4 and 5 too", 4, dealt("channels4", "channels5", *_DENSE))
+    yield Row(THIN, "IST, channels but the first too, 4 times the steps", 4, {**BUT_FIRST, **longer})
     yield Row(THIN, "IST, channels but the first too, finish local SGD", 4, {**BUT_FIRST, **_FINISH})
     yield Row(THIN, "IST, channels but the first too, momentum carried", 4, {**BUT_FIRST, **_CARRIED})
+    yield Row(THIN, "IST, all channels too", 4, ALL)
     yield Row(RESNET, "IST, inner channels, finish local SGD", 4, _FINISH)
 
 

@@ -12,23 +12,29 @@ from typing import Any
 
 
 def prepare(raw: Path, path: Path, size: int, train: slice, test: slice, test_from: str = "test") -> None:
-    """Prepare images of a tar file with ``train/`` and ``test/``, in the order of their names, size x size pixels.
-
-    ``train`` are those taken of the first, ``test`` those taken for testing, of ``test_from``: with "train" these are
-    training images, too, and a validation split as long as the slices do not meet.
-    """
+    """Prepare some of the images of a tar file, size x size pixels; which, `take_images` says."""
     with tempfile.TemporaryDirectory() as folder:
         some = Path(folder) / "some.tar"
         with tarfile.open(raw) as source, tarfile.open(some, "w") as target:
-            images = sorted((member for member in source.getmembers() if member.isfile()), key=lambda one: one.name)
-            of = {part: [one for one in images if f"/{part}/" in one.name] for part in ("train", "test")}
-            for member in of["train"][train]:
-                target.addfile(member, source.extractfile(member))
-            for member in of[test_from][test]:
-                content = source.extractfile(member)
-                member.name = member.name.replace(f"/{test_from}/", "/test/")
-                target.addfile(member, content)
+            take_images(source, target, train, test, test_from)
         subprocess.run(["istmpi", "prepare", "images", some, path, "--size", str(size), "--force"], check=True)
+
+
+def take_images(
+    source: tarfile.TarFile, target: tarfile.TarFile, train: slice, test: slice, test_from: str = "test"
+) -> None:
+    """Copy some of what is in ``train/`` and, for testing, of ``test_from``, each in the order of the names.
+
+    With "train" the test images are training images, too: a validation split, as long as the slices do not meet.
+    """
+    images = sorted((member for member in source.getmembers() if member.isfile()), key=lambda one: one.name)
+    of = {part: [one for one in images if f"/{part}/" in one.name] for part in ("train", "test")}
+    for member in of["train"][train]:
+        target.addfile(member, source.extractfile(member))
+    for member in of[test_from][test]:
+        content = source.extractfile(member)
+        member.name = member.name.replace(f"/{test_from}/", "/test/")
+        target.addfile(member, content)
 
 
 def train(folder: Path, ranks: int, settings: Mapping[str, str]) -> dict[str, Any]:
