@@ -117,7 +117,7 @@ class Cell:
 @cache
 def rows() -> tuple[Row, ...]:
     """All rows, in the order in which they are worth having."""
-    return (*_vgg(), *_resnet(), *_cures(), *_wider_vggs())
+    return (*_vgg(), *_resnet(), *_blocks(), *_cures(), *_wider_vggs())
 
 
 def _vgg() -> Iterator[Row]:
@@ -140,6 +140,17 @@ def _resnet() -> Iterator[Row]:
         yield Row(RESNET, "IST, inner channels, a tenth redealt", ranks, _TENTH)
         yield Row(RESNET, "IST, inner channels, never redealt", ranks, _NEVER, seeds=seeds)
         yield Row(RESNET, NARROW, ranks, _LOCAL_SGD, narrow=True, seeds=seeds)
+
+
+def _blocks() -> Iterator[Row]:
+    """Of the last section the first block halves the image and is on every rank: four can be dealt out."""
+    both = dealt("blocks3", "inner1", "inner2", "inner3")
+    for ranks, seeds in ((4, SEEDS), (2, ONCE)):
+        yield Row(RESNET, "IST, blocks", ranks, dealt("blocks3"))
+        yield Row(RESNET, "IST, blocks and inner channels", ranks, both, seeds=seeds)
+    yield Row(RESNET, "IST, blocks, two on each rank", 4, {**dealt("blocks3"), "method.min_blocks": "2"})
+    yield Row(RESNET, "IST, blocks, a tenth redealt", 4, {**dealt("blocks3"), **_TENTH}, seeds=ONCE)
+    yield Row(RESNET, "IST, blocks, never redealt", 4, {**dealt("blocks3"), **_NEVER})
 
 
 def _cures() -> Iterator[Row]:
