@@ -55,6 +55,11 @@ class Bench:
         record = self.record(cell)
         return record and record["last"]["score"]["score"]
 
+    def rate(self, cell: Cell) -> float | None:
+        """The learning rate of a cell; None where those that decide on it are missing."""
+        chosen = plan.RATES[0] if self._tiny else best_rate(cell.row.network.family, self.accuracy)
+        return cell.row.rate or chosen
+
     def measure(self, cell: Cell, rate: float) -> None:
         """Run a cell and write its file."""
         validation = cell.row.rate is not None
@@ -135,7 +140,7 @@ def measure(bench: Bench, wanted: list[Cell], minutes: float) -> int:
             print(f"the time is over, {missing} cells are left; the same command goes on", flush=True)
             break
         began = time.monotonic()
-        rate = cell.row.rate or best_rate(cell.row.network.family, bench.accuracy)
+        rate = bench.rate(cell)
         if rate is None:
             print(f"[{number}/{len(wanted)}] {cell.name}: the cells of its rate are missing", flush=True)
             failed += 1
