@@ -75,6 +75,8 @@ _DENSE = ("dense1", "dense2")
 _LATER = tuple(f"channels{section}" for section in range(2, 6))
 BUT_FIRST = dealt(*_LATER, *_DENSE)
 ALL = dealt("channels1", *_LATER, *_DENSE)
+BLOCKS = dealt("blocks3")
+BOTH = dealt("blocks3", "inner1", "inner2", "inner3")
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +119,8 @@ class Cell:
 @cache
 def rows() -> tuple[Row, ...]:
     """All rows, in the order in which they are worth having."""
-    return (*_vgg(), *_resnet(), *_blocks(), *_cures(), *_wider_vggs())
+    alone = Row(RESNET, ONE_RANK, 1, _ALONE)
+    return (*_vgg(), alone, *_resnet(4, SEEDS), *_more_blocks(), *_cures(), *_resnet(2, ONCE), *_wider_vggs())
 
 
 def _vgg() -> Iterator[Row]:
@@ -132,25 +135,21 @@ def _vgg() -> Iterator[Row]:
         yield Row(THIN, "IST, channels but the first too, a tenth redealt", ranks, {**BUT_FIRST, **_TENTH}, seeds=seeds)
 
 
-def _resnet() -> Iterator[Row]:
-    yield Row(RESNET, ONE_RANK, 1, _ALONE)
-    for ranks, seeds in ((4, SEEDS), (2, ONCE)):
-        yield Row(RESNET, LOCAL_SGD, ranks, _LOCAL_SGD)
-        yield Row(RESNET, "IST, inner channels", ranks, {})
-        yield Row(RESNET, "IST, inner channels, a tenth redealt", ranks, _TENTH)
-        yield Row(RESNET, "IST, inner channels, never redealt", ranks, _NEVER, seeds=seeds)
-        yield Row(RESNET, NARROW, ranks, _LOCAL_SGD, narrow=True, seeds=seeds)
+def _resnet(ranks: int, seeds: tuple[int, ...]) -> Iterator[Row]:
+    """Of the last section the first block halves the image and is on every rank: four blocks can be dealt out."""
+    yield Row(RESNET, LOCAL_SGD, ranks, _LOCAL_SGD)
+    yield Row(RESNET, "IST, inner channels", ranks, {})
+    yield Row(RESNET, "IST, inner channels, a tenth redealt", ranks, _TENTH)
+    yield Row(RESNET, "IST, blocks", ranks, BLOCKS)
+    yield Row(RESNET, "IST, blocks and inner channels", ranks, BOTH, seeds=seeds)
+    yield Row(RESNET, "IST, inner channels, never redealt", ranks, _NEVER, seeds=seeds)
+    yield Row(RESNET, NARROW, ranks, _LOCAL_SGD, narrow=True, seeds=seeds)
 
 
-def _blocks() -> Iterator[Row]:
-    """Of the last section the first block halves the image and is on every rank: four can be dealt out."""
-    both = dealt("blocks3", "inner1", "inner2", "inner3")
-    for ranks, seeds in ((4, SEEDS), (2, ONCE)):
-        yield Row(RESNET, "IST, blocks", ranks, dealt("blocks3"))
-        yield Row(RESNET, "IST, blocks and inner channels", ranks, both, seeds=seeds)
-    yield Row(RESNET, "IST, blocks, two on each rank", 4, {**dealt("blocks3"), "method.min_blocks": "2"})
-    yield Row(RESNET, "IST, blocks, a tenth redealt", 4, {**dealt("blocks3"), **_TENTH}, seeds=ONCE)
-    yield Row(RESNET, "IST, blocks, never redealt", 4, {**dealt("blocks3"), **_NEVER})
+def _more_blocks() -> Iterator[Row]:
+    yield Row(RESNET, "IST, blocks, two on each rank", 4, {**BLOCKS, "method.min_blocks": "2"})
+    yield Row(RESNET, "IST, blocks, never redealt", 4, {**BLOCKS, **_NEVER})
+    yield Row(RESNET, "IST, blocks, a tenth redealt", 4, {**BLOCKS, **_TENTH}, seeds=ONCE)
 
 
 def _cures() -> Iterator[Row]:
