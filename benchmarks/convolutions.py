@@ -65,7 +65,7 @@ class Bench:
         validation = cell.row.rate is not None
         rounds = plan.RATE_ROUNDS if validation else plan.ROUNDS
         settings = {
-            "data.source": str(self._data(validation)),
+            "data.source": str(self.data(validation)),
             "optimizer.lr": str(rate),
             "train.rounds": str(rounds),
             "train.seed": str(cell.seed),
@@ -91,7 +91,7 @@ class Bench:
         unfinished.write_text(json.dumps(about | summary, indent=1) + "\n", encoding="utf-8")
         unfinished.replace(path)
 
-    def _data(self, validation: bool) -> Path:
+    def data(self, validation: bool = False) -> Path:
         """The images, prepared once; ``validation``: those that decide on the rate."""
         path = self._folder / ("validation.h5" if validation else "images.h5")
         if not path.exists():
@@ -125,7 +125,7 @@ def main() -> int:
             print(f"{'done' if bench.record(cell) else '    '} {cell.name}")
         return 0
     failed = 0 if options.report else measure(bench, wanted, options.minutes)
-    write(bench.record, options.results or (folder if options.tiny else HERE / "results"))
+    write(bench.record, bench.data(), options.results or (folder if options.tiny else HERE / "results"))
     return 1 if failed else 0
 
 

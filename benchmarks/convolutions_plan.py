@@ -149,7 +149,6 @@ def _resnet(ranks: int, seeds: tuple[int, ...]) -> Iterator[Row]:
 def _more_blocks() -> Iterator[Row]:
     yield Row(RESNET, "IST, blocks, two on each rank", 4, {**BLOCKS, "method.min_blocks": "2"})
     yield Row(RESNET, "IST, blocks, never redealt", 4, {**BLOCKS, **_NEVER})
-    yield Row(RESNET, "IST, blocks, a tenth redealt", 4, {**BLOCKS, **_TENTH}, seeds=ONCE)
 
 
 def _cures() -> Iterator[Row]:

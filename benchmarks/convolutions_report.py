@@ -10,15 +10,19 @@ from typing import Any
 from convolutions_plan import LOCAL_SGD, ONE_RANK, RATES, SEEDS, Cell, Row, best_rate, rate_rows, rows
 from reporting import report
 
+from istmpi.cli.networks import described
+from istmpi.cli.settings import resolve
+from istmpi.cost.counts import cost
+
 Record = Callable[[Cell], dict[str, Any] | None]
 
 NOTES = "…"
 
 
-def write(record: Record, folder: Path) -> None:
-    """Write the report on the cells that there are."""
+def write(record: Record, data: Path, folder: Path) -> None:
+    """Write the report on the cells that there are, which were trained on these data."""
     found = {row: [one for seed in SEEDS if (one := record(Cell(row, seed)))] for row in rows()}
-    lines = [_line(row, found) for row in rows() if found[row]]
+    lines = [_line(row, found, data) for row in rows() if found[row]]
     if not lines:
         print("there are no cells yet")
         return
@@ -26,15 +30,13 @@ def write(record: Record, folder: Path) -> None:
     report("convolutions", title, lines, _rates(record) + NOTES, folder=folder)
 
 
-def _line(row: Row, found: dict[Row, list[dict[str, Any]]]) -> dict[str, str | int]:
+def _line(row: Row, found: dict[Row, list[dict[str, Any]]], data: Path) -> dict[str, str | int]:
     """A row's line: means over its seeds, and what it has of local SGD on as many ranks at the same seeds."""
     accuracies = _accuracies(found[row])
     bytes_sent = found[row][0]["last"]["bytes"]
-    beside = next(
-        (one for one in found if _same(one, row) and one.method == LOCAL_SGD and one.ranks == row.ranks), None
-    )
-    alone = next((one for one in found if _same(one, row) and one.method == ONE_RANK), None)
-    local_sgd = found[beside] if beside else []
+    beside = {one.method: one for one in found if one.network is row.network and one.ranks in (1, row.ranks)}
+    alone, local_sgd = (found[beside[name]] if name in beside else [] for name in (ONE_RANK, LOCAL_SGD))
+    share = flops(row, data) / flops(beside[ONE_RANK], data)
     return {
         "network": row.network.title,
         "method": row.method,
@@ -42,15 +44,19 @@ def _line(row: Row, found: dict[Row, list[dict[str, Any]]]) -> dict[str, str | i
         "seeds": len(accuracies),
         "accuracy": f"{statistics.mean(accuracies):.4f}",
         "spread": f"{max(accuracies) - min(accuracies):.4f}",
-        "to one rank": _difference(found[row], found[alone] if alone else []),
+        "to one rank": _difference(found[row], alone),
         "to local SGD": _difference(found[row], local_sgd),
+        "FLOPs a step": f"{share:.0%}",
         "MB sent": f"{bytes_sent / 1e6:.1f}",
         "of local SGD's": f"{bytes_sent / local_sgd[0]['last']['bytes']:.1%}" if local_sgd else "",
     }
 
 
-def _same(one: Row, other: Row) -> bool:
-    return one.network is other.network
+def flops(row: Row, data: Path) -> float:
+    """Those of the products in a rank's local step."""
+    words = (*(f"{key}={value}" for key, value in row.settings.items()), f"data.source={data}")
+    network = described(resolve("digits", words, {}), None)
+    return float(cost(network.run, network.architecture, row.ranks).flops("products")) / row.ranks
 
 
 def _accuracies(records: list[dict[str, Any]]) -> list[float]:
