@@ -33,6 +33,7 @@ _CARRIED = {"method.optimizer_state": "carry"}
 _ALONE = {**_LOCAL_SGD, **_CARRIED}
 _TENTH = {"method.redeal": "0.1"}
 _NEVER = {"method.redeal": "0"}
+_RARELY = {"method.share_every": "4"}
 _FINISH = {"method.finish": "local-sgd:20%"}
 
 
@@ -137,29 +138,32 @@ def _vgg() -> Iterator[Row]:
 
 def _resnet(ranks: int, seeds: tuple[int, ...]) -> Iterator[Row]:
     """Of the last section the first block halves the image and is on every rank: four blocks can be dealt out."""
-    yield Row(RESNET, LOCAL_SGD, ranks, _LOCAL_SGD)
-    yield Row(RESNET, "IST, inner channels", ranks, {})
-    yield Row(RESNET, "IST, inner channels, a tenth redealt", ranks, _TENTH)
-    yield Row(RESNET, "IST, blocks", ranks, BLOCKS)
-    yield Row(RESNET, "IST, blocks and inner channels", ranks, BOTH, seeds=seeds)
-    yield Row(RESNET, "IST, inner channels, never redealt", ranks, _NEVER, seeds=seeds)
+    yield Row(RESNET, LOCAL_SGD, ranks, _LOCAL_SGD, seeds=seeds)
+    yield Row(RESNET, "IST, inner channels", ranks, {}, seeds=seeds)
+    yield Row(RESNET, "IST, inner channels, a tenth redealt", ranks, _TENTH, seeds=ONCE)
+    yield Row(RESNET, "IST, blocks", ranks, BLOCKS, seeds=seeds)
+    yield Row(RESNET, "IST, blocks and inner channels", ranks, BOTH, seeds=ONCE)
+    yield Row(RESNET, "IST, inner channels, never redealt", ranks, _NEVER, seeds=ONCE)
     yield Row(RESNET, NARROW, ranks, _LOCAL_SGD, narrow=True, seeds=seeds)
 
 
 def _more_blocks() -> Iterator[Row]:
-    yield Row(RESNET, "IST, blocks, two on each rank", 4, {**BLOCKS, "method.min_blocks": "2"})
-    yield Row(RESNET, "IST, blocks, never redealt", 4, {**BLOCKS, **_NEVER})
+    two = {**BLOCKS, "method.min_blocks": "2"}
+    yield Row(RESNET, "IST, blocks, two on each rank", 4, two)
+    yield Row(RESNET, "IST, blocks, two on each rank, shared every 4th round", 4, {**two, **_RARELY})
+    yield Row(RESNET, "IST, blocks, never redealt", 4, {**BLOCKS, **_NEVER}, seeds=ONCE)
 
 
 def _cures() -> Iterator[Row]:
     """What may help where channels are dealt out."""
     longer = {"train.rounds": str(4 * ROUNDS)}
-    yield Row(RESNET, "IST, inner channels, finish local SGD", 4, _FINISH)
+    yield Row(RESNET, "IST, inner channels of the last section", 4, dealt("inner3"), seeds=ONCE)
+    yield Row(THIN, "IST, dense layers, shared every 4th round", 4, _RARELY, seeds=ONCE)
+    yield Row(RESNET, "IST, inner channels, finish local SGD", 4, _FINISH, seeds=ONCE)
     yield Row(THIN, "IST, channels but the first too, finish local SGD", 4, {**BUT_FIRST, **_FINISH}, seeds=ONCE)
     yield Row(THIN, "IST, channels 3 and 5 and dense layer 2", 4, dealt("channels3", "channels5", "dense2"), seeds=ONCE)
     yield Row(THIN, "IST, channels 4 and 5 too", 4, dealt("channels4", "channels5", *_DENSE), seeds=ONCE)
     yield Row(THIN, "IST, channels but the first too, 4 times the steps", 4, {**BUT_FIRST, **longer}, seeds=ONCE)
-    yield Row(THIN, "IST, channels but the first too, momentum carried", 4, {**BUT_FIRST, **_CARRIED}, seeds=ONCE)
     yield Row(THIN, "IST, all channels too", 4, ALL, seeds=ONCE)
 
 

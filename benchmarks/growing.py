@@ -17,8 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from own_network import SETTINGS, prepare, train
+from own_network import SETTINGS
 from reporting import HERE, report
+from small_images import prepare, train
 
 RANKS = 2
 EXITS = {"model.exits": "[1,2]"}
@@ -88,7 +89,8 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {row: [] for row in ROWS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(options.raw, folder / "images.h5", options.one_in, 16)
+        some = slice(options.one_in - 1, None, options.one_in)
+        prepare(options.raw, folder / "images.h5", 16, train=some, test=some)
         common = {
             **SETTINGS,
             "data.source": str(folder / "images.h5"),
