@@ -159,8 +159,11 @@ def _cures() -> Iterator[Row]:
     longer = {"train.rounds": str(4 * ROUNDS)}
     yield Row(RESNET, "IST, inner channels of the last section", 4, dealt("inner3"), seeds=ONCE)
     yield Row(THIN, "IST, dense layers, shared every 4th round", 4, _RARELY, seeds=ONCE)
-    yield Row(RESNET, "IST, inner channels, finish local SGD", 4, _FINISH, seeds=ONCE)
-    yield Row(THIN, "IST, channels but the first too, finish local SGD", 4, {**BUT_FIRST, **_FINISH}, seeds=ONCE)
+    yield Row(RESNET, "IST, inner channels, the last fifth local SGD", 4, _FINISH, seeds=ONCE)
+    half = {"method.finish": "local-sgd:50%"}
+    yield Row(
+        THIN, "IST, channels but the first too, half of the rounds local SGD", 4, {**BUT_FIRST, **half}, seeds=ONCE
+    )
     yield Row(THIN, "IST, channels 3 and 5 and dense layer 2", 4, dealt("channels3", "channels5", "dense2"), seeds=ONCE)
     yield Row(THIN, "IST, channels 4 and 5 too", 4, dealt("channels4", "channels5", *_DENSE), seeds=ONCE)
     yield Row(THIN, "IST, channels but the first too, 4 times the steps", 4, {**BUT_FIRST, **longer}, seeds=ONCE)
