@@ -119,7 +119,7 @@ class Cell:
 
 @cache
 def rows() -> tuple[Row, ...]:
-    """All rows, in the order in which they are worth having."""
+    """All rows, those of four ranks before those of two."""
     alone = Row(RESNET, ONE_RANK, 1, _ALONE)
     return (*_vgg(), alone, *_resnet(4, SEEDS), *_more_blocks(), *_cures(), *_resnet(2, ONCE), *_wider_vggs())
 
@@ -155,31 +155,37 @@ def _more_blocks() -> Iterator[Row]:
 
 
 def _cures() -> Iterator[Row]:
-    """What may help where channels are dealt out."""
-    longer = {"train.rounds": str(4 * ROUNDS)}
-    yield Row(RESNET, "IST, inner channels of the last section", 4, dealt("inner3"), seeds=ONCE)
-    yield Row(THIN, "IST, dense layers, shared every 4th round", 4, _RARELY, seeds=ONCE)
-    yield Row(RESNET, "IST, inner channels, the last fifth local SGD", 4, _FINISH, seeds=ONCE)
+    """What may help where channels are dealt out, and what it is to be compared with."""
+    narrow = {"model.channels": "[16,8,16,16,16]", "model.dense": "[128,128]"}
     half = {"method.finish": "local-sgd:50%"}
-    yield Row(
-        THIN, "IST, channels but the first too, half of the rounds local SGD", 4, {**BUT_FIRST, **half}, seeds=ONCE
-    )
+    steady = {**_FINISH, "optimizer.schedule": "constant"}
+    fewer = {"method.local_steps": "80", "train.rounds": str(ROUNDS // 4), "evaluate.every": "2"}
+    longer = {"train.rounds": str(4 * ROUNDS)}
+    channels = "IST, channels but the first too"
+    yield Row(THIN, f"{channels}, never redealt", 4, {**BUT_FIRST, **_NEVER}, seeds=ONCE)
+    yield Row(THIN, "channels narrow too, local SGD", 4, {**_LOCAL_SGD, **narrow})
+    yield Row(THIN, f"{channels}, 4 times the steps", 4, {**BUT_FIRST, **longer}, seeds=ONCE)
+    yield Row(THIN, f"{channels}, rounds of 80 steps", 4, {**BUT_FIRST, **fewer}, seeds=ONCE)
+    yield Row(THIN, f"{channels}, half of the rounds local SGD", 4, {**BUT_FIRST, **half}, seeds=ONCE)
+    yield Row(THIN, f"{channels}, the last fifth local SGD, steady rate", 4, {**BUT_FIRST, **steady}, seeds=ONCE)
     yield Row(THIN, "IST, channels 3 and 5 and dense layer 2", 4, dealt("channels3", "channels5", "dense2"), seeds=ONCE)
     yield Row(THIN, "IST, channels 4 and 5 too", 4, dealt("channels4", "channels5", *_DENSE), seeds=ONCE)
-    yield Row(THIN, "IST, channels but the first too, 4 times the steps", 4, {**BUT_FIRST, **longer}, seeds=ONCE)
-    yield Row(THIN, "IST, all channels too", 4, ALL, seeds=ONCE)
+    yield Row(THIN, "IST, dense layers, shared every 4th round", 4, _RARELY, seeds=ONCE)
+    yield Row(THIN, "local SGD, rounds of 80 steps", 4, {**_LOCAL_SGD, **fewer})
+    yield Row(RESNET, "local SGD, rounds of 80 steps", 4, {**_LOCAL_SGD, **fewer})
+    yield Row(RESNET, "IST, inner channels of the last section", 4, dealt("inner3"), seeds=ONCE)
+    yield Row(RESNET, "IST, inner channels, the last fifth local SGD", 4, _FINISH, seeds=ONCE)
 
 
 def _wider_vggs() -> Iterator[Row]:
     """Whether more width helps where channels are dealt out."""
-    yield Row(WIDE, ONE_RANK, 1, _ALONE, seeds=ONCE)
-    for ranks in (4, 2):
-        yield Row(WIDE, "IST, channels but the first too", ranks, BUT_FIRST, seeds=ONCE)
-        yield Row(WIDE, "IST, channels but the first too, a tenth redealt", ranks, {**BUT_FIRST, **_TENTH}, seeds=ONCE)
+    tenth = {**BUT_FIRST, **_TENTH}
+    for network in (WIDE, WIDEST):
+        yield Row(network, ONE_RANK, 1, _ALONE, seeds=ONCE)
+        yield Row(network, "IST, channels but the first too, a tenth redealt", 4, tenth, seeds=ONCE)
+    yield Row(WIDE, "IST, channels but the first too, a tenth redealt", 2, tenth, seeds=ONCE)
     yield Row(WIDE, LOCAL_SGD, 4, _LOCAL_SGD, seeds=ONCE)
     yield Row(WIDE, "IST, dense layers", 4, {}, seeds=ONCE)
-    yield Row(WIDEST, ONE_RANK, 1, _ALONE, seeds=ONCE)
-    yield Row(WIDEST, "IST, channels but the first too", 4, BUT_FIRST, seeds=ONCE)
 
 
 def rate_rows() -> Iterator[Row]:
@@ -200,8 +206,10 @@ def rate_rows() -> Iterator[Row]:
 
 
 def cells() -> Iterator[Cell]:
-    """All cells but those of the rates: the first seed of everything before the next."""
-    return (Cell(row, seed) for seed in SEEDS for row in rows() if seed in row.seeds)
+    """All cells but those of the rates: VGG and four ranks by seeds; two ranks of ResNet and wider VGGs are last."""
+    late = [row for row in rows() if row.network in (WIDE, WIDEST) or (row.network is RESNET and row.ranks == 2)]
+    early = [row for row in rows() if row not in late]
+    return (Cell(row, seed) for some in (early, late) for seed in SEEDS for row in some if seed in row.seeds)
 
 
 def best_rate(family: str, accuracy: Callable[[Cell], float | None]) -> float | None:
