@@ -28,12 +28,12 @@ def take_images(
     With "train" the test images are training images, too: a validation split, as long as the slices do not meet.
     """
     images = sorted((member for member in source.getmembers() if member.isfile()), key=lambda one: one.name)
-    of = {part: [one for one in images if f"/{part}/" in one.name] for part in ("train", "test")}
+    of = {part: [one for one in images if part in Path(one.name).parts] for part in ("train", "test")}
     for member in of["train"][train]:
         target.addfile(member, source.extractfile(member))
     for member in of[test_from][test]:
         content = source.extractfile(member)
-        member.name = member.name.replace(f"/{test_from}/", "/test/")
+        member.name = "/".join("test" if part == test_from else part for part in Path(member.name).parts)
         target.addfile(member, content)
 
 
