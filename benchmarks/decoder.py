@@ -1,0 +1,133 @@
+"""A decoder on text: IST beside one rank, local SGD and the controls, and what the full network's scale is worth.
+
+    python benchmarks/decoder.py                 # an hour on two cores; again to go on
+    python benchmarks/decoder.py --only IST      # the rows whose names contain that
+    python benchmarks/decoder.py --report        # the table anew
+
+The corpus is the modules of Python's own standard library that are one file, bytes as tokens; what it was is said by
+its size and hash. All rows take as many local steps of each rank, from the same initial weights, by AdamW whose state
+is carried, with a cosine. A row is one ``mpirun -n P istmpi train`` (MPIRUN names another launcher), and a file in
+benchmarks/cells-decoder, which is not run again.
+"""
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from reporting import HERE, report
+from small_images import train
+
+RANKS = 4
+NETWORK = {"layers": 4, "embed": 128, "head_dim": 16, "heads": 8, "hidden": 344}
+COMMON = {
+    "model.name": "transformer",
+    "data.length": "64",
+    "train.batch": "16",
+    "train.rounds": "40",
+    "method.local_steps": "10",
+    "method.optimizer_state": "carry",
+    "optimizer.name": "adamw",
+    "optimizer.lr": "0.003",
+    "optimizer.schedule": "cosine",
+    "optimizer.warm_up": "20",
+    "optimizer.clip": "1",
+    "evaluate.every": "40",
+}
+LOCAL_SGD = {"method.name": "local-sgd"}
+TENTH = {"method.redeal": "0.1"}
+ROWS: dict[str, tuple[int, dict[str, str], int]] = {
+    "one rank": (1, LOCAL_SGD, 1),
+    "local SGD": (RANKS, LOCAL_SGD, 1),
+    "IST": (RANKS, {}, 1),
+    "IST, a tenth redealt": (RANKS, TENTH, 1),
+    "IST, a tenth redealt, not scaled": (RANKS, TENTH | {"model.scale": "none"}, 1),
+    "IST, a tenth redealt, fitted": (RANKS, TENTH | {"model.scale": "fitted"}, 1),
+    "IST, fitted": (RANKS, {"model.scale": "fitted"}, 1),
+    "IST, never redealt, fitted": (RANKS, {"method.redeal": "0", "model.scale": "fitted"}, 1),
+    "narrow network, local SGD": (RANKS, LOCAL_SGD, RANKS),
+    "IST, a tenth redealt, fitted, a finish of local SGD": (
+        RANKS,
+        TENTH | {"model.scale": "fitted", "method.finish": "local-sgd:20%"},
+        1,
+    ),
+    "DiLoCo": (RANKS, {"method.name": "diloco"}, 1),
+}
+"""What is compared: the ranks, the settings that differ, and how many times narrower each layer is."""
+NOTES = (
+    "Nats are the mean loss of the full network over 512 windows of the test documents; bits a byte follow from them. "
+    "MB are those that all ranks handed to MPI. A local step of a rank takes 16 windows of 64 bytes, so four ranks "
+    "read four times as many as one. One learning rate for all, tuned for none; one seed."
+)
+
+
+def main() -> None:
+    """Run the rows that are not there yet, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="rows whose names contain this")
+    parser.add_argument("--cells", type=Path, default=HERE / "cells-decoder", help="the folder of the rows")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="where the report goes (results/)")
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    options = parser.parse_args()
+    options.cells.mkdir(exist_ok=True)
+    data = options.cells / "text.h5"
+    size, digest = prepare(data)
+    for name, (ranks, settings, narrower) in ROWS.items():
+        cell = cell_of(options.cells, name)
+        if not (options.report or cell.exists()) and options.only in name:
+            with tempfile.TemporaryDirectory() as folder:
+                common = COMMON | network(narrower) | {"data.source": str(data)}
+                found = train(Path(folder) / "run", ranks, common | settings)
+            cell.write_text(json.dumps(found))
+    done = {name: cell_of(options.cells, name) for name in ROWS if cell_of(options.cells, name).exists()}
+    rows = [row(name, json.loads(cell.read_text())) for name, cell in done.items()]
+    title = "A decoder on the text of Python's standard library"
+    notes = f"{NOTES} The corpus: {size:,} bytes, SHA-256 {digest[:16]}; the network: {NETWORK}."
+    report("decoder", title, rows, notes, folder=options.results)
+
+
+def prepare(path: Path) -> tuple[int, str]:
+    """Prepare the corpus where it is not yet; its bytes, and their hash."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    contents = [file.read_bytes() for file in files]
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            for file, content in zip(files, contents):
+                (Path(folder) / file.name).write_bytes(content)
+            subprocess.run(["istmpi", "prepare", "text", folder, path], check=True)
+    return sum(map(len, contents)), hashlib.sha256(b"".join(contents)).hexdigest()
+
+
+def network(narrower: int) -> dict[str, str]:
+    """The settings of the network, its layers so many times narrower."""
+    layers = NETWORK["layers"]
+    widths = {name: str([NETWORK[name] // narrower] * layers) for name in ("heads", "hidden")}
+    rest = {name: str(NETWORK[name]) for name in ("layers", "embed", "head_dim")}
+    return {f"model.{name}": value for name, value in {**rest, **widths}.items()}
+
+
+def cell_of(folder: Path, name: str) -> Path:
+    """The file of a row."""
+    return folder / f"{name.replace(', ', '-').replace(' ', '-')}.json"
+
+
+def row(name: str, summary: dict) -> dict[str, object]:
+    """A line of the table."""
+    last = summary["last"]
+    return {
+        "method": name,
+        "ranks": summary["ranks"],
+        "local steps": last["local_steps"],
+        "nats a token": f"{last['score']['loss']:.3f}",
+        "perplexity": f"{last['score']['score']:.2f}",
+        "bits a byte": f"{last['score']['bits_per_byte']:.3f}",
+        "MB sent": f"{last['bytes'] / 1e6:.0f}",
+        "seconds": f"{last['seconds']:.0f}",
+    }
+
+
+if __name__ == "__main__":
+    main()
