@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STEPS = 20
 RATE = 0.1
-"""Of the logarithms: a step changes a factor by a tenth at first."""
+"""Of the logarithms: a step changes a factor by a tenth at first, and by less and less."""
 _DECAYS = 0.9, 0.99
 
 
@@ -63,7 +63,8 @@ def fitted_scale(
         mean = _DECAYS[0] * mean + (1 - _DECAYS[0]) * gradient
         square = _DECAYS[1] * square + (1 - _DECAYS[1]) * gradient**2
         corrected = square / (1 - _DECAYS[1] ** step)
-        logarithms = logarithms - RATE * mean / (1 - _DECAYS[0] ** step) / (np.sqrt(corrected) + 1e-12)
+        rate = RATE * (1 - (step - 1) / STEPS)
+        logarithms = logarithms - rate * mean / (1 - _DECAYS[0] ** step) / (np.sqrt(corrected) + 1e-12)
     network.release()
     best = communicator.broadcast_from_root(best)  # all ranks have the same bits
     return {name: float(value) for name, value in zip(names, np.exp(best))}
