@@ -28,7 +28,7 @@ DECODER = {
     "model__name": "transformer",
     "model__layers": 4,
     "model__embed": 6,
-    "model__heads": [4, 5, 3],
+    "model__heads": [4, 5, 4],
     "model__head_dim": 2,
     "model__hidden": [7, 5, 6],
     "data__length": 8,
@@ -40,7 +40,7 @@ WIDTHS = ["heads1", "heads2", "heads3", "hidden1", "hidden2", "hidden3"]
 NETWORKS = {
     "mlp": {"model__norm": "none", "model__bias": True},
     "mlp, a group dealt": {"model__norm": "layer", "method__partition": ["hidden1"]},
-    "mlp, normalised over the batch": {"model__norm": "batch", "optimizer__momentum": 0.5, "method__shares": [1, 2, 1]},
+    "mlp, normalised over the batch": {"model__norm": "batch", "optimizer__momentum": 0.5, "method__shares": [1, 2, 1, 1]},
     "channels": RESNET,
     "blocks and channels": BOTH | {"method__min_blocks": 1},
     "layers, heads and units": DECODER | {"method__partition": [*WIDTHS, "layers"], "method__min_blocks": 2},
