@@ -85,7 +85,8 @@ BOTH = dealt("blocks3", "inner1", "inner2", "inner3")
 class Row:
     """A network, a method and a number of ranks: a line of the report. ``narrow``: a P-th of the widths that are dealt.
 
-    A rate is given where it is what is tried; such a row is scored on the validation split.
+    A rate is given where it is what is tried; such a row is scored on the validation split. ``late`` rows are measured
+    behind all seeds of the others.
     """
 
     network: Network
@@ -95,6 +96,7 @@ class Row:
     narrow: bool = False
     rate: float | None = None
     seeds: tuple[int, ...] = SEEDS
+    late: bool = False
 
     @property
     def name(self) -> str:
@@ -122,7 +124,7 @@ class Cell:
 def rows() -> tuple[Row, ...]:
     """All rows, those of four ranks before those of two."""
     alone = Row(RESNET, ONE_RANK, 1, _ALONE)
-    return (*_vgg(), alone, *_resnet(4, SEEDS), *_more_blocks(), *_cures(), *_resnet(2, ONCE), *_wider_vggs())
+    return (*_vgg(), alone, *_resnet(4), *_more_blocks(), *_resnet(2), *_cures(), *_wider_vggs())
 
 
 def _vgg() -> Iterator[Row]:
@@ -137,15 +139,17 @@ def _vgg() -> Iterator[Row]:
         yield Row(THIN, "IST, channels but the first too, a tenth redealt", ranks, {**BUT_FIRST, **_TENTH}, seeds=seeds)
 
 
-def _resnet(ranks: int, seeds: tuple[int, ...]) -> Iterator[Row]:
+def _resnet(ranks: int) -> Iterator[Row]:
     """Of the last section the first block halves the image and is on every rank: four blocks can be dealt out."""
-    yield Row(RESNET, LOCAL_SGD, ranks, _LOCAL_SGD, seeds=seeds)
-    yield Row(RESNET, "IST, inner channels", ranks, {}, seeds=seeds)
-    yield Row(RESNET, "IST, inner channels, a tenth redealt", ranks, _TENTH, seeds=ONCE)
-    yield Row(RESNET, "IST, blocks", ranks, BLOCKS, seeds=seeds)
-    yield Row(RESNET, "IST, blocks and inner channels", ranks, BOTH, seeds=ONCE)
-    yield Row(RESNET, "IST, inner channels, never redealt", ranks, _NEVER, seeds=ONCE)
-    yield Row(RESNET, NARROW, ranks, _LOCAL_SGD, narrow=True, seeds=seeds)
+    few = ranks == 2
+    seeds = ONCE if few else SEEDS
+    yield Row(RESNET, LOCAL_SGD, ranks, _LOCAL_SGD, seeds=seeds, late=few)
+    yield Row(RESNET, "IST, inner channels", ranks, {}, seeds=seeds, late=few)
+    yield Row(RESNET, "IST, inner channels, a tenth redealt", ranks, _TENTH, seeds=ONCE, late=few)
+    yield Row(RESNET, "IST, inner channels, never redealt", ranks, _NEVER, seeds=ONCE, late=few)
+    yield Row(RESNET, NARROW, ranks, _LOCAL_SGD, narrow=True, seeds=seeds, late=few)
+    yield Row(RESNET, "IST, blocks", ranks, BLOCKS, seeds=seeds, late=few)
+    yield Row(RESNET, "IST, blocks and inner channels", ranks, BOTH, seeds=ONCE, late=few)
 
 
 def _more_blocks() -> Iterator[Row]:
@@ -184,9 +188,9 @@ def _wider_vggs() -> Iterator[Row]:
     for network in (WIDE, WIDEST):
         yield Row(network, ONE_RANK, 1, _ALONE, seeds=ONCE)
         yield Row(network, "IST, channels but the first too, a tenth redealt", 4, tenth, seeds=ONCE)
-    yield Row(WIDE, "IST, channels but the first too, a tenth redealt", 2, tenth, seeds=ONCE)
-    yield Row(WIDE, LOCAL_SGD, 4, _LOCAL_SGD, seeds=ONCE)
-    yield Row(WIDE, "IST, dense layers", 4, {}, seeds=ONCE)
+    yield Row(WIDE, "IST, channels but the first too, a tenth redealt", 2, tenth, seeds=ONCE, late=True)
+    yield Row(WIDE, LOCAL_SGD, 4, _LOCAL_SGD, seeds=ONCE, late=True)
+    yield Row(WIDE, "IST, dense layers", 4, {}, seeds=ONCE, late=True)
 
 
 def rate_rows() -> Iterator[Row]:
@@ -207,10 +211,9 @@ def rate_rows() -> Iterator[Row]:
 
 
 def cells() -> Iterator[Cell]:
-    """All cells but those of the rates: VGG and four ranks by seeds; two ranks of ResNet and wider VGGs are last."""
-    late = [row for row in rows() if row.network in (WIDE, WIDEST) or (row.network is RESNET and row.ranks == 2)]
-    early = [row for row in rows() if row not in late]
-    return (Cell(row, seed) for some in (early, late) for seed in SEEDS for row in some if seed in row.seeds)
+    """All cells but those of the rates: the first seed of everything before the next, but for ``late`` rows."""
+    for late in (False, True):
+        yield from (Cell(row, seed) for seed in SEEDS for row in rows() if row.late is late and seed in row.seeds)
 
 
 def best_rate(family: str, accuracy: Callable[[Cell], float | None]) -> float | None:
