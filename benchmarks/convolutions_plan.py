@@ -170,6 +170,8 @@ def _cures() -> Iterator[Row]:
     yield Row(THIN, "channels narrow too, local SGD", 4, {**_LOCAL_SGD, **narrow})
     yield Row(THIN, f"{channels}, 4 times the steps", 4, {**BUT_FIRST, **longer}, seeds=ONCE)
     yield Row(THIN, f"{channels}, rounds of 80 steps", 4, {**BUT_FIRST, **fewer}, seeds=ONCE)
+    higher = {**BUT_FIRST, **_TENTH, "optimizer.lr": "0.1"}
+    yield Row(THIN, f"{channels}, a tenth redealt, rate 0.1", 4, higher, seeds=ONCE)
     yield Row(THIN, f"{channels}, half of the rounds local SGD", 4, {**BUT_FIRST, **half}, seeds=ONCE)
     yield Row(THIN, f"{channels}, the last fifth local SGD, steady rate", 4, {**BUT_FIRST, **steady}, seeds=ONCE)
     yield Row(THIN, "IST, channels 3 and 5 and dense layer 2", 4, dealt("channels3", "channels5", "dense2"), seeds=ONCE)

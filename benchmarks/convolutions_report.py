@@ -21,7 +21,7 @@ NOTES = (
     "largest less the smallest. To one rank, to local SGD: mean difference in points, at the seeds that both have. "
     "All take 800 local steps of 64 images on each rank, in rounds of 20 where nothing else is said, so that P ranks "
     "consume P times as many images as one. FLOPs a step: products and convolutions of one rank's local step, of the "
-    "whole network's. MB: what all ranks handed to MPI in the whole run; a tenth redealt sends more in its first round "
+    "whole network's; local SGD at the end is not among them. MB: what all ranks handed to MPI in the whole run; a tenth redealt sends more in its first round "
     "than later, and runs are short. Momentum 0.9, which starts anew in every round but on one rank; a cosine to 0; "
     "random crops (2) and flips; dropout 0.2 in VGG: none of this was tuned. Tuned was one rate for each family, for "
     "the mean of the methods listed above, on seed 0 and 300 steps; so nobody has a rate of his own. A narrow network "
