@@ -136,7 +136,7 @@ def _vgg() -> Iterator[Row]:
         yield Row(THIN, "IST, dense layers, never redealt", ranks, _NEVER, seeds=seeds)
         yield Row(THIN, NARROW, ranks, _LOCAL_SGD, narrow=True, seeds=seeds)
         yield Row(THIN, "IST, channels but the first too", ranks, BUT_FIRST, seeds=ONCE)
-        yield Row(THIN, "IST, channels but the first too, a tenth redealt", ranks, {**BUT_FIRST, **_TENTH}, seeds=seeds)
+        yield Row(THIN, "IST, channels but the first too, a tenth redealt", ranks, {**BUT_FIRST, **_TENTH}, seeds=ONCE)
 
 
 def _resnet(ranks: int) -> Iterator[Row]:
@@ -144,10 +144,10 @@ def _resnet(ranks: int) -> Iterator[Row]:
     few = ranks == 2
     seeds = ONCE if few else SEEDS
     yield Row(RESNET, LOCAL_SGD, ranks, _LOCAL_SGD, seeds=seeds, late=few)
-    yield Row(RESNET, "IST, inner channels", ranks, {}, seeds=seeds, late=few)
+    yield Row(RESNET, "IST, inner channels", ranks, {}, seeds=ONCE, late=few)
     yield Row(RESNET, "IST, inner channels, a tenth redealt", ranks, _TENTH, seeds=ONCE, late=few)
     yield Row(RESNET, "IST, inner channels, never redealt", ranks, _NEVER, seeds=ONCE, late=few)
-    yield Row(RESNET, NARROW, ranks, _LOCAL_SGD, narrow=True, seeds=seeds, late=few)
+    yield Row(RESNET, NARROW, ranks, _LOCAL_SGD, narrow=True, seeds=ONCE, late=few)
     yield Row(RESNET, "IST, blocks", ranks, BLOCKS, seeds=seeds, late=few)
     yield Row(RESNET, "IST, blocks and inner channels", ranks, BOTH, seeds=ONCE, late=few)
 
@@ -167,7 +167,7 @@ def _cures() -> Iterator[Row]:
     longer = {"train.rounds": str(4 * ROUNDS)}
     channels = "IST, channels but the first too"
     yield Row(THIN, f"{channels}, never redealt", 4, {**BUT_FIRST, **_NEVER}, seeds=ONCE)
-    yield Row(THIN, "channels narrow too, local SGD", 4, {**_LOCAL_SGD, **narrow})
+    yield Row(THIN, "channels narrow too, local SGD", 4, {**_LOCAL_SGD, **narrow}, seeds=ONCE)
     yield Row(THIN, f"{channels}, 4 times the steps", 4, {**BUT_FIRST, **longer}, seeds=ONCE)
     yield Row(THIN, f"{channels}, rounds of 80 steps", 4, {**BUT_FIRST, **fewer}, seeds=ONCE)
     higher = {**BUT_FIRST, **_TENTH, "optimizer.lr": "0.1"}
@@ -188,8 +188,8 @@ def _wider_vggs() -> Iterator[Row]:
     """Whether more width helps where channels are dealt out."""
     tenth = {**BUT_FIRST, **_TENTH}
     for network in (WIDE, WIDEST):
-        yield Row(network, ONE_RANK, 1, _ALONE, seeds=ONCE)
-        yield Row(network, "IST, channels but the first too, a tenth redealt", 4, tenth, seeds=ONCE)
+        yield Row(network, ONE_RANK, 1, _ALONE, seeds=ONCE, late=True)
+        yield Row(network, "IST, channels but the first too, a tenth redealt", 4, tenth, seeds=ONCE, late=True)
     yield Row(WIDE, "IST, channels but the first too, a tenth redealt", 2, tenth, seeds=ONCE, late=True)
     yield Row(WIDE, LOCAL_SGD, 4, _LOCAL_SGD, seeds=ONCE, late=True)
     yield Row(WIDE, "IST, dense layers", 4, {}, seeds=ONCE, late=True)

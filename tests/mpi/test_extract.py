@@ -40,7 +40,11 @@ WIDTHS = ["heads1", "heads2", "heads3", "hidden1", "hidden2", "hidden3"]
 NETWORKS = {
     "mlp": {"model__norm": "none", "model__bias": True},
     "mlp, a group dealt": {"model__norm": "layer", "method__partition": ["hidden1"]},
-    "mlp, normalised over the batch": {"model__norm": "batch", "optimizer__momentum": 0.5, "method__shares": [1, 2, 1, 1]},
+    "mlp, normalised over the batch": {
+        "model__norm": "batch",
+        "optimizer__momentum": 0.5,
+        "method__shares": [1, 2, 1, 1],
+    },
     "channels": RESNET,
     "blocks and channels": BOTH | {"method__min_blocks": 1},
     "layers, heads and units": DECODER | {"method__partition": [*WIDTHS, "layers"], "method__min_blocks": 2},
