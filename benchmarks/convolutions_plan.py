@@ -31,6 +31,7 @@ _LOCAL_SGD = {"method.name": "local-sgd"}
 # Plain SGD with momentum: what is carried from round to round costs nothing on one rank.
 _CARRIED = {"method.optimizer_state": "carry"}
 _ALONE = {**_LOCAL_SGD, **_CARRIED}
+_FITTED = {"model.scale": "fitted"}
 _TENTH = {"method.redeal": "0.1"}
 _NEVER = {"method.redeal": "0"}
 _RARELY = {"method.share_every": "4"}
@@ -156,6 +157,8 @@ def _more_blocks() -> Iterator[Row]:
     yield Row(RESNET, "IST, blocks, two on each rank", 4, TWO_BLOCKS)
     yield Row(RESNET, "IST, blocks, two on each rank, shared every 4th round", 4, {**TWO_BLOCKS, **_RARELY}, seeds=ONCE)
     yield Row(RESNET, "IST, blocks, never redealt", 4, {**BLOCKS, **_NEVER}, seeds=ONCE)
+    yield Row(RESNET, "IST, blocks, fitted scale", 4, {**BLOCKS, **_FITTED}, seeds=ONCE)
+    yield Row(RESNET, "IST, inner channels, fitted scale", 4, _FITTED, seeds=ONCE)
 
 
 def _cures() -> Iterator[Row]:
