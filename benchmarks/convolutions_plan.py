@@ -154,11 +154,13 @@ def _resnet(ranks: int) -> Iterator[Row]:
 
 
 def _more_blocks() -> Iterator[Row]:
-    yield Row(RESNET, "IST, blocks, two on each rank", 4, TWO_BLOCKS)
+    yield Row(RESNET, "IST, blocks, two on each rank", 4, TWO_BLOCKS, seeds=ONCE)
     yield Row(RESNET, "IST, blocks, two on each rank, shared every 4th round", 4, {**TWO_BLOCKS, **_RARELY}, seeds=ONCE)
     yield Row(RESNET, "IST, blocks, never redealt", 4, {**BLOCKS, **_NEVER}, seeds=ONCE)
     yield Row(RESNET, "IST, blocks, fitted scale", 4, {**BLOCKS, **_FITTED}, seeds=ONCE)
     yield Row(RESNET, "IST, inner channels, fitted scale", 4, _FITTED, seeds=ONCE)
+    as_long = {**BLOCKS, **_FITTED, "method.local_steps": "36"}
+    yield Row(RESNET, "IST, blocks, fitted scale, rounds of 36 steps", 4, as_long)
 
 
 def _cures() -> Iterator[Row]:
@@ -182,7 +184,7 @@ def _cures() -> Iterator[Row]:
     yield Row(THIN, "IST, dense layers, shared every 4th round", 4, _RARELY, seeds=ONCE)
     yield Row(THIN, "local SGD, rounds of 80 steps", 4, {**_LOCAL_SGD, **fewer})
     yield Row(RESNET, "local SGD, rounds of 80 steps", 4, {**_LOCAL_SGD, **fewer})
-    yield Row(RESNET, "IST, blocks, two on each rank, rounds of 80 steps", 4, {**TWO_BLOCKS, **fewer})
+    yield Row(RESNET, "IST, blocks, two on each rank, rounds of 80 steps", 4, {**TWO_BLOCKS, **fewer}, seeds=ONCE)
     yield Row(RESNET, "IST, inner channels of the last section", 4, dealt("inner3"), seeds=ONCE)
     yield Row(RESNET, "IST, inner channels, the last fifth local SGD", 4, _FINISH, seeds=ONCE)
 
