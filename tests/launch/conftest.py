@@ -1,5 +1,6 @@
 """Tests that start mpirun themselves: what cannot be seen from inside a job, such as how a job ends."""
 
+import json
 import os
 import shutil
 import signal
@@ -24,6 +25,20 @@ ENVIRONMENT = {
     "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+
+REFUSALS = """
+import json, os, sys
+from istmpi.cli.main import main
+rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+folder, commands = sys.argv[1:]
+for number, words in enumerate(json.loads(commands)):
+    sys.argv = ["istmpi", *words]
+    os.dup2(os.open(f"{folder}/{number}-{rank}", os.O_CREAT | os.O_WRONLY), 2)
+    try:
+        main()
+    except SystemExit as ended:
+        os.write(2, b"exit code %d\\n" % ended.code)
+"""
 
 
 def pytest_configure(config):
@@ -148,5 +163,30 @@ def mpirun(start):
 
     def run(ranks, *command, env=None, timeout=60):
         return start(ranks, *command, env=env).end(timeout)
+
+    return run
+
+
+@pytest.fixture
+def refused(mpirun, tmp_path):
+    """``refused(ranks, *commands, env={})``: what istmpi says of each bad command, which is one line of one rank.
+
+    One job tries them all, for most of what a job takes is its start. Every rank must end every command with code 2.
+    """
+
+    def run(ranks, *commands, env=None):
+        said = tmp_path / "said"
+        said.mkdir()
+        words = json.dumps([list(map(str, command)) for command in commands])
+        result = mpirun(ranks, "python", "-c", REFUSALS, said, words, env=env)
+        assert result.returncode == 0, result
+        lines = []
+        for number, command in enumerate(commands):
+            per_rank = [(said / f"{number}-{rank}").read_text().splitlines() for rank in range(ranks)]
+            assert [of[-1] for of in per_rank] == ["exit code 2"] * ranks, (command, per_rank)
+            (line,) = (line for of in per_rank for line in of[:-1])
+            assert line.startswith("istmpi: "), (command, line)
+            lines.append(line)
+        return lines
 
     return run

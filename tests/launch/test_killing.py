@@ -17,7 +17,7 @@ from disks import small_disk
 from following import lines, wait_for_rounds
 from patience import patient
 
-KILLS = 12
+KILLS = 6
 RUN = ["train", "--hidden", "256,256", "--local-steps", "2", "--checkpoint-every", "2"]
 RUN += ["--set", "evaluate.every=1000000", "--lr", "0.001", "--set", "method.optimizer_state=carry"]
 RUN += ["--set", "optimizer.momentum=0.5", "--resume", "auto"]
@@ -130,11 +130,11 @@ def test_damaged_checkpoints_are_passed_over_by_name(mpirun, tmp_path, saved):
         shutil.copy(newest, path)
     for damage, path in damaged.items():
         DAMAGES[damage][0](path)
-    refused = mpirun(3, "istmpi", "train", "--resume", newest, "--rounds", "6")
+    refused = mpirun(2, "istmpi", "train", "--resume", newest, "--rounds", "6")
     assert refused.returncode == 2
     (said,) = refused.errors
     assert str(newest) in said and re.search(next(iter(DAMAGES.values()))[1], said)
-    went_on = mpirun(3, "istmpi", "train", "--resume", "auto", "--rounds", "6", "--out", folder)
+    went_on = mpirun(2, "istmpi", "train", "--resume", "auto", "--rounds", "6", "--out", folder)
     assert went_on.returncode == 0, went_on.stderr
     for damage, path in damaged.items():
         assert re.search(f"{path}.*{DAMAGES[damage][1]}.*Passed over", went_on.stdout), damage
@@ -175,7 +175,7 @@ def test_a_full_disk_loses_nothing(mpirun, tmp_path, how):
         assert said == 2 and "failure 3 in a row" in full.stderr, full.stdout
         assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["round-00000002.h5"]
         subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)
-        rest = mpirun(3, "istmpi", *command, "--rounds", "20", "--out", disk / "run")
+        rest = mpirun(1, "istmpi", *command, "--rounds", "20", "--out", disk / "run")
         assert rest.returncode == 0 and "after 2 of 20 rounds" in rest.stdout, rest.stderr
         names = [path.name for path in sorted(Path(disk / "run" / "checkpoints").iterdir())]
         assert names == ["round-00000016.h5", "round-00000018.h5"]

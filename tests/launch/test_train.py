@@ -151,17 +151,24 @@ def test_a_file_for_each_rank(mpirun, tmp_path, data):
     assert json.loads((out / "summary.json").read_text())["last"]["score"]["examples"] == 100
 
 
+BAD = {
+    "hidden1 has 2 units but the run has 3 ranks": ["--hidden", "2"],
+    "nowhere.h5 does not exist": ["--data", "nowhere.h5"],
+    "site-0.npz does not exist": ["--data", "site-{rank}.npz"],
+}
+
+
+def test_bad_input_is_told_once_by_one_rank(refused, tmp_path):
+    said = refused(3, *(["train", *options, "--out", tmp_path / "run"] for options in BAD.values()))
+    assert all(message in line for message, line in zip(BAD, said, strict=True)), said
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--hidden", "2"], "hidden1 has 2 units but the run has 3 ranks"),
-        (["--data", "nowhere.h5"], "nowhere.h5 does not exist"),
-        (["--hiddn", "2"], "No such option"),
-        (["--data", "site-{rank}.npz"], "site-0.npz does not exist"),
-    ],
+    "options, message", [(["--hidden", "1"], "hidden1 has 1 units"), (["--hiddn", "2"], "No such option")]
 )
-def test_bad_input_is_told_once_by_one_rank(mpirun, tmp_path, options, message):
-    result = mpirun(3, "istmpi", "train", *options, "--out", tmp_path / "run")
+def test_bad_input_ends_a_job(mpirun, tmp_path, options, message):
+    result = mpirun(2, "istmpi", "train", *options, "--out", tmp_path / "run")
     assert result.returncode == 2
     assert result.errors == [line for line in result.stderr.splitlines() if message in line]
     assert result.stderr.count(message) == 1, result.stderr
