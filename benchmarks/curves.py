@@ -4,8 +4,8 @@
 
 A synchronous method learns the same on any network. So its ranks take their steps one after the other, here, on all
 cores, with istmpi's own initial values, deals, batches and evaluation; and time to an accuracy is composed of the steps
-that it takes and the seconds that a step takes where the network is slow. tests/launch/test_slow_network.py compares
-this with real ranks.
+that it takes and the seconds that a step takes where the network is slow. tests/mpi/test_curves.py compares this
+with real ranks.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 
-import pytest
 from following import lines, wait_for_rounds
 
 SMALL = ("--hidden", "32", "--local-steps", "3", "--batch", "16")

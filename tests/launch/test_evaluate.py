@@ -8,7 +8,7 @@ import pytest
 SMALL = ("--hidden", "32,16", "--rounds", "3", "--local-steps", "4", "--batch", "16", "--lr", "0.1")
 
 
-def test_evaluate_on_any_number_of_ranks(mpirun, tmp_path):
+def test_a_network_is_evaluated_on_any_number_of_ranks_and_exported_once(mpirun, tmp_path):
     out = tmp_path / "run"
     assert mpirun(2, "istmpi", "train", *SMALL, "--out", out).returncode == 0
     summary = json.loads((out / "summary.json").read_text())["last"]["score"]
@@ -19,22 +19,17 @@ def test_evaluate_on_any_number_of_ranks(mpirun, tmp_path):
     result = mpirun(2, "istmpi", "evaluate", out / "network.h5", "--calibrate")
     assert result.stdout.startswith("calibrated on the training split of digits\n")
     assert told in result.stdout and result.stdout.count("accuracy") == 1
+    result = mpirun(2, "istmpi", "predict", out / "network.h5", "digits")
+    assert result.returncode == 0 and len(result.stdout.splitlines()) == 361
+    assert mpirun(2, "istmpi", "export", out / "network.h5", "--to", "npz").returncode == 0
+    with np.load(out / "network.npz") as file:
+        assert file["hidden2.weight"].shape == (16, 32)
 
 
 def test_a_refusal_is_told_once(mpirun, tmp_path):
     result = mpirun(3, "istmpi", "evaluate", tmp_path / "nowhere.h5")
     assert result.returncode == 2
     assert result.errors == [f"istmpi: {tmp_path / 'nowhere.h5'}: there is no such file."]
-
-
-def test_what_one_process_does_is_done_once(mpirun, tmp_path):
-    out = tmp_path / "run"
-    assert mpirun(2, "istmpi", "train", *SMALL, "--out", out).returncode == 0
-    result = mpirun(2, "istmpi", "predict", out / "network.h5", "digits")
-    assert result.returncode == 0 and len(result.stdout.splitlines()) == 361
-    assert mpirun(2, "istmpi", "export", out / "network.h5", "--to", "npz").returncode == 0
-    with np.load(out / "network.npz") as file:
-        assert file["hidden2.weight"].shape == (16, 32)
 
 
 @pytest.mark.parametrize(

@@ -21,3 +21,11 @@ def test_the_time_left_is_told_however_long_a_round_takes(seconds, left):
     console.print(bar.get_renderable())
     assert "3/10" in screen.getvalue() and "loss 0.3333" in screen.getvalue()
     assert left in screen.getvalue()
+
+
+@pytest.mark.parametrize("epochs, passes", [(1, "1 pass"), (2, "2 passes")])
+def test_a_round_of_fedavg_is_told_in_passes(istmpi_command, tmp_path, epochs, passes):
+    words = ["--method", "fedavg", "--batch", 200, "--set", f"method.epochs={epochs}", "--hidden", "8", "--rounds", 1]
+    code, out, err = istmpi_command("train", *words, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert f"method     fedavg, 1 rounds of {passes} over a rank's examples, 200 at a time" in out
