@@ -33,11 +33,31 @@ SPECIAL = {
 pytestmark = pytest.mark.ranks(only=[1, 3])
 """Ranks share cores: what holds on three, whose parts are uneven, is not tried on two and four."""
 every_method = pytest.mark.parametrize("method", METHODS)
-every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+WHO = ("one rank", "every rank elsewhere")
+STOPPED = [
+    (method, optimizer, WHO[(i + j) % 2]) for i, method in enumerate(METHODS) for j, optimizer in enumerate(OPTIMIZERS)
+]
+"""Every two of a method, an optimizer and who is stopped."""
+FINISHES = [
+    (finish, ("adam-reset", "adam-carried")[(i + done) % 2], done)
+    for i, finish in enumerate(("data-parallel", "diloco", "codistillation", "dynamic-averaging"))
+    for done in (1, 2, 3)
+]
+"""Every two of a method that finishes, an optimizer and the rounds done."""
+_uninterrupted = {}
 
 
 def settings(method, optimizer):
     return {"method__name": method, **COMMON, **OPTIMIZERS[optimizer], **SPECIAL.get(method, {})}
+
+
+def uninterrupted(comm, **run):
+    """The weights and the progress of a run from its beginning to its end; trained once."""
+    key = tuple(sorted(run.items()))
+    if key not in _uninterrupted:
+        training, progress = trained(comm, **run)
+        _uninterrupted[key] = whole(training), progress
+    return _uninterrupted[key]
 
 
 def save(training, path):
@@ -69,24 +89,22 @@ def without_time(progress):
 
 
 @every_method
-@every_optimizer
+@pytest.mark.parametrize("optimizer", ["momentum-carried", "adam-reset", "adam-carried"])
 def test_two_halves_are_the_whole(comm, shared_tmp, method, optimizer):
-    expected, expected_progress = trained(comm, **settings(method, optimizer))
+    expected, expected_progress = uninterrupted(comm, **settings(method, optimizer))
     half, first = trained(comm, **settings(method, optimizer), train__rounds=2)
     path = save(half, shared_tmp / "half.h5")
     training, second = resumed(comm, path, **settings(method, optimizer))
-    assert_same_bits(whole(training), whole(expected))
+    assert_same_bits(whole(training), expected)
     assert [progress.loss for progress in first + second] == [progress.loss for progress in expected_progress]
     # A rank that keeps a network, or its part of one, from round to round fetches it once more.
     if method == "fedavg":
         assert without_time(first + second) == without_time(expected_progress)
 
 
-@every_method
-@every_optimizer
-@pytest.mark.parametrize("who", ["one rank", "every rank elsewhere"])
+@pytest.mark.parametrize("method, optimizer, who", STOPPED)
 def test_a_round_that_was_stopped_in_the_middle_goes_on_bit_for_bit(comm, shared_tmp, method, optimizer, who):
-    expected, losses = trained(comm, **settings(method, optimizer))
+    expected, losses = uninterrupted(comm, **settings(method, optimizer))
     training = Training(small_run(**settings(method, optimizer)), comm)
     busy = [rank for rank, steps in enumerate(comm.allgather(training.method.steps(1))) if steps]
     if who == "every rank elsewhere":
@@ -107,7 +125,7 @@ def test_a_round_that_was_stopped_in_the_middle_goes_on_bit_for_bit(comm, shared
     if comm.size == 1 and method != "data-parallel":  # whose ranks ask each other one step ahead
         assert (training.rounds_done, inside) == (1, 2 if who == "one rank" else 1)
     again, second = resumed(comm, path, **settings(method, optimizer))
-    assert_same_bits(whole(again), whole(expected))
+    assert_same_bits(whole(again), expected)
     assert [progress.loss for progress in first + second] == [progress.loss for progress in losses]
     assert second[-1].examples == losses[-1].examples
 
@@ -115,36 +133,34 @@ def test_a_round_that_was_stopped_in_the_middle_goes_on_bit_for_bit(comm, shared
 @pytest.mark.parametrize("method", ["codistillation", "dynamic-averaging"])
 def test_what_was_resumed_may_be_saved_before_it_goes_on(comm, shared_tmp, method):
     """Ranks that have networks of their own between rounds keep them."""
-    expected, _ = trained(comm, **settings(method, "adam-carried"))
+    expected, _ = uninterrupted(comm, **settings(method, "adam-carried"))
     half, _ = trained(comm, **settings(method, "adam-carried"), train__rounds=2)
     again = Training(small_run(**settings(method, "adam-carried")), comm)
     again.resume(save(half, shared_tmp / "half.h5"))
     training, _ = resumed(comm, save(again, shared_tmp / "again.h5"), **settings(method, "adam-carried"))
-    assert_same_bits(whole(training), whole(expected))
+    assert_same_bits(whole(training), expected)
 
 
-@pytest.mark.parametrize("finish", ["data-parallel", "diloco", "codistillation", "dynamic-averaging"])
-@pytest.mark.parametrize("optimizer", ["adam-reset", "adam-carried"])
-@pytest.mark.parametrize("done", [1, 2, 3])
+@pytest.mark.parametrize("finish, optimizer, done", FINISHES)
 def test_a_run_with_a_finish_goes_on_from_both_sides_of_it(comm, shared_tmp, finish, optimizer, done):
     """Two rounds of IST, two of another method; saved after so many, and once more inside the one that follows."""
     run = {**settings("ist", optimizer), **SPECIAL.get(finish, {}), "method__finish": f"{finish}:50%"}
-    expected, _ = trained(comm, **run)
+    expected, _ = uninterrupted(comm, **run)
     training = Training(small_run(**run), comm)
     rounds = training.rounds()
     for _ in range(done):
         next(rounds)
     path = save(training, shared_tmp / "between.h5")
-    assert_same_bits(whole(resumed(comm, path, **run)[0]), whole(expected))
+    assert_same_bits(whole(resumed(comm, path, **run)[0]), expected)
     stop_at(training, done, 2)
     list(rounds)
     path = save(training, shared_tmp / "inside.h5")
-    assert_same_bits(whole(resumed(comm, path, **run)[0]), whole(expected))
+    assert_same_bits(whole(resumed(comm, path, **run)[0]), expected)
 
 
 @every_method
 def test_a_resumed_round_may_be_stopped_again(comm, shared_tmp, method):
-    expected, _ = trained(comm, **settings(method, "adam-reset"))
+    expected, _ = uninterrupted(comm, **settings(method, "adam-reset"))
     path, position, rest = None, "", []
     for step in range(1, 13, 2):
         training = Training(small_run(**settings(method, "adam-reset")), comm)
@@ -157,7 +173,7 @@ def test_a_resumed_round_may_be_stopped_again(comm, shared_tmp, method):
     assert training.rounds_done < 4
     training, rest = resumed(comm, path, **settings(method, "adam-reset"))
     assert rest[-1].round == 4
-    assert_same_bits(whole(training), whole(expected))
+    assert_same_bits(whole(training), expected)
 
 
 def test_a_resumed_run_sees_the_very_images_and_rates_that_it_would_have_seen(comm, shared_tmp):
