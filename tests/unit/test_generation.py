@@ -35,8 +35,7 @@ class Uncached(torch.nn.Module):
         return self.network(tokens)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("prompt", [[3], [1, 2, 3, 4, 5], list(range(WORDS))], ids=len)
+@pytest.mark.parametrize("prompt, temperature", [([3], 0.7), ([1, 2, 3, 4, 5], 0.0), (list(range(WORDS)), 0.7)])
 @pytest.mark.parametrize("positions", ["rotary", "learnt"])
 def test_it_is_the_same_with_and_without_a_cache_and_behind_the_window(positions, prompt, temperature):
     network = decoder(positions=positions)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import networks
@@ -57,13 +58,19 @@ def network(name, shape, **arguments):
     return own_network(f"{FILE}:{name}", shape, 10, arguments)
 
 
+@cache
+def proved(name, shape):
+    """What is found out about a network that several tests look at."""
+    return infer(network(name, shape))
+
+
 def inferred(name, shape, **arguments):
     return infer(network(name, shape, **arguments))
 
 
 @pytest.mark.parametrize("name, shape", EXPECTED)
 def test_the_axes_are_found(name, shape):
-    found = inferred(name, shape)
+    found = proved(name, shape)
     for parameter, axes in EXPECTED[name, shape].items():
         assert str(found.parameters[parameter]) == axes, parameter
     dealt = {finding.width.name for finding in found.findings if finding.proved}
@@ -80,14 +87,11 @@ def words(axes):
 @given(data=st.data())
 def test_a_network_of_any_lengths_has_the_shapes_of_its_patterns(name, shape, data):
     own = network(name, shape)
-    found = _FOUND.setdefault(name, infer(own))
+    found = proved(name, shape)
     lengths = {group: data.draw(st.integers(1, 9), group) for group in found.groups}
     built = own.build(lengths)
     shapes = {parameter: tuple(values.shape) for parameter, values in built.named_parameters()}
     assert shapes == {parameter: axes.shape(lengths) for parameter, axes in found.parameters.items()}
-
-
-_FOUND = {}
 
 
 @pytest.mark.parametrize("name, shape", EXPECTED)
@@ -95,9 +99,11 @@ def test_every_wrong_axis_is_caught(name, shape):
     """Of what is proved, each axis is read otherwise where it can be, or left out: the outputs change."""
     own = network(name, shape)
     moving = {
-        of.width.name: {place: a * b for place, (a, b) in of.axes.items()} for of in infer(own).findings if of.axes
+        of.width.name: {place: a * b for place, (a, b) in of.axes.items()}
+        for of in proved(name, shape).findings
+        if of.axes
     }
-    for finding in infer(own).findings:
+    for finding in proved(name, shape).findings:
         if not finding.proved:
             continue
         trial = Trial(own, finding.width, moving)

@@ -124,7 +124,8 @@ def test_a_transfer_delivers_what_the_source_has_and_touches_nothing_else(ranks,
     whole = any_values(parameters(), LENGTHS)
     texts = PATTERNS if staging_bytes > 1 else PATTERNS[4:8]
     for kinds in product(EVERY_KIND, EVERY_KIND):
-        names = parameters(texts, (DTYPES[sum(map(EVERY_KIND.index, kinds)) % len(DTYPES)], "bfloat16"))
+        dtypes = DTYPES[sum(map(EVERY_KIND.index, kinds)) % len(DTYPES)], "bfloat16"
+        names = parameters(texts, dtypes[: 1 if ranks == 5 else 2])
         source, target = (layout(kind, ranks) for kind in kinds)
         # A mean of NaNs may have other bits, all else arrives as it left.
         whole_here = {
