@@ -66,7 +66,7 @@ def settled(comm, folder, name):
     return (own_run if "model__name" in settings else small_run)(**settings)
 
 
-@pytest.mark.ranks(min=2)
+@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_computes_what_the_subnet_computes_in_training(comm, shared_tmp, name):
     run = settled(comm, shared_tmp, name)

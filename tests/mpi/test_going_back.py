@@ -16,6 +16,9 @@ from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 from istmpi.training.run import Watch, run_training
 
+pytestmark = pytest.mark.ranks(only=[1, 2])
+"""Nothing here depends on how many ranks there are, but for one and several."""
+
 
 class Killed(Exception):
     """Ends a run as a kill does: nothing more is saved."""

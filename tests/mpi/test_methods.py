@@ -130,6 +130,7 @@ def test_on_one_rank_carried_momentum_is_plain_momentum_bit_for_bit(comm, method
     assert_same_bits(mine, bare_loop(training.run, 1, 12, torch.float64))
 
 
+@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("settings", [{}, {"optimizer_state": "carry"}], ids=["plain", "carried"])
 def test_ist_with_nothing_dealt_is_local_sgd_bit_for_bit(comm, settings):
     settings = {f"method__{name}": value for name, value in settings.items()}
@@ -151,6 +152,7 @@ def test_ist_with_nothing_dealt_and_an_outer_step_is_diloco(comm):
         np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 def test_local_sgd_with_one_local_step_is_data_parallel(comm, norm):
     settings = {"method__local_steps": 1, "train__rounds": 12, "model__norm": norm, "model__bias": True}
@@ -161,6 +163,7 @@ def test_local_sgd_with_one_local_step_is_data_parallel(comm, norm):
         np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("norm", ["layer", "none"])
 def test_data_parallel_is_sgd_on_a_batch_p_times_as_large(comm, norm, momentum):
@@ -185,6 +188,7 @@ def few_steps(method):
     return {"train__batch": 100} if method == "fedavg" else {}
 
 
+@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel", "diloco", "fedavg"])
 def test_a_run_goes_on_from_its_store_alone(comm, method, optimizer):

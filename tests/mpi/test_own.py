@@ -85,6 +85,7 @@ def test_it_trains_as_the_oracle_does(comm, name, settings, lengths):
     np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)
 
 
+@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("method", METHODS)
 def test_an_mlp_written_by_hand_trains_to_the_same_numbers(comm, method):
     """The names of its layers are the built-in one's, so are its initial values."""
@@ -108,6 +109,7 @@ def assert_near(training, mine, expected, theirs):
     assert mine[-1].score.score == theirs[-1].score.score
 
 
+@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("norm", ["none", "layer"])
 def test_without_batch_normalisation_it_is_scaled_as_the_mlp_is(comm, norm):
     bias = {"model__bias": True, "model__norm": norm, "model__output_norm": False}
@@ -156,6 +158,7 @@ def test_a_residual_stream_is_dealt_out_only_when_it_is_named(comm):
 # ---- the full network
 
 
+@pytest.mark.ranks(only=[1, 3])
 def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
     training, progress = own_trained(comm, **CONVOLUTIONAL)
     weights, moments = whole(training), training.evaluator.network.moments["norm"]
@@ -249,6 +252,7 @@ def test_with_local_data_the_examples_of_all_ranks_are_scored_and_calibrated_on(
     comm.barrier()
 
 
+@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("settings", [RESNET, BOTH | {"method__min_blocks": 1}], ids=["channels", "blocks, too"])
 def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp, settings):
     path = shared_tmp / "network.h5"

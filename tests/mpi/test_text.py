@@ -88,6 +88,7 @@ def test_the_perplexity_is_that_of_every_token_of_the_windows(comm, text):
     assert few.examples == 2 and score.examples == len(test)
 
 
+@pytest.mark.ranks(only=[2])
 @pytest.mark.parametrize("method", ["ist", "data-parallel", "codistillation"])
 def test_every_method_learns(comm, text, method):
     changed = {"method__name": method, "train__rounds": 6, "method__local_steps": 6, "model__dtype": "float32"}
