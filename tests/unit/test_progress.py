@@ -4,8 +4,11 @@ import io
 
 import pytest
 from rich.console import Console
+from small import small_run
 
-from istmpi.cli.progress import round_bar
+from istmpi.cli.progress import TrainingDisplay, round_bar
+from istmpi.comm import world
+from istmpi.training.run import run_training
 
 
 @pytest.mark.parametrize("seconds, left", [(2, "0:00:14"), (40, "0:04:40"), (3600, "7:00:00")])
@@ -24,8 +27,8 @@ def test_the_time_left_is_told_however_long_a_round_takes(seconds, left):
 
 
 @pytest.mark.parametrize("epochs, passes", [(1, "1 pass"), (2, "2 passes")])
-def test_a_round_of_fedavg_is_told_in_passes(istmpi_command, tmp_path, epochs, passes):
-    words = ["--method", "fedavg", "--batch", 200, "--set", f"method.epochs={epochs}", "--hidden", "8", "--rounds", 1]
-    code, out, err = istmpi_command("train", *words, "--out", tmp_path / "run")
-    assert code == 0, err
-    assert f"method     fedavg, 1 rounds of {passes} over a rank's examples, 200 at a time" in out
+def test_a_round_of_fedavg_is_told_in_passes(tmp_path, capsys, epochs, passes):
+    settings = {"method__name": "fedavg", "method__epochs": epochs, "train__batch": 200, "train__rounds": 1}
+    run_training(small_run(**settings, output__folder=str(tmp_path / "run")), world(), TrainingDisplay())
+    said = f"method     fedavg, 1 rounds of {passes} over a rank's examples, 200 at a time"
+    assert said in capsys.readouterr().out
