@@ -21,6 +21,8 @@ UNITS = (5, 7, 11)
 """Of a width in the networks that are tried, where the constructor takes so few. Primes that divide no other factor of
 an axis: else a wrong reading may permute blocks of units that are another width's, and change nothing, either."""
 EXAMPLES = 3
+TOKENS = 8
+"""Of a window that is tried, where the network takes any: axes are the same for all, and a vocabulary may be large."""
 PERMUTATIONS = 2
 TOLERANCE = 1e-5
 """Largest difference of outputs that rounding makes, relative to the largest one. All is in double precision, but some
@@ -38,35 +40,37 @@ class Trial:
     def __init__(self, network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]], seed: int = 0):
         self._network = network
         self._width = width
-        self.units, self._others, self._built = self._small(moving)
+        self._x, self.units, self._others, self._built = self._small(moving)
         generator = torch.Generator().manual_seed(seed)
         self._values = random_values(self._built, generator)
-        self._x = network.examples(EXAMPLES, torch.float64)
         self._permutations = [self._permutation(generator) for _ in range(PERMUTATIONS)]
-        self._expected, self._outputs_of = self._run(self._values)
+        self._outputs_of: dict[str, torch.Tensor] = {}
+        self._expected = self._run(self._values, self._outputs_of)
         self._mattering: dict[tuple[Place, tuple[int, int]], bool] = {}
         if not torch.isfinite(self._expected).all():
             raise ConfigError("the outputs of a small network with random weights are not finite")
 
-    def _small(self, moving: Mapping[str, Mapping[Place, int]]) -> tuple[int, dict[str, int], nn.Module]:
+    def _small(self, moving: Mapping[str, Mapping[Place, int]]) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
         """As few units of as many widths as the constructor takes; widths that share an axis with this one stay.
 
-        Returns the units, the other widths that are smaller than in the full network, and the network.
+        Returns the examples, the units, the other widths that are smaller than in the full network, and the network.
         """
         width = self._width
         apart = _never_on_an_axis_with(width.name, moving)
         ratios = {*itertools.chain(*(axes.values() for axes in moving.values()))}
         few = [units for units in UNITS if units < width.length and all(ratio % units for ratio in ratios)]
-        for narrow in (apart, ()):
-            others = {name: min(UNITS[0], self._network.widths[name].length) for name in narrow}
-            for units in [*few, width.length]:
-                try:
-                    built = self._network.build({**others, width.name: units}).double().eval()
-                    self._network.forward(built, self._network.examples(EXAMPLES, torch.float64))
-                except ConfigError:
-                    continue
-                if _fits(built, moving[width.name], units):
-                    return units, others, built
+        examples = self._network.examples(EXAMPLES, torch.float64)
+        for x in [*([examples[:, :TOKENS]] if self._network.tokens else []), examples]:
+            for narrow in (apart, ()):
+                others = {name: min(UNITS[0], self._network.widths[name].length) for name in narrow}
+                for units in [*few, width.length]:
+                    try:
+                        built = self._network.build({**others, width.name: units}).double().eval()
+                        self._network.forward(built, x)
+                    except ConfigError:
+                        continue
+                    if _fits(built, moving[width.name], units):
+                        return x, units, others, built
         raise ConfigError("a network with fewer of its units has parameters of other shapes")
 
     def _permutation(self, generator: torch.Generator) -> torch.Tensor:
@@ -81,24 +85,23 @@ class Trial:
             values[name] = values[name].index_select(place, positions)
         return values
 
-    def _run(self, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The outputs, and of each innermost module what it made, in any order of its positions."""
-        made: dict[str, torch.Tensor] = {}
+    def _run(self, values: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+        """The outputs; ``made`` takes what each module made, in the order in which they are done."""
 
         def note(name: str, output: object) -> None:
             output = output[0] if isinstance(output, tuple) and output else output
             if isinstance(output, torch.Tensor) and name not in made:
-                made[name] = output.detach().flatten(1).sort(dim=1).values if output.ndim > 1 else output.detach()
+                made[name] = output.detach().clone()  # what comes behind may write into it
 
         hooks = [
             module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
-            for name, module in self._built.named_modules()
+            for name, module in (self._built.named_modules() if made is not None else ())
             if name
         ]
         try:
             for name, parameter in self._built.named_parameters():
                 parameter.data = values[name]
-            return self._network.forward(self._built, self._x), made
+            return self._network.forward(self._built, self._x)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -106,10 +109,10 @@ class Trial:
     def broken_by(self, reading: Reading) -> str:
         """The first module behind which permuting by a reading shows; empty where the outputs stay as they were."""
         for order in self._permutations:
-            outputs, made = self._run(self._permuted(reading, order))
-            if not alike(outputs, self._expected):
+            made: dict[str, torch.Tensor] = {}
+            if not alike(self._run(self._permuted(reading, order), made), self._expected):
                 known = self._outputs_of  # a network that branches on values may have called other layers
-                differing = (name for name in made if name not in known or not alike(made[name], known[name]))
+                differing = (name for name in made if name not in known or not _same_set(made[name], known[name]))
                 return next(differing, "its last operation")
         return ""
 
@@ -123,7 +126,7 @@ class Trial:
     def _matters(self, place: Place, of: tuple[int, int]) -> bool:
         """Whether permuting the units on one axis alone shows in the outputs."""
         if (place, of) not in self._mattering:
-            outputs, _ = self._run(self._permuted({place: of}, self._permutations[0]))
+            outputs = self._run(self._permuted({place: of}, self._permutations[0]))
             self._mattering[place, of] = not alike(outputs, self._expected)
         return self._mattering[place, of]
 
@@ -144,7 +147,7 @@ class Trial:
             return True
         for name, parameter in narrow.named_parameters():
             parameter.data = values[name]
-        return not alike(self._network.forward(narrow, self._x), self._run(silent)[0])
+        return not alike(self._network.forward(narrow, self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
         """The network with as many units less as its constructor takes, and how many it has then."""
@@ -197,6 +200,13 @@ def _fits(built: nn.Module, ratios: Mapping[Place, int], units: int) -> bool:
     """Whether the axes of a smaller network have as many positions a unit as those of the full one."""
     shapes = {name: parameter.shape for name, parameter in built.named_parameters()}
     return all(name in shapes and shapes[name][place] == ratio * units for (name, place), ratio in ratios.items())
+
+
+def _same_set(values: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two outputs of a module are alike in any order of an example's positions."""
+    if values.shape != expected.shape or values.ndim < 2:
+        return values.shape == expected.shape and alike(values, expected)
+    return alike(values.flatten(1).sort(dim=1).values, expected.flatten(1).sort(dim=1).values)
 
 
 def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
