@@ -57,15 +57,27 @@ def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Numbe
     return min(memory.gradients + memory.activations for memory in memories)
 
 
+MOST_LOGITS = 2**26
+"""That a pass over windows of text makes, if it is more than one window: 256 MiB."""
+
+
+def windows_together(batch: int, logits: int) -> int:
+    """Windows of text in a pass of an evaluation, of at most so many, each with that many logits."""
+    return max(min(batch, MOST_LOGITS // logits), 1)
+
+
 def pass_bytes(run: Run, architecture: Architecture) -> Number:
     """Bytes that a pass of an evaluation makes at least: its examples, and the widest outputs before and behind a norm.
 
-    Of as many examples as evaluate.batch and evaluate.calibration_examples say, if there are so many. A residual block
-    takes up to 2.5 times as much, which has the stream beside.
+    Of as many examples as evaluate.batch and evaluate.calibration_examples say, if there are so many; of fewer windows
+    of text. A residual block takes up to 2.5 times as much, which has the stream beside.
     """
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     widest = max(one.outputs(architecture.lengths) // one.calls for one in architecture.operators)
-    examples = max(run.evaluate.batch, run.evaluate.calibration_examples)
+    batch, code = run.evaluate.batch, getattr(architecture, "code", None)
+    if code is not None and code.tokens:
+        batch = windows_together(batch, code.numbers)
+    examples = max(batch, run.evaluate.calibration_examples if architecture.batch_norms else 0)
     return examples * (prod(architecture.example_shape) + 2 * widest) * itemsize
 
 

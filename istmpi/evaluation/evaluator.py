@@ -19,7 +19,7 @@ from torch.nn import functional
 from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
+from istmpi.cost.evaluation import evaluation_memory, evaluation_plan, windows_together
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.engine.store import ParameterStore
@@ -37,8 +37,6 @@ WINDOWS = 512
 """Of text that are scored where a run does not say."""
 FITTED_ON = 64
 """Training examples."""
-MOST_LOGITS = 2**26
-"""Of text, in one pass of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ class Evaluator:
         """The rows of a split, batch by batch: fewer at a time where their outputs would be large."""
         batch = self._run.evaluate.batch
         if self._dataset.task == NEXT_TOKEN:
-            batch = max(min(batch, MOST_LOGITS // (self._dataset.features * self._dataset.outputs)), 1)
+            batch = windows_together(batch, self._dataset.features * self._dataset.outputs)
         for first in range(0, length, batch):
             yield np.arange(first, min(first + batch, length))
 
