@@ -30,6 +30,8 @@ from istmpi.hdf5 import (
     structure_errors,
     unheard,
 )
+from istmpi.methods import METHODS
+from istmpi.methods.spec import START, VELOCITY
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
@@ -187,7 +189,12 @@ class Checkpoint:
     def _misfits(self) -> Iterator[str]:
         """What is missing or of another shape, beside the parameters: of each of these groups, there is all or none."""
         data, lengths, norms = self.header.data, self.architecture.lengths, self.architecture.batch_norms
-        slots = kinds_of(self.tensors)
+        run = self.header.run
+        steps = any(METHODS[name].shared_step(run) != (1, 0) for name, _ in run.phases() if name in METHODS)
+        all_slots = [name for name in self.tensors if isinstance(name, Slot)]
+        # An outer step of what is not dealt out has slots of that alone.
+        some = [name for name in all_slots if steps and name.kind in (START, VELOCITY)]
+        slots = [kind for kind in kinds_of(all_slots) if not (steps and kind in (START, VELOCITY))]
         parameters = self.architecture.parameters
         found = self._datasets
         classes = {"input/classes": (data.outputs,)} if data.task == CLASSIFICATION else {}
@@ -197,6 +204,7 @@ class Checkpoint:
             {f"input/{kind}": (prod(data.shape),) for kind in MOMENTS},
         ]
         expected = self._of_a_stopped_round(found) | classes
+        expected |= {place(name): parameters[name.parameter].pattern.shape(lengths) for name in some}
         for group in groups:
             expected |= group if found.keys() & group.keys() else {}
         for path, shape in expected.items():

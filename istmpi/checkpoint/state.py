@@ -12,7 +12,7 @@ from istmpi.checkpoint.format import Piece, place
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import library
 from istmpi.data.dataset import Dataset
-from istmpi.engine.slots import kinds_of, parameter_of
+from istmpi.engine.slots import Slot, parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.methods.base import InterruptedRound
@@ -100,7 +100,7 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> InterruptedRound:
     local steps left as the rank that had done most.
     """
     header = checkpoint.header
-    store.add_slots(kinds_of(checkpoint.tensors))
+    store.add_slots([name for name in checkpoint.tensors if isinstance(name, Slot)])
     fill(checkpoint, store)
     if not checkpoint.has_partial or header.ranks != store.owners.ranks:
         return InterruptedRound(header.local_step)

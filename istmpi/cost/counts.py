@@ -169,7 +169,12 @@ def cost(
     batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
     stored = len(spec.slots(run))
     loads = [load for name in spec.sends if (load := COLLECTIVES[name].load(held))]
+    lr, momentum = spec.shared_step(run)
+    # Of an outer step of what is not dealt out: where it started, and the velocity.
+    step = ((lr, momentum) != (1, 0)) + (momentum > 0)
     owned = held.owned_bytes * (spec.owned_tensors + stored)
+    if step:  # the owners have the start only between two rounds with no mean in between
+        owned += held.owned_shared_bytes * (step - (run.method.share_every == 1))
     buffers = max(load.buffers for load in loads)
     others = (ranks - 1) * spec.learns_from_others
     moved = spec.moved(run)
@@ -182,7 +187,7 @@ def cost(
     parts = []
     for part in held.parts:
         copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * stays
-        copies += moved * held.shared_bytes * staying
+        copies += (moved * staying + step) * held.shared_bytes
         parts.append(_part_cost(part, held, architecture, batch, made, owned, buffers, copies, others))
     return Cost(
         spec.name,

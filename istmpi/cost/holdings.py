@@ -200,8 +200,16 @@ class Holdings:
     @cached_property
     def shared_bytes(self) -> int:
         """Of what is not dealt out, once."""
-        shared = (one for one in self.parameters.values() if not one.pattern.dealt(self.groups))
-        return sum(one.size(self.lengths) * one.itemsize for one in shared)
+        return sum(one.size(self.lengths) * one.itemsize for one in self._shared.values())
+
+    @cached_property
+    def owned_shared_bytes(self) -> int:
+        """Of the rows of what is not dealt out that an owner has; no rank has more."""
+        return _owned_bytes(self._shared, self.lengths, self.ranks)
+
+    @property
+    def _shared(self) -> dict[str, Parameter]:
+        return {name: one for name, one in self.parameters.items() if not one.pattern.dealt(self.groups)}
 
     @cached_property
     def averaged_bytes(self) -> int:

@@ -28,6 +28,7 @@ from istmpi.engine.slots import Slot, kinds_of, parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.methods import spec_of
+from istmpi.methods.spec import VELOCITY
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
@@ -191,12 +192,13 @@ def _filled(checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: N
     network, run = narrow.network, checkpoint.header.run
     store = ParameterStore(network.parameters, network.lengths, 1, 0)
     store.scale = narrow.scale
-    kept = {slot for name, _ in run.phases() for slot in spec_of(name).slots(run.override({"method.name": name}))}
-    slots = tuple(kind for kind in kinds_of(checkpoint.tensors) if kind in kept)
+    phases = [(spec_of(name), run.override({"method.name": name})) for name, _ in run.phases()]
+    kept = {kind for spec, of in phases for kind in (*spec.slots(of), *([VELOCITY] if spec.shared_step(of)[1] else []))}
+    found = [kind for kind in kinds_of(checkpoint.tensors) if kind in kept]
+    slots = {Slot(name, kind): Slot(of, kind) for name, of in narrow.names.items() for kind in found}
+    slots = {name: of for name, of in slots.items() if of in checkpoint.tensors}
     store.add_slots(slots)
-    names = dict(narrow.names) | {
-        Slot(name, kind): Slot(of, kind) for name, of in narrow.names.items() for kind in slots
-    }
+    names = dict(narrow.names) | slots
     for name, part in _parts(checkpoint, whole, units, narrow, names).items():
         store.tensors[name].copy_(part * narrow.folded.get(name, 1.0))
     return store

@@ -4,7 +4,7 @@ No rank ever has the full network. Initial values are a function of the seed and
 alone, so the network is the same at any number of ranks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 
 import numpy as np
@@ -77,18 +77,26 @@ class ParameterStore:
             rows = self.owners.positions(parameter.pattern.axes[0], 0, self.rank)
             self.tensors[name].copy_(tensors[name].detach()[rows.start : rows.stop])
 
-    def add_slots(self, slots: tuple[str, ...]) -> None:
-        """Have rows, of zeros, for these slots of every parameter; those that are there already stay as they are."""
+    def add_slots(self, slots: Collection[str]) -> None:
+        """Have rows, of zeros, for these kinds of slots of every parameter, or for single slots.
+
+        Those that are there already stay as they are.
+        """
         own = {name: self.parameters[name] for name in weights_among(self.parameters)}
-        self.parameters = with_slots(own, slots) | self.parameters
+        kinds, wanted = tuple(dict.fromkeys(getattr(slot, "kind", slot) for slot in slots)), {*slots}
+        extended = with_slots(own, kinds)
+        self.parameters = {
+            name: one for name, one in extended.items() if name in own or not wanted.isdisjoint((name, name.kind))
+        } | self.parameters
         for name, parameter in self.parameters.items():
             if name not in self.tensors:
                 self.tensors[name] = self._zeros(parameter)
 
-    def drop_slots(self, except_for: tuple[str, ...]) -> None:
-        """Forget all other slots."""
+    def drop_slots(self, except_for: Collection[str]) -> None:
+        """Forget all other slots than these, which are said as in `add_slots`."""
+        wanted = {*except_for}
         for name in list(self.parameters):
-            if isinstance(name, Slot) and name.kind not in except_for:
+            if isinstance(name, Slot) and wanted.isdisjoint((name, name.kind)):
                 del self.parameters[name], self.tensors[name]
 
     def _zeros(self, parameter: Parameter) -> torch.Tensor:

@@ -122,7 +122,7 @@ class Method(ABC):
             store.add_slots((*self.optimizer_spec.slots, *self.outer.slots_inside))
             outcome.tensors = self.suspend(round)
         else:
-            store.drop_slots(except_for=self.spec.slots(self.job.run))
+            store.drop_slots(except_for=self.kept)
             self.end(round)
         return outcome
 
@@ -178,6 +178,11 @@ class Method(ABC):
             network = architecture.without_values(scale, lengths)
             self._built = dict(lengths), to_empty(network, self.job.device).train()
         return self._built[1]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The slots that rest in the store between two rounds."""
+        return self.spec.kept(self.job.run, self.job.architecture)
 
     def own(self) -> Mapping[str, torch.Tensor]:
         """Tensors of which every rank has its own values between rounds, whole, in host memory; none by default."""

@@ -8,7 +8,7 @@ A weight that somebody trains in the next round, too, goes to that rank straight
 where it is; only the others are flushed to their owners. The owners have all of them after `IST.publish`. An outer step
 is the owners' work: with one, all weights are flushed to the owners in every round.
 
-What is not dealt out, if it is much, stays on all ranks (`istmpi.methods.shared`).
+What is not dealt out, if it is much, stays on all ranks (`istmpi.methods.shared`), which may take an outer step of it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from istmpi.engine.transfer import Transfer
 from istmpi.errors import IstmpiError
 from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.methods.held import Held
-from istmpi.methods.outer import START
 from istmpi.methods.shared import Shared
-from istmpi.methods.spec import VELOCITY
+from istmpi.methods.spec import START, VELOCITY
 from istmpi.models.architecture import Architecture
 from istmpi.models.linear import release_gradients
 
@@ -45,7 +44,7 @@ class IST(Method):
         super().__init__(job)
         self._held: Held | None = None
         by_ring = self.spec.shares_by_ring(job.run, job.architecture, job.communicator.size)
-        self._shared = Shared(job, self.spec.groups(job.run, job.architecture)) if by_ring else None
+        self._shared = Shared(job, self.spec) if by_ring else None
         self._receive_buffers: dict[str, torch.Tensor] = {}
         self._deals: dict[int, Partition] = {}
 
@@ -86,6 +85,8 @@ class IST(Method):
                 for name, one in resume_from.tensors.items()
             }
             copy_from_host(arriving | own, kept)
+            if self._shared:
+                self._shared.begin(self.tensors)
         self.outer.begin(dict(store.tensors))
 
     def end(self, round: int) -> None:
@@ -99,7 +100,8 @@ class IST(Method):
             self._held = Held(self._holders, {name: trained[name] for name in stay})
 
     def suspend(self, round: int) -> Mapping[str, torch.Tensor]:
-        self._shared = self._shared and self._shared.anew()
+        if self._shared:
+            self._shared.suspend()
         _, trained = self._push()
         self.outer.suspend(self.job.store.tensors)
         holders, rank = self._holders, self.job.store.rank
@@ -129,6 +131,10 @@ class IST(Method):
             self._held.flush_to_owners(self.job.store, self.job.communicator)
         if self._shared:
             self._shared.publish()
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return (*super().kept, START) if self._shared and not self._shared.outer.idle else super().kept
 
     def own(self) -> Mapping[str, torch.Tensor]:
         return self._shared.own() if self._shared else {}

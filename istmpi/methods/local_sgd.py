@@ -11,9 +11,8 @@ import torch
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.engine.slots import without
 from istmpi.methods.base import InterruptedRound
-from istmpi.methods.outer import START
 from istmpi.methods.replicated import ReplicatedMethod
-from istmpi.methods.spec import VELOCITY
+from istmpi.methods.spec import START, VELOCITY
 
 
 class LocalSGD(ReplicatedMethod):

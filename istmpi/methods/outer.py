@@ -11,10 +11,7 @@ from collections.abc import Mapping, MutableMapping
 import torch
 
 from istmpi.engine.slots import Slot, weights_among
-from istmpi.methods.spec import VELOCITY
-
-START = "start"
-"""The slot of the weights from before the round, only while a round is stopped in the middle."""
+from istmpi.methods.spec import START, VELOCITY
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -43,10 +40,14 @@ class Outer:
             stopped = tensors.pop(Slot(name, START), None)
             self.start[name] = tensors[name].clone() if stopped is None else stopped
 
+    @property
+    def kept_start(self) -> dict[str, torch.Tensor]:
+        """Where the round started, by the names of its slots."""
+        return {Slot(name, START): values for name, values in self.start.items()}
+
     def suspend(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
         """Leave in ``tensors`` where the round started."""
-        for name, values in self.start.items():
-            tensors[Slot(name, START)] = values
+        tensors.update(self.kept_start)
         self.start = {}
 
     def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods.optimizers import optimizer_spec
 from istmpi.settings import Field
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from istmpi.models.architecture import Architecture
 
 VELOCITY = "velocity"
-"""The slot of the outer step's momentum."""
+"""The slot of an outer step's momentum."""
+START = "start"
+"""The slot of the weights from where an outer step's change is taken, only while training stands in between."""
 RING_BYTES = 2**20
 """From so many bytes on, what is on every rank goes round a ring: nearer to the line's rate than all to all, but in
 2(P-1) messages more a round."""
@@ -122,24 +125,39 @@ class MethodSpec:
         """The units that every rank has at least of each group of blocks that is dealt out in a run."""
         return {name: run.method.min_blocks for name in self.groups(run, architecture) if name in architecture.blocks}
 
+    def shared(self, run: Run, architecture: Architecture) -> list[str]:
+        """The parameters that are not dealt out in a run."""
+        groups = self.groups(run, architecture)
+        return [name for name, one in architecture.parameters.items() if not one.pattern.dealt(groups)]
+
     def shares_by_ring(self, run: Run, architecture: Architecture, ranks: int) -> bool:
         """Whether what is not dealt out stays on all ranks, which take its mean by a ring all-reduce.
 
-        Else it is pulled and pushed with the rest. ConfigError where method.share_every asks for what cannot be.
+        Else it is pulled and pushed with the rest. ConfigError where the run asks of it what cannot be.
         """
-        if "share" not in self.sends or ranks == 1:
+        if "share" not in self.sends:
             return False
-        groups, every = self.groups(run, architecture), run.method.share_every
+        every, (lr, momentum), shared = run.method.share_every, self.shared_step(run), self.shared(run, architecture)
+        steps = (lr, momentum) != (1, 0)
+        said = f"method.shared_lr = {lr:g}, shared_momentum = {momentum:g}"
+        if steps and not shared:
+            raise ConfigError(
+                f"{said} do not go with a network that is dealt out down to its last parameter: they are for what "
+                f"is not. Leave them out, or deal out fewer groups (method.partition)."
+            )
         if self.outer(run) != (1, 0):
-            if every > 1:
+            if steps or (every > 1 and ranks > 1):
                 raise ConfigError(
-                    f"method.share_every = {every} does not go with an outer step (outer_lr, outer_momentum), which "
-                    f"owners take of all weights in every round. Leave one of the two out."
+                    f"{said if steps else f'method.share_every = {every}'} {'do' if steps else 'does'} not go with an "
+                    f"outer step (outer_lr, outer_momentum), which owners take of all weights in every round. Leave "
+                    f"one of the two out."
                 )
             return False
-        shared = (one for one in architecture.parameters.values() if not one.pattern.dealt(groups))
-        nbytes = sum(one.size(architecture.lengths) * one.itemsize for one in shared)
-        return not groups or every > 1 or nbytes * self.moved(run) >= RING_BYTES
+        if ranks == 1:
+            return steps
+        parameters = (architecture.parameters[name] for name in shared)
+        nbytes = sum(one.size(architecture.lengths) * one.itemsize for one in parameters)
+        return not self.groups(run, architecture) or every > 1 or steps or nbytes * self.moved(run) >= RING_BYTES
 
     def deal(self, run: Run, architecture: Architecture, ranks: int, round: int) -> Partition:
         """A round's deal; ConfigError for one that cannot be made."""
@@ -159,6 +177,10 @@ class MethodSpec:
             momentum if settings.outer_momentum is None else settings.outer_momentum,
         )
 
+    def shared_step(self, run: Run) -> tuple[float, float]:
+        """Learning rate and momentum of the outer step of what is not dealt out alone; 1, 0 for none."""
+        return (run.method.shared_lr, run.method.shared_momentum) if "share" in self.sends else (1.0, 0.0)
+
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
         """The optimizer state that the store keeps beside every parameter between rounds."""
         keeps = self.always_carries or run.method.optimizer_state == "carry"
@@ -168,6 +190,14 @@ class MethodSpec:
         """All that the store keeps beside every parameter between rounds."""
         _, momentum = self.outer(run)
         return (*self.optimizer_slots(run), *([VELOCITY] if momentum else []))
+
+    def kept(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
+        """All that the store keeps between rounds: kinds of slots, and single slots of what is not dealt out."""
+        _, momentum = self.shared_step(run)
+        return (
+            *self.slots(run),
+            *(Slot(name, VELOCITY) for name in (self.shared(run, architecture) if momentum else ())),
+        )
 
     def moved(self, run: Run) -> int:
         """Tensors for every parameter that each collective moves: 1, and the optimizer state that travels along."""

@@ -119,6 +119,7 @@ class Training:
         spec = spec_of(name, "method.name =" if name == self.run.method.name else "method.finish =")
         spec.load().check(run, size.dataset.task, size.batches, network)
         run.optimizer.require_usable(run.train.rounds * spec.steps(run, 1, size.batches.examples))
+        spec.shares_by_ring(run, network, self.communicator.size)
         first = spec.deal(run, network, self.communicator.size, 0).held(self.communicator.rank)
         network.require_usable(narrowed(network.lengths, network.parameters, first))
 
@@ -195,9 +196,9 @@ class Training:
         if before:
             before.publish()
         spec = spec_of(run.method.name)
-        slots = spec.slots(run)
-        self.store.drop_slots(except_for=slots)
-        self.store.add_slots(slots)
+        kept = spec.kept(run, self.architecture)
+        self.store.drop_slots(except_for=kept)
+        self.store.add_slots(kept)
         job = Job(
             run,
             self.architecture,
@@ -276,7 +277,8 @@ class Training:
         if stopped and max(done):
             self.local_step, self._interrupted = max(done), outcome
         elif stopped:
-            self.store.drop_slots(except_for=self.method.spec.slots(self.method.job.run))
+            self.store.drop_slots(except_for=self.method.kept)
+            self._interrupted = InterruptedRound(tensors=self._own())
         return not stopped
 
     def progress(self, score: Score | None = None) -> Progress:
@@ -372,7 +374,7 @@ class Training:
         if header.ranks != self.communicator.size and self.local_step >= self._most_steps:
             # The fastest of those ranks was through: nothing is left of the round for these.
             self.rounds_done, self.local_step, self._interrupted = self.rounds_done + 1, 0, InterruptedRound()
-            self.store.drop_slots(except_for=self.method.spec.slots(self.method.job.run))
+            self.store.drop_slots(except_for=self.method.kept)
         return changes
 
     def _changes(self, checkpoint: Checkpoint) -> list[str]:

@@ -15,9 +15,10 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.images import require_sides, resized
 from istmpi.data.placement import place
 from istmpi.engine.axes import Parameter
-from istmpi.engine.slots import Slot, kinds_of
+from istmpi.engine.slots import Slot, without
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
+from istmpi.methods.spec import START
 from istmpi.models.architecture import Architecture
 from istmpi.training.network import network_of
 
@@ -71,7 +72,8 @@ def require_resizable(run: Run, network: Architecture) -> None:
 def carried(store: ParameterStore, network: Architecture, seed: int) -> ParameterStore:
     """The store of a network for another size, which shares with the present one what does not depend on the size.
 
-    All else has its initial values. Slots are as they were for what is carried, else zero.
+    All else has its initial values. Slots are as they were for what is carried, else zero; an outer step's change of what
+    starts anew is from there.
     """
     owners, rank = store.owners, store.rank
     anew = starting_anew(store.parameters, owners.lengths, network)
@@ -84,7 +86,7 @@ def carried(store: ParameterStore, network: Architecture, seed: int) -> Paramete
     for name, parameter in store.parameters.items():
         if isinstance(name, Slot) and name.parameter in made.parameters and name.parameter not in anew:
             made.parameters[name], made.tensors[name] = parameter, store.tensors[name]
-    made.add_slots(kinds_of(store.parameters))
+    made.add_slots([name for name in without(store.parameters, START) if isinstance(name, Slot)])
     made.scale, made.fitted = store.scale, store.fitted
     return made
 

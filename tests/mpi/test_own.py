@@ -69,6 +69,14 @@ ATTENTION = {
             DEEP | {"method__min_blocks": 1, "method__share_every": 2, "train__rounds": 3},
             {"blocks2": 3},
         ),
+        (
+            "resnet by both",
+            BOTH
+            | {"method__min_blocks": 1, "method__share_every": 2, "train__rounds": 5}
+            | {"method__shared_lr": 0.7, "method__shared_momentum": 0.9},
+            {"blocks2": 3, "inner2": 5},
+        ),
+        ("attention", ATTENTION | {"method__shared_momentum": 0.6, "train__rounds": 4}, {"heads": 7, "hidden": 9}),
         ("exits", RESNET | {"model__exits": [1], "train__exit_weights": [0.3, 1]}, {"inner1": 5, "inner2": 7}),
     ],
 )
