@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from own_runs import DEEP, own_trained
+from resuming import resumed, save, stop_at
 from small import assert_same_bits, own_run, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
 from istmpi.errors import ConfigError
 from istmpi.methods import METHODS
@@ -58,30 +58,6 @@ def uninterrupted(comm, **run):
         training, progress = trained(comm, **run)
         _uninterrupted[key] = whole(training), progress
     return _uninterrupted[key]
-
-
-def save(training, path):
-    commit(path, *training.state(), "direct", training.communicator)
-    return path
-
-
-def resumed(comm, path, **changed):
-    training = Training(small_run(**changed), comm)
-    training.resume(path)
-    return training, list(training.rounds())
-
-
-def stop_at(training, round, step):
-    """Ask this rank to stop when it is about to take that step of that round."""
-    method = training.method
-    take, number = method.batch, method.first_step(round) + step
-
-    def batch(current):
-        if current == number:
-            training.stop._signal = "a test"
-        return take(current)
-
-    method.batch = batch
 
 
 def without_time(progress):
