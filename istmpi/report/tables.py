@@ -76,7 +76,9 @@ def shared_step(run: Run, cost: Cost) -> str:
     if (lr, momentum) == (1, 0):
         return ""
     when = f"every {every} rounds" if every > 1 else "after every round"
-    return f"outer step of what is not dealt out, {size(cost.held.shared_bytes)}, {when}: lr {lr:g}, momentum {momentum:g}"
+    return (
+        f"outer step of what is not dealt out, {size(cost.held.shared_bytes)}, {when}: lr {lr:g}, momentum {momentum:g}"
+    )
 
 
 def learning_rate(optimizer: Optimizer, steps: int) -> str:

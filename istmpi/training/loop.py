@@ -193,11 +193,11 @@ class Training:
             first += rounds
         if before and before.job.run is run:
             return before
-        if before:
-            before.publish()
         spec = spec_of(run.method.name)
         kept = spec.kept(run, self.architecture)
-        self.store.drop_slots(except_for=kept)
+        if before:
+            before.publish()
+            self.store.drop_slots(except_for=kept)
         self.store.add_slots(kept)
         job = Job(
             run,

@@ -31,6 +31,7 @@ CONVOLUTIONAL = {"model__name": f"{FILE}:Convolutional", "model__channels": [16,
     ("resnet", "ist", DEEP | {"method__min_blocks": 1}),
     ("resnet", "ist", DEEP | {"method__min_blocks": 1, "method__share_every": 2}),
     (EXAMPLE, "ist", {"method__share_every": 3, "optimizer__momentum": 0.5, "method__optimizer_state": "carry"}),
+    (EXAMPLE, "ist", {"method__shared_momentum": 0.9, "method__share_every": 2}),
     (EXAMPLE, "ist", {"method__partition": []}),
     ("resnet", "ist", BOTH | {"method__min_blocks": 2, "optimizer__momentum": 0.5, "method__optimizer_state": "carry"}),
 ])  # fmt: skip

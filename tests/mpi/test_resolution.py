@@ -97,6 +97,7 @@ def test_it_goes_on_bit_for_bit_at_every_size(comm, shared_tmp, method):
     settings["method__threshold"] = 0.0005
     if method not in METHODS:
         settings |= {"method__name": "ist", "method__partition": ["hidden"], "method__share_every": 3}
+        settings |= {"method__shared_lr": 0.7, "method__shared_momentum": 0.9}
     expected, _ = own_trained(comm, **settings)
     for done in (1, 2, 3) if method == "ist" else (2,):
         training = Training(own_run(**settings), comm)

@@ -104,13 +104,15 @@ def test_a_rank_has_the_copies_that_are_planned(comm):
     shared = training.method._shared
     copies = sum(one.nbytes for held in (shared.outer.start, shared._velocity) for one in held.values())
     plain = small_run(**run | {"method__shared_lr": 1.0, "method__shared_momentum": 0.0})
-    with_step, without = (
-        cost(one, training.architecture, comm.size).largest.memory for one in (training.run, plain)
-    )
+    with_step, without = (cost(one, training.architecture, comm.size).largest.memory for one in (training.run, plain))
     if comm.size > 1:
         assert copies == with_step.copies - without.copies > 0
     training.method.publish()
-    rows = {name: one.nbytes for name, one in training.store.tensors.items() if getattr(name, "kind", "") in ("start", "velocity")}
+    rows = {
+        name: one.nbytes
+        for name, one in training.store.tensors.items()
+        if getattr(name, "kind", "") in ("start", "velocity")
+    }
     assert max(comm.allgather(sum(rows.values()))) == with_step.owned - without.owned > 0
 
 
