@@ -51,8 +51,9 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     costs.add_row("memory: buffers, activations, copies", size(rest), "", size(whole.activations + whole.copies))
     costs.add_row("memory: a pass of an evaluation, at least", size(pass_bytes(run, network)), "", "")
     console.print(costs)
-    for shared in list(dict.fromkeys(filter(None, (shared_step(run, phase) for phase, _ in phases)))):
-        console.print(shared)
+    for said in dict.fromkeys(shared_step(run, phase) for phase, _ in phases):
+        if said:
+            console.print(said)
     first = 0
     for phase, rounds in phases:
         consumed = number(rounds * phase.local_steps * phase.examples_per_step)
@@ -76,9 +77,7 @@ def shared_step(run: Run, cost: Cost) -> str:
     if (lr, momentum) == (1, 0):
         return ""
     when = f"every {every} rounds" if every > 1 else "after every round"
-    return (
-        f"outer step of what is not dealt out, {size(cost.held.shared_bytes)}, {when}: lr {lr:g}, momentum {momentum:g}"
-    )
+    return f"outer step of shared weights ({size(cost.held.shared_bytes)}) {when}: lr {lr:g}, momentum {momentum:g}"
 
 
 def learning_rate(optimizer: Optimizer, steps: int) -> str:

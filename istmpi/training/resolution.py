@@ -72,8 +72,8 @@ def require_resizable(run: Run, network: Architecture) -> None:
 def carried(store: ParameterStore, network: Architecture, seed: int) -> ParameterStore:
     """The store of a network for another size, which shares with the present one what does not depend on the size.
 
-    All else has its initial values. Slots are as they were for what is carried, else zero; an outer step's change of what
-    starts anew is from there.
+    All else has its initial values, from which an outer step's change of it counts. Slots are as they were for what is
+    carried, else zero.
     """
     owners, rank = store.owners, store.rank
     anew = starting_anew(store.parameters, owners.lengths, network)
