@@ -66,22 +66,29 @@ def test_two_halves_are_the_whole_wherever_it_was_stopped(comm, shared_tmp, ever
 
 
 @pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("inside", [False, True], ids=["between rounds", "inside a round"])
-def test_other_ranks_take_the_step_from_where_these_started(comm, shared_tmp, inside):
+@pytest.mark.parametrize("stopped", ["between rounds", "inside a round", "where the fastest was through with it"])
+def test_other_ranks_take_the_step_from_where_these_started(comm, shared_tmp, stopped):
     """What is left of the rounds up to the mean changes nothing, at such a rate; so the step is that of the formula."""
     run = HALF | {"method__share_every": 2, "optimizer__momentum": 0.0, "method__optimizer_state": "reset"}
-    run |= {"model__dtype": "float64"}
+    run |= {"model__dtype": "float64", "train__rounds": 6}
     training = Training(small_run(**run), comm)
     rounds = training.rounds()
     for _ in range(3):
         next(rounds)
-    if inside:
+    last = 4
+    if stopped == "inside a round":
         stop_at(training, 3, 1)
-        list(rounds)
+        assert list(rounds) == [] and training.local_step < 3
+    elif stopped != "between rounds":
+        last = 6  # the mean of that round is not taken by a ring any more, but the next one is
+        training.stop._gossip.notify = lambda _: None
+        if comm.rank == 0:
+            stop_at(training, 3, 1)
+        assert list(rounds) == [] and training.local_step == 3
     path, saved = save(training, shared_tmp / "saved.h5"), whole(training)
     alone = Communicator(comm.mpi.Split(comm.rank))
-    other, progress = resumed(alone, path, **run | {"optimizer__lr": 1e-300})
-    assert [one.round for one in progress] == [4]
+    other, progress = resumed(alone, path, **run | {"optimizer__lr": 1e-300, "train__rounds": last})
+    assert progress[-1].round == last
     found, shared = whole(other), [name for name in saved if getattr(name, "kind", "") == "start"]
     wanted = training.method.spec.shared(training.run, training.architecture)
     assert [slot.parameter for slot in shared] == wanted and not any(name in found for name in shared)
