@@ -3,13 +3,19 @@
     python benchmarks/local_step.py
 
 Ours is `Method.local_steps` as a round calls it, on one rank: batches drawn and read, losses kept, checked and agreed
-on. Bare is what one would write by hand: plain torch.nn layers, ready lists of row numbers, no bookkeeping at all. Both
-start from the same weights and must end with the same. They take turns; every ratio is of two neighbours in time.
+on. Bare is what one would write by hand: plain torch.nn layers (of the decoder the very class, built with a subnet's
+widths), ready lists of row numbers, no bookkeeping at all. Both start from the same weights and must end with the same.
+They take turns; every ratio is of two neighbours in time.
 """
 
 import argparse
+import subprocess
+import tempfile
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +37,7 @@ from istmpi.methods.ist import IST
 from istmpi.models.mlp import MLP
 from istmpi.record import Clock
 from istmpi.tasks import CLASSIFICATION
+from istmpi.training.loop import Training
 
 EXAMPLES = 2048
 
@@ -39,42 +46,30 @@ EXAMPLES = 2048
 class Pair:
     """The subnet of rank 0 in our loop, and its twin in plain PyTorch."""
 
-    features: int
-    hidden: tuple[int, ...]
+    name: str
+    job: Job
     ranks: int
-    run: Run
-    communicator: Communicator
+    twin: Callable[[dict[str, int]], nn.Module]
+    optimizer: Callable[..., torch.optim.Optimizer]
+    examples: tuple[torch.Tensor, torch.Tensor] | None = None
+    """All of them, of which the twin takes rows; without, its batches are read before the clock starts."""
 
     def __post_init__(self) -> None:
-        architecture = MLP(self.features, self.hidden, 10, output_norm=True)
-        generator = np.random.default_rng(0)
-        x = generator.standard_normal((EXAMPLES, self.features), dtype=np.float32)
-        y = generator.integers(0, 10, EXAMPLES)
-        self.batches = Batches(DenseSplit(x, y), np.arange(EXAMPLES), self.run.train.batch, seed=0, stream=0)
-        store = ParameterStore(architecture.parameters, architecture.lengths, ranks=1, rank=0)
-        job = Job(
-            self.run,
-            architecture,
-            CLASSIFICATION,
-            store,
-            self.batches,
-            self.communicator,
-            torch.device("cpu"),
-            Clock(),
-            StopSign(self.communicator),
-        )
+        job, architecture = self.job, self.job.architecture
         self.method = IST(job)
-        partition = Partition.draw(architecture.lengths, architecture.groups, self.ranks, seed=0, round=0)
+        groups = architecture.default_groups
+        partition = Partition.draw(architecture.lengths, groups, self.ranks, seed=0, round=0)
         lengths = narrowed(architecture.lengths, architecture.parameters, partition.held(0))
+        job.store.scale = {name: lengths[name] / architecture.lengths[name] for name in job.store.scale}
         self.subnet = self.method.build(lengths)
         self.method.network = self.subnet
         self.method.optimizer, _ = self.method.new_optimizer(self.subnet, 0, InterruptedRound())
-        self.twin = bare_network([lengths[axis] for axis in ("features", *architecture.stages)])
-        self.twin_optimizer = torch.optim.SGD(self.twin.parameters(), lr=self.run.optimizer.lr)
+        self.network = self.twin(lengths)
         with torch.no_grad():
-            for mine, theirs in zip(self.subnet.parameters(), self.twin.parameters(), strict=True):
-                mine.copy_(theirs)
-        self.x, self.y = torch.from_numpy(x), torch.from_numpy(y)
+            for mine, theirs in zip(self.subnet.parameters(), self.network.parameters(), strict=True):
+                mine.copy_(torch.randn_like(theirs) / theirs.shape[-1] ** 0.5 if theirs.ndim > 1 else theirs)
+                theirs.copy_(mine)
+        self.twin_optimizer = self.optimizer(self.network.parameters(), lr=job.run.optimizer.lr)
 
     def ours(self, round: int) -> np.ndarray:
         """Wall clock and processor seconds of one round's local steps."""
@@ -84,15 +79,74 @@ class Pair:
 
     def bare(self, round: int) -> np.ndarray:
         """The same steps by hand."""
-        steps = self.run.method.local_steps
-        everyones_rows = [torch.from_numpy(self.batches.indices(round * steps + step)) for step in range(steps)]
-        network, optimizer = self.twin, self.twin_optimizer
+        steps = self.job.run.method.local_steps
+        everyones = [self._ready(round * steps + step) for step in range(steps)]
+        network, optimizer = self.network, self.twin_optimizer
         start = clocks()
-        for rows in everyones_rows:
+        for ready in everyones:
+            x, y = ready if self.examples is None else (tensor[ready] for tensor in self.examples)
             optimizer.zero_grad()
-            functional.cross_entropy(network(self.x[rows]), self.y[rows]).backward()
+            functional.cross_entropy(network(x).flatten(0, -2), y.flatten()).backward()
             optimizer.step()
         return clocks() - start
+
+    def _ready(self, step: int) -> Any:
+        """The numbers of a batch's rows, or its inputs and targets."""
+        if self.examples is not None:
+            return torch.from_numpy(self.job.batches.indices(step))
+        batch = self.job.batches.at(step)
+        return batch.inputs[0], batch.targets
+
+
+def mlp(features: int, hidden: tuple[int, ...], ranks: int, steps: int, communicator: Communicator) -> Pair:
+    """A multilayer perceptron on random examples, by plain SGD."""
+    run = Run().override({"method.local_steps": steps, "train.batch": 128})
+    architecture = MLP(features, hidden, 10, output_norm=True)
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((EXAMPLES, features), dtype=np.float32)
+    y = generator.integers(0, 10, EXAMPLES)
+    batches = Batches(DenseSplit(x, y), np.arange(EXAMPLES), run.train.batch, seed=0, stream=0)
+    store = ParameterStore(architecture.parameters, architecture.lengths, ranks=1, rank=0)
+    sign, device = StopSign(communicator), torch.device("cpu")
+    job = Job(run, architecture, CLASSIFICATION, store, batches, communicator, device, Clock(), sign)
+    x, y = torch.from_numpy(x), torch.from_numpy(y)
+    return Pair(
+        "-".join(map(str, (features, *hidden, 10))),
+        job,
+        ranks,
+        lambda lengths: bare_network([lengths[axis] for axis in ("features", *architecture.stages)]),
+        torch.optim.SGD,
+        (x, y),
+    )
+
+
+def decoder(folder: Path, embed: int, ranks: int, steps: int, communicator: Communicator) -> Pair:
+    """A block of a decoder, heads of 64 and feed-forward units 8/3 as wide as the stream, on random bytes, by AdamW."""
+    texts = folder / "texts"
+    texts.mkdir()
+    for number in range(10):
+        content = np.random.default_rng(number).integers(1, 256, 2**17, dtype=np.uint8)
+        (texts / f"{number}.txt").write_bytes(content.tobytes())
+    subprocess.run(["istmpi", "prepare", "text", texts, folder / "text.h5"], check=True)
+    settings = {"layers": 1, "embed": embed, "head_dim": 64, "heads": [embed // 64], "hidden": [embed * 8 // 3]}
+    given = {f"model.{name}": value for name, value in settings.items()} | {
+        "model.name": "transformer",
+        "data.source": str(folder / "text.h5"),
+        "data.length": 128,
+        "train.batch": 8,
+        "train.threads": torch.get_num_threads(),
+        "method.local_steps": steps,
+        "optimizer.name": "adamw",
+        "optimizer.lr": 1e-4,
+    }
+    training = Training(Run().override(given), communicator)
+    job = training.method.job
+    return Pair(f"decoder, a block of {embed}", job, ranks, job.architecture.code.build, adamw)
+
+
+def adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """As the run has it, which lets no weight decay."""
+    return torch.optim.AdamW(parameters, lr, weight_decay=0.0)
 
 
 def clocks() -> np.ndarray:
@@ -114,24 +168,22 @@ def bare_network(widths: list[int]) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def measure(
-    features: int, hidden: tuple[int, ...], ranks: int, turns: int, run: Run, communicator: Communicator
-) -> dict:
+def measure(pair: Pair, turns: int) -> dict:
     """One row of the table."""
-    pair = Pair(features, hidden, ranks, run, communicator)
+    run = pair.job.run
     ours, bare = [], []
     for round in range(turns + 1):
         first, second = ((ours, pair.ours), (bare, pair.bare))[:: 1 if round % 2 else -1]
         for times, loop in (first, second):
             times.append(loop(round) / run.method.local_steps)
-    for mine, theirs in zip(pair.subnet.parameters(), pair.twin.parameters(), strict=True):
+    for mine, theirs in zip(pair.subnet.parameters(), pair.network.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
     del ours[0], bare[0]  # Caches, allocator and torch's own start.
     ratios = np.array(ours) / np.array(bare)
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75), axis=0).tolist()
     return {
-        "network": "-".join(map(str, (features, *hidden, 10))),
-        "of P ranks": ranks,
+        "network": pair.name,
+        "of P ranks": pair.ranks,
         "ours ms": float(np.median(ours, axis=0)[0]) * 1e3,
         "bare ms": float(np.median(bare, axis=0)[0]) * 1e3,
         "ratio": middle[0],
@@ -148,20 +200,23 @@ def benchmark() -> None:
     parser.add_argument("--local-steps", type=int, default=20)
     options = parser.parse_args()
     communicator = world()
-    run = Run().override({"method.local_steps": options.local_steps, "train.batch": 128})
     torch.set_num_threads(options.threads)
+    steps = options.local_steps
     rows = [
-        measure(4096, (4096,), 4, 15, run, communicator),
-        measure(3072, (2048, 2048), 4, 25, run, communicator),
-        measure(64, (512, 512), 4, 101, run, communicator),
-        measure(64, (512, 512), 1, 51, run, communicator),
+        measure(mlp(4096, (4096,), 4, steps, communicator), 15),
+        measure(mlp(3072, (2048, 2048), 4, steps, communicator), 25),
+        measure(mlp(64, (512, 512), 4, steps, communicator), 101),
+        measure(mlp(64, (512, 512), 1, steps, communicator), 51),
     ]
+    with tempfile.TemporaryDirectory() as folder:
+        rows += [measure(decoder(Path(folder), 1024, ranks, steps // 4, communicator), 11) for ranks in (4, 1)]
     report(
         "local_step",
-        f"A local step of a subnet against a bare PyTorch loop, {options.threads} thread(s), batch 128",
+        f"A local step of a subnet against a bare PyTorch loop, {options.threads} thread(s)",
         rows,
-        f"Milliseconds a step, medians over turns of {options.local_steps} steps. Ratio is the median over turns of "
-        "ours / bare by the wall clock, processor ratio by the processor time of the process.",
+        f"Milliseconds a step, medians over turns of {steps} steps, of the decoder {steps // 4}; batch 128, of the "
+        "decoder 8 windows of 128 tokens. Ratio is the median over turns of ours / bare by the wall clock, processor "
+        "ratio by the processor time of the process.",
     )
 
 
