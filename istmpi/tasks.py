@@ -9,12 +9,17 @@ from abc import ABC, abstractmethod
 from math import exp
 from typing import TYPE_CHECKING
 
+from istmpi.multilabel import losses_of, ranked_first
+
 if TYPE_CHECKING:
     import torch
+
+    from istmpi.data.batch import Labels
 
 CLASSIFICATION = "classification"
 REGRESSION = "regression"
 NEXT_TOKEN = "next-token"
+MULTI_LABEL = "multi-label"
 
 
 class Task(ABC):
@@ -107,7 +112,46 @@ class NextToken(Task):
         return exp(points)
 
 
-TASKS: dict[str, type[Task]] = {CLASSIFICATION: Classification, REGRESSION: Regression, NEXT_TOKEN: NextToken}
+class MultiLabel(Task):
+    """Rows with any number of labels, `istmpi.data.batch.Labels`; the score is the precision at 1 (`istmpi.multilabel`).
+
+    ``outputs`` may also be what can tell its losses itself, as `istmpi.models.label_blocks.Deferred`.
+    """
+
+    score = "P@1"
+    higher_is_better = True
+    kind = "softmax"
+    """Of `istmpi.multilabel.LOSSES`."""
+
+    @classmethod
+    def loss(cls, outputs: torch.Tensor, targets: Labels, reduction: str = "mean") -> torch.Tensor:
+        known = getattr(outputs, "losses", None)
+        losses = known(targets, cls.kind) if known else losses_of(outputs, targets, cls.kind)
+        return losses.mean() if reduction == "mean" else losses.sum()
+
+    @classmethod
+    def points(cls, outputs: torch.Tensor, targets: Labels) -> float:
+        best = ranked_first(outputs, 1)[1][:, 0]
+        return float((best[targets.rows] == targets.columns).sum())
+
+
+class BinaryMultiLabel(MultiLabel):
+    """The same, with the cross-entropy of each label for itself."""
+
+    kind = "binary"
+
+
+TASKS: dict[str, type[Task]] = {
+    CLASSIFICATION: Classification,
+    REGRESSION: Regression,
+    NEXT_TOKEN: NextToken,
+    MULTI_LABEL: MultiLabel,
+}
+
+
+def task_of(name: str, multi_label_loss: str) -> type[Task]:
+    """The task of a name, with the loss that a run asks for (``train.multi_label_loss``)."""
+    return BinaryMultiLabel if (name, multi_label_loss) == (MULTI_LABEL, "binary") else TASKS[name]
 
 
 def higher_is_better(score: str) -> bool:

@@ -10,11 +10,40 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Labels:
+    """Any number of labels for each example: those of example i are ``columns[offsets[i] : offsets[i + 1]]``."""
+
+    offsets: torch.Tensor
+    """``[b + 1]`` int64."""
+    columns: torch.Tensor
+    """Numbers of labels, int64."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """How many each example has, ``[b]``."""
+        return self.offsets.diff()
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The example that each of ``columns`` belongs to."""
+        import torch
+
+        return torch.repeat_interleave(torch.arange(len(self), device=self.offsets.device), self.counts)
+
+    def to(self, device: torch.device | str) -> Labels:
+        """The same on a device."""
+        return Labels(self.offsets.to(device), self.columns.to(device))
+
+
+@dataclass(frozen=True)
 class Batch:
     """Some examples as a network takes them, ``network(*inputs)``, and what it should make of them."""
 
     inputs: tuple[torch.Tensor, ...]
-    targets: torch.Tensor
+    targets: torch.Tensor | Labels
     examples: int
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Batch:

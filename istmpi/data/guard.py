@@ -19,25 +19,26 @@ class Running:
     """The CRC-32 of every block of a dataset whose rows come in order."""
 
     def __init__(self, rows: int, row_bytes: int):
-        self._rows = rows
+        self.rows, self.done = rows, 0
+        """How many there are, and how many have come."""
         self.checksums = np.zeros(max(min(rows, -(-rows * row_bytes // BLOCK)), 1), np.uint32)
         """One for each block, right once all rows have come."""
-        self._done = self._block = 0
+        self._block = 0
 
     def add(self, rows: np.ndarray) -> None:
         """Take in the next rows, contiguous and as they go into the file."""
         start = 0
         while start < len(rows):
-            stop = min(start + self._end() - self._done, len(rows))
+            stop = min(start + self._end() - self.done, len(rows))
             block = self._block
             self.checksums[block] = zlib.crc32(rows[start:stop].view(np.uint8), int(self.checksums[block]))
-            self._done += stop - start
-            self._block += self._done == self._end()
+            self.done += stop - start
+            self._block += self.done == self._end()
             start = stop
 
     def _end(self) -> int:
         """The row behind the block that is under way."""
-        return self._rows * (self._block + 1) // len(self.checksums)
+        return self.rows * (self._block + 1) // len(self.checksums)
 
 
 class FirstRead:
@@ -49,8 +50,8 @@ class FirstRead:
         self._unread = np.ones(len(expected), bool)
         self._left = len(expected)
 
-    def __call__(self, rows: np.ndarray, length: int = 1) -> None:
-        """Told of ``length`` rows from each of ``rows`` on; DataError for a block that is damaged."""
+    def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
+        """Told of ``length`` rows, or of each its own number, from ``rows`` on; DataError for a block that is damaged."""
         if not self._left:
             return
         blocks, count = len(self._expected), len(self._x)
@@ -81,8 +82,8 @@ class PagesLetGo:
         """``before`` is told of rows before they are read, too."""
         self._map, self._before = x.base, before
 
-    def __call__(self, rows: np.ndarray, length: int = 1) -> None:
-        """Told of ``length`` rows from each of ``rows`` on."""
+    def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
+        """Told of ``length`` rows, or of each its own number, from ``rows`` on."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
         if self._before is not None:

@@ -9,11 +9,12 @@
     /normalisation/std      (features) float32, positive
     /checksums/PATH         CRC-32 of blocks of rows of about 64 KiB; istmpi/hdf5.py says how they guard the file
 
-Text, task "next-token", has no shape and none of these datasets but the checksums; istmpi/data/text_file.py says what
-it has. Every dataset is contiguous and little-endian. So the reader opens the file only to learn where the rows lie,
-closes it, and leaves the rest to the memory map: no lock, no HDF5 call and no chunk cache on the training path.
-Everything but the features, or tokens, is checked when the file is opened, a block of these when one of its rows is
-read for the first time. Files of version 1 have no checksums.
+Text, task "next-token", has no shape and none of these datasets but the checksums, nor have sparse rows, task
+"multi-label"; istmpi/data/text_file.py and istmpi/data/sparse_file.py say what they have. Every dataset is contiguous
+and little-endian. So the reader opens the file only to learn where the rows lie, closes it, and leaves the rest to the
+memory map: no lock, no HDF5 call and no chunk cache on the training path. Everything but the features, or tokens, is
+checked when the file is opened, a block of these when one of its rows is read for the first time. Files of version 1
+have no checksums.
 """
 
 import os
@@ -30,6 +31,7 @@ from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.guard import FirstRead, letting_go
 from istmpi.data.kinds import split_of
 from istmpi.data.moments import Moments
+from istmpi.data.sparse_file import LARGE, read_sparse
 from istmpi.data.text_file import TOKENS, read_text
 from istmpi.data.writer import FORMAT, FileWriter
 from istmpi.errors import DataError
@@ -50,11 +52,11 @@ from istmpi.hdf5 import (
     structure_errors,
     unheard,
 )
-from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN, REGRESSION, TASKS
+from istmpi.tasks import CLASSIFICATION, MULTI_LABEL, NEXT_TOKEN, REGRESSION, TASKS
 
 READABLE = (1, 2)
 """Versions of the format."""
-MAPPED = ("x", TOKENS)
+MAPPED = ("x", TOKENS, *LARGE)
 """Datasets that may be large: checked block by block as they are read, all others when the file is opened."""
 
 _TYPES = {"x": (np.dtype("<f4"), np.dtype("u1")), CLASSIFICATION: (np.dtype("<i8"),), REGRESSION: (np.dtype("<f4"),)}
@@ -88,7 +90,7 @@ class Writer(FileWriter):
 
     def append(self, split: str, x: np.ndarray, y: np.ndarray) -> None:
         """Write the next examples of a split: x [b, features] (not normalised) and y [b] or [b, outputs]."""
-        require_finite(x, split, self._header.source, self._written[split])
+        require_finite(x, split, self._header.source, self._running[f"{split}/x"].done)
         x = np.ascontiguousarray(x, self._header.dtype)
         self._append(split, {"x": x, "y": np.ascontiguousarray(y, _TYPES[self._header.task][0])})
         if split == "train":
@@ -182,7 +184,8 @@ class PreparedFile:
         task = self.text("task")
         if task not in TASKS:
             raise self.error(f"has task {shown(task)}; known: {', '.join(TASKS)}. Prepare it again")
-        dataset = read_text(self) if task == NEXT_TOKEN else self._examples(task)
+        readers = {NEXT_TOKEN: read_text, MULTI_LABEL: read_sparse}
+        dataset = readers[task](self) if task in readers else self._examples(task)
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
             raise self.error(f"is damaged: {error}; prepare or copy it again")

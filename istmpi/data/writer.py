@@ -48,7 +48,6 @@ class FileWriter(ABC):
         check_target(self.target, force)
         self._attributes = {"format": FORMAT, "version": VERSION, **attributes, **counts}
         self._counts = dict(counts)
-        self._written = dict.fromkeys(counts, 0)
         self._temporary = temporary(self.target)
         self._running: dict[str, Running] = {}
 
@@ -70,15 +69,14 @@ class FileWriter(ABC):
         """Create all datasets, and fill those that are known beforehand."""
 
     def _append(self, split: str, rows: Mapping[str, np.ndarray]) -> None:
-        """Write the next rows of a split, as they go into the file, to each of these datasets of it."""
-        count = len(next(iter(rows.values())))
-        start, stop = self._written[split], self._written[split] + count
-        assert stop <= self._counts[split], f"{split}: more than {self._counts[split]} rows"
-        self._written[split] = stop
+        """Write the next rows, as they go into the file, of each of these datasets of a split."""
         try:
             for name, values in rows.items():
-                self._file[f"{split}/{name}"][start:stop] = values
-                self._running[f"{split}/{name}"].add(values)
+                running = self._running[f"{split}/{name}"]
+                stop = running.done + len(values)
+                assert stop <= running.rows, f"{split}/{name}: more than {running.rows} rows"
+                self._file[f"{split}/{name}"][running.done : stop] = values
+                running.add(values)
         except OSError as error:
             raise OutputError(f"{self.target} cannot be written: {reason(error)}.") from error
 
@@ -86,8 +84,8 @@ class FileWriter(ABC):
         try:
             with self._open:
                 if error is None:
-                    assert self._written == self._counts, (self._written, self._counts)
                     self._finish()
+                    assert all(running.done == running.rows for running in self._running.values())
             if error is None:
                 sync(self._temporary)
                 self._temporary.replace(self.target)

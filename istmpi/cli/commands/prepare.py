@@ -41,6 +41,7 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
       arrays   .npz or .npy with x_train, y_train, x_test, y_test
       csv      a table of numbers with a column of labels
       text     files of text, .jsonl with a document a line, .gz
+      xc       sparse rows with labels: Extreme Classification Repository, svmlight, .npz of scipy
     """
     # Here, not above: the library loads HDF5, which `istmpi prepare --help` on a login node can do without.
     from istmpi.data.prepare import prepare
@@ -49,10 +50,12 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
     with progress(Console(stderr=True)) as tell:
         report = prepare(kind, source, target, progress=tell, force=force, max_bad=max_bad, **given)
     table = Table(show_header=False, box=None, pad_edge=False)
-    for row in _text(report) if report.text else _examples(report):
+    shown = _text if report.text else _rows if report.rows else _examples
+    for row in shown(report):
         table.add_row(*row)
     what = "documents" if report.text else "files"
-    table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} {what}", *report.skipped[:3]])))
+    if not report.rows:
+        table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} {what}", *report.skipped[:3]])))
     table.add_row("took", f"{report.seconds:.1f} s")
     table.add_row("size", f"{report.bytes / 1e6:,.1f} MB")
     console = Console(highlight=False)
@@ -73,3 +76,15 @@ def _text(report: Report) -> Iterator[tuple[str, str]]:
         of = "a part of the only document" if report.text.cut else f"{documents:,} document{'s' * (documents != 1)}"
         yield split, f"{count:,} tokens ({of})"
     yield "vocabulary", f"{report.text.vocabulary:,}"
+
+
+def _rows(report: Report) -> Iterator[tuple[str, str]]:
+    facts = report.rows
+    for split, count in report.counts.items():
+        yield split, f"{count:,} rows"
+    yield "features", f"{report.features:,}, {facts.features_per_row:.1f} in a row of training"
+    labels = f"{facts.labels:,}, {facts.trained_labels:,} of them in training, {facts.labels_per_row:.1f} in a row"
+    yield "labels", labels
+    yield "dropped", f"{facts.without_features:,} rows without features, {facts.without_labels:,} without labels"
+    if facts.repeated:
+        yield "", f"{facts.repeated:,} labels that their rows had already"

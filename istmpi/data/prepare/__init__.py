@@ -11,21 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from istmpi.data.prepare import arrays, idx, images, speech, tables, text
+from istmpi.data.prepare import arrays, idx, images, speech, tables, text, xc
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.material import Material, Progress
 from istmpi.data.prepare.text import Corpus, Facts
+from istmpi.data.prepare.xc import Facts as RowFacts
+from istmpi.data.prepare.xc import SparseMaterial
 from istmpi.data.writer import check_target
 from istmpi.errors import ConfigError, did_you_mean
 
-KINDS: dict[str, Callable[..., Material | Corpus]] = {
+KINDS: dict[str, Callable[..., Material | Corpus | SparseMaterial]] = {
     "speech": speech.read,
     "images": images.read,
     "idx": idx.read,
     "arrays": arrays.read,
     "csv": tables.read,
     "text": text.read,
+    "xc": xc.read,
 }
 
 
@@ -33,7 +36,7 @@ KINDS: dict[str, Callable[..., Material | Corpus]] = {
 class Report:
     """What was written: ``counts`` per split, the names of the ``skipped`` files, ``bytes`` of the file.
 
-    Of text, whose counts are tokens, ``text`` says more, and there is no shape.
+    Of text, whose counts are tokens, ``text`` says more, and there is no shape; of sparse rows ``rows`` says more.
     """
 
     target: Path
@@ -46,6 +49,7 @@ class Report:
     seconds: float
     bytes: int
     text: Facts | None = None
+    rows: RowFacts | None = None
 
 
 def prepare(
@@ -90,10 +94,13 @@ def prepare(
         seconds=time.monotonic() - started,
         bytes=target.stat().st_size,
         text=material.facts if isinstance(material, Corpus) else None,
+        rows=material.facts if isinstance(material, SparseMaterial) else None,
     )
 
 
-def _write(material: Material | Corpus, kind: str, source: str, target: Path, force: bool, progress: Progress) -> None:
+def _write(
+    material: Material | Corpus | SparseMaterial, kind: str, source: str, target: Path, force: bool, progress: Progress
+) -> None:
     done, total = 0, sum(material.counts.values())
     with material.writer(kind, source, target, force) as writer:
         for split, *rows in material.blocks:
@@ -102,7 +109,9 @@ def _write(material: Material | Corpus, kind: str, source: str, target: Path, fo
             progress("writing", done, total)
 
 
-def _check_options(kind: str, read: Callable[..., Material | Corpus], options: dict[str, object]) -> None:
+def _check_options(
+    kind: str, read: Callable[..., Material | Corpus | SparseMaterial], options: dict[str, object]
+) -> None:
     parameters = inspect.signature(read).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for option in options:

@@ -1,0 +1,169 @@
+"""Sparse rows on their way into a prepared file, gone through as often as they are asked for."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+
+from istmpi.data.arrays import load_arrays
+from istmpi.data.prepare.archive import Archive, store
+from istmpi.data.prepare.files import Decoder
+from istmpi.data.prepare.xc_lines import LARGEST, MOST, Header, Rows
+from istmpi.data.sparse import Ragged
+from istmpi.errors import DataError
+
+STEP = 4096
+"""Rows that are in memory at a time."""
+
+
+class Csr(ABC):
+    """All rows of a file called ``name``.
+
+    ``header``: what its first line says of them, where it does. ``features``, ``labels``: how many there are at least.
+    ``first_line``: where the rows begin. ``repeated``: labels that a row had already, which are left out.
+    """
+
+    name: str
+    header: Header | None = None
+    features: int
+    labels: int
+    first_line = 1
+    repeated = 0
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[tuple[Ragged, Ragged]]:
+        """The features and the labels of the rows, some at a time, in their order."""
+
+
+class Stored(Csr):
+    """Rows of text, in nameless files on the disk of the target."""
+
+    counted_from = 0
+    """The number of the first feature."""
+
+    def __init__(self, name: str, decoder: Decoder):
+        self.name, self._folder = name, decoder.folder
+        self._files = [decoder.scratch() for _ in Rows._fields]
+        self._ends = [0 for _ in Rows._fields]
+        self._most_feature = self._most_label = -1
+        self.least = MOST
+        """The smallest number of a feature."""
+
+    def __len__(self) -> int:
+        return self._ends[0]
+
+    @property
+    def features(self) -> int:
+        return self.header.features if self.header else self._most_feature + 1 - self.counted_from
+
+    @property
+    def labels(self) -> int:
+        return self.header.labels if self.header else self._most_label + 1
+
+    def add(self, rows: Rows) -> None:
+        """Take in the next rows."""
+        rows = self._without_repeated(rows)
+        if len(rows.columns):
+            self.least = min(self.least, int(rows.columns.min()))
+            self._most_feature = max(self._most_feature, int(rows.columns.max()))
+        if len(rows.labels):
+            self._most_label = max(self._most_label, int(rows.labels.max()))
+        for number, array in enumerate(rows):
+            store(self._files[number], array, self._ends[number] * array.itemsize, self._folder)
+            self._ends[number] += len(array)
+
+    def _without_repeated(self, rows: Rows) -> Rows:
+        row_of = np.repeat(np.arange(len(rows.counts)), rows.label_counts)
+        _, first = np.unique(row_of * MOST + rows.labels, return_index=True)
+        if len(first) == len(rows.labels):
+            return rows
+        first.sort()
+        self.repeated += len(rows.labels) - len(first)
+        counts = np.bincount(row_of[first], minlength=len(rows.counts)).astype(np.int32)
+        return rows._replace(label_counts=counts, labels=rows.labels[first])
+
+    def blocks(self) -> Iterator[tuple[Ragged, Ragged]]:
+        starts = [0 for _ in Rows._fields]
+
+        def next_of(number: int, count: int) -> np.ndarray:
+            array = np.empty(count, np.float32 if number == len(starts) - 1 else np.int32)
+            os.preadv(self._files[number], [array], starts[number] * array.itemsize)
+            starts[number] += count
+            return array
+
+        for start in range(0, len(self), STEP):
+            count = min(STEP, len(self) - start)
+            label_counts, counts = next_of(0, count), next_of(2, count)
+            total = int(counts.sum(dtype=np.int64))
+            labels = next_of(1, int(label_counts.sum(dtype=np.int64)))
+            rows = Ragged(_offsets(counts), (next_of(3, total) - self.counted_from, next_of(4, total)))
+            yield rows, Ragged(_offsets(label_counts), (labels,))
+
+
+class OfArrays(Csr):
+    """Rows of two .npz of scipy's, mapped where they are not compressed."""
+
+    def __init__(self, archive: Archive, features: str, labels: str):
+        self.name = features
+        self._rows, (count, self.features) = _csr(archive, features)
+        self._labels, (others, self.labels) = _csr(archive, labels)
+        if count != others:
+            raise DataError(f"{labels} has {others:,} rows, but {features} {count:,}. Give files that belong together.")
+        values = self._rows.arrays[1]
+        for start in range(0, len(values), 2**22):
+            part = values[start : start + 2**22]
+            if not (np.abs(part) <= LARGEST).all():
+                at = start + int(np.flatnonzero(~(np.abs(part) <= LARGEST))[0])
+                row = int(np.searchsorted(self._rows.offsets, at, side="right"))
+                raise DataError(f"{features}, row {row}: value {values[at]} must be finite, as a float32 is.")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def blocks(self) -> Iterator[tuple[Ragged, Ragged]]:
+        for start in range(0, len(self), STEP):
+            rows = np.arange(start, min(start + STEP, len(self)))
+            part, labels = self._rows.take(rows), self._labels.take(rows)
+            columns, values = part.arrays
+            given = Ragged(part.offsets, (columns.astype(np.int32), values.astype(np.float32)))
+            ones = labels.arrays[1] != 0
+            ends = np.concatenate([[0], np.cumsum(ones)])[labels.offsets]
+            yield given, Ragged(ends, (labels.arrays[0][ones].astype(np.int32),))
+
+
+def _csr(archive: Archive, name: str) -> tuple[Ragged, tuple[int, int]]:
+    """The lists of columns and values of a matrix that ``scipy.sparse.save_npz`` wrote, and its shape."""
+    with archive.open(name) as file:
+        arrays = load_arrays(file, name)
+    wrong = f"{name} is no CSR matrix of scipy.sparse.save_npz"
+    if not {"indptr", "indices", "data", "shape", "format"} <= arrays.keys():
+        raise DataError(f"{wrong}: it holds {', '.join(arrays) or 'nothing'}. Save a scipy.sparse.csr_matrix.")
+    kind = arrays["format"].reshape(-1)[:1].tolist()
+    shape = tuple(int(length) for length in arrays["shape"].reshape(-1)[:2])
+    indptr, indices, data = (arrays[key] for key in ("indptr", "indices", "data"))
+    if (
+        kind not in ([b"csr"], ["csr"])
+        or len(shape) != 2
+        or indices.dtype.kind not in "iu"
+        or data.dtype.kind not in "fiub"
+    ):
+        raise DataError(f"{wrong}: its format is {kind}. Convert it with .tocsr().")
+    rises = len(indptr) == shape[0] + 1 and indptr[0] == 0 and (np.diff(indptr) >= 0).all()
+    if not rises or not indptr[-1] == len(indices) == len(data) or not all(0 < length < MOST for length in shape):
+        raise DataError(f"{wrong}: indptr, indices and shape do not fit together. Save it again.")
+    if len(indices) and (indices.min() < 0 or indices.max() >= shape[1]):
+        at = int(np.flatnonzero((indices < 0) | (indices >= shape[1]))[0])
+        row = int(np.searchsorted(indptr, at, side="right"))
+        raise DataError(
+            f"{name}, row {row}: column {indices[at]} is out of range: there are {shape[1]:,}. Save it again."
+        )
+    return Ragged(indptr.astype(np.int64), (indices, data)), shape
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

@@ -1,0 +1,212 @@
+"""Lines of sparse rows, ``label,label feature:value feature:value``, as arrays: many at a time, or one that is odd.
+
+What a line looks like is told by its separators alone, so that a block of plain lines is taken apart by array
+operations. A block with anything else in it (comments, tabs, ``nan``, mistakes) is read line by line, which either can
+make sense of it or names the line.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import isfinite
+from typing import NamedTuple
+
+import numpy as np
+
+from istmpi.errors import DataError
+from istmpi.foreign import MEGABYTE, one_line
+
+LONGEST_LINE = 32 * MEGABYTE
+MOST = 2**31
+"""Features and labels are fewer."""
+LARGEST = float(np.finfo(np.float32).max)
+
+_INSIDE, _COMMA, _SPACE, _COLON, _END, _ODD = range(6)
+_KIND = np.full(256, _ODD, np.uint8)
+_KIND[np.frombuffer(b"0123456789+-.eE", np.uint8)] = _INSIDE
+_KIND[np.frombuffer(b", :\n", np.uint8)] = _COMMA, _SPACE, _COLON, _END
+_FOLLOWS = np.zeros((_ODD, _ODD), bool)
+"""Which separator may follow which, with a number in between."""
+for _before, _behind in (
+    (_END, (_COMMA, _SPACE, _END)),
+    (_COMMA, (_COMMA, _SPACE, _END)),
+    (_SPACE, (_COLON,)),
+    (_COLON, (_SPACE, _END)),
+):
+    _FOLLOWS[_before, list(_behind)] = True
+_BLANK = bytes.maketrans(b",:\n", b"   ")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The numbers of features and of labels that there are, where they are known."""
+
+    features: int = MOST
+    labels: int = MOST
+
+
+class Rows(NamedTuple):
+    """Some rows: how many labels and features each has, and these, one row behind the other."""
+
+    label_counts: np.ndarray
+    labels: np.ndarray
+    counts: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+
+
+class Header(NamedTuple):
+    """What the first line of a file in the Extreme Classification Repository's format says."""
+
+    rows: int
+    features: int
+    labels: int
+
+
+def blocks_of_lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The contents of a file in blocks of whole lines, each ended by a new line."""
+    rest = b""
+    for piece in pieces:
+        end = piece.rfind(b"\n") + 1
+        if end:
+            yield rest + piece[:end]
+            rest = b""
+        rest += piece[end:]
+        if len(rest) > LONGEST_LINE:
+            raise DataError(f"{name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Is it a file of rows?")
+    if rest:
+        yield rest + b"\n"
+
+
+def header_of(name: str, line: bytes) -> Header | None:
+    """The header that a first line is; None where it is a row of svmlight. DataError where it is neither."""
+    words = line.split()
+    if any(b":" in word for word in words):
+        return None
+    if len(words) == 3 and all(word.isdigit() for word in words):
+        header = Header(*map(int, words))
+        if min(header) < 1 or max(header.features, header.labels) >= MOST or header.rows >= 2**62:
+            raise DataError(
+                f"{name}, line 1: its header says {one_line(line.decode(errors='replace').strip())}; each must be at "
+                f"least 1, features and labels below 2^31. Correct it."
+            )
+        return header
+    raise DataError(
+        f"{name}, line 1: {_shown(line)} is neither a header, ROWS FEATURES LABELS, nor a row, LABEL FEATURE:VALUE. "
+        f"Add the header."
+    )
+
+
+def parsed(name: str, block: bytes, first: int, limits: Limits) -> Rows:
+    """The rows of whole lines, of which the first has the number ``first``; DataError for one that is damaged.
+
+    Blank lines are no rows, nor is what follows a ``#``; svmlight's ``qid`` is passed over.
+    """
+    rows = _plain(block, limits)
+    return _odd(name, block, first, limits) if rows is None else rows
+
+
+def _plain(block: bytes, limits: Limits) -> Rows | None:
+    """The rows of lines without anything odd; None where there is something."""
+    for ending in (b"\r\n", b" \n"):
+        if ending in block:
+            block = block.replace(ending, b"\n")
+    kinds = _KIND[np.frombuffer(block, np.uint8)]
+    at = np.flatnonzero(kinds)
+    separators = kinds[at]
+    if (separators == _ODD).any():
+        return None
+    before = np.concatenate([[_END], separators[:-1]])
+    empty = np.diff(at, prepend=-1) == 1
+    no_labels = empty & (before == _END) & (separators == _SPACE)
+    if not (_FOLLOWS[before, separators] & (~empty | no_labels)).all():
+        return None
+    line = np.cumsum(separators == _END) - (separators == _END)
+    before, behind, line = before[~empty], separators[~empty], line[~empty]
+    count = int((separators == _END).sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            numbers = np.fromstring(block.translate(_BLANK), np.float64, sep=" ")
+        except (DeprecationWarning, ValueError):  # what is no number
+            return None
+    if len(numbers) != len(behind):
+        return None
+    is_column, is_value = behind == _COLON, before == _COLON
+    is_label = ~(is_column | is_value)
+    labels, columns, values = numbers[is_label], numbers[is_column], numbers[is_value]
+    for whole, most in ((labels, limits.labels), (columns, limits.features)):
+        if len(whole) and (whole.min() < 0 or whole.max() >= most or (whole != np.floor(whole)).any()):
+            return None
+    if len(values) and not np.abs(values).max() <= LARGEST:
+        return None
+    counts = (np.bincount(line[of], minlength=count).astype(np.int32) for of in (is_label, is_column))
+    label_counts, column_counts = counts
+    return Rows(
+        label_counts,
+        labels.astype(np.int32),
+        column_counts,
+        columns.astype(np.int32),
+        values.astype(np.float32),
+    )
+
+
+def _odd(name: str, block: bytes, first: int, limits: Limits) -> Rows:
+    """The rows of lines, one by one."""
+    label_counts, labels, counts, columns, values = [], [], [], [], []
+    for number, line in enumerate(block.split(b"\n")[:-1], first):
+        where = f"{name}, line {number}"
+        line = line.partition(b"#")[0]
+        words = line.split()
+        if not words:
+            continue
+        row_labels = []
+        if not line[:1].isspace() and b":" not in words[0]:
+            row_labels = [_whole(where, word, "label", limits.labels) for word in words.pop(0).split(b",")]
+        before = len(columns)
+        for word in words:
+            column, colon, value = word.partition(b":")
+            if not colon:
+                raise DataError(f"{where}: {_shown(word)} has no colon; a feature is NUMBER:VALUE. Correct the line.")
+            if column == b"qid":
+                continue
+            columns.append(_whole(where, column, "feature", limits.features))
+            values.append(_value(where, word, value))
+        labels += row_labels
+        label_counts.append(len(row_labels))
+        counts.append(len(columns) - before)
+    return Rows(*map(_integers, (label_counts, labels, counts, columns)), np.array(values, np.float64).astype("f4"))
+
+
+def _integers(numbers: list[int]) -> np.ndarray:
+    return np.array(numbers, np.int32)
+
+
+def _whole(where: str, word: bytes, what: str, most: int) -> int:
+    """The number of a feature or a label."""
+    try:
+        number = int(word)
+    except ValueError:
+        raise DataError(
+            f"{where}: {_shown(word)} is no number of a {what}, which are whole numbers from 0. Correct the line."
+        ) from None
+    if not 0 <= number < most:
+        known = f"there are {most:,}, numbered from 0" if most < MOST else "they run from 0 to 2^31"
+        raise DataError(f"{where}: {what} {number} is out of range: {known}. Correct the line, or the header.")
+    return number
+
+
+def _value(where: str, word: bytes, value: bytes) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise DataError(f"{where}: {_shown(word)} has no number behind its colon. Correct the line.") from None
+    if not (isfinite(number) and abs(number) <= LARGEST):
+        raise DataError(
+            f"{where}: {_shown(word)} must have a finite value, as a float32 is up to 3.4e38. Correct the line."
+        )
+    return number
+
+
+def _shown(word: bytes) -> str:
+    return repr(one_line(word[:40].decode(errors="replace").strip()))

@@ -1,0 +1,112 @@
+"""Sparse rows: examples of which only the features that are not zero are stored, each with any number of labels."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from istmpi import rng
+from istmpi.data.batch import Batch, Labels
+from istmpi.data.dataset import Split
+
+SAMPLE_ROWS = 4096
+"""Of which a split's fingerprint is made where it has more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Lists of any length, one behind the other: list i is ``items[offsets[i] : offsets[i + 1]]`` of each array."""
+
+    offsets: np.ndarray
+    """``[n + 1]`` int64, from 0 on."""
+    arrays: tuple[np.ndarray, ...]
+    """Perhaps memory maps."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def take(self, rows: np.ndarray, guards: tuple[Callable[..., None] | None, ...] = ()) -> Ragged:
+        """Copies of the lists ``rows`` [b], in this order; a guard of each array is told of what is read."""
+        starts = self.offsets[rows]
+        lengths = self.offsets[np.asarray(rows) + 1] - starts
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        for guard in guards:
+            if guard is not None and offsets[-1]:
+                guard(starts[lengths > 0], lengths[lengths > 0])
+        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return Ragged(offsets, tuple(array.view(np.ndarray).take(places) for array in self.arrays))
+
+
+@dataclass(eq=False)
+class SparseSplit(Split):
+    """Rows of numbered features with values, and lists of numbered labels; all may be memory maps."""
+
+    rows: Ragged
+    """Of columns int32 and values float32."""
+    targets: Ragged
+    """Of labels int32."""
+    guards: tuple[Callable[..., None] | None, ...] = ()
+    """They are told of columns, and of values, before these are read: where rows begin, and how long they are."""
+
+    def __post_init__(self) -> None:
+        assert len(self.rows) == len(self.targets), (len(self.rows), len(self.targets))
+
+    def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
+        """Inputs as `torch.nn.EmbeddingBag` takes them: columns, where each row begins ``[b]``, and values.
+
+        Nothing is random in them.
+        """
+        import torch
+
+        rows, labels = self.rows.take(indices, self.guards), self.targets.take(indices)
+        columns, values = rows.arrays
+        inputs = columns.astype(np.int64), rows.offsets[:-1], values.astype(np.float32, copy=False)
+        targets = Labels(torch.from_numpy(labels.offsets), torch.from_numpy(labels.arrays[0].astype(np.int64)))
+        return Batch(tuple(map(torch.from_numpy, inputs)), targets, len(rows))
+
+    def labels(self) -> np.ndarray:
+        """Zeros: no row has a label of its own."""
+        return np.broadcast_to(np.int64(0), len(self))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def density(self) -> float:
+        """The mean number of features of a row."""
+        return int(self.rows.offsets[-1]) / len(self)
+
+    def label_counts(self, labels: int) -> np.ndarray:
+        """How many rows have each of so many labels: ``[labels]`` int64."""
+        return np.bincount(self.targets.arrays[0], minlength=labels)
+
+    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> SparseSplit:
+        assert normalisation is None
+        return self
+
+    def reshaped(self, shape: tuple[int, ...]) -> SparseSplit:
+        """The same: a row has no shape but its number of features."""
+        return self
+
+    @cached_property
+    def labels_checksum(self) -> int:
+        checksum = zlib.crc32(np.ascontiguousarray(self.targets.offsets, "<i8"))
+        return zlib.crc32(np.ascontiguousarray(self.targets.arrays[0], "<i4"), checksum)
+
+    @cached_property
+    def features_checksum(self) -> int:
+        """CRC-32 of all rows where they are few, else of the same sample of them everywhere; guards are not asked."""
+        rows = np.arange(len(self))
+        if len(self) > SAMPLE_ROWS:
+            drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLE_ROWS) % np.uint64(len(self))
+            rows = np.sort(drawn).astype(np.int64)
+        checksum = 0
+        for start in range(0, len(rows), 64):
+            part = self.rows.take(rows[start : start + 64])
+            for array in (part.offsets.astype("<i8"), part.arrays[0].astype("<i4"), part.arrays[1].astype("<f4")):
+                checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
+        return checksum

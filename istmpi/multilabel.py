@@ -1,0 +1,159 @@
+"""Rows with any number of labels among very many: their losses, and scores of the labels that are ranked first.
+
+Both losses are, of an example, ``total(logits) - sum over its labels of weight * logit``. So what a part of the labels
+contributes is told by few numbers, and no logits need to travel (`Parts`).
+
+PSP@k is the precision at k in which a label counts the inverse of its propensity, over what the best ranking reaches
+(Jain, Prabhu and Varma, KDD 2016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from istmpi.data.batch import Labels
+
+AT = (1, 3, 5)
+"""How many labels, those ranked first, are judged."""
+TOP = max(AT)
+LOSSES = ("softmax", "binary")
+"""Softmax: the mean over an example's labels of their cross-entropy, among all labels. Binary: the cross-entropy of
+each label for itself, summed over all."""
+SCORES = tuple(f"P@{k}" for k in AT) + tuple(f"PSP@{k}" for k in AT)
+
+
+def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight of each of the targets' ``columns``, and of each example's total ``[b]``, in float64."""
+    import torch
+
+    counts = targets.counts.double()
+    if loss == "binary":
+        return torch.ones_like(targets.columns, dtype=torch.float64), torch.ones_like(counts)
+    return counts.clamp(min=1).reciprocal()[targets.rows], (counts > 0).double()
+
+
+def total_of(logits: torch.Tensor, loss: str) -> torch.Tensor:
+    """What a loss makes of all logits ``[b, labels]``, whichever the examples' labels are: ``[b]``."""
+    from torch.nn import functional
+
+    return logits.logsumexp(dim=1) if loss == "softmax" else functional.softplus(logits).sum(dim=1)
+
+
+def together(totals: torch.Tensor, loss: str) -> torch.Tensor:
+    """The total of all labels ``[b]`` from those of parts of them ``[parts, b]``."""
+    return totals.logsumexp(dim=0) if loss == "softmax" else totals.sum(dim=0)
+
+
+def losses_of(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
+    """The loss of each example ``[b]``."""
+    weights, shares = (of.to(logits.dtype) for of in weights_of(targets, loss))
+    positive = logits.new_zeros(len(logits)).index_add(0, targets.rows, weights * logits[targets.rows, targets.columns])
+    return shares * total_of(logits, loss) - positive
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What has to be known of the logits of some labels, for each example: their total, and those ranked first."""
+
+    numbers: np.ndarray
+    """``[b, 2 + 2 * TOP]`` float64: total; weighted sum of positive logits; top logits; their labels' numbers."""
+
+    @staticmethod
+    def of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> Parts:
+        """Of the labels from number ``first`` on, whose logits ``[b, n]`` are given. Where logits are equal the lower
+        number is ranked first."""
+        import torch
+
+        logits = logits.double()
+        count, labels = logits.shape
+        numbers = torch.full((count, 2 + 2 * TOP), -torch.inf, dtype=torch.float64)
+        if labels:
+            weights, _ = weights_of(targets, loss)
+            inside = (targets.columns >= first) & (targets.columns < first + labels)
+            rows, columns = targets.rows[inside], targets.columns[inside] - first
+            numbers[:, 0] = total_of(logits, loss)
+            numbers[:, 1] = torch.zeros(count, dtype=torch.float64).index_add(
+                0, rows, weights[inside] * logits[rows, columns]
+            )
+            values, places = ranked_first(logits, min(TOP, labels))
+            numbers[:, 2 : 2 + values.shape[1]] = values
+            numbers[:, 2 + TOP : 2 + TOP + values.shape[1]] = places + first
+        else:
+            numbers[:, :2] = torch.tensor([-torch.inf if loss == "softmax" else 0.0, 0.0])
+        return Parts(numbers.numpy())
+
+
+def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest logits of each example and their places ``[b, count]``, of equal ones that with the lower place."""
+    import torch
+
+    values, places = logits.topk(count, dim=1)
+    least = values[:, -1:]
+    tied = (logits >= least).sum(dim=1) > count
+    for row in tied.nonzero()[:, 0].tolist():
+        known = torch.cat([(logits[row] > least[row]).nonzero()[:, 0], (logits[row] == least[row]).nonzero()[:, 0]])
+        places[row] = known[:count]
+    order = places.argsort(dim=1)  # by place, and then by value without changing the order of equal ones
+    places = places.gather(1, order)
+    values = logits.gather(1, places)
+    order = values.argsort(dim=1, descending=True, stable=True)
+    return values.gather(1, order), places.gather(1, order)
+
+
+class Ranking:
+    """Sums over examples of which loss and `SCORES` are made; ``propensities``: A and B of `inverse_propensities`."""
+
+    size = 2 + 3 * len(AT)
+    """Numbers of the sums: loss, examples; of each k hits, inverse propensities of these, and of the best ranking."""
+
+    def __init__(self, counts: np.ndarray, rows: int, propensities: tuple[float, float], loss: str):
+        """``counts``: how many training rows, of so many ``rows``, have each label."""
+        self._inverse = inverse_propensities(counts, rows, *propensities)
+        self._loss = loss
+
+    def sums(self, parts: Sequence[Parts], targets: Labels) -> np.ndarray:
+        """The sums over some examples, from all parts of the labels."""
+        import torch
+
+        numbers = np.stack([part.numbers for part in parts])
+        totals = together(torch.from_numpy(numbers[:, :, 0]), self._loss).numpy()
+        positive = numbers[:, :, 1].sum(axis=0)
+        _, shares = weights_of(targets, self._loss)
+        values = np.concatenate(numbers[:, :, 2 : 2 + TOP], axis=1)
+        labels = np.concatenate(numbers[:, :, 2 + TOP :], axis=1)
+        # Where logits are equal the lower number first; what is no label at all last.
+        order = np.lexsort((np.where(np.isfinite(labels), labels, np.inf), -values), axis=1)[:, :TOP]
+        best = np.take_along_axis(labels, order, axis=1)
+        sums = np.zeros(self.size)
+        sums[0], sums[1] = (shares.numpy() * totals - positive).sum(), len(best)
+        offsets, columns = targets.offsets.numpy(), targets.columns.numpy()
+        for example, ranked in enumerate(best):
+            true = columns[offsets[example] : offsets[example + 1]]
+            hit = np.isin(ranked, true)
+            gains = np.zeros(TOP)
+            gains[hit] = self._inverse[ranked[hit].astype(np.int64)]
+            most = np.sort(self._inverse[true])[::-1]
+            for place, k in enumerate(AT):
+                sums[2 + 3 * place :][:3] += hit[:k].sum(), gains[:k].sum(), most[:k].sum()
+        return sums
+
+    @staticmethod
+    def scores(sums: np.ndarray) -> dict[str, float]:
+        """`SCORES` by their names."""
+        hits, gains, most = (sums[2 + number :: 3] for number in range(3))
+        precisions = {f"P@{k}": float(of / k / sums[1]) for k, of in zip(AT, hits)}
+        return precisions | {f"PSP@{k}": float(of / max(all, 1e-300)) for k, of, all in zip(AT, gains, most)}
+
+
+def inverse_propensities(counts: np.ndarray, rows: int, a: float, b: float) -> np.ndarray:
+    """One over each label's odds of being noted where it is true: ``1 + C * (count + B) ** -A``, float64."""
+    c = (log(max(rows, 2)) - 1) * (b + 1) ** a
+    return 1 + max(c, 0) * (counts + b) ** -a

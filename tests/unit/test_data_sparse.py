@@ -1,0 +1,278 @@
+"""Sparse rows: what was prepared is what the source says, row by row; whatever is wrong with it is named by its line."""
+
+import gzip
+import random
+
+import damaging
+import h5py
+import numpy as np
+import pytest
+from data_files import pack
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from istmpi.data.batches import Batches
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.holdout import held_out
+from istmpi.data.prepare import archive, prepare, xc_lines
+from istmpi.data.sources import open_dataset
+from istmpi.errors import DataError
+
+TRAIN = b"3 5 4\n0,2 1:0.5 4:-1e-3\n3 0:1\n1,0 2:2.5 3:3.4e38\n"
+TEST = b"2 5 4\n2 0:1 1:1\n0,1,3 4:7\n"
+
+
+def write(folder, contents):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def prepared(folder, source):
+    return open_prepared(prepare("xc", source, folder / "data.h5", force=True).target)
+
+
+def rows_of(split):
+    """Every row as a list of labels and a list of features with values, through batches."""
+    found = []
+    for start in range(0, len(split), 3):
+        batch = split.batch(np.arange(start, min(start + 3, len(split))))
+        columns, offsets, values = (tensor.numpy() for tensor in batch.inputs)
+        ends = [*offsets[1:], len(columns)]
+        labels = batch.targets
+        for n, (begin, end) in enumerate(zip(offsets, ends)):
+            own = labels.columns[labels.offsets[n] : labels.offsets[n + 1]].tolist()
+            found.append((own, list(zip(columns[begin:end].tolist(), values[begin:end].tolist()))))
+    return found
+
+
+def naive(text, from_one=False):
+    """The rows of a text with a header or none, as `rows_of` has them: those with a feature and a label."""
+    found = []
+    for line in text.decode().splitlines():
+        line = line.partition("#")[0]
+        if not line.strip() or ":" not in line:
+            continue
+        labels, _, features = line.partition(" ")
+        pairs = (word.split(":") for word in features.split() if not word.startswith("qid"))
+        row = [(int(column) - from_one, float(np.float32(value))) for column, value in pairs]
+        labels = list(dict.fromkeys(int(label) for label in labels.split(",") if label))
+        if labels and row:
+            found.append((labels, row))
+    return found
+
+
+def text_of(rows, features, labels):
+    lines = [",".join(map(str, own)) + "".join(f" {column}:{value!r}" for column, value in row) for own, row in rows]
+    return "\n".join([f"{len(rows)} {features} {labels}", *lines, ""]).encode()
+
+
+def made_rows(count, seed=0, features=50, labels=12):
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        own = draw.sample(range(labels), draw.randint(1, 4))
+        rows.append((own, [(c, draw.uniform(-2, 2)) for c in sorted(draw.sample(range(features), draw.randint(1, 9)))]))
+    return rows
+
+
+# ---- what is read
+
+
+def test_rows_are_those_of_the_source(tmp_path):
+    data = prepared(tmp_path, write(tmp_path / "src", {"train.txt": TRAIN, "test.txt": TEST}))
+    assert rows_of(data.train) == naive(TRAIN)
+    assert rows_of(data.test) == naive(TEST)
+    assert (data.task, data.kind, data.shape, data.outputs, data.classes) == ("multi-label", "xc", (5,), 4, None)
+    assert data.train.density == 5 / 3 and data.train.label_counts(4).tolist() == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("form", ["tar", "tar.gz", "gz", "crlf", "spaces", "small pieces", "old names"])
+def test_packing_and_white_space_change_nothing(tmp_path, form, monkeypatch):
+    rows = made_rows(200), made_rows(60, seed=1)
+    plain = {name: text_of(of, 50, 12) for name, of in zip(("train.txt", "test.txt"), rows)}
+    expected = [naive(text) for text in plain.values()]
+    source = write(tmp_path / "src", plain)
+    if form in ("tar", "tar.gz"):
+        source = pack(source, tmp_path / f"src.{form}")
+    elif form == "gz":
+        source = write(tmp_path / "gz", {f"{name}.gz": gzip.compress(text) for name, text in plain.items()})
+    elif form == "crlf":
+        source = write(tmp_path / "crlf", {name: text.replace(b"\n", b"\r\n") for name, text in plain.items()})
+    elif form == "spaces":
+        source = write(tmp_path / "spaces", {name: text.replace(b"\n", b" \t\n\n") for name, text in plain.items()})
+    elif form == "small pieces":
+        monkeypatch.setattr(archive, "MEGABYTE", 37)
+    else:
+        names = "eurlex_train.txt", "eurlex_test.txt"
+        source = write(tmp_path / "old", {**dict(zip(names, plain.values())), "labels.txt": b"a\nb\n"})
+    data = prepared(tmp_path, source)
+    assert [rows_of(data.train), rows_of(data.test)] == expected
+
+
+def test_one_file_with_lists_of_rows(tmp_path):
+    text = text_of(made_rows(10), 50, 12)
+    lists = {"a_trSplit.txt": b"10 1\n2 2\n3 3\n4 4\n5 5\n", "a_tstSplit.txt": b"1 9\n7 8\n"}
+    data = prepared(tmp_path, write(tmp_path / "src", {"a_data.txt": text, **lists}))
+    rows = naive(text)
+    assert rows_of(data.train) == [rows[n] for n in (1, 2, 3, 4, 9)]  # in the order of the file
+    assert rows_of(data.test) == [rows[0], rows[6]]
+
+
+def test_one_file_alone_gives_one_row_in_five_for_testing(tmp_path):
+    text = text_of(made_rows(50), 50, 12)
+    data = prepared(tmp_path, write(tmp_path / "src", {"rows.txt": text}) / "rows.txt")
+    test = held_out(50)
+    assert rows_of(data.train) == [row for row, out in zip(naive(text), test) if not out]
+    assert rows_of(data.test) == [row for row, out in zip(naive(text), test) if out]
+
+
+@pytest.mark.parametrize("from_one", [False, True])
+def test_svmlight_is_counted_from_one_unless_it_has_a_zero(tmp_path, from_one):
+    train = b"1,0 qid:4 1:0.5 7:2 # a comment\n# another\n2 3:1\n" + (b"" if from_one else b"0 0:1\n")
+    test = b"0 2:1\n"
+    data = prepared(tmp_path, write(tmp_path / "src", {"train.svm": train, "test.svm": test}))
+    assert rows_of(data.train) == naive(train, from_one) and rows_of(data.test) == naive(test, from_one)
+    assert (data.shape, data.outputs) == ((7 if from_one else 8,), 3)
+
+
+def save_npz(path, offsets, columns, values, shape, save=np.savez):
+    """As scipy.sparse.save_npz does, for which compressed is the default."""
+    save(path, indices=columns, indptr=offsets, format=np.array(b"csr"), shape=np.array(shape), data=values)
+
+
+@pytest.mark.parametrize("names", ["{}_x {}_y train test", "{}_X_Xf {}_X_Y trn tst"])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_matrices_of_scipy(tmp_path, names, save):
+    x_name, y_name, *splits = names.split()
+    expected = []
+    for split, count in zip(splits, (30, 9)):
+        rows = made_rows(count, seed=count)
+        lists = [[column for column, _ in row] for _, row in rows], [own for own, _ in rows]
+        values = np.array([value for _, row in rows for _, value in row])
+        for name, of, data, width in ((x_name, lists[0], values, 50), (y_name, lists[1], None, 12)):
+            offsets = np.concatenate([[0], np.cumsum([len(one) for one in of])]).astype(np.int32)
+            columns = np.array([item for one in of for item in one], np.int32)
+            ones = np.ones(len(columns)) if data is None else data
+            save_npz(tmp_path / f"{name.format(split)}.npz", offsets, columns, ones, (count, width), save)
+        expected.append([(own, [(c, float(np.float32(v))) for c, v in row]) for own, row in rows])
+    data = prepared(tmp_path, tmp_path)
+    assert [rows_of(data.train), rows_of(data.test)] == expected
+
+
+def test_rows_without_features_or_labels_are_dropped_and_counted(tmp_path):
+    train = b"5 5 4\n0,2,2 1:0.5\n 1:1\n3\n3,3 0:1\n1:2\n"
+    report = prepare("xc", write(tmp_path / "src", {"train.txt": train, "test.txt": TEST}), tmp_path / "data.h5")
+    assert rows_of(open_prepared(report.target).train) == [([0, 2], [(1, 0.5)]), ([3], [(0, 1.0)])]
+    facts = report.rows
+    assert (facts.without_features, facts.without_labels, facts.repeated) == (1, 2, 2)
+    assert (report.counts, facts.labels, facts.trained_labels) == ({"train": 2, "test": 2}, 4, 3)
+
+
+def test_a_batch_is_a_function_of_seed_rank_and_step(tmp_path):
+    data = prepared(
+        tmp_path,
+        write(
+            tmp_path / "src",
+            {"train.txt": text_of(made_rows(40), 50, 12), "test.txt": TEST.replace(b" 5 4", b" 50 12")},
+        ),
+    )
+    one, other = (Batches(data.train, np.arange(40), 7, 3, 1) for _ in range(2))
+    for step in (11, 0):
+        mine, theirs = one.at(step), other.at(step)
+        assert all(a.equal(b) for a, b in zip(mine.inputs, theirs.inputs))
+        assert mine.targets.columns.equal(theirs.targets.columns) and mine.targets.offsets.equal(theirs.targets.offsets)
+    rows = rows_of(data.train)
+    batch, indices = one.at(11), one.indices(11)
+    assert [batch.targets.columns[a:b].tolist() for a, b in zip(batch.targets.offsets, batch.targets.offsets[1:])] == [
+        rows[n][0] for n in indices
+    ]
+
+
+# ---- line by line or many at a time
+
+
+numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
+line = st.tuples(st.lists(st.integers(0, 11), max_size=4), st.lists(st.tuples(st.integers(0, 49), numbers), max_size=6))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(line, min_size=1, max_size=12))
+def test_plain_lines_are_read_as_single_ones_are(rows):
+    lines = [",".join(map(str, own)) + "".join(f" {c}:{v}" for c, v in row) for own, row in rows]
+    block = "".join(f"{text}\n" for text in lines if text).encode()
+    limits = xc_lines.Limits(50, 12)
+    if not block:
+        return
+    plain, odd = xc_lines._plain(block, limits), xc_lines._odd("file", block, 1, limits)
+    assert plain is not None
+    for mine, theirs in zip(plain, odd):
+        assert mine.dtype == theirs.dtype and mine.tobytes() == theirs.tobytes()
+
+
+# ---- what is wrong
+
+
+GOOD = {"train.txt": TRAIN, "test.txt": TEST}
+BAD = {
+    "too few rows": ("train.txt", TRAIN.replace(b"3 5 4", b"4 5 4"), 4, "says that there are 4 rows"),
+    "too many rows": ("train.txt", TRAIN.replace(b"3 5 4", b"2 5 4"), 4, "one more"),
+    "other features": ("test.txt", TEST.replace(b"2 5 4", b"2 6 4"), 1, "6 features"),
+    "no header": ("test.txt", b"0 0:1 1:1\n", 1, "no header"),
+    "half a header": ("train.txt", TRAIN.replace(b"3 5 4", b"3 5"), 1, "neither a header"),
+    "zero labels": ("train.txt", TRAIN.replace(b"3 5 4", b"3 5 0"), 1, "at least 1"),
+    "feature": ("train.txt", TRAIN.replace(b" 0:1", b" 5:1"), 3, "feature 5 is out of range"),
+    "negative feature": ("train.txt", TRAIN.replace(b" 0:1", b" -1:1"), 3, "feature -1"),
+    "label": ("train.txt", TRAIN.replace(b"1,0", b"1,4"), 4, "label 4 is out of range"),
+    "huge label": ("train.txt", TRAIN.replace(b"1,0", b"1,99999999999999999999"), 4, "out of range"),
+    "no colon": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2 2.5"), 4, "has no colon"),
+    "half a label": ("train.txt", TRAIN.replace(b"1,0", b"1.5,0"), 4, "'1.5'"),
+    "no value": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:"), 4, "no number"),
+    "no number": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:a"), 4, "no number"),
+    "NaN": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:nan"), 4, "finite"),
+    "infinite": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:1e39"), 4, "finite"),
+    "empty": ("train.txt", b"", 1, "empty"),
+    "header alone": ("train.txt", b"1 5 4\n", 2, "empty"),
+    "nothing usable": ("train.txt", b"1 5 4\n0\n", 2, "no train row"),
+    "unknown labels": ("train.txt", b"1 5 4\n0 1:1\n", 0, ""),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_named_by_file_and_line(tmp_path, case):
+    name, content, number, said = BAD[case]
+    contents = {**GOOD, name: content}
+    if case == "unknown labels":
+        contents |= {"test.txt": b"1 5 4\n1,2 1:1\n"}
+        name, number, said = "test.txt", 2, "occurs in training"
+    with pytest.raises(DataError) as error:
+        prepare("xc", write(tmp_path / "src", contents), tmp_path / "data.h5")
+    message = str(error.value)
+    assert f"{name}, line {number}:" in message and said in message and "\n" not in message
+    assert not (tmp_path / "data.h5").exists()
+
+
+@pytest.mark.parametrize(
+    "rows, said", [(b"1\n11\n", "line 2: there is no row 11"), (b"0\n", "line 1"), (b"", "line 1")]
+)
+def test_lists_of_rows_that_do_not_fit(tmp_path, rows, said):
+    source = {"a_data.txt": text_of(made_rows(10), 50, 12), "a_trSplit.txt": rows, "a_tstSplit.txt": b"2\n"}
+    with pytest.raises(DataError, match=said):
+        prepare("xc", write(tmp_path / "src", source), tmp_path / "data.h5")
+
+
+def test_damage_is_found_when_it_is_read(tmp_path):
+    target = prepared(tmp_path, write(tmp_path / "src", GOOD)) and tmp_path / "data.h5"
+    with h5py.File(target) as file:
+        places = {name: file[name].id.get_offset() for name in ("train/data", "train/indptr", "train/label_indices")}
+    content = target.read_bytes()
+    for name, place in places.items():
+        target.write_bytes(
+            damaging.flipped(content, place)
+            if hasattr(damaging, "flipped")
+            else content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+        )
+        with pytest.raises(DataError, match="damaged|prepare it again"):
+            rows_of(open_dataset(str(target)).train)
+        assert name
