@@ -113,7 +113,7 @@ class NextToken(Task):
 
 
 class MultiLabel(Task):
-    """Rows with any number of labels, `istmpi.data.batch.Labels`; the score is the precision at 1 (`istmpi.multilabel`).
+    """Rows with any number of labels (`istmpi.multilabel`), as `istmpi.data.batch.Labels`; the score is precision at 1.
 
     ``outputs`` may also be what can tell its losses itself, as `istmpi.models.label_blocks.Deferred`.
     """

@@ -198,7 +198,8 @@ def _scores(score: Score) -> str:
     """The score, and behind it that of every exit where there are several; of text the bits that are left of a byte."""
     exits = f" (exits {', '.join(f'{each:.4f}' for each in score.exits)})" if score.exits else ""
     bits = f" ({score.bits_per_byte:.4f} bits a byte)" if score.bits_per_byte else ""
-    return f"{score.score:.4f}{exits}{bits}"
+    more = "".join(f"  {name} {of:.4f}" for name, of in (score.more or {}).items())
+    return f"{score.score:.4f}{exits}{bits}{more}"
 
 
 def _outcome(summary: Summary) -> dict[str, str]:

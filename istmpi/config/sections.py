@@ -236,6 +236,13 @@ class Train:
             extra={"must": "be numbers that are not negative"},
         ),
     ] = ()
+    multi_label_loss: Annotated[
+        Literal["softmax", "binary"],
+        Meta(
+            description="Rows with several labels: the cross-entropy of a row's labels among all of them, their mean, "
+            "or that of each label for itself, the sum over all."
+        ),
+    ] = "softmax"
     seed: Annotated[int, Meta(ge=0, extra={"at_most": MOST - 1}, description="Seed of everything random.")] = 0
     autocast: Annotated[bool, Meta(description="Matrix products in bfloat16.")] = False
     device: Annotated[
@@ -264,6 +271,14 @@ class Evaluate:
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Test examples that are scored, spread evenly; by default all, of text 512 windows."),
     ] = None
+    propensity: Annotated[
+        tuple[Annotated[float, Meta(ge=0)], Annotated[float, Meta(ge=0)]],
+        Meta(
+            description="Rows with several labels: A and B of the odds that a label is noted where it is true, for "
+            "PSP@k.",
+            extra={"must": "be two numbers that are not negative, as [0.55, 1.5]"},
+        ),
+    ] = (0.55, 1.5)
     calibration_examples: Annotated[
         int,
         Meta(ge=2, description="Training examples from which the full network's normalisation is calibrated."),

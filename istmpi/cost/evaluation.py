@@ -21,9 +21,14 @@ from istmpi.cost.counts import phase_costs
 from istmpi.cost.holdings import Number
 from istmpi.engine.axes import Parameter
 from istmpi.models.architecture import Architecture, Chain
+from istmpi.multilabel import TOP, Ranking
 
 TOTALS = 24
 """Bytes of loss, score and number of examples, which ranks add up."""
+RANKED = 8 * Ranking.size
+"""And those of ranked labels."""
+PART = 8 * (2 + 2 * TOP)
+"""Bytes of what a rank tells of an example's labels that it has."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +87,20 @@ def pass_bytes(run: Run, architecture: Architecture) -> Number:
 
 
 def evaluation_plan(
-    architecture: Architecture, ranks: int, room: Number, passes: Sequence[int], local: bool = False
+    architecture: Architecture,
+    ranks: int,
+    room: Number,
+    passes: Sequence[int],
+    local: bool = False,
+    spread: bool = False,
 ) -> EvaluationPlan:
     """The plan of an evaluation on so many ranks, with ``room`` for gathered weights.
 
-    ``passes``: the number of examples of each batch, the calibration's first.
+    ``passes``: the number of examples of each batch, the calibration's first. ``spread``: where the network's head is
+    sharded only what is ranked first of its outputs is sent (`istmpi.multilabel.Parts`), and nothing in a calibration.
     """
     sizes = {name: _nbytes(one, architecture) for name, one in architecture.parameters.items()}
-    choices = list(_choices(architecture, ranks, passes, sizes)) if ranks > 1 else []
+    choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
     if isinstance(architecture, Chain):
         # It stays where it is, as the replay has recorded it; also on one rank.
         sharded = {name for names in architecture.leaves.values() for name in names}
@@ -111,7 +122,7 @@ def evaluation_plan(
     elif sharded:
         sent += sum(one.sharded for one in {by_name[name] for name in sharded if name in by_name})
     else:
-        sent += ranks * (ranks - 1) * TOTALS
+        sent += ranks * (ranks - 1) * (RANKED if spread else TOTALS)
     return EvaluationPlan(frozenset(sharded), sum(whole.values()), room, sent)
 
 
@@ -120,14 +131,21 @@ def _price(one: Weights, local: bool) -> tuple[Number, str]:
     return (Fraction(-one.nbytes) if local else Fraction(one.sharded - one.gathered, one.nbytes)), one.names[0]
 
 
-def _choices(architecture: Architecture, ranks: int, passes: Sequence[int], sizes: dict[str, int]) -> Iterator[Weights]:
+def _choices(
+    architecture: Architecture, ranks: int, passes: Sequence[int], sizes: dict[str, int], spread: bool
+) -> Iterator[Weights]:
     """The weights that can be sharded: of leaves that have a row for every rank."""
     for paths in _together(architecture):
         names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))
         rows = min(architecture.parameters[name].pattern.axes[0].length(architecture.lengths) for name in names)
         if rows >= ranks or isinstance(architecture, Chain):
             nbytes = sum(sizes[name] for name in names)
-            sharded = sum(_pass_bytes(architecture, path, ranks, examples) for path in paths for examples in passes)
+            head = spread and paths == [architecture.head]
+            sharded = (
+                ranks * (ranks - 1) * sum(passes[1:]) * PART
+                if head
+                else sum(_pass_bytes(architecture, path, ranks, examples) for path in paths for examples in passes)
+            )
             yield Weights(names, nbytes, (ranks - 1) * nbytes, sharded)
 
 

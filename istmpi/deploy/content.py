@@ -80,7 +80,7 @@ class Content:
         if isinstance(self.network, InferredNetwork):
             module = own_module(self.network, self.state, self.untied, self.checkpoint.normalisation)
             dtype = next(module.parameters()).dtype
-            return traced(module, self.network.code.examples(EXAMPLES, dtype), self.network.name)
+            return traced(module, *self.network.code.examples(EXAMPLES, dtype), self.network.name)
         first = self.layers[0].settings
         module = chain_module(self.layers, self.state)
         features = first.get("num_features") or first["in_features"]

@@ -6,7 +6,7 @@ Which of its weights every rank has whole meanwhile, and which stay where they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from math import log
@@ -27,7 +27,8 @@ from istmpi.evaluation.fitting import fitted_scale
 from istmpi.evaluation.full import FullNetwork
 from istmpi.exits import THRESHOLDS, ExitPoint, entropies, exit_taken, outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import NEXT_TOKEN, TASKS, Classification
+from istmpi.multilabel import Parts, Ranking
+from istmpi.tasks import MULTI_LABEL, NEXT_TOKEN, Classification, task_of
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -51,6 +52,8 @@ class Score:
     """The score of every exit, where there are several."""
     bits_per_byte: float | None = None
     """Of text: what is left to be told of each byte."""
+    more: Mapping[str, float] | None = None
+    """Other scores by their names."""
 
 
 class Evaluator:
@@ -68,14 +71,20 @@ class Evaluator:
         """``trained_on``: so many ranks, where they are others than these."""
         self._run, self._dataset, self._communicator = run, dataset, communicator
         self._local = run.data.placement == "local"
-        self._task = TASKS[dataset.task]
+        self._task = task_of(dataset.task, run.train.multi_label_loss)
         self._dtype = getattr(torch, run.model.dtype)
         memory = evaluation_memory(run, architecture, trained_on or communicator.size)
         sampled = min(run.evaluate.calibration_examples, len(dataset.train))
         passes = [] if self._local else [sampled, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
-        self.plan = evaluation_plan(architecture, communicator.size, memory, passes, self._local)
+        self._ranks_labels = dataset.task == MULTI_LABEL
+        self._ranking: Ranking | None = None
+        self.plan = evaluation_plan(
+            architecture, communicator.size, memory, passes, self._local, spread=self._ranks_labels
+        )
         self._exits, self._architecture, self._store = architecture.exits, architecture, store
-        self.network = FullNetwork(architecture, store, communicator, self.plan.sharded, self._local)
+        self.network = FullNetwork(
+            architecture, store, communicator, self.plan.sharded, self._local, self._ranks_labels
+        )
 
     def score(self) -> Score:
         """The score on the whole test split, at the store's present weights."""
@@ -86,6 +95,8 @@ class Evaluator:
 
     def measure(self, split: Split) -> Score:
         """The score on a whole split, with the normalisation as it is."""
+        if self._ranks_labels:
+            return self._ranked(split)
         weights = self._run.train.exit_weights
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
@@ -99,6 +110,37 @@ class Evaluator:
         if self._dataset.bytes_per_token:
             bits = loss / examples / log(2) / self._dataset.bytes_per_token
         return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None, bits)
+
+    def _ranked(self, split: Split) -> Score:
+        """The score of ranked labels: of a batch each rank ranks those that it has, and the first of them are merged."""
+        ranking, mine = self._ranking or self._make_ranking(), self.network.labels
+
+        def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
+            first = mine.start if mine is not None else 0
+            parts = [Parts.of(outputs_of(outputs)[-1], first, batch.targets, self._task.kind)]
+            if mine is not None:
+                parts = self._everyones(parts[0])
+            return ranking.sums(parts, batch.targets)
+
+        sums = self._sum_over(split, (Ranking.size,), totals_of)
+        scores = Ranking.scores(sums)
+        score = scores.pop(self._task.score)
+        return Score(float(sums[0] / sums[1]), score, int(sums[1]), more=scores)
+
+    def _everyones(self, part: Parts) -> list[Parts]:
+        """The parts of all ranks. Collective."""
+        ranks, numbers = self._communicator.size, part.numbers
+        flat = self._communicator.allgatherv(numbers.reshape(-1), [numbers.size] * ranks)
+        return [Parts(of) for of in flat.reshape(ranks, *numbers.shape)]
+
+    def _make_ranking(self) -> Ranking:
+        """What sums up rankings, by the labels of all training rows. Collective."""
+        train = self._dataset.train
+        counts = np.append(train.label_counts(self._dataset.outputs), len(train))
+        if self._local:
+            counts = self._communicator.allreduce_sum(counts)
+        self._ranking = Ranking(counts[:-1], int(counts[-1]), self._run.evaluate.propensity, self._task.kind)
+        return self._ranking
 
     def early_exits(self, split: Split) -> tuple[ExitPoint, ...]:
         """What leaving early does to a classifier on a split, for each of `istmpi.exits.THRESHOLDS`.
@@ -171,6 +213,8 @@ class Evaluator:
         batch = self._run.evaluate.batch
         if self._dataset.task == NEXT_TOKEN:
             batch = windows_together(batch, self._dataset.features * self._dataset.outputs)
+        if self._dataset.task == MULTI_LABEL:
+            batch = windows_together(batch, self._dataset.outputs)
         for first in range(0, length, batch):
             yield np.arange(first, min(first + batch, length))
 

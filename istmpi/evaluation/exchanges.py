@@ -27,8 +27,8 @@ class SameExamples:
         """``contiguous``: outputs lie in memory as the layer itself would leave them, which a ``view`` may need."""
         self._store, self._communicator, self._contiguous = store, communicator, contiguous
 
-    def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
-        """What a leaf does when it is called. Collective."""
+    def forward_of(self, leaf: Leaf, spread: bool = False) -> Callable[..., torch.Tensor]:
+        """What a leaf does when it is called. Collective, unless its outputs stay ``spread``: each rank its own."""
         owned = owned_rows(leaf, self._store)
         mine = owned[self._store.rank]
         values = {key: self._store.tensors[name] for key, name in leaf.names.items()}
@@ -40,6 +40,9 @@ class SameExamples:
             flat = self._communicator.allgatherv(outputs.contiguous().view(-1).numpy(), counts)
             whole = torch.from_numpy(flat).view(owned[-1].stop, *shape).movedim(0, leaf.axis)
             return whole.contiguous() if self._contiguous else whole
+
+        def of_mine(*inputs: Any, **named: Any) -> torch.Tensor:
+            return leaf.outputs(mine, values, *inputs, **named)
 
         def looked_up(input: torch.Tensor) -> torch.Tensor:
             """Only the rows that are looked up are sent, each once."""
@@ -56,6 +59,8 @@ class SameExamples:
             outputs = leaf.outputs(mine, values, *inputs, **named)
             return torch.from_numpy(self._communicator.allreduce_sum(outputs.numpy()))
 
+        if spread:
+            return of_mine
         if isinstance(leaf.module, nn.Embedding):
             return looked_up
         return added_up if leaf.of_inputs else gathered

@@ -6,7 +6,7 @@ gathered from them (`istmpi.evaluation.exchanges`). Which are sharded is said by
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -41,10 +41,15 @@ class FullNetwork:
         communicator: Communicator,
         sharded: Collection[str] = (),
         local_examples: bool = False,
+        spread: bool = False,
     ):
+        """``spread``: where the network's head is sharded its outputs are not gathered (`labels`)."""
         self._architecture, self._store, self._communicator = architecture, store, communicator
         self._sharded = frozenset(sharded)
         self._local_examples = local_examples
+        names = architecture.leaves.get(architecture.head, ()) if spread and not local_examples else ()
+        self._spread = architecture.head if names and self._sharded.issuperset(names) else ""
+        self._calibrating = False
         self._network: nn.Module | None = None
         self._scale: Mapping[str, float] | None = None
         self._own: OwnExamples | None = None
@@ -57,11 +62,24 @@ class FullNetwork:
         """All ranks run it together, on the same examples; else each on as many as it likes."""
         return bool(self._sharded) and not self._local_examples
 
+    @property
+    def labels(self) -> range | None:
+        """The outputs that this rank's forward pass gives, where it does not give all."""
+        if not self._spread:
+            return None
+        store, (weight, *_) = self._store, self._architecture.leaves[self._spread]
+        length = store.parameters[weight].pattern.shape(store.owners.lengths)[0]
+        return store.owners.rows(length, store.rank)
+
     def calibrate(self, *inputs: torch.Tensor) -> None:
         """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective."""
         layers = self.with_weights()
-        with _same_random_numbers():
-            calibrate(self._network, layers, inputs, self._moments_of)
+        self._calibrating = True
+        try:
+            with _same_random_numbers():
+                calibrate(self._network, layers, inputs, self._moments_of)
+        finally:
+            self._calibrating = False
         self.finish()
         self.moments = {name: layer.moments for name, layer in layers.items()}
 
@@ -119,14 +137,21 @@ class FullNetwork:
         exchange = self._own or SameExamples(store, self._communicator, not isinstance(architecture, Chain))
         leaves = architecture.leaves.items()
         sharded = {path: names for path, names in leaves if self._sharded.issuperset(names)}
-        for leaf in leaves_of(self._network, sharded).values():
-            leaf.replace(exchange.forward_of(leaf))
+        for path, leaf in leaves_of(self._network, sharded).items():
+            if path == self._spread:
+                leaf.replace(self._head(exchange.forward_of(leaf, spread=True)))
+            else:
+                leaf.replace(exchange.forward_of(leaf))
         self._moments_of = moments_of
         if self._own:
             dtype = next(iter(store.tensors.values())).dtype
             units = {name: norm.units for name, norm in architecture.batch_norms.items()}
             over_ranks = {name: self._own.moments_of(count, dtype) for name, count in units.items()}
             self._moments_of = lambda x, name: over_ranks[name](x)
+
+    def _head(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The head's forward; a calibration has no use of its outputs."""
+        return lambda x: x.new_empty(len(x), 0) if self._calibrating else forward(x)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -31,10 +31,12 @@ from istmpi.errors import DivergedError
 from istmpi.exits import outputs_of, weighted_loss
 from istmpi.methods import METHODS
 from istmpi.methods.optimizers import optimizer_spec
+from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.methods.outer import Outer
 from istmpi.models.architecture import Architecture
+from istmpi.models.label_blocks import defer
 from istmpi.record import Clock
-from istmpi.tasks import TASKS
+from istmpi.tasks import MULTI_LABEL, task_of
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -80,6 +82,8 @@ class Method(ABC):
     network: nn.Module
     optimizer: torch.optim.Optimizer | None
     tensors: dict[str, torch.Tensor]
+    averages_gradients = False
+    """Gradients leave the rank, so that all of them are dense."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -89,7 +93,9 @@ class Method(ABC):
         self.outer = Outer(*self.spec.outer(job.run))
         self.examples = 0
         """That this rank has consumed."""
+        self.task = task_of(job.task, job.run.train.multi_label_loss)
         self._built: tuple[dict[str, int], nn.Module] | None = None
+        self._sparse_rows: SparseRows | None = None
         # torch imports its compiler for the first optimizer, which takes seconds: here rather than in the first round.
         self.optimizer_spec.make([nn.Parameter(torch.zeros(1))])
 
@@ -118,6 +124,8 @@ class Method(ABC):
         except DivergedError:
             self.go_back()
             raise
+        if self._sparse_rows:
+            self._sparse_rows.finish()
         if isinstance(outcome, InterruptedRound):
             store.add_slots((*self.optimizer_spec.slots, *self.outer.slots_inside))
             outcome.tensors = self.suspend(round)
@@ -162,6 +170,8 @@ class Method(ABC):
             tensors |= {Slot(name, slot): values for slot, values in state.items()}
             if state:
                 optimizer.state[parameter] = self.optimizer_spec.state(state, before + resume_from.local_steps)
+        if self._has_sparse_gradients:
+            self._sparse_rows = SparseRows(network, optimizer, self.job.run.optimizer)
         return optimizer, tensors
 
     def build(self, lengths: Mapping[str, int]) -> nn.Module:
@@ -177,12 +187,31 @@ class Method(ABC):
             scale = store.scale if lengths != architecture.lengths else store.full_scale
             network = architecture.without_values(scale, lengths)
             self._built = dict(lengths), to_empty(network, self.job.device).train()
+            self._prepare(self._built[1])
         return self._built[1]
 
     @property
     def kept(self) -> tuple[str, ...]:
         """The slots that rest in the store between two rounds."""
         return self.spec.kept(self.job.run, self.job.architecture)
+
+    def _prepare(self, network: nn.Module) -> None:
+        """Have a network train with few labels' logits at a time, and with gradients of the rows that it reads alone."""
+        if self.job.task == MULTI_LABEL:
+            defer(network)
+        if self._has_sparse_gradients:
+            for bag in bags(network):
+                bag.sparse = True
+                bag.register_forward_pre_hook(self._about_to_read, with_kwargs=True)
+
+    def _about_to_read(self, bag: nn.EmbeddingBag, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        self._sparse_rows.about_to_read(bag.weight, inputs[0] if inputs else named["input"])
+
+    @property
+    def _has_sparse_gradients(self) -> bool:
+        """Tables have gradients of the rows alone that are read: where nobody needs all of them."""
+        settings = self.job.run.optimizer
+        return settings.name == "sgd" and not settings.clip and not self.averages_gradients
 
     def own(self) -> Mapping[str, torch.Tensor]:
         """Tensors of which every rank has its own values between rounds, whole, in host memory; none by default."""
@@ -229,6 +258,8 @@ class Method(ABC):
                     nn.utils.clip_grad_norm_(network.parameters(), run.optimizer.clip)
                 for group in optimizer.param_groups:
                     group["lr"] = run.optimizer.lr_at(step, steps)
+                if self._sparse_rows:
+                    self._sparse_rows.step(run.optimizer.lr_at(step, steps))
                 optimizer.step()
                 losses.append(loss.detach())
                 self.examples += batch.examples
@@ -253,7 +284,7 @@ class Method(ABC):
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
         """The task's loss, of a network with several exits the weighted sum over them."""
-        return weighted_loss(TASKS[self.job.task].loss, outputs, targets, self.job.run.train.exit_weights)
+        return weighted_loss(self.task.loss, outputs, targets, self.job.run.train.exit_weights)
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
         """The network's outputs, its matrix products in bfloat16 if the run says so."""

@@ -44,7 +44,8 @@ class Architecture(ABC):
     of some groups contribute, with no batch normalisation directly behind it, and these groups. ``blocks``: of the
     groups whose units are whole blocks, which a rank has or has not, these. ``leaves``: the modules that can be
     evaluated with the rows of their parameters spread over ranks, and the names of these. ``exits``: how many outputs a
-    forward pass returns (`istmpi.exits`). ``stochastic``: training draws random numbers (dropout).
+    forward pass returns (`istmpi.exits`). ``head``: the leaf whose outputs these are as they stand, if there is one.
+    ``stochastic``: training draws random numbers (dropout).
     """
 
     lengths: dict[str, int]
@@ -58,6 +59,7 @@ class Architecture(ABC):
     blocks: Blocks = MappingProxyType({})
     leaves: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     exits: int = 1
+    head: str = ""
     stochastic: bool
 
     @property

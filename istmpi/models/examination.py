@@ -26,7 +26,7 @@ from istmpi.models.tracing import trace
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 """Layers that sum over an axis of their weight: the second one, and transposed ones the first."""
-UNIT_BY_UNIT = (nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.PReLU, BatchNorm)
+UNIT_BY_UNIT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.PReLU, BatchNorm)
 """Layers with weights that sum over no axis of them."""
 EXAMPLES = 2
 
@@ -54,7 +54,7 @@ def examine(network: OwnNetwork) -> Table:
     for name, parameter in module.named_parameters():
         bound, centre = _initial(network, name, parameter, layers[name], first[name], second[name])
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
-    sums = _sums(module, inferred.parameters)
+    sums, leaves = _sums(module, inferred.parameters), proved_leaves(network, inferred.widths)
     return Table(
         source=network.source.hash,
         settings=network.settings,
@@ -71,8 +71,9 @@ def examine(network: OwnNetwork) -> Table:
         inexact=traced.inexact,
         preferred=network.preferred,
         blocks=inferred.blocks,
-        leaves=proved_leaves(network, inferred.widths),
+        leaves=leaves,
         exits=watched.exits,
+        head=watched.head if watched.head in leaves else "",
     )
 
 
@@ -96,6 +97,8 @@ class _Watched:
     """Those of them whose output went elsewhere than straight into a batch normalisation."""
     exits: int
     """How many outputs the network returned."""
+    head: str
+    """The product whose output that is, as it stands; empty where there is none."""
 
 
 def _refuse_what_cannot_be_trained(network: OwnNetwork, module: nn.Module) -> None:
@@ -159,7 +162,7 @@ def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
         layer.register_forward_pre_hook(lambda _, inputs, name=name: arrives(name, inputs[0]))
         for name, layer in norms.items()
     ]
-    returned = network.forward(module.eval(), network.examples(EXAMPLES, torch.get_default_dtype()))
+    returned = network.forward(module.eval(), *network.examples(EXAMPLES, torch.get_default_dtype()))
     for hook in hooks:
         hook.remove()
     for name, count in calls.items():
@@ -169,7 +172,9 @@ def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
                 f"calibrates one mean and variance, of one call. Use a layer for each call."
             )
     bare = frozenset(name for number, (name, *_) in enumerate(outputs) if number not in normalised)
-    return _Watched(norms, frozenset(name for name, *_ in outputs), bare, returned.shape[1] // network.numbers)
+    head = next((name for name, output, version in outputs if output is returned and version == output._version), "")
+    exits = returned.shape[1] // network.numbers
+    return _Watched(norms, frozenset(name for name, *_ in outputs), bare, exits, head)
 
 
 def _draws_random_numbers(network: OwnNetwork, module: nn.Module, exits: int) -> bool:
@@ -182,7 +187,7 @@ def _draws_random_numbers(network: OwnNetwork, module: nn.Module, exits: int) ->
     with torch.random.fork_rng(devices=[]):
         state = torch.get_rng_state()
         examples = network.examples(EXAMPLES, torch.get_default_dtype())
-        outputs = network.forward(module.train(), examples, gradients=True)
+        outputs = network.forward(module.train(), *examples, gradients=True)
         draws = not torch.equal(state, torch.get_rng_state())
     if not outputs.requires_grad:
         raise ConfigError(

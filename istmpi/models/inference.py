@@ -116,7 +116,7 @@ class Inferred:
 def infer(network: OwnNetwork) -> Inferred:
     """Find and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all."""
     shapes = _shapes(network)
-    network.forward(network.build().eval(), network.examples(2, torch.get_default_dtype()))
+    network.forward(network.build().eval(), *network.examples(2, torch.get_default_dtype()))
     doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
     moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
     fixed, candidates = declared(network, shapes, moving), {}

@@ -12,7 +12,7 @@ from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture, BatchNormalisation
 from istmpi.models.blocks import ResidualBlock
 from istmpi.models.table import Table
-from istmpi.names import class_of
+from istmpi.names import DECLARED, class_of
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +46,7 @@ class InferredNetwork(Architecture):
         self.inexact = table.inexact
         self.leaves = dict(table.leaves)
         self.exits = table.exits
+        self.head = table.head
 
     @property
     def default_groups(self) -> tuple[str, ...]:
@@ -63,6 +64,11 @@ class InferredNetwork(Architecture):
         if self._network is None:
             raise ConfigError(f"{self.name} is a network of your own: give --model FILE.py:Class.")
         return self._network
+
+    @property
+    def declared(self) -> bool:
+        """Whether its table is known beforehand, and a test holds it to what the network is."""
+        return self.name in DECLARED
 
     @property
     def has_its_source(self) -> bool:
@@ -181,6 +187,9 @@ class InferredNetwork(Architecture):
     def require_usable(self, lengths: Mapping[str, int]) -> None:
         import torch
 
+        if self.declared:  # it may be too large to be tried
+            self.without_values({}, lengths)
+            return
         try:
             network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()
             found = {name: layer.eps for name, layer in self.batch_norm_layers(network).items()}
@@ -190,7 +199,7 @@ class InferredNetwork(Architecture):
                 raise ConfigError(
                     f"{self._network.name}: its batch normalisations are others than were found in it before."
                 )
-            self._network.forward(network, self._network.examples(2, getattr(torch, self._dtype)))
+            self._network.forward(network, *self._network.examples(2, getattr(torch, self._dtype)))
         except ConfigError as error:
             if lengths == self.lengths:
                 raise
@@ -223,6 +232,8 @@ class InferredNetwork(Architecture):
     def require_finite(self, *inputs: torch.Tensor) -> None:
         import torch
 
+        if self.declared:
+            return
         network = self._trial()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)

@@ -49,7 +49,7 @@ def _proved(network: OwnNetwork, lengths: Mapping[str, int]) -> Leaves:
         parameter.data = values[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        expected = network.forward(real, network.examples(EXAMPLES, torch.get_default_dtype()))
+        expected = network.forward(real, *network.examples(EXAMPLES, torch.get_default_dtype()))
     while leaves:
         found, read = _tried(network, lengths, values, leaves)
         if not read:
@@ -78,7 +78,7 @@ def _tried(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            found = network.forward(module, network.examples(EXAMPLES, torch.get_default_dtype()))
+            found = network.forward(module, *network.examples(EXAMPLES, torch.get_default_dtype()))
         except ConfigError:
             pass
     return found, {one.name for one in _elsewhere(module) if one.read}

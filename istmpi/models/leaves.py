@@ -19,6 +19,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from istmpi.models.label_blocks import LabelBlocks
+
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 BLOCK = 2**22
@@ -148,7 +150,7 @@ def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
         elif kind in TABLES:
             usable = module.max_norm is None and getattr(module, "mode", "sum") in ("sum", "mean")
         else:
-            usable = kind is nn.Linear
+            usable = kind in (nn.Linear, LabelBlocks)
         own = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
         if usable and path and "weight" in own and own.keys() <= {"weight", "bias"} and "forward" not in vars(module):
             found[path] = tuple(names[id(own[key])] for key in ("weight", "bias") if key in own)

@@ -39,15 +39,22 @@ class Linear(nn.Linear):
         recorded = torch.is_grad_enabled() and self.weight.requires_grad
         if not recorded or self.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
-        self._awaited += 1
+        self.expect_gradient()
         return _Product.apply(x, self.weight, self.bias, self)
 
     def release(self) -> None:
         """Give back the memory of a gradient that is no longer there."""
         self._memory = None
 
-    def add_gradient(self, x: torch.Tensor, of_products: torch.Tensor) -> None:
-        """Add to ``weight.grad``, or begin it, from inputs ``[batch, inputs]`` and gradients ``[batch, outputs]``."""
+    def expect_gradient(self) -> None:
+        """A forward pass was recorded, whose backward pass is to come."""
+        self._awaited += 1
+
+    def begin_gradient(self) -> Callable[[slice, torch.Tensor, torch.Tensor], None]:
+        """What adds to rows of ``weight.grad``, or begins them; called for all rows, in their order.
+
+        It takes a slice of rows, the gradients of their products ``[batch, rows]`` and inputs ``[batch, inputs]``.
+        """
         self._awaited -= 1
         weight = self.weight
         begin = weight.grad is None
@@ -56,12 +63,24 @@ class Linear(nn.Linear):
                 self._memory = torch.empty_like(weight)
             weight.grad = self._memory
         final = self.made if not self._awaited else None
-        rows = max(BLOCK_BYTES // (weight.element_size() * weight.shape[1]), 1) if final else len(weight)
-        for start in range(0, len(weight), rows):
-            block = weight.grad[start : start + rows]
-            torch.addmm(block, of_products[:, start : start + rows].T, x, beta=not begin, out=block)
+
+        def add(rows: slice, of_products: torch.Tensor, x: torch.Tensor) -> None:
+            block = weight.grad[rows]
+            torch.addmm(block, of_products.T, x, beta=not begin, out=block)
             if final:
-                final(start * weight.shape[1] + block.numel())
+                final(rows.start * weight.shape[1] + block.numel())
+
+        return add
+
+    def add_gradient(self, x: torch.Tensor, of_products: torch.Tensor) -> None:
+        """Add to ``weight.grad``, or begin it, from inputs ``[batch, inputs]`` and gradients ``[batch, outputs]``."""
+        weight = self.weight
+        awaited = self.made is not None and self._awaited == 1
+        rows = max(BLOCK_BYTES // (weight.element_size() * weight.shape[1]), 1) if awaited else len(weight)
+        add = self.begin_gradient()
+        for start in range(0, len(weight), rows):
+            stop = min(start + rows, len(weight))
+            add(slice(start, stop), of_products[:, start:stop], x)
 
 
 def linear_layers(network: nn.Module) -> Iterator[tuple[str, Linear]]:

@@ -108,7 +108,7 @@ def require_same_outputs(
         built = one.build(its, factors).double().eval()
         for name, parameter in built.named_parameters():
             parameter.data = values[name].double()
-        found.append(one.code.forward(built, one.code.examples(EXAMPLES, torch.float64)))
+        found.append(one.code.forward(built, *one.code.examples(EXAMPLES, torch.float64)))
     if not alike(*found):
         raise _refusal(whole, narrow, "computes something else")
 

@@ -45,6 +45,10 @@ class Operator:
     """How often in a forward pass."""
     examples: int = 1
     """The power of the number of examples that it grows with; 0 for what is multiplied once for all of them."""
+    lookups: int = 0
+    """Of a bag: rows of the table that are added up for an example, about."""
+    block: int = 0
+    """Columns that are in memory at a time; 0 for all."""
 
     def multiply_adds(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
         """Of a forward pass over so many examples; the backward pass has ``gradients`` times as many."""
@@ -54,6 +58,15 @@ class Operator:
         """Of the forward and of the backward pass over so many examples: two for each multiply-add."""
         forward = 2 * self.multiply_adds(lengths, examples)
         return forward, self.gradients * forward
+
+    def added_up(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
+        """Numbers that bags of so many examples add up, each multiplied by its value."""
+        return self.outputs(lengths, examples) * self.lookups
+
+    def kept(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
+        """Of its `outputs`, those that are in memory at a time."""
+        columns = self.shape.shape(lengths)[2]
+        return self.outputs(lengths, examples) * Fraction(min(self.block or columns, columns), columns or 1)
 
     def outputs(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
         """Numbers that a forward pass over so many examples makes."""

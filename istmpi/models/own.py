@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from istmpi.errors import ConfigError, did_you_mean
 from istmpi.exits import joined, outputs_of
 from istmpi.models.source import Source, source_of
 from istmpi.names import place_of
-from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
+from istmpi.tasks import CLASSIFICATION, MULTI_LABEL, NEXT_TOKEN
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,8 @@ FACTS = {
     "outputs": "how many classes there are, or numbers to predict",
 }
 """What the data tell a constructor, by the name of its argument."""
+IN_A_ROW = 3
+"""Features of the sparse rows that a network is tried on."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class OwnNetwork:
     outputs: int
     tokens: bool = False
     """Examples are numbers of tokens below ``outputs``, and of each the outputs are what may follow it."""
+    sparse: bool = False
+    """Examples are sparse rows: numbers of features, where each row begins, and values."""
     source: Source = field(default_factory=Source, compare=False)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of those settings that have one."""
@@ -118,15 +122,23 @@ class OwnNetwork:
                 )
         return built
 
-    def examples(self, count: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
-        """Random examples ``[count, ...]``, the same in every call."""
+    def examples(self, count: int, dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Tensor, ...]:
+        """Random examples as inputs of ``forward``, the same in every call."""
         import torch
 
         generator = torch.Generator().manual_seed(count)
         if self.tokens:
-            return torch.randint(self.outputs, (count, *self.inputs), generator=generator).to(device)
+            return (torch.randint(self.outputs, (count, *self.inputs), generator=generator).to(device),)
+        if self.sparse:
+            columns = torch.randint(self.inputs[0], (count * IN_A_ROW,), generator=generator)
+            values = torch.randn(count * IN_A_ROW, generator=generator, dtype=torch.float64).to(dtype)
+            return columns.to(device), torch.arange(0, len(columns), IN_A_ROW, device=device), values.to(device)
         values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64)
-        return values.to(dtype).to(device)
+        return (values.to(dtype).to(device),)
+
+    def count_of(self, inputs: Sequence[torch.Tensor]) -> int:
+        """How many examples a batch's inputs are."""
+        return len(inputs[1 if self.sparse else 0])
 
     def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
         """The outputs ``[b, exits * numbers]`` for a batch's inputs, those of all exits side by side.
@@ -141,17 +153,20 @@ class OwnNetwork:
                 returned = network(*inputs)
         except (Exception, SystemExit) as error:
             shape = " x ".join(map(str, inputs[0].shape))
-            raise ConfigError(
-                f"{self.name}: its forward fails on examples of shape {shape}: {_said(error)}. Examples come flat to a "
-                f"network that asks for features alone, else in the shape of the data."
-            ) from error
+            given = f"on examples of shape {shape}"
+            cure = "Examples come flat to a network that asks for features alone, else in the shape of the data"
+            if self.sparse:
+                given = "on sparse rows"
+                cure = "They come as columns, offsets and values, as nn.EmbeddingBag takes them (docs/library.md)"
+            raise ConfigError(f"{self.name}: its forward fails {given}: {_said(error)}. {cure}.") from error
+        count = self.count_of(inputs)
         for number, outputs in enumerate(outputs_of(returned) or (returned,), 1):
             of = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-            wanted = (len(inputs[0]), *(inputs[0].shape[1:] if self.tokens else ()), self.outputs)
+            wanted = (count, *(inputs[0].shape[1:] if self.tokens else ()), self.outputs)
             if shape != wanted:
                 raise ConfigError(
-                    f"{self.name}: its forward returns {shape}{of} for {len(inputs[0])} examples; the data need "
+                    f"{self.name}: its forward returns {shape}{of} for {count} examples; the data need "
                     f"{wanted}. Its argument outputs is filled in with that {self.outputs}."
                 )
             if not outputs.is_floating_point():
@@ -174,6 +189,8 @@ def own_network(
 
     ``shape``: of an example. Runs the code that is named.
     """
+    if name == "xc" and task != MULTI_LABEL:
+        raise ConfigError(f"model.name = 'xc' takes sparse rows, and these data are for {task}. Use another network.")
     kind, source = _load(place_of(name))
     facts = {"shape": tuple(shape), "features": _product(shape), "outputs": outputs}
     try:
@@ -208,7 +225,8 @@ def own_network(
     inputs = (facts["features"],) if flat else tuple(shape)
     defaults = {one: arguments[one].default for one in known}
     defaults = {one: value for one, value in defaults.items() if value is not inspect.Parameter.empty}
-    return OwnNetwork(name, kind, given, values, inputs, outputs, task == NEXT_TOKEN, source, defaults)
+    kinds = task == NEXT_TOKEN, task == MULTI_LABEL
+    return OwnNetwork(name, kind, given, values, inputs, outputs, *kinds, source, defaults)
 
 
 def _load(name: str) -> tuple[type[nn.Module], Source]:

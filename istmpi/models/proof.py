@@ -60,13 +60,13 @@ class Trial:
         ratios = {*itertools.chain(*(axes.values() for axes in moving.values()))}
         few = [units for units in UNITS if units < width.length and all(ratio % units for ratio in ratios)]
         examples = self._network.examples(EXAMPLES, torch.float64)
-        for x in [*([examples[:, :TOKENS]] if self._network.tokens else []), examples]:
+        for x in [*([(examples[0][:, :TOKENS],)] if self._network.tokens else []), examples]:
             for narrow in (apart, ()):
                 others = {name: min(UNITS[0], self._network.widths[name].length) for name in narrow}
                 for units in [*few, width.length]:
                     try:
                         built = self._network.build({**others, width.name: units}).double().eval()
-                        self._network.forward(built, x)
+                        self._network.forward(built, *x)
                     except ConfigError:
                         continue
                     if _fits(built, moving[width.name], units):
@@ -101,7 +101,7 @@ class Trial:
         try:
             for name, parameter in self._built.named_parameters():
                 parameter.data = values[name]
-            return self._network.forward(self._built, self._x)
+            return self._network.forward(self._built, *self._x)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -147,7 +147,7 @@ class Trial:
             return True
         for name, parameter in narrow.named_parameters():
             parameter.data = values[name]
-        return not alike(self._network.forward(narrow, self._x), self._run(silent))
+        return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
         """The network with as many units less as its constructor takes, and how many it has then."""

@@ -69,15 +69,15 @@ class _Product:
 class Recorder(TorchDispatchMode):
     """Sees every operation on a network's tensors while it is entered, and keeps records of some."""
 
-    def __init__(self, network: nn.Module, x: torch.Tensor):
+    def __init__(self, network: nn.Module, *inputs: torch.Tensor):
         super().__init__()
         self.records: list[Record] = []
         self.joins: set[tuple[int, int]] = set()
         """Products, by the numbers of their records, whose outputs are added, and the second follows from the first."""
         self._parameters = {_storage(parameter): (name, parameter) for name, parameter in network.named_parameters()}
         self._parameter_of = {key: name for key, (name, _) in self._parameters.items()}
-        self._of_examples = {_storage(x)}
-        self._alive: list[torch.Tensor] = [x]
+        self._of_examples = {_storage(x) for x in inputs}
+        self._alive: list[torch.Tensor] = [*inputs]
         # Sets of records as the bits of a number.
         self._made_by: dict[int, int] = {}
         self._behind: dict[int, int] = {}

@@ -71,7 +71,9 @@ def _lists(network: OwnNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
     return {path: len(module) for path, module in built.named_modules() if isinstance(module, kinds)}
 
 
-def _residual(network: OwnNetwork, built: nn.Module, x: torch.Tensor, paths: Sequence[str]) -> Iterator[ResidualBlock]:
+def _residual(
+    network: OwnNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
+) -> Iterator[ResidualBlock]:
     """Those modules of a network that are residual blocks."""
     calls = _calls(network, built, x, paths)
     for path in paths:
@@ -84,17 +86,19 @@ def _residual(network: OwnNetwork, built: nn.Module, x: torch.Tensor, paths: Seq
         ends = _ends(block, inputs, named)
         if ends:
             with _silent(block.get_submodule(end) for end in ends):
-                silent = network.forward(built, x)
+                silent = network.forward(built, *x)
             put(built, path, Absent())
             try:
-                without = network.forward(built, x)
+                without = network.forward(built, *x)
             finally:
                 put(built, path, block)
             if alike(without, silent):
                 yield ResidualBlock(path, tuple(f"{path}.{end}".rstrip(".") for end in ends))
 
 
-def _calls(network: OwnNetwork, built: nn.Module, x: torch.Tensor, paths: Sequence[str]) -> dict[str, list[Any]]:
+def _calls(
+    network: OwnNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
+) -> dict[str, list[Any]]:
     """Of each module what it was called with, and what it made, in a forward pass."""
     calls: dict[str, list[Any]] = {path: [] for path in paths}
 
@@ -115,7 +119,7 @@ def _calls(network: OwnNetwork, built: nn.Module, x: torch.Tensor, paths: Sequen
             module.register_forward_hook(lambda _, __, output, path=path: made(path, output)),
         ]
     try:
-        network.forward(built, x)
+        network.forward(built, *x)
     finally:
         for handle in handles:
             handle.remove()

@@ -70,6 +70,8 @@ class Table:
     """The modules that compute alike wherever the rows of their parameters lie, and the names of these."""
     exits: int = 1
     """How many outputs a forward pass returns, the full network's included."""
+    head: str = ""
+    """The leaf whose outputs are the network's, if there is one: they need not be gathered."""
 
     @property
     def dealt(self) -> tuple[str, ...]:
@@ -109,6 +111,7 @@ class Table:
             # A checkpoint of before has none: then every rank puts the whole network together.
             leaves={path: tuple(names) for path, names in tree.get("leaves", {}).items()},
             exits=int(tree.get("exits", 1)),
+            head=str(tree.get("head", "")),
         )
 
     def difference(self, other: Table) -> str:

@@ -147,11 +147,11 @@ def _record(network: OwnNetwork, module: nn.Module, examples: int) -> list[Recor
 def _recorder(network: OwnNetwork, module: nn.Module, examples: int) -> Recorder:
     """What has seen a forward pass of a built network, as in training."""
     x = network.examples(examples, torch.get_default_dtype())
-    recorder, fused = Recorder(module, x), torch.backends.mkldnn.enabled
+    recorder, fused = Recorder(module, *x), torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False  # else a recurrent layer is one operation, of which nothing is seen
     try:
         with torch.random.fork_rng(devices=[]), recorder.following(module), recorder:
-            network.forward(module.train(), x, gradients=True)
+            network.forward(module.train(), *x, gradients=True)
     finally:
         torch.backends.mkldnn.enabled = fused
     return recorder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
+from istmpi.names import DECLARED
 
 if TYPE_CHECKING:
     from istmpi.models.inferred import InferredNetwork
@@ -36,6 +38,9 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
 
     with communicator.agreed():
         own = _own(run, data)
+    if own.name in DECLARED:
+        tree = communicator.broadcast_from_root(_declared(own, data).tree())
+        return _usable(run, data, own, tree, communicator)
     tree = communicator.broadcast_from_root(recall(own) if communicator.rank == 0 else None)
     if tree is not None:
         try:
@@ -80,6 +85,8 @@ def planned_network(run: Run, data: Dataset) -> InferredNetwork:
     from istmpi.training.proof_cache import recall, remember
 
     own = _own(run, data)
+    if own.name in DECLARED:
+        return _ready(run, _declared(own, data), own)
     if (tree := recall(own)) is not None:
         with suppress(ConfigError):  # as in training
             return _ready(run, Table.from_tree(tree), own)
@@ -93,6 +100,14 @@ def _own(run: Run, data: Dataset) -> OwnNetwork:
     from istmpi.models.own import own_network
 
     return own_network(run.model.name, tuple(data.shape), data.outputs, run.model.arguments, data.task)
+
+
+def _declared(own: OwnNetwork, data: Dataset) -> Table:
+    """The table of a network of which it is known beforehand."""
+    from istmpi.models.xc_table import xc_table
+
+    in_a_row = ceil(data.train.density)
+    return xc_table(own.inputs[0], own.outputs, own.settings, in_a_row, own.source.hash)
 
 
 def _ready(run: Run, table: Table, own: OwnNetwork) -> InferredNetwork:

@@ -75,6 +75,7 @@ def _facts(network: OwnNetwork) -> dict[str, Any] | None:
         "arguments": json.loads(json.dumps(arguments, default=plain, skipkeys=True)),
         "outputs": network.outputs,
         "tokens": network.tokens,
+        "sparse": network.sparse,
         "inputs": list(network.inputs),
         "dtype": str(torch.get_default_dtype()),
         "istmpi": f"{__version__} {code.hexdigest()}",

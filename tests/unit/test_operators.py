@@ -74,7 +74,7 @@ def predicted(operators, lengths, batch=BATCH):
 def counted(own, lengths, batch=BATCH):
     """The same by torch's counter, which knows no fused attention and no fused recurrent layers of the CPU's."""
     network = built(own, lengths).train()
-    x = own.examples(batch, torch.float32)
+    (x,) = own.examples(batch, torch.float32)
     torch.backends.mkldnn.enabled = False
     try:
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

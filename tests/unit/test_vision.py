@@ -83,7 +83,7 @@ def test_its_flops_are_those_that_pytorch_counts(network, name):
     found, own = network(name)
     for part in (1, 2):
         lengths = {group: -(-length // part) for group, length in found.lengths.items() if group not in found.blocks}
-        module, x = built(own, lengths).train(), own.examples(4, torch.float32)
+        module, (x,) = built(own, lengths).train(), own.examples(4, torch.float32)
         with FlopCounterMode(display=False) as counter:
             joined(module(x)).square().mean().backward()
         assert 4 * flops(found.operators, lengths) <= counter.get_total_flops()

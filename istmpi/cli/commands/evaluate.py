@@ -75,6 +75,8 @@ def command(
         f"{result.score_name} {score.score:.4f}, loss {score.loss:.4f} "
         f"on {score.examples:,} {split} examples of {printable(result.source)}"
     )
+    if score.more:
+        click.echo(", ".join(f"{name} {of:.4f}" for name, of in score.more.items()))
     if score.bits_per_byte:
         click.echo(f"{score.bits_per_byte:.4f} bits a byte")
     for number, of_exit in enumerate(score.exits or (), 1):

@@ -1,0 +1,109 @@
+"""Plain SGD of tables of which a step reads few rows: only these have a gradient, and only these are touched.
+
+A row that no example has still moves with momentum, and shrinks with weight decay. What it owes is a linear map of its
+weight and momentum, the same for all rows that were touched last in the same step; so it is settled when the row is
+read next, or at the end of the round, and the weights are those of SGD that touches every row, but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+BLOCK = 2**16
+"""Rows that are settled at a time at the end of a round."""
+
+
+def bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
+    """The tables of a network that sum rows, and whose weights nobody else has."""
+    owners: dict[int, int] = {}
+    for module in network.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    for module in network.modules():
+        if isinstance(module, nn.EmbeddingBag) and module.max_norm is None and owners[id(module.weight)] == 1:
+            yield module
+
+
+class SparseRows:
+    """The tables of a network and their part of a plain SGD, between two ends of its rounds."""
+
+    def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer, settings: Any):
+        """``settings``: momentum and weight_decay. The optimizer must have the state that it begins with."""
+        self._momentum, self._decay = settings.momentum, settings.weight_decay
+        weights = [bag.weight for bag in bags(network)]
+        states = [optimizer.state.get(weight, {}).get("momentum_buffer") for weight in weights]
+        self._tables = {id(weight): (weight, momentum) for weight, momentum in zip(weights, states)}
+        self._moves = bool(self._momentum or self._decay)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._steps = 0
+        self._maps = np.eye(2)[np.newaxis]
+        """Of rows that were settled after so many steps, what they owe by now: ``[steps + 1, 2, 2]``."""
+        self._settled = {}
+        if self._moves:
+            self._settled = {
+                key: torch.zeros(len(weight), dtype=torch.int64) for key, (weight, _) in self._tables.items()
+            }
+
+    @torch.no_grad()
+    def about_to_read(self, weight: torch.Tensor, columns: torch.Tensor) -> None:
+        """Have these rows as they are after the last step."""
+        if self._moves and self._steps:
+            self._settle(id(weight), columns.unique())
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Take the step of the rows that have a gradient, which is taken away; the others owe it."""
+        for key, (weight, momentum) in self._tables.items():
+            if weight.grad is None:
+                continue
+            gradient = weight.grad.coalesce()
+            rows, change = gradient.indices()[0], gradient.values()
+            weight.grad = None
+            if self._moves:
+                self._settle(key, rows)
+                self._settled[key][rows.cpu()] = self._steps + 1
+            if self._decay:
+                change = change.add(weight[rows], alpha=self._decay)
+            if momentum is not None:
+                change = momentum[rows].mul_(self._momentum).add_(change)
+                momentum[rows] = change
+            weight.index_add_(0, rows, change, alpha=-rate)
+        if self._moves:
+            decay, momentum = self._decay, self._momentum
+            owed = np.array([[1 - rate * decay, -rate * momentum], [decay, momentum]])
+            self._maps = np.concatenate([owed @ self._maps, np.eye(2)[np.newaxis]])
+            self._steps += 1
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Have all rows as they are after the last step."""
+        if self._moves and self._steps:
+            for key, settled in self._settled.items():
+                behind = (settled < self._steps).nonzero()[:, 0]
+                for start in range(0, len(behind), BLOCK):
+                    self._settle(key, behind[start : start + BLOCK])
+            self._begin()
+
+    def _settle(self, key: int, rows: torch.Tensor) -> None:
+        weight, momentum = self._tables[key]
+        since = self._settled[key][rows.cpu()]
+        late = since < self._steps
+        if not late.any():
+            return
+        rows = rows[late.to(rows.device)]
+        owed = torch.from_numpy(self._maps[since[late].numpy()]).to(weight.device, weight.dtype)
+        before = weight[rows]
+        after = before * owed[:, 0, 0, None]
+        if momentum is not None:
+            speed = momentum[rows]
+            after += speed * owed[:, 0, 1, None]
+            momentum[rows] = before * owed[:, 1, 0, None] + speed * owed[:, 1, 1, None]
+        weight[rows] = after
+        self._settled[key][rows.cpu()] = self._steps
