@@ -1,0 +1,196 @@
+"""Very many labels: losses by blocks, ranks from parts, and steps that touch few rows, each against its naive version."""
+
+import numpy as np
+import pytest
+import torch
+from sparse_rows import FEATURES, LABELS, dense, made
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from istmpi.config.sections import Optimizer
+from istmpi.data.batch import Labels
+from istmpi.data.sparse import SparseSplit
+from istmpi.errors import ConfigError
+from istmpi.methods.sparse_rows import SparseRows, bags
+from istmpi.models.examination import examine
+from istmpi.models.label_blocks import LabelBlocks, defer
+from istmpi.models.own import own_network
+from istmpi.models.xc import XC
+from istmpi.models.xc_table import DEFAULTS, xc_table
+from istmpi.multilabel import AT, LOSSES, Parts, Ranking, inverse_propensities, losses_of
+from istmpi.tasks import MULTI_LABEL, task_of
+
+
+def split(count, seed=0):
+    return SparseSplit(*made(count, seed))
+
+
+def naive_losses(logits, y, loss):
+    """From dense targets [b, labels] of zeros and ones."""
+    if loss == "binary":
+        return functional.binary_cross_entropy_with_logits(logits, y, reduction="none").sum(dim=1)
+    share = y / y.sum(dim=1, keepdim=True).clamp(min=1)
+    return -(share * logits.log_softmax(dim=1)).sum(dim=1)
+
+
+# ---- losses
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("block", [0, 1, 5, LABELS, 100])
+def test_blocks_of_labels_change_nothing(loss, block):
+    data = split(9)
+    batch = data.batch(np.arange(9))
+    y = torch.from_numpy(dense(data, np.arange(9))[1])
+    layer = LabelBlocks(6, LABELS, block).double()
+    x = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
+    logits = functional.linear(x, layer.weight, layer.bias)
+    expected = naive_losses(logits, y, loss)
+    assert torch.allclose(losses_of(logits, batch.targets, loss), expected, rtol=0, atol=1e-12)
+    task = task_of(MULTI_LABEL, loss)
+    wanted = torch.autograd.grad(expected.mean(), [x, layer.bias, layer.weight])
+    layer.zero_grad()
+    x.grad = None
+    defer(layer)
+    found = task.loss(layer(x), batch.targets)
+    assert torch.allclose(found, expected.mean(), rtol=0, atol=1e-12)
+    found.backward()
+    for mine, theirs in zip((x.grad, layer.bias.grad, layer.weight.grad), wanted):
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_row_without_labels_has_a_loss(loss):
+    targets = Labels(torch.tensor([0, 2, 2]), torch.tensor([3, 1]))
+    logits = torch.randn(2, 5, dtype=torch.float64)
+    y = torch.tensor([[0, 1, 0, 1, 0], [0] * 5], dtype=torch.float64)
+    assert torch.allclose(losses_of(logits, targets, loss), naive_losses(logits, y, loss))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_logits_of_a_block_alone_are_in_memory(loss):
+    block, labels, examples, inputs = 16, 400, 30, 3
+    layer = LabelBlocks(inputs, labels, block)
+    defer(layer)
+    made = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            output = func(*args, **(kwargs or {}))
+            made.extend(one.numel() for one in [output] if isinstance(one, torch.Tensor))
+            return output
+
+    targets = Labels(torch.arange(examples + 1), torch.arange(examples) * 13)
+    with Watch():
+        layer(torch.randn(examples, inputs, requires_grad=True)).losses(targets, loss).sum().backward()
+    assert max(made) == labels * inputs  # its gradient; all logits would be ten times as much
+    assert examples * block in made
+
+
+# ---- ranks
+
+
+def naive_scores(logits, y, counts, rows, a=0.55, b=1.5):
+    """P@k and PSP@k, example by example."""
+    c = (np.log(rows) - 1) * (b + 1) ** a
+    inverse = 1 + c * (counts + b) ** -a
+    found = {}
+    for k in AT:
+        hits = gains = most = 0.0
+        for example, true in zip(logits, y):
+            ranked = sorted(range(len(example)), key=lambda label: (-example[label], label))[:k]
+            hits += sum(true[label] for label in ranked) / k
+            gains += sum(true[label] * inverse[label] for label in ranked)
+            most += sum(sorted(inverse[true > 0], reverse=True)[:k])
+        found[f"P@{k}"], found[f"PSP@{k}"] = hits / len(logits), gains / most
+    return found
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, LABELS + 2])
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_ranks_are_the_same_from_any_parts_of_the_labels(parts, ties, loss):
+    data = split(40)
+    batch, (_, y) = data.batch(np.arange(40)), dense(data, np.arange(40))
+    logits = torch.randn(40, LABELS, dtype=torch.float64)
+    logits = logits.round() if ties else logits
+    counts = data.label_counts(LABELS)
+    ends = [LABELS * n // parts for n in range(parts + 1)]
+    found = [Parts.of(logits[:, start:stop], start, batch.targets, loss) for start, stop in zip(ends, ends[1:])]
+    sums = Ranking(counts, 40, (0.55, 1.5), loss).sums(found, batch.targets)
+    assert Ranking.scores(sums) == pytest.approx(naive_scores(logits.numpy(), y, counts, 40), abs=1e-12)
+    assert sums[0] == pytest.approx(float(naive_losses(logits, torch.from_numpy(y), loss).sum()), abs=1e-9)
+    assert sums[1] == 40
+    if parts == 1:
+        points = task_of(MULTI_LABEL, loss).points(logits, batch.targets)
+        assert points / 40 == pytest.approx(Ranking.scores(sums)["P@1"])
+
+
+def test_the_rarer_a_label_the_more_it_counts():
+    inverse = inverse_propensities(np.array([0, 1, 10, 1000]), 2000, 0.55, 1.5)
+    assert (np.diff(inverse) < 0).all() and inverse[-1] > 1
+
+
+# ---- steps that touch few rows
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_rows_that_are_not_read_are_as_if_every_row_was_touched(momentum, decay):
+    settings, data = Optimizer(momentum=momentum, weight_decay=decay), split(60)
+    networks = [XC(FEATURES, LABELS, (7,)).double() for _ in range(2)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    optimizers = [
+        torch.optim.SGD(network.parameters(), lr=0.1, momentum=momentum, weight_decay=decay) for network in networks
+    ]
+    for optimizer in optimizers:
+        for parameter in optimizer.param_groups[0]["params"]:
+            if momentum:
+                optimizer.state[parameter] = {"momentum_buffer": torch.ones_like(parameter)}
+    (bag,) = bags(networks[0])
+    bag.sparse = True
+    rows = SparseRows(networks[0], optimizers[0], settings)
+    bag.register_forward_pre_hook(lambda bag, inputs: rows.about_to_read(bag.weight, inputs[0]))
+    for step in range(12):
+        batch = data.batch(np.arange(60)[step * 2 : step * 2 + 2]).to("cpu", torch.float64)
+        rate = 0.1 / (1 + step)
+        for network, optimizer in zip(networks, optimizers):
+            optimizer.zero_grad()
+            losses_of(network(*batch.inputs), batch.targets, "softmax").mean().backward()
+            optimizer.param_groups[0]["lr"] = rate
+        assert networks[0].bag.weight.grad.is_sparse
+        rows.step(rate)
+        for optimizer in optimizers:
+            optimizer.step()
+        if step in (4, 11):
+            rows.finish()
+            for (name, mine), (_, theirs) in zip(*(network.named_parameters() for network in networks)):
+                assert torch.allclose(mine, theirs, rtol=0, atol=1e-12), name
+            for of, to in zip(*(o.state.values() for o in optimizers)):
+                if momentum:
+                    assert torch.allclose(of["momentum_buffer"], to["momentum_buffer"], rtol=0, atol=1e-12)
+
+
+# ---- the network
+
+
+@pytest.mark.parametrize("norm", ["none", "batch", "layer"])
+@pytest.mark.parametrize("hidden", [(8,), (8, 7, 5)])
+def test_the_table_is_what_is_found_of_the_network(norm, hidden):
+    settings = {"hidden": hidden, "norm": norm, "dropout": 0.1 * (norm == "none")}
+    own = own_network("xc", (FEATURES,), LABELS, settings, MULTI_LABEL)
+    assert own.defaults == DEFAULTS
+    assert xc_table(FEATURES, LABELS, own.settings, 0, own.source.hash).tree() == examine(own).tree()
+
+
+@pytest.mark.parametrize(
+    "settings, said", [({"norm": "none "}, "norm"), ({"hidden": ()}, "hidden"), ({"label_block": -1}, "label_block")]
+)
+def test_settings_that_cannot_be(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        own_network("xc", (FEATURES,), LABELS, settings, MULTI_LABEL).build()
+
+
+def test_xc_takes_sparse_rows_alone():
+    with pytest.raises(ConfigError, match="sparse rows"):
+        own_network("xc", (64,), 10, {})
