@@ -13,6 +13,7 @@ from istmpi.checkpoint.state import Moments, fill, stored_moments
 from istmpi.data.images import resized
 from istmpi.data.kinds import split_of
 from istmpi.data.sources import open_dataset
+from istmpi.data.sparse import Ragged, SparseSplit
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.scoring import require_fitting
 from istmpi.engine.store import ParameterStore
@@ -65,6 +66,13 @@ class CalibratedNetwork:
         Of a network with several exits, the last one's.
         """
         return outputs_of(self._run(x))[-1].numpy()
+
+    @torch.no_grad()
+    def of_rows(self, rows: Ragged) -> torch.Tensor:
+        """The outputs ``[b, outputs]`` for sparse rows."""
+        none = Ragged(np.zeros(len(rows) + 1, np.int64), (np.empty(0, np.int32),))
+        batch = SparseSplit(rows, none).batch(np.arange(len(rows)))
+        return outputs_of(self.module(*batch.to("cpu", self._dtype).inputs))[-1]
 
     def leaving_early(self, x: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
         """The outputs of the exit at which each example leaves, and the number of this exit, from 1.

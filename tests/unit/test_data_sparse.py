@@ -1,4 +1,4 @@
-"""Sparse rows: what was prepared is what the source says, row by row; whatever is wrong with it is named by its line."""
+"""Sparse rows: what was prepared is what the source says, row by row; what is wrong with it is named by its line."""
 
 import gzip
 import random

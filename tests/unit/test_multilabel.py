@@ -1,4 +1,4 @@
-"""Very many labels: losses by blocks, ranks from parts, and steps that touch few rows, each against its naive version."""
+"""Very many labels: losses by blocks, ranks from parts, steps that touch few rows, each against its naive version."""
 
 import numpy as np
 import pytest

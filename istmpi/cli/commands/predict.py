@@ -16,6 +16,7 @@ from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
 from istmpi.foreign import one_line
+from istmpi.tasks import MULTI_LABEL
 
 if TYPE_CHECKING:
     from istmpi.data.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     metavar="T",
     help="Leave at the first exit whose normalised entropy is below T.",
 )
+@click.option("--top", type=click.IntRange(min=1), metavar="K", help="xc: so many labels of a row.  [default: 5]")
 @click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="text: at most so many more.  [default: 200]")
 @click.option(
     "--temperature",
@@ -56,6 +58,7 @@ def command(
     form: str,
     all_outputs: bool,
     threshold: float | None,
+    top: int | None,
     tokens: int | None,
     temperature: float | None,
     seed: int | None,
@@ -77,30 +80,37 @@ def command(
       FILE.wav, FOLDER, .tar     for a network trained on speech
       FILE.png, FOLDER, .tar     for a network trained on images
       FILE.h5                    prepared data
+      FILE.txt, .svm, .npz       sparse rows, for a network trained on such (xc)
       digits                     the data that come with istmpi
       FILE.txt, any name, or -   a prompt, for a network trained on text
 
     Features are made as istmpi prepare made those of the training data. With --exit-threshold an example has the
     answer of the exit at which it leaves, and the number of this exit: 0 never leaves early, 1 always at the first.
-    A prompt is continued, token by token, until the network ends the document; what follows it is printed as it comes.
+    Of a sparse row the labels are told that are ranked first, with their odds. A prompt is continued, token by token, until the network ends the document; what follows it is printed as it comes.
     """
     if current_rank() > 0:
         return  # one process does it, however many were started
 
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.data.inputs import read_inputs
+    from istmpi.data.sparse_inputs import read_rows
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.output import appearing, require_free
     from istmpi.deploy.prediction import lines, predict
+    from istmpi.deploy.ranking import ranked_lines
 
     if out:
         require_free(Path(out), force)
     with open_checkpoint(path) as checkpoint:
         network = CalibratedNetwork(checkpoint, calibrate_on, model)
         data, classes, tokenizer = checkpoint.header.data, checkpoint.classes, checkpoint.tokenizer
+        run = checkpoint.header.run
     of_text = {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
     others = {"--outputs": all_outputs or None, "--exit-threshold": threshold, "--label": label}
-    for option, value in ({**others, "--resize": resize or None} if tokenizer else of_text).items():
+    others |= {"--resize": resize or None}
+    ranks = data.task == MULTI_LABEL
+    refused = {**(others if tokenizer or ranks else {}), **({} if tokenizer else of_text)}
+    for option, value in (refused if ranks else {**refused, "--top": top}).items():
         if value is not None:
             raise ConfigError(f"{option} does not go with {path}, a network for {data.task}. Leave it out.")
     if threshold is not None:
@@ -110,6 +120,9 @@ def command(
     if tokenizer:
         drawing = 200 if tokens is None else tokens, 1.0 if temperature is None else temperature, seed or 0
         text = _continued(network, source, tokenizer, data.shape[0], drawing, as_json)
+    elif ranks:
+        loss = run.train.multi_label_loss
+        text = ranked_lines(network, read_rows(source, data.shape[0], split), data.outputs, top or 5, loss, form)
     else:
         options = {"split": split, "label": label, "resize": resize, "skipped": _tell_skipped}
         blocks = read_inputs(source, data.kind, data.shape, **options)

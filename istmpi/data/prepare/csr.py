@@ -101,8 +101,8 @@ class Stored(Csr):
             label_counts, counts = next_of(0, count), next_of(2, count)
             total = int(counts.sum(dtype=np.int64))
             labels = next_of(1, int(label_counts.sum(dtype=np.int64)))
-            rows = Ragged(_offsets(counts), (next_of(3, total) - self.counted_from, next_of(4, total)))
-            yield rows, Ragged(_offsets(label_counts), (labels,))
+            rows = Ragged(offsets_of(counts), (next_of(3, total) - self.counted_from, next_of(4, total)))
+            yield rows, Ragged(offsets_of(label_counts), (labels,))
 
 
 class OfArrays(Csr):
@@ -110,8 +110,8 @@ class OfArrays(Csr):
 
     def __init__(self, archive: Archive, features: str, labels: str):
         self.name = features
-        self._rows, (count, self.features) = _csr(archive, features)
-        self._labels, (others, self.labels) = _csr(archive, labels)
+        self._rows, (count, self.features) = csr_matrix(archive, features)
+        self._labels, (others, self.labels) = csr_matrix(archive, labels)
         if count != others:
             raise DataError(f"{labels} has {others:,} rows, but {features} {count:,}. Give files that belong together.")
         values = self._rows.arrays[1]
@@ -136,7 +136,7 @@ class OfArrays(Csr):
             yield given, Ragged(ends, (labels.arrays[0][ones].astype(np.int32),))
 
 
-def _csr(archive: Archive, name: str) -> tuple[Ragged, tuple[int, int]]:
+def csr_matrix(archive: Archive, name: str) -> tuple[Ragged, tuple[int, int]]:
     """The lists of columns and values of a matrix that ``scipy.sparse.save_npz`` wrote, and its shape."""
     with archive.open(name) as file:
         arrays = load_arrays(file, name)
@@ -165,5 +165,6 @@ def _csr(archive: Archive, name: str) -> tuple[Ragged, tuple[int, int]]:
     return Ragged(indptr.astype(np.int64), (indices, data)), shape
 
 
-def _offsets(counts: np.ndarray) -> np.ndarray:
+def offsets_of(counts: np.ndarray) -> np.ndarray:
+    """Where each of lists begins that lie one behind the other, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

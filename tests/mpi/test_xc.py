@@ -1,0 +1,174 @@
+"""Training on sparse rows with very many labels: against a dense oracle, whatever the ranks; the full network."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import xc_oracle
+from small import assert_same_bits, own_run, whole
+from sparse_rows import FEATURES, LABELS, dense, write
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.cost.evaluation import evaluation_plan
+from istmpi.data.sources import open_dataset
+from istmpi.data.sparse_inputs import read_rows
+from istmpi.deploy.network import CalibratedNetwork
+from istmpi.deploy.ranking import ranked_lines
+from istmpi.evaluation import evaluator
+from istmpi.evaluation.full import FullNetwork
+from istmpi.multilabel import AT
+from istmpi.training.loop import Training
+from istmpi.training.run import run_training
+
+WIDTHS = {"hidden1": 9, "hidden2": 7}
+
+
+@pytest.fixture
+def rows(comm, shared_tmp):
+    if comm.rank == 0:
+        write(shared_tmp / "rows.h5")
+    comm.barrier()
+    return str(shared_tmp / "rows.h5")
+
+
+def settings(rows, **changed):
+    common = {
+        "model__name": "xc",
+        "model__hidden": list(WIDTHS.values()),
+        "model__dtype": "float64",
+        "data__source": rows,
+        "train__rounds": 3,
+        "train__batch": 3,
+        "optimizer__lr": 0.05,
+    }
+    return common | changed
+
+
+MOMENTUM = {"optimizer__momentum": 0.9}
+CASES = {
+    "plain": {},
+    "momentum, in blocks": {**MOMENTUM, "model__label_block": 5},
+    "carried, with decay": {**MOMENTUM, "method__optimizer_state": "carry", "optimizer__weight_decay": 0.1},
+    "binary": {"train__multi_label_loss": "binary", "model__label_block": 4, "method__redeal": 0.3},
+    "normalised": {"model__norm": "batch", **MOMENTUM},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_trains_as_the_dense_oracle_does(comm, rows, case):
+    run = own_run(**settings(rows, **CASES[case]))
+    training = Training(run, comm)
+    initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items() if "/" not in name}
+    assert initial.keys() <= xc_oracle.AXES.keys()
+    progress = list(training.rounds())
+    expected, losses = xc_oracle.train(run, WIDTHS, training.dataset.train, initial, comm.size)
+    found = whole(training)
+    for name, values in expected.items():
+        assert np.abs(found[name] - values.numpy()).max() < 1e-10, name
+    assert [one.loss for one in progress] == pytest.approx(losses, abs=1e-6)
+
+
+@pytest.mark.parametrize("method", ["local-sgd", "data-parallel", "ist"])
+def test_touching_few_rows_changes_no_method(comm, rows, method, monkeypatch):
+    """With all rows touched, and all logits at once, the same weights but for rounding."""
+    from istmpi.methods.base import Method
+
+    found = []
+    for few in (True, False):
+        with monkeypatch.context() as patch:
+            if not few:
+                patch.setattr(Method, "_has_sparse_gradients", False)
+            block = {"model__label_block": 5 if few else 0}
+            run = own_run(**settings(rows, method__name=method, **MOMENTUM, **block))
+            training = Training(run, comm)
+            list(training.rounds())
+            found.append(whole(training))
+    for name in found[0]:
+        assert np.abs(found[0][name] - found[1][name]).max() < 1e-12, name
+
+
+# ---- the full network
+
+
+def naive_scores(training, weights):
+    """From all logits of the test rows, dense."""
+    split, share = training.dataset.test, 1 / training.communicator.size
+    x, y = dense(split, np.arange(len(split)))
+    weights = {name: torch.from_numpy(values) for name, values in weights.items() if "/" not in name}
+    outputs = xc_oracle.logits(weights, torch.from_numpy(x), dict.fromkeys(WIDTHS, share), False)
+    counts, rows = training.dataset.train.label_counts(LABELS), len(training.dataset.train)
+    inverse = 1 + (np.log(rows) - 1) * 2.5**0.55 * (counts + 1.5) ** -0.55
+    found = {"loss": float(xc_oracle.losses(outputs, torch.from_numpy(y), training.run.train.multi_label_loss).mean())}
+    order = outputs.argsort(dim=1, descending=True).numpy()
+    for k in AT:
+        hit = np.take_along_axis(y, order[:, :k], axis=1)
+        best = np.sort(y * inverse, axis=1)[:, ::-1][:, :k].sum()
+        found[f"P@{k}"] = hit.sum() / k / len(y)
+        found[f"PSP@{k}"] = (hit * inverse[order[:, :k]]).sum() / best
+    return found
+
+
+@pytest.mark.parametrize("loss", ["softmax", "binary"])
+@pytest.mark.parametrize("sharded", [True, False])
+def test_scores_are_those_of_all_logits_wherever_the_weights_lie(comm, rows, loss, sharded):
+    run = own_run(**settings(rows, train__multi_label_loss=loss, train__rounds=4, train__batch=8))
+    training = Training(run, comm)
+    list(training.rounds())
+    training.method.publish()
+    expected = naive_scores(training, whole(training))
+    network = training.architecture
+    everything = {name for names in network.leaves.values() for name in names} if sharded else ()
+    for batch in (7, 1000):
+        of = evaluator.Evaluator(
+            run.override({"evaluate.batch": batch}), network, training.dataset, training.store, comm
+        )
+        of.network = FullNetwork(network, training.store, comm, everything, spread=True)
+        assert (of.network.labels is not None) == sharded
+        score = of.score()
+        found = {"loss": score.loss, "P@1": score.score, **score.more}
+        assert found == pytest.approx(expected, abs=1e-9)
+        assert score.examples == len(training.dataset.test)
+
+
+@pytest.mark.ranks(min=2)
+def test_no_logits_travel(comm, rows):
+    """What an evaluation sends is what was planned: of the last layer some numbers an example, whatever the labels."""
+    training = Training(own_run(**settings(rows)), comm)
+    network, evaluation = training.architecture, training.evaluator
+    passes = [len(training.dataset.train), len(training.dataset.test)]
+    scarce = evaluation_plan(network, comm.size, 0, passes, spread=True)
+    assert {"output.weight", "bag.weight"} <= scarce.sharded
+    spread = FullNetwork(network, training.store, comm, scarce.sharded, spread=True)
+    for plan, of in ((evaluation.plan, evaluation.network), (scarce, spread)):
+        evaluation.network = of
+        evaluation.score()
+        before = comm.traffic.bytes
+        evaluation.score()
+        assert sum(comm.allgather(comm.traffic.bytes - before)) == plan.sent
+
+
+# ---- checkpoints
+
+
+def test_it_goes_on_and_predicts(comm, rows, shared_tmp):
+    """A run that was cut in two has the same network to the last bit; predictions are what it ranks first."""
+    one, other = (own_run(**settings(rows, output__folder=str(shared_tmp / name))) for name in ("one", "other"))
+    run_training(one.override({"train.rounds": 2}), comm)
+    run_training(one.override({"train.rounds": 4}), comm, resume="auto")
+    run_training(other.override({"train.rounds": 4}), comm)
+    paths = [shared_tmp / name / "network.h5" for name in ("one", "other")]
+    with open_checkpoint(paths[0]) as mine, open_checkpoint(paths[1]) as theirs:
+        read = [{name: of.array(f"model/{name}") for name in of.architecture.parameters} for of in (mine, theirs)]
+        assert_same_bits(*read)
+        network = CalibratedNetwork(mine)
+    lines = "".join(ranked_lines(network, read_rows(rows, FEATURES), LABELS, 3, "softmax", "jsonl")).splitlines()
+    split = open_dataset(rows).test
+    weights = {name: torch.from_numpy(values) for name, values in read[0].items()}
+    x, _ = dense(split, np.arange(len(split)))
+    outputs = xc_oracle.logits(weights, torch.from_numpy(x), dict.fromkeys(WIDTHS, 1 / comm.size), False)
+    odds, order = outputs.softmax(dim=1).sort(dim=1, descending=True)
+    for number, line in enumerate(map(json.loads, lines)):
+        assert (line["row"], line["labels"]) == (number, order[number, :3].tolist())
+        assert line["scores"] == pytest.approx(odds[number, :3].tolist(), abs=1e-9)
+    assert len(lines) == len(split)
