@@ -51,7 +51,7 @@ class FirstRead:
         self._left = len(expected)
 
     def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
-        """Told of ``length`` rows, or of each its own number, from ``rows`` on; DataError for a block that is damaged."""
+        """Told of ``length`` rows, or of each its own number, from ``rows`` on; DataError for a damaged block."""
         if not self._left:
             return
         blocks, count = len(self._expected), len(self._x)

@@ -112,7 +112,7 @@ class Evaluator:
         return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None, bits)
 
     def _ranked(self, split: Split) -> Score:
-        """The score of ranked labels: of a batch each rank ranks those that it has, and the first of them are merged."""
+        """The score of ranked labels: each rank ranks those that it has, and the first of them are merged."""
         ranking, mine = self._ranking or self._make_ranking(), self.network.labels
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:

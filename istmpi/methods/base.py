@@ -31,8 +31,8 @@ from istmpi.errors import DivergedError
 from istmpi.exits import outputs_of, weighted_loss
 from istmpi.methods import METHODS
 from istmpi.methods.optimizers import optimizer_spec
-from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.methods.outer import Outer
+from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.models.architecture import Architecture
 from istmpi.models.label_blocks import defer
 from istmpi.record import Clock
@@ -196,7 +196,7 @@ class Method(ABC):
         return self.spec.kept(self.job.run, self.job.architecture)
 
     def _prepare(self, network: nn.Module) -> None:
-        """Have a network train with few labels' logits at a time, and with gradients of the rows that it reads alone."""
+        """Have a network train with few labels' logits at a time, and gradients of rows that it reads alone."""
         if self.job.task == MULTI_LABEL:
             defer(network)
         if self._has_sparse_gradients:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from istmpi.data.batch import Labels
 from istmpi.models.linear import Linear
 from istmpi.multilabel import together, total_of, weights_of
+
+if TYPE_CHECKING:
+    from istmpi.data.batch import Labels
 
 
 class LabelBlocks(Linear):

@@ -86,7 +86,8 @@ def command(
 
     Features are made as istmpi prepare made those of the training data. With --exit-threshold an example has the
     answer of the exit at which it leaves, and the number of this exit: 0 never leaves early, 1 always at the first.
-    Of a sparse row the labels are told that are ranked first, with their odds. A prompt is continued, token by token, until the network ends the document; what follows it is printed as it comes.
+    Of a sparse row the labels are told that are ranked first, with their odds.
+    A prompt is continued, token by token, until the network ends the document; what follows it is printed as it comes.
     """
     if current_rank() > 0:
         return  # one process does it, however many were started
