@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 from istmpi.cli import quantities
 from istmpi.config import Run
 from istmpi.cost import Cost
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
-from istmpi.names import is_module
+from istmpi.names import DECLARED, is_module
 
 if TYPE_CHECKING:
     from istmpi.comm import Communicator
     from istmpi.data.dataset import Dataset
+
+
+FEATURES_IN_A_ROW = 75
+"""Of a sparse row where no data tell: those of Amazon-670k."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,17 @@ class Described:
     """The networks for images of other sides that the run trains on first (`train.resolution`)."""
 
 
-def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None) -> Described:
+def described(
+    run: Run, layers: str | None, shape: tuple[int, int] | None = None, in_a_row: int = FEATURES_IN_A_ROW
+) -> Described:
     """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data.
 
-    The code of a network of one's own is run, for the shape of its data.
+    The code of a network of one's own is run, for the shape of its data. ``in_a_row``: features of a sparse row, where
+    no data tell.
     """
     run = run.with_implied()
+    if run.model.name in DECLARED and layers is not None:
+        return _declared(run, layers, in_a_row)
     if is_module(run.model.name):
         from istmpi.data.images import resized
         from istmpi.training.network import planned_network
@@ -56,6 +65,20 @@ def described(run: Run, layers: str | None, shape: tuple[int, int] | None = None
         data = open_for_training(run.data, 0)
         shape, task, examples = (data.features, data.outputs), data.task, len(data.train)
     return Described(run, architecture(*shape, task, run.model), examples)
+
+
+def _declared(run: Run, layers: str, in_a_row: int) -> Described:
+    """A network whose table needs neither its code nor data."""
+    from istmpi.models.inferred import InferredNetwork
+    from istmpi.models.xc_table import DEFAULTS, xc_table
+
+    features, *hidden, labels = quantities.widths("--layers", layers)
+    run = run.override({"model.hidden": hidden})
+    settings = {**DEFAULTS, **run.model.arguments}
+    if unknown := [name for name in settings if name not in DEFAULTS]:
+        raise ConfigError(f"unknown setting model.{unknown[0]}{did_you_mean(unknown[0], DEFAULTS, 'model.')}")
+    table = xc_table(features, labels, settings, in_a_row)
+    return Described(run, InferredNetwork(run.model.name, table, run.model.dtype), None)
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:

@@ -41,6 +41,8 @@ class Flops:
     optimizer: Number
     product_count: int
     """Matrix products, of all three kinds."""
+    lookups: Number = 0
+    """What bags of rows of a table add up, and the gradients of these rows. PyTorch counts none of it."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ def cost(
     for part in held.parts:
         copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * stays
         copies += (moved * staying + step) * held.shared_bytes
-        parts.append(_part_cost(part, held, architecture, batch, made, owned, buffers, copies, others))
+        sparse = made.name == "sgd" and not run.optimizer.clip and not spec.synchronous
+        parts.append(_part_cost(part, held, architecture, batch, made, owned, buffers, copies, others, sparse))
     return Cost(
         spec.name,
         spec,
@@ -240,13 +243,21 @@ def _part_cost(
     buffers: Number,
     copies: Number,
     others: int,
+    sparse: bool,
 ) -> PartCost:
-    """``others``: networks that only predict for each batch."""
+    """``others``: networks that only predict for each batch. ``sparse``: bags touch only the rows that they read."""
     elements = sum(parameter.size(part.lengths) for parameter in architecture.parameters.values())
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
-    products = input_gradient = outputs = count = 0
+    slots = len(made.slots)
+    products = input_gradient = outputs = count = added_up = untouched = ungraded = 0
     for operator in architecture.operators:
-        outputs += operator.outputs(part.lengths, batch)
+        outputs += operator.kept(part.lengths, batch)
+        added_up += operator.added_up(part.lengths, batch)
+        if operator.lookups and sparse:
+            rows, *columns = architecture.parameters[operator.parameter].pattern.shape(part.lengths)
+            untouched += max(rows - batch * operator.lookups, 0) * prod(columns)
+        if operator.kind == "LabelBlocks" and sparse and not slots:  # its step is taken block by block
+            ungraded += architecture.parameters[operator.parameter].size(part.lengths)
         forward, backward = operator.flops(part.lengths, batch)
         if forward:  # else it looks up
             products += (1 + others) * forward + backward
@@ -254,7 +265,6 @@ def _part_cost(
             count += (1 + operator.gradients + others) * operator.calls
     normalised = sum(prod(axes.shape(part.lengths)) for axes in architecture.normalised)
     weights = held.bytes(part)
-    slots = len(made.slots)
     activations = KEPT_OUTPUTS * outputs * itemsize
     return PartCost(
         part,
@@ -263,12 +273,17 @@ def _part_cost(
             products,
             input_gradient,
             (NORMALISATION_FLOPS + FORWARD_NORMALISATION_FLOPS * others) * normalised * batch,
-            made.flops * elements,
+            made.flops * (elements - untouched),
             count,
+            2 * (2 + others) * added_up,
         ),
-        Memory(owned, weights, weights, slots * weights, buffers, activations, copies),
+        Memory(
+            owned, weights, weights - (untouched + ungraded) * itemsize, slots * weights, buffers, activations, copies
+        ),
         # Read and written: a weight and its optimizer state; read: its gradient. Activations: there and back.
-        touched=(3 + 2 * slots + others) * weights + (4 + others) * activations,
+        touched=(3 + 2 * slots + others) * (weights - untouched * itemsize)
+        + (4 + others) * activations
+        + (2 + others) * added_up * itemsize,
     )
 
 

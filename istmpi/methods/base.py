@@ -34,7 +34,7 @@ from istmpi.methods.optimizers import optimizer_spec
 from istmpi.methods.outer import Outer
 from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.models.architecture import Architecture
-from istmpi.models.label_blocks import defer
+from istmpi.models.label_blocks import defer, label_layers
 from istmpi.record import Clock
 from istmpi.tasks import MULTI_LABEL, task_of
 
@@ -207,6 +207,13 @@ class Method(ABC):
     def _about_to_read(self, bag: nn.EmbeddingBag, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._sparse_rows.about_to_read(bag.weight, inputs[0] if inputs else named["input"])
 
+    def _take_steps_at_once(self, network: nn.Module, rate: float) -> None:
+        """Have a last layer of very many labels take its steps of plain SGD in the backward pass."""
+        settings = self.job.run.optimizer
+        if self._has_sparse_gradients and not settings.momentum:
+            for layer in label_layers(network):
+                layer.rate, layer.decay = rate, settings.weight_decay
+
     @property
     def _has_sparse_gradients(self) -> bool:
         """Tables have gradients of the rows alone that are read: where nobody needs all of them."""
@@ -250,6 +257,8 @@ class Method(ABC):
                 if self.job.architecture.stochastic:
                     torch.manual_seed(rng.key(run.train.seed, "dropout", rank, step) >> 1)
                 batch = self.batch(step).to(self.job.device, dtype)
+                rate = run.optimizer.lr_at(step, steps)
+                self._take_steps_at_once(network, rate)
                 optimizer.zero_grad(set_to_none=True)
                 objective, loss = self.objective(network, batch)
                 objective.backward()
@@ -257,9 +266,9 @@ class Method(ABC):
                 if run.optimizer.clip:
                     nn.utils.clip_grad_norm_(network.parameters(), run.optimizer.clip)
                 for group in optimizer.param_groups:
-                    group["lr"] = run.optimizer.lr_at(step, steps)
+                    group["lr"] = rate
                 if self._sparse_rows:
-                    self._sparse_rows.step(run.optimizer.lr_at(step, steps))
+                    self._sparse_rows.step(rate)
                 optimizer.step()
                 losses.append(loss.detach())
                 self.examples += batch.examples

@@ -188,7 +188,8 @@ class InferredNetwork(Architecture):
         import torch
 
         if self.declared:  # it may be too large to be tried
-            self.without_values({}, lengths)
+            if self._network is not None:
+                self.without_values({}, lengths)
             return
         try:
             network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()

@@ -2,7 +2,8 @@
 
 Neither the logits of a batch nor their gradient are ever in memory whole where there are several blocks: the loss goes
 through the blocks, and its backward pass through them again, which computes logits anew (one product more of three).
-With a single block its logits are kept, and become their own gradient.
+With a single block its logits are kept, and become their own gradient. Plain SGD takes its step of a block's weights as
+soon as their gradient is known, which is not kept, either.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ class LabelBlocks(Linear):
     """A linear layer; where somebody sets ``deferred``, what it returns in training is its losses (`Deferred`)."""
 
     deferred = False
+    rate: float | None = None
+    """Of plain SGD, where its step of the weight is taken in the backward pass."""
+    decay = 0.0
+    """The weight decay of that."""
 
     def __init__(self, inputs: int, labels: int, block: int = 0):
         """``block``: labels whose logits are in memory at a time; 0 for all."""
@@ -44,6 +49,11 @@ class LabelBlocks(Linear):
         labels = len(self.weight)
         step = self.block or labels
         return (slice(start, min(start + step, labels)) for start in range(0, labels, step))
+
+    def take_step(self, rows: slice, of_products: torch.Tensor, x: torch.Tensor) -> None:
+        """Move a block's weights against their gradient."""
+        block = self.weight.data[rows]
+        torch.addmm(block, of_products.T, x, beta=1 - self.rate * self.decay, alpha=-self.rate, out=block)
 
     def logits(self, x: torch.Tensor, rows: slice) -> torch.Tensor:
         """Of the labels of a block: ``[b, block]``."""
@@ -65,9 +75,13 @@ class Deferred:
 
 def defer(network: nn.Module) -> None:
     """Have a network's last layer of labels return losses where it is trained."""
-    for layer in network.modules():
-        if isinstance(layer, LabelBlocks):
-            layer.deferred = True
+    for layer in label_layers(network):
+        layer.deferred = True
+
+
+def label_layers(network: nn.Module) -> Iterator[LabelBlocks]:
+    """Those of a network."""
+    return (layer for layer in network.modules() if isinstance(layer, LabelBlocks))
 
 
 class _Losses(Function):
@@ -98,16 +112,16 @@ class _Losses(Function):
         layer, targets, rows = ctx.layer, ctx.targets, ctx.targets.rows
         of_bias, of_x = torch.empty_like(layer.bias), torch.zeros_like(x)
         scale, of_labels = (shares * gradient)[:, None], -weights * gradient[rows]
-        of_weight = layer.begin_gradient()
+        of_weight = layer.begin_gradient() if layer.rate is None else layer.take_step
         for block in layer.blocks():
             logits = layer.logits(x, block) if ctx.logits is None else ctx.logits
             odds = logits.sub_(total[:, None]).exp_() if ctx.loss == "softmax" else logits.sigmoid_()
             inside = _inside(targets, block)
             at = rows[inside], targets.columns[inside] - block.start
             products = odds.mul_(scale).index_put_(at, of_labels[inside], accumulate=True)
-            of_weight(block, products, x)
             torch.sum(products, dim=0, out=of_bias[block])
-            of_x.addmm_(products, layer.weight[block])
+            of_x.addmm_(products, layer.weight.data[block])
+            of_weight(block, products, x)
         ctx.logits = None
         return of_x, None, of_bias, None, None, None
 
