@@ -10,6 +10,7 @@ from small import assert_same_bits, own_run, whole
 from sparse_rows import FEATURES, LABELS, dense, write
 
 from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.cost.counts import round_bytes
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.data.sources import open_dataset
 from istmpi.data.sparse_inputs import read_rows
@@ -86,6 +87,15 @@ def test_touching_few_rows_changes_no_method(comm, rows, method, monkeypatch):
             found.append(whole(training))
     for name in found[0]:
         assert np.abs(found[0][name] - found[1][name]).max() < 1e-12, name
+
+
+@pytest.mark.parametrize("redeal", [1.0, 0.3])
+def test_bytes_are_those_that_were_planned(comm, rows, redeal):
+    run = own_run(**settings(rows, method__redeal=redeal, **MOMENTUM, method__optimizer_state="carry"))
+    training = Training(run, comm)
+    sent = [progress.bytes for progress in training.rounds()]
+    planned = [sum(round_bytes(training.run, training.architecture, comm.size, round)) for round in range(len(sent))]
+    assert sent == np.cumsum(planned).tolist()
 
 
 # ---- the full network
