@@ -1,0 +1,162 @@
+"""Sparse rows with many labels (Reuters): IST beside one rank, local SGD and the controls, and what width is worth.
+
+    python benchmarks/xc.py --raw reuters-xc.tar.gz            # hours on two cores; again to go on
+    python benchmarks/xc.py --raw ... --only "P = 8"           # the rows whose names contain that
+    python benchmarks/xc.py --raw ... --seeds 1                # the first seed alone
+    python benchmarks/xc.py --report                           # the table anew
+
+All rows take as many local steps of each rank, by Adam whose state is carried. A row is one ``mpirun -n P istmpi
+train`` for each seed (MPIRUN names another launcher), and these are files in benchmarks/cells-xc, which are not run
+again.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reporting import HERE, report
+from small_images import train
+
+HIDDEN = 256
+RANKS = (2, 4, 8)
+SEEDS = 3
+COMMON = {
+    "model.name": "xc",
+    "train.batch": "64",
+    "train.rounds": "12",
+    "method.local_steps": "20",
+    "method.optimizer_state": "carry",
+    "optimizer.name": "adam",
+    "optimizer.lr": "0.003",
+    "evaluate.every": "12",
+}
+LOSSES = ("softmax", "binary")
+LOCAL_SGD = {"method.name": "local-sgd"}
+VARIANTS: dict[str, dict[str, str]] = {
+    "IST": {},
+    "IST, a tenth redealt": {"method.redeal": "0.1"},
+    "IST, never redealt": {"method.redeal": "0"},
+    "local SGD": LOCAL_SGD,
+    "narrow network, local SGD": LOCAL_SGD,
+}
+CURES: dict[str, dict[str, str]] = {
+    "not scaled": {"model.scale": "none"},
+    "fitted": {"model.scale": "fitted"},
+    "J = 5": {"method.local_steps": "5", "train.rounds": "48", "evaluate.every": "48"},
+    "a finish of local SGD": {"method.finish": "local-sgd:20%"},
+    "state reset": {"method.optimizer_state": "reset"},
+    "batch normalisation": {"model.norm": "batch"},
+}
+"""Of IST with a tenth redealt, at the most ranks."""
+WIDTHS = (64, 256, 1024, 2048)
+NOTES = (
+    "P@k and PSP@k are of the full network on the test rows, the median over seeds and the least and the largest. MB "
+    "are those that all ranks handed to MPI. A local step of a rank takes 64 rows, so P ranks read P times as many as "
+    "one. A narrow network has a P-th of the width. One learning rate for all, tuned for none."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is compared: a name, the ranks, and the settings that differ."""
+
+    name: str
+    ranks: int
+    loss: str
+    hidden: int = HIDDEN
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def all_settings(self) -> dict[str, str]:
+        own = {"model.hidden": f"[{self.hidden}]", "train.multi_label_loss": self.loss}
+        return COMMON | own | self.settings
+
+    def cell(self, folder: Path, seed: int) -> Path:
+        """The file of a seed."""
+        name = "".join(letter if letter.isalnum() else "-" for letter in f"{self.name}-{self.loss}-{self.hidden}")
+        return folder / f"{name}-{seed}.json"
+
+
+def rows() -> Iterator[Row]:
+    """All that is compared, what matters most first."""
+    for loss in LOSSES:
+        yield Row("one rank", 1, loss, settings=LOCAL_SGD)
+        for ranks in RANKS:
+            for name, settings in VARIANTS.items():
+                hidden = HIDDEN // ranks if name.startswith("narrow") else HIDDEN
+                yield Row(f"{name}, P = {ranks}", ranks, loss, hidden, settings)
+    most = max(RANKS)
+    for loss in LOSSES:
+        for name, settings in CURES.items():
+            yield Row(
+                f"IST, a tenth redealt, {name}, P = {most}", most, loss, HIDDEN, {"method.redeal": "0.1"} | settings
+            )
+        for width in WIDTHS:
+            if width != HIDDEN:
+                yield Row("one rank", 1, loss, width, LOCAL_SGD)
+                yield Row(f"IST, a tenth redealt, P = {most}", most, loss, width, {"method.redeal": "0.1"})
+                yield Row(f"IST, P = {most}", most, loss, width)
+
+
+def main() -> None:
+    """Run the cells that are not there yet, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--raw", type=Path, help="rows in the Extreme Classification Repository's format, as a tar file"
+    )
+    parser.add_argument("--only", default="", help="rows whose names contain this")
+    parser.add_argument("--loss", default="", help="of this loss alone: softmax or binary")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"so many for each row ({SEEDS})")
+    parser.add_argument("--cells", type=Path, default=HERE / "cells-xc", help="the folder of the cells")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="where the report goes (results/)")
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    options = parser.parse_args()
+    options.cells.mkdir(exist_ok=True)
+    data = options.cells / "rows.h5"
+    if not options.report and not data.exists():
+        subprocess.run(["istmpi", "prepare", "xc", options.raw, data], check=True)
+    for seed in range(0 if options.report else options.seeds):
+        for row in rows():
+            cell = row.cell(options.cells, seed)
+            if options.only in row.name and row.loss.startswith(options.loss) and not cell.exists():
+                with tempfile.TemporaryDirectory() as folder:
+                    given = {"data.source": str(data), "train.seed": str(seed)}
+                    found = train(Path(folder) / "run", row.ranks, row.all_settings | given)
+                cell.write_text(json.dumps(found))
+    found = [(row, [json.loads(cell.read_text()) for cell in cells(options.cells, row)]) for row in rows()]
+    table = [line(row, summaries) for row, summaries in found if summaries]
+    report("xc", "Reuters: sparse rows with many labels", table, NOTES, folder=options.results)
+
+
+def cells(folder: Path, row: Row) -> list[Path]:
+    """The files of a row that are there."""
+    return [cell for seed in range(100) if (cell := row.cell(folder, seed)).exists()]
+
+
+def line(row: Row, summaries: list[dict]) -> dict[str, object]:
+    """A line of the table."""
+    scores = [{"P@1": last["score"]["score"], **last["score"]["more"]} for last in (one["last"] for one in summaries)]
+    first = summaries[0]["last"]
+    return {
+        "method": row.name,
+        "loss": row.loss,
+        "hidden": row.hidden,
+        "seeds": len(summaries),
+        **{name: _spread([score[name] for score in scores]) for name in ("P@1", "P@3", "P@5", "PSP@1", "PSP@5")},
+        "local steps": first["local_steps"],
+        "MB sent": f"{first['bytes'] / 1e6:.0f}",
+    }
+
+
+def _spread(values: list[float]) -> str:
+    middle = f"{statistics.median(values):.4f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.4f} to {max(values):.4f})"
+
+
+if __name__ == "__main__":
+    main()
