@@ -13,8 +13,8 @@ from istmpi.models.operators import EPSILON, Operator
 from istmpi.models.table import NormEntry, ParameterEntry, Table
 
 BAG_BOUND = 3**0.5
-"""Of the vectors' initial values: their deviation is 1, as PyTorch's own, and so is that of the sum of a row whose values
-have the norm 1. A P-th of a network learns too slowly from smaller ones."""
+"""Of the vectors' initial values: their deviation is 1, as PyTorch's own, and so is that of the sum of a row whose
+values have the norm 1."""
 DEFAULTS = {"hidden": (256,), "norm": "none", "dropout": 0.0, "label_block": 2**16}
 """Settings of the constructor."""
 
