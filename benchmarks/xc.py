@@ -32,7 +32,7 @@ COMMON = {
     "method.local_steps": "20",
     "method.optimizer_state": "carry",
     "optimizer.name": "adam",
-    "optimizer.lr": "0.003",
+    "optimizer.lr": "0.03",
     "evaluate.every": "12",
 }
 LOSSES = ("softmax", "binary")

@@ -63,11 +63,11 @@ def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Numbe
 
 
 MOST_LOGITS = 2**26
-"""That a pass over windows of text makes, if it is more than one window: 256 MiB."""
+"""That a pass over windows of text, or rows of very many labels, makes, if it is more than one: 256 MiB."""
 
 
 def windows_together(batch: int, logits: int) -> int:
-    """Windows of text in a pass of an evaluation, of at most so many, each with that many logits."""
+    """Windows of text, or sparse rows, in a pass of an evaluation, of at most so many, each with that many logits."""
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
@@ -80,10 +80,11 @@ def pass_bytes(run: Run, architecture: Architecture) -> Number:
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     widest = max(one.outputs(architecture.lengths) // one.calls for one in architecture.operators)
     batch, code = run.evaluate.batch, getattr(architecture, "code", None)
-    if code is not None and code.tokens:
+    if code is not None and (code.tokens or code.sparse):
         batch = windows_together(batch, code.numbers)
     examples = max(batch, run.evaluate.calibration_examples if architecture.batch_norms else 0)
-    return examples * (prod(architecture.example_shape) + 2 * widest) * itemsize
+    in_a_row = sum(one.lookups for one in architecture.operators)
+    return examples * ((in_a_row or prod(architecture.example_shape)) + 2 * widest) * itemsize
 
 
 def evaluation_plan(

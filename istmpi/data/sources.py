@@ -20,7 +20,7 @@ from istmpi.data.labels import read_labels
 from istmpi.data.text import WINDOW, windowed
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
-from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
+from istmpi.tasks import CLASSIFICATION, MULTI_LABEL, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.config import Data
@@ -36,9 +36,10 @@ def open_for_training(data: Data, stream: int | None = None) -> Dataset:
     Raises ConfigError where the data do not fit the settings, and what `open_dataset` does.
     """
     opened = open_dataset(data.source, stream, data.length)
-    if opened.task == NEXT_TOKEN and data.placement == "by-label":
+    if opened.task in (NEXT_TOKEN, MULTI_LABEL) and data.placement == "by-label":
+        what = "text" if opened.task == NEXT_TOKEN else f"for {opened.task}"
         raise ConfigError(
-            f"data.placement = 'by-label' is for classes, but {opened.source} is text. Use shared or sharded."
+            f"data.placement = 'by-label' is for classes, but {opened.source} is {what}. Use shared or sharded."
         )
     if opened.task != NEXT_TOKEN and data.length != WINDOW:
         raise ConfigError(

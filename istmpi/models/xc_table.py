@@ -12,9 +12,6 @@ from istmpi.engine.axes import Pattern
 from istmpi.models.operators import EPSILON, Operator
 from istmpi.models.table import NormEntry, ParameterEntry, Table
 
-BAG_BOUND = 3**0.5
-"""Of the vectors' initial values: their deviation is 1, as PyTorch's own, and so is that of the sum of a row whose
-values have the norm 1."""
 DEFAULTS = {"hidden": (256,), "norm": "none", "dropout": 0.0, "label_block": 2**16}
 """Settings of the constructor."""
 
@@ -26,7 +23,7 @@ def xc_table(features: int, labels: int, settings: Mapping[str, Any], in_a_row: 
     bounds = {name: width**-0.5 for name, width in zip(names, hidden)}
     parameters = {
         "bias": ParameterEntry(names[0], 0.0, 0.0),
-        "bag.weight": ParameterEntry(f"{features} {names[0]}", BAG_BOUND, 0.0),
+        "bag.weight": ParameterEntry(f"{features} {names[0]}", bounds[names[0]], 0.0),
     }
     look_up = Operator(Pattern.parse(f"1 0 {names[0]}"), "bag", "EmbeddingBag", "bag.weight", 1, 0, lookups=in_a_row)
     operators, leaves, sums = [look_up], {"bag": ("bag.weight",)}, {}
