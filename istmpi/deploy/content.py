@@ -78,9 +78,14 @@ class Content:
     def program(self) -> torch.export.ExportedProgram:
         """The whole network as a program, for examples as they are in the data."""
         if isinstance(self.network, InferredNetwork):
+            if self.network.code.sparse:
+                raise ConfigError(
+                    f"{self.checkpoint.path}: a program takes examples of one shape, and this network takes "
+                    f"sparse rows, of any length. Use --to safetensors or npz."
+                )
             module = own_module(self.network, self.state, self.untied, self.checkpoint.normalisation)
             dtype = next(module.parameters()).dtype
-            return traced(module, *self.network.code.examples(EXAMPLES, dtype), self.network.name)
+            return traced(module, self.network.code.examples(EXAMPLES, dtype)[0], self.network.name)
         first = self.layers[0].settings
         module = chain_module(self.layers, self.state)
         features = first.get("num_features") or first["in_features"]
