@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 SEEDS = (0, 1, 2)
+TWICE = (0, 1)
 ONCE = (0,)
 ROUNDS = 40
 RATE_ROUNDS = 15
@@ -161,6 +162,19 @@ def _more_blocks() -> Iterator[Row]:
     yield Row(RESNET, "IST, inner channels, fitted scale", 4, _FITTED, seeds=ONCE)
     as_long = {**BLOCKS, **_FITTED, "method.local_steps": "36"}
     yield Row(RESNET, "IST, blocks, fitted scale, rounds of 36 steps", 4, as_long)
+    yield Row(
+        RESNET, "IST, blocks, fitted scale, never redealt, rounds of 36 steps", 4, {**as_long, **_NEVER}, seeds=TWICE
+    )
+    yield Row(RESNET, "local SGD, rounds of 36 steps", 4, {**_LOCAL_SGD, "method.local_steps": "36"}, seeds=ONCE)
+    shallow = {**_LOCAL_SGD, "model.blocks": "[1,1,2]"}
+    yield Row(RESNET, "a subnet's blocks alone, local SGD", 4, shallow, seeds=TWICE)
+    yield Row(
+        RESNET,
+        "a subnet's blocks alone, local SGD, rounds of 36 steps",
+        4,
+        {**shallow, "method.local_steps": "36"},
+        seeds=TWICE,
+    )
 
 
 def _cures() -> Iterator[Row]:
