@@ -157,6 +157,16 @@ def make_text(folder: Path) -> Path:
     return folder
 
 
+ROWS = {"train.txt": b"3 5 4\n0,2 1:0.5 4:-1e-3\n3 0:1\n1,0 2:2.5 3:3.4e38\n", "test.txt": b"1 5 4\n2 0:1 1:1\n"}
+
+
+def make_rows(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name, content in ROWS.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
 MAKERS = {
     "speech": make_speech,
     "images": make_images,
@@ -164,6 +174,7 @@ MAKERS = {
     "arrays": make_arrays,
     "csv": make_csv,
     "text": make_text,
+    "xc": make_rows,
 }
 
 

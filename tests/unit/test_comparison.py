@@ -11,6 +11,7 @@ import torch
 from curves import curve
 
 from istmpi.config import Run
+from istmpi.data.batch import Labels
 from istmpi.errors import ConfigError, DataError
 from istmpi.record import FAILURE, RunFolder
 from istmpi.report.comparison import NOT_REACHED, Spread, by_data, compare, default_targets, reached, smoothed
@@ -58,7 +59,8 @@ def test_an_error_is_reached_from_above():
 @pytest.mark.parametrize("name", TASKS)
 def test_which_scores_are_errors_is_told_by_the_tasks(name):
     task, right = TASKS[name], torch.eye(4)
-    targets = torch.arange(4) if name == "classification" else right
+    numbers = torch.arange(4)
+    targets = {"classification": numbers, "multi-label": Labels(torch.arange(5), numbers)}.get(name, right)
     good, bad = task.points(right, targets), task.points(right.flip(0), targets)
     assert (good > bad) == task.higher_is_better == higher_is_better(task.score) and good != bad
     assert higher_is_better("of another program")

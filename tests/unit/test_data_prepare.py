@@ -16,8 +16,8 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.images import find_examples
 from istmpi.errors import ConfigError, DataError, OutputError
 
-OF_EXAMPLES = [kind for kind in KINDS if kind != "text"]
-"""What can be made of text is in test_data_text."""
+DENSE = [kind for kind in KINDS if kind not in ("text", "xc")]
+"""What can be made of text is in test_data_text, of sparse rows in test_data_sparse."""
 
 
 def content(path):
@@ -42,7 +42,7 @@ def test_folder_tar_and_tar_gz_give_the_same_file(tmp_path, kind):
         assert report.counts == {split: expected[f"@{split}"] for split in report.counts}
 
 
-@pytest.mark.parametrize("kind", OF_EXAMPLES)
+@pytest.mark.parametrize("kind", DENSE)
 def test_what_is_prepared_can_be_opened(tmp_path, kind):
     report = prepare(kind, MAKERS[kind](tmp_path / "input"), tmp_path / "data.h5")
     data = open_prepared(report.target)
@@ -53,7 +53,7 @@ def test_what_is_prepared_can_be_opened(tmp_path, kind):
     assert report.bytes == report.target.stat().st_size
 
 
-@pytest.mark.parametrize("kind", OF_EXAMPLES)
+@pytest.mark.parametrize("kind", [*DENSE, "xc"])
 def test_an_archive_of_something_else_is_refused(tmp_path, kind):
     (tmp_path / "input").mkdir()
     (tmp_path / "input" / "notes.md").write_text("nothing of use")
