@@ -7,7 +7,7 @@ trained is refused by name.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +63,7 @@ def examine(network: OwnNetwork) -> Table:
         parameters=parameters,
         norms={name: NormEntry(*_norm(layer)) for name, layer in watched.norms.items()},
         sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
-        unscaled=_unscaled(inferred.parameters, layers, watched),
+        unscaled=_unscaled(inferred.parameters, inferred.blocks, layers, watched),
         stochastic=stochastic,
         operators=traced.operators,
         normalised=tuple(map(str, traced.normalised)),
@@ -231,16 +231,21 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
 
 
 def _unscaled(
-    patterns: Mapping[str, Pattern], layers: Mapping[str, list[_Layer]], watched: _Watched
+    patterns: Mapping[str, Pattern], blocks: Collection[str], layers: Mapping[str, list[_Layer]], watched: _Watched
 ) -> dict[str, tuple[str, ...]]:
-    """The parameters of several axes, with their groups, of which it is not known where they are multiplied."""
+    """The parameters of several axes, with their groups, of which it is not known where they are multiplied.
+
+    Of whole ``blocks`` that need not be known: what they add is scaled where they end.
+    """
 
     def known(layer: _Layer) -> bool:
         seen = isinstance(layer.module, PRODUCTS + TRANSPOSED) and layer.path in watched.called
         return isinstance(layer.module, UNIT_BY_UNIT) or (seen and layer.key in ("weight", "bias"))
 
-    several = {name: pattern for name, pattern in patterns.items() if len(pattern.axes) > 1 and pattern.names}
-    return {name: tuple(sorted(of.names)) for name, of in several.items() if not all(map(known, layers[name]))}
+    several = {name: pattern.names - {*blocks} for name, pattern in patterns.items() if len(pattern.axes) > 1}
+    return {
+        name: tuple(sorted(names)) for name, names in several.items() if names and not all(map(known, layers[name]))
+    }
 
 
 def _initial(

@@ -76,6 +76,39 @@ class Stack(nn.Module):
         return self.last(self.again(x))
 
 
+class OwnProducts(nn.Module):
+    """Blocks that multiply in a layer of their own, inputs first, as GPT-2 of transformers does."""
+
+    def __init__(self, features, outputs, blocks=3, width=5):
+        super().__init__()
+        self.blocks = nn.ModuleList(AddingOwn(features, width) for _ in range(blocks))
+        self.last = nn.Linear(features, outputs)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class AddingOwn(nn.Module):
+    def __init__(self, features, width):
+        super().__init__()
+        self.up, self.down = Product(features, width), Product(width, features)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Product(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
 class Chain(nn.Module):
     """A list of layers that add nothing to their input."""
 

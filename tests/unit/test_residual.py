@@ -80,7 +80,9 @@ def test_a_network_without_some_blocks_computes_what_the_whole_one_does_whose_bl
     assert counter.get_total_flops() == 5 * sum(sum(one.flops(lengths)) for one in network.operators)
 
 
-@pytest.mark.parametrize("name, shape", [(f"{FILE}:Stack", FLAT), (f"{FILE}:PostActivated", IMAGE)])
+@pytest.mark.parametrize(
+    "name, shape", [(f"{FILE}:Stack", FLAT), (f"{FILE}:PostActivated", IMAGE), (f"{FILE}:OwnProducts", FLAT)]
+)
 def test_the_full_network_adds_a_share_of_what_blocks_make(name, shape):
     """Of all that an end makes, its bias included."""
     network = ready(name, shape)
@@ -95,6 +97,14 @@ def test_the_full_network_adds_a_share_of_what_blocks_make(name, shape):
                     parameter *= share
     x = torch.randn(5, *shape, dtype=torch.float64)
     torch.testing.assert_close(full(x), by_hand(x))
+
+
+def test_blocks_may_multiply_where_istmpi_does_not_know_how():
+    """What a block adds is scaled where it ends; only widths inside need layers that are known."""
+    network = ready(f"{FILE}:OwnProducts", FLAT)
+    network.require_dealable(("blocks",))
+    with pytest.raises(ConfigError, match=r"up.weight is multiplied outside .* units of width"):
+        network.require_dealable(("width",))
 
 
 @pytest.mark.parametrize("ranks, least, share", [(2, 0, 1 / 2), (4, 2, 2 / 3), (2, 1, 1 / 2), (4, 9, 1)])
