@@ -27,6 +27,7 @@ COMMON = {
     "model.name": "transformer",
     "data.length": "64",
     "train.batch": "16",
+    "train.threads": "1",
     "train.rounds": "40",
     "method.local_steps": "10",
     "method.optimizer_state": "carry",
@@ -39,22 +40,32 @@ COMMON = {
 }
 LOCAL_SGD = {"method.name": "local-sgd"}
 TENTH = {"method.redeal": "0.1"}
-ROWS: dict[str, tuple[int, dict[str, str], int]] = {
+FITTED = TENTH | {"model.scale": "fitted"}
+OUTER = {"method.shared_lr": "0.7", "method.shared_momentum": "0.9"}
+ROWS: dict[str, tuple[int, dict[str, str], float]] = {
     "one rank": (1, LOCAL_SGD, 1),
     "local SGD": (RANKS, LOCAL_SGD, 1),
     "IST": (RANKS, {}, 1),
     "IST, a tenth redealt": (RANKS, TENTH, 1),
     "IST, a tenth redealt, not scaled": (RANKS, TENTH | {"model.scale": "none"}, 1),
-    "IST, a tenth redealt, fitted": (RANKS, TENTH | {"model.scale": "fitted"}, 1),
+    "IST, a tenth redealt, fitted": (RANKS, FITTED, 1),
     "IST, fitted": (RANKS, {"model.scale": "fitted"}, 1),
     "IST, never redealt, fitted": (RANKS, {"method.redeal": "0", "model.scale": "fitted"}, 1),
     "narrow network, local SGD": (RANKS, LOCAL_SGD, RANKS),
     "IST, a tenth redealt, fitted, a finish of local SGD": (
         RANKS,
-        TENTH | {"model.scale": "fitted", "method.finish": "local-sgd:20%"},
+        FITTED | {"method.finish": "local-sgd:20%"},
         1,
     ),
     "DiLoCo": (RANKS, {"method.name": "diloco"}, 1),
+    "IST, a tenth redealt, fitted, shared parts every 4th round": (RANKS, FITTED | {"method.share_every": "4"}, 1),
+    "IST, a tenth redealt, fitted, outer step of shared parts": (RANKS, FITTED | OUTER, 1),
+    "IST, a tenth redealt, fitted, twice as wide": (RANKS, FITTED, 0.5),
+    "local SGD on 2": (2, LOCAL_SGD, 1),
+    "IST on 2, a tenth redealt, fitted": (2, FITTED, 1),
+    "IST on 8, a tenth redealt, fitted": (8, FITTED, 1),
+    "narrow network, local SGD on 8": (8, LOCAL_SGD, 8),
+    "local SGD on 8": (8, LOCAL_SGD, 1),
 }
 """What is compared: the ranks, the settings that differ, and how many times narrower each layer is."""
 NOTES = (
@@ -101,10 +112,10 @@ def prepare(path: Path) -> tuple[int, str]:
     return sum(map(len, contents)), hashlib.sha256(b"".join(contents)).hexdigest()
 
 
-def network(narrower: int) -> dict[str, str]:
+def network(narrower: float) -> dict[str, str]:
     """The settings of the network, its layers so many times narrower."""
     layers = NETWORK["layers"]
-    widths = {name: str([NETWORK[name] // narrower] * layers) for name in ("heads", "hidden")}
+    widths = {name: str([int(NETWORK[name] / narrower)] * layers) for name in ("heads", "hidden")}
     rest = {name: str(NETWORK[name]) for name in ("layers", "embed", "head_dim")}
     return {f"model.{name}": value for name, value in {**rest, **widths}.items()}
 
