@@ -65,7 +65,6 @@ class Network:
 _DROPOUT = {"model.dropout": "0.2"}
 THIN = Network("vgg", "thin", {"channels": (16, 32, 64, 64, 64), "dense": (512, 512)}, "dense", _DROPOUT)
 WIDE = Network("vgg", "wide", {"channels": (32, 64, 128, 128, 128), "dense": (1024, 1024)}, "dense", _DROPOUT)
-WIDEST = Network("vgg", "widest", {"channels": (64, 128, 256, 256, 256), "dense": (2048, 2048)}, "dense", _DROPOUT)
 RESNET = Network("resnet", "", {"blocks": (1, 1, 5), "channels": (16, 32, 64), "inner": (16, 32, 64)}, "inner")
 
 
@@ -126,7 +125,7 @@ class Cell:
 def rows() -> tuple[Row, ...]:
     """All rows, those of four ranks before those of two."""
     alone = Row(RESNET, ONE_RANK, 1, _ALONE)
-    return (*_vgg(), alone, *_resnet(4), *_more_blocks(), *_resnet(2), *_cures(), *_wider_vggs())
+    return (*_vgg(), alone, *_resnet(4), *_more_blocks(), *_resnet(2), *_cures(), *_wide_vgg())
 
 
 def _vgg() -> Iterator[Row]:
@@ -203,13 +202,12 @@ def _cures() -> Iterator[Row]:
     yield Row(RESNET, "IST, inner channels, the last fifth local SGD", 4, _FINISH, seeds=ONCE)
 
 
-def _wider_vggs() -> Iterator[Row]:
+def _wide_vgg() -> Iterator[Row]:
     """Whether more width helps where channels are dealt out."""
     tenth = {**BUT_FIRST, **_TENTH}
-    for network in (WIDE, WIDEST):
-        yield Row(network, ONE_RANK, 1, _ALONE, seeds=ONCE, late=True)
-        yield Row(network, "IST, channels but the first too, a tenth redealt", 4, tenth, seeds=ONCE, late=True)
-    yield Row(WIDE, "IST, channels but the first too, a tenth redealt", 2, tenth, seeds=ONCE, late=True)
+    yield Row(WIDE, ONE_RANK, 1, _ALONE, seeds=ONCE, late=True)
+    for ranks in (4, 2):
+        yield Row(WIDE, "IST, channels but the first too, a tenth redealt", ranks, tenth, seeds=ONCE, late=True)
     yield Row(WIDE, LOCAL_SGD, 4, _LOCAL_SGD, seeds=ONCE, late=True)
     yield Row(WIDE, "IST, dense layers", 4, {}, seeds=ONCE, late=True)
 
