@@ -5,15 +5,17 @@
     python benchmarks/xc.py --raw ... --seeds 1                # the first seed alone
     python benchmarks/xc.py --report                           # the table anew
 
-All rows take as many local steps of each rank, by Adam whose state is carried. A row is one ``mpirun -n P istmpi
-train`` for each seed (MPIRUN names another launcher), and these are files in benchmarks/cells-xc, which are not run
-again.
+All rows take as many local steps of each rank, by Adam whose state is carried. Every row has a learning rate of its
+own: of those tried the best on the last tenth of the training rows, which training then leaves out, on seed 0. A cell
+is one ``mpirun -n P istmpi train`` (MPIRUN names another launcher), and a file in benchmarks/cells-xc, which is not
+run again.
 """
 
 import argparse
 import json
 import statistics
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,14 +27,15 @@ from small_images import train
 HIDDEN = 256
 RANKS = (2, 4, 8)
 SEEDS = 3
+RATES = (0.01, 0.03)
 COMMON = {
     "model.name": "xc",
     "train.batch": "64",
+    "train.threads": "1",
     "train.rounds": "12",
     "method.local_steps": "20",
     "method.optimizer_state": "carry",
     "optimizer.name": "adam",
-    "optimizer.lr": "0.03",
     "evaluate.every": "12",
 }
 LOSSES = ("softmax", "binary")
@@ -57,7 +60,8 @@ WIDTHS = (64, 256, 1024, 2048)
 NOTES = (
     "P@k and PSP@k are of the full network on the test rows, the median over seeds and the least and the largest. MB "
     "are those that all ranks handed to MPI. A local step of a rank takes 64 rows, so P ranks read P times as many as "
-    "one. A narrow network has a P-th of the width. One learning rate for all, tuned for none."
+    "one. A narrow network has a P-th of the width. Each row has the learning rate of the two that was better in "
+    "validation, with one seed."
 )
 
 
@@ -76,10 +80,17 @@ class Row:
         own = {"model.hidden": f"[{self.hidden}]", "train.multi_label_loss": self.loss}
         return COMMON | own | self.settings
 
-    def cell(self, folder: Path, seed: int) -> Path:
-        """The file of a seed."""
+    def cell(self, folder: Path, rate: float, seed: int | None) -> Path:
+        """The file of a learning rate and a seed; without a seed, of the validation."""
         name = "".join(letter if letter.isalnum() else "-" for letter in f"{self.name}-{self.loss}-{self.hidden}")
-        return folder / f"{name}-{seed}.json"
+        return folder / f"{name}-{rate:g}-{'validation' if seed is None else seed}.json"
+
+    def rate(self, folder: Path) -> float | None:
+        """The learning rate that was the best in validation; None before all were tried."""
+        tried = {rate: self.cell(folder, rate, None) for rate in RATES}
+        if not all(cell.exists() for cell in tried.values()):
+            return None
+        return max(tried, key=lambda rate: json.loads(tried[rate].read_text())["last"]["score"]["score"])
 
 
 def rows() -> Iterator[Row]:
@@ -117,28 +128,56 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args()
     options.cells.mkdir(exist_ok=True)
-    data = options.cells / "rows.h5"
-    if not options.report and not data.exists():
-        subprocess.run(["istmpi", "prepare", "xc", options.raw, data], check=True)
-    for seed in range(0 if options.report else options.seeds):
-        for row in rows():
-            cell = row.cell(options.cells, seed)
-            if options.only in row.name and row.loss.startswith(options.loss) and not cell.exists():
-                with tempfile.TemporaryDirectory() as folder:
-                    given = {"data.source": str(data), "train.seed": str(seed)}
-                    found = train(Path(folder) / "run", row.ranks, row.all_settings | given)
-                cell.write_text(json.dumps(found))
-    found = [(row, [json.loads(cell.read_text()) for cell in cells(options.cells, row)]) for row in rows()]
-    table = [line(row, summaries) for row, summaries in found if summaries]
+    if not options.report:
+        validation, test = prepare(options.raw, options.cells)
+        chosen = [row for row in rows() if options.only in row.name and row.loss.startswith(options.loss)]
+        for row in chosen:
+            for rate in RATES:
+                run(row, row.cell(options.cells, rate, None), validation, rate, 0)
+        for seed in range(options.seeds):
+            for row in chosen:
+                rate = row.rate(options.cells)
+                run(row, row.cell(options.cells, rate, seed), test, rate, seed)
+    found = [(row, row.rate(options.cells)) for row in rows()]
+    table = [line(row, rate, summaries) for row, rate in found if (summaries := read(options.cells, row, rate))]
     report("xc", "Reuters: sparse rows with many labels", table, NOTES, folder=options.results)
 
 
-def cells(folder: Path, row: Row) -> list[Path]:
-    """The files of a row that are there."""
-    return [cell for seed in range(100) if (cell := row.cell(folder, seed)).exists()]
+def prepare(raw: Path, folder: Path) -> tuple[Path, Path]:
+    """Prepare the data sets that are not there: one that holds training rows out for validation, and the whole."""
+    validation, test = folder / "validation.h5", folder / "rows.h5"
+    if not test.exists():
+        subprocess.run(["istmpi", "prepare", "xc", raw, test], check=True)
+    if not validation.exists():
+        with tempfile.TemporaryDirectory() as split, tarfile.open(raw) as archive:
+            train_file = next(one for one in archive.getmembers() if one.name.endswith("train.txt"))
+            header, *lines = archive.extractfile(train_file).read().decode().splitlines()
+            _, features, labels = header.split()
+            cut = len(lines) * 9 // 10
+            for name, part in (("train", lines[:cut]), ("test", lines[cut:])):
+                text = "\n".join([f"{len(part)} {features} {labels}", *part])
+                (Path(split) / f"{name}.txt").write_text(text + "\n")
+            subprocess.run(["istmpi", "prepare", "xc", split, validation], check=True)
+    return validation, test
 
 
-def line(row: Row, summaries: list[dict]) -> dict[str, object]:
+def run(row: Row, cell: Path, data: Path, rate: float, seed: int) -> None:
+    """Run a cell that is not there yet."""
+    if cell.exists():
+        return
+    given = {"data.source": str(data), "train.seed": str(seed), "optimizer.lr": str(rate)}
+    with tempfile.TemporaryDirectory() as folder:
+        found = train(Path(folder) / "run", row.ranks, row.all_settings | given)
+    cell.write_text(json.dumps(found))
+
+
+def read(folder: Path, row: Row, rate: float | None) -> list[dict]:
+    """The summaries of the seeds of a row that are there."""
+    files = [row.cell(folder, rate, seed) for seed in range(100)] if rate else []
+    return [json.loads(file.read_text()) for file in files if file.exists()]
+
+
+def line(row: Row, rate: float, summaries: list[dict]) -> dict[str, object]:
     """A line of the table."""
     scores = [{"P@1": last["score"]["score"], **last["score"]["more"]} for last in (one["last"] for one in summaries)]
     first = summaries[0]["last"]
@@ -146,6 +185,7 @@ def line(row: Row, summaries: list[dict]) -> dict[str, object]:
         "method": row.name,
         "loss": row.loss,
         "hidden": row.hidden,
+        "rate": rate,
         "seeds": len(summaries),
         **{name: _spread([score[name] for score in scores]) for name in ("P@1", "P@3", "P@5", "PSP@1", "PSP@5")},
         "local steps": first["local_steps"],
