@@ -80,6 +80,10 @@ class SparseSplit(Split):
         """The mean number of features of a row."""
         return int(self.rows.offsets[-1]) / len(self)
 
+    def odds_of_a_label(self, labels: int) -> float:
+        """How probable it is that a row has one of so many labels, the mean over all; above 0 and below 1."""
+        return (int(self.targets.offsets[-1]) + 1) / (len(self) * labels + 2)
+
     def label_counts(self, labels: int) -> np.ndarray:
         """How many rows have each of so many labels: ``[labels]`` int64."""
         return np.bincount(self.targets.arrays[0], minlength=labels)

@@ -6,6 +6,7 @@ A test holds it to what `istmpi.models.examination` finds of small ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
 from typing import Any
 
 from istmpi.engine.axes import Pattern
@@ -16,8 +17,20 @@ DEFAULTS = {"hidden": (256,), "norm": "none", "dropout": 0.0, "label_block": 2**
 """Settings of the constructor."""
 
 
-def xc_table(features: int, labels: int, settings: Mapping[str, Any], in_a_row: int = 0, source: str = "") -> Table:
-    """For so many features, of which a row has about ``in_a_row``; all ``settings``; a hash of the source."""
+def xc_table(
+    features: int,
+    labels: int,
+    settings: Mapping[str, Any],
+    in_a_row: int = 0,
+    source: str = "",
+    odds: float = 0.5,
+) -> Table:
+    """For so many features, of which a row has about ``in_a_row``; all ``settings``; a hash of the source.
+
+    ``odds``: the probability in (0, 1) that a label starts with under the binary loss, by the last layer's bias. With
+    very many labels of which a row has a few, learning that all are rare would otherwise take most of the run, a
+    narrow subnet above all (the same start as in Lin et al. 2017, arXiv 1708.02002, section 3.3).
+    """
     hidden, norm, block = tuple(settings["hidden"]), settings["norm"], settings["label_block"]
     names = [f"hidden{number}" for number, _ in enumerate(hidden, 1)]
     bounds = {name: width**-0.5 for name, width in zip(names, hidden)}
@@ -30,7 +43,8 @@ def xc_table(features: int, labels: int, settings: Mapping[str, Any], in_a_row: 
     products = [(f"hidden.{n}", "Linear", before, width) for n, (before, width) in enumerate(zip(names, names[1:]))]
     for path, kind, before, width in [*products, ("output", "LabelBlocks", names[-1], str(labels))]:
         parameters[f"{path}.weight"] = ParameterEntry(f"{width} {before}", bounds[before], 0.0)
-        parameters[f"{path}.bias"] = ParameterEntry(width, bounds[before], 0.0)
+        centre = log(odds / (1 - odds)) if path == "output" else 0.0
+        parameters[f"{path}.bias"] = ParameterEntry(width, bounds[before], centre)
         leaves[path] = (f"{path}.weight", f"{path}.bias")
         if path == "output" or norm != "batch":
             sums[path] = (before,)

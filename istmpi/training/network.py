@@ -39,7 +39,7 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
     with communicator.agreed():
         own = _own(run, data)
     if own.name in DECLARED:
-        tree = communicator.broadcast_from_root(_declared(own, data).tree())
+        tree = communicator.broadcast_from_root(_declared(run, own, data).tree())
         return _usable(run, data, own, tree, communicator)
     tree = communicator.broadcast_from_root(recall(own) if communicator.rank == 0 else None)
     if tree is not None:
@@ -86,7 +86,7 @@ def planned_network(run: Run, data: Dataset) -> InferredNetwork:
 
     own = _own(run, data)
     if own.name in DECLARED:
-        return _ready(run, _declared(own, data), own)
+        return _ready(run, _declared(run, own, data), own)
     if (tree := recall(own)) is not None:
         with suppress(ConfigError):  # as in training
             return _ready(run, Table.from_tree(tree), own)
@@ -102,12 +102,13 @@ def _own(run: Run, data: Dataset) -> OwnNetwork:
     return own_network(run.model.name, tuple(data.shape), data.outputs, run.model.arguments, data.task)
 
 
-def _declared(own: OwnNetwork, data: Dataset) -> Table:
+def _declared(run: Run, own: OwnNetwork, data: Dataset) -> Table:
     """The table of a network of which it is known beforehand."""
     from istmpi.models.xc_table import xc_table
 
     in_a_row = ceil(data.train.density)
-    return xc_table(own.inputs[0], own.outputs, own.settings, in_a_row, own.source.hash)
+    odds = data.train.odds_of_a_label(own.outputs) if run.train.multi_label_loss == "binary" else 0.5
+    return xc_table(own.inputs[0], own.outputs, own.settings, in_a_row, own.source.hash, odds)
 
 
 def _ready(run: Run, table: Table, own: OwnNetwork) -> InferredNetwork:

@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from sparse_rows import FEATURES, LABELS, dense, made
+from sparse_rows import FEATURES, LABELS, dense, made, write
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from istmpi.config import Run
 from istmpi.config.sections import Optimizer
 from istmpi.data.batch import Labels
-from istmpi.data.sparse import SparseSplit
+from istmpi.data.sources import open_dataset
+from istmpi.data.sparse import Ragged, SparseSplit
+from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.models.examination import examine
@@ -19,6 +22,7 @@ from istmpi.models.xc import XC
 from istmpi.models.xc_table import DEFAULTS, xc_table
 from istmpi.multilabel import AT, LOSSES, Parts, Ranking, inverse_propensities, losses_of
 from istmpi.tasks import MULTI_LABEL, task_of
+from istmpi.training.network import planned_network
 
 
 def split(count, seed=0):
@@ -181,6 +185,29 @@ def test_the_table_is_what_is_found_of_the_network(norm, hidden):
     own = own_network("xc", (FEATURES,), LABELS, settings, MULTI_LABEL)
     assert own.defaults == DEFAULTS
     assert xc_table(FEATURES, LABELS, own.settings, 0, own.source.hash).tree() == examine(own).tree()
+
+
+def test_under_the_binary_loss_labels_start_as_rare_as_they_are(tmp_path):
+    data = open_dataset(write(tmp_path / "rows.h5"))
+    run = Run().override({"model.name": "xc", "model.hidden": [8], "train.multi_label_loss": "binary"})
+    network = planned_network(run, data)
+    store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)
+    store.initialise(seed=3)
+    _, y = dense(data.train, np.arange(len(data.train)))
+    assert store.tensors["output.bias"].mean() == pytest.approx(np.log(y.mean() / (1 - y.mean())), abs=0.15)
+    other = planned_network(run.override({"train.multi_label_loss": "softmax"}), data)
+    centres = {name: entry.centre for name, entry in network.table.parameters.items()}
+    others = {name: entry.centre for name, entry in other.table.parameters.items()}
+    assert set(others.values()) == {0.0}
+    assert {name for name in centres if centres[name] != others[name]} == {"output.bias"}
+
+
+@pytest.mark.parametrize("empty", [True, False], ids=["no row has a label", "every row has all"])
+def test_odds_of_labels_stay_finite(empty):
+    rows, targets = made(5, 1)
+    has = 0 if empty else LABELS
+    targets = Ragged(np.arange(6) * has, (np.tile(np.arange(has), 5),))
+    assert 0 < SparseSplit(rows, targets).odds_of_a_label(LABELS) < 1
 
 
 @pytest.mark.parametrize(
