@@ -120,18 +120,23 @@ def mlp(features: int, hidden: tuple[int, ...], ranks: int, steps: int, communic
     )
 
 
-def decoder(folder: Path, embed: int, ranks: int, steps: int, communicator: Communicator) -> Pair:
-    """A block of a decoder, heads of 64 and feed-forward units 8/3 as wide as the stream, on random bytes, by AdamW."""
+def random_text(folder: Path) -> Path:
+    """A prepared file of random bytes."""
     texts = folder / "texts"
     texts.mkdir()
     for number in range(10):
         content = np.random.default_rng(number).integers(1, 256, 2**17, dtype=np.uint8)
         (texts / f"{number}.txt").write_bytes(content.tobytes())
     subprocess.run(["istmpi", "prepare", "text", texts, folder / "text.h5"], check=True)
+    return folder / "text.h5"
+
+
+def decoder(data: Path, embed: int, ranks: int, steps: int, communicator: Communicator) -> Pair:
+    """A block of a decoder, heads of 64 and feed-forward units 8/3 as wide as the stream, by AdamW."""
     settings = {"layers": 1, "embed": embed, "head_dim": 64, "heads": [embed // 64], "hidden": [embed * 8 // 3]}
     given = {f"model.{name}": value for name, value in settings.items()} | {
         "model.name": "transformer",
-        "data.source": str(folder / "text.h5"),
+        "data.source": str(data),
         "data.length": 128,
         "train.batch": 8,
         "train.threads": torch.get_num_threads(),
@@ -209,7 +214,8 @@ def benchmark() -> None:
         measure(mlp(64, (512, 512), 1, steps, communicator), 51),
     ]
     with tempfile.TemporaryDirectory() as folder:
-        rows += [measure(decoder(Path(folder), 1024, ranks, steps // 4, communicator), 11) for ranks in (4, 1)]
+        data = random_text(Path(folder))
+        rows += [measure(decoder(data, 1024, ranks, steps // 4, communicator), 11) for ranks in (4, 1)]
     report(
         "local_step",
         f"A local step of a subnet against a bare PyTorch loop, {options.threads} thread(s)",
