@@ -31,7 +31,13 @@ RECORD = "comparison.json"
 """In a comparison's folder: what its runs have in common beside their settings."""
 EVALUATIONS = 20
 """In a run that does not say how often: more than `istmpi train` takes, for a finer time to a target."""
-REHEARSED = {"method.local_steps": 1, "method.epochs": 1, "method.burn_in": 0}
+REHEARSED = {
+    "method.local_steps": 1,
+    "method.epochs": 1,
+    "method.burn_in": 0,
+    "optimizer.warm_up": 0,
+    "train.resolution": [],
+}
 """What makes a round as short as can be, with everything in it that takes memory."""
 
 

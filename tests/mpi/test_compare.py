@@ -118,6 +118,10 @@ def test_the_rehearsal_of_fedavg_is_a_single_pass(compared, monkeypatch):
     assert passes == {0}
 
 
+def test_the_rehearsal_is_too_short_for_a_warm_up(compared):
+    compared(["local-sgd"], optimizer__warm_up=9).rehearse()
+
+
 def test_the_rehearsal_has_all_that_a_run_will_need(compared, monkeypatch):
     fetched, finished = [], []
     fetch, run = Codistillation._fetch_others, LocalSGD.run
