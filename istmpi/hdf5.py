@@ -11,7 +11,7 @@ nothing that is read comes from another file. HDF5's own structures have checksu
 import json
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -66,6 +66,12 @@ def new_file(path: Path, room: int) -> Iterator[h5py.File]:
                 raise OSError(str(error)) from error
     finally:
         keeper.unlink(missing_ok=True)
+
+
+def names_array(names: Sequence[str]) -> np.ndarray:
+    """Names as a dataset has them: texts of one length, UTF-8."""
+    encoded = [name.encode() for name in names]
+    return np.array(encoded, h5py.string_dtype("utf-8", max(map(len, encoded)) or 1))
 
 
 def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tuple[int, ...]) -> None:

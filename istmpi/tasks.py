@@ -20,6 +20,12 @@ CLASSIFICATION = "classification"
 REGRESSION = "regression"
 NEXT_TOKEN = "next-token"
 MULTI_LABEL = "multi-label"
+NODE_CLASSES = "node-classes"
+NODE_LABELS = "node-labels"
+GRAPH_TASKS = (NODE_CLASSES, NODE_LABELS)
+"""Of the nodes of a graph."""
+OFF = -1
+"""The target of a node that is not to be scored."""
 
 
 class Task(ABC):
@@ -29,6 +35,8 @@ class Task(ABC):
     """The name of the score."""
     higher_is_better: bool
     """Of two scores."""
+    numbers = 1
+    """That `points` gives."""
 
     @staticmethod
     @abstractmethod
@@ -37,13 +45,13 @@ class Task(ABC):
 
     @staticmethod
     @abstractmethod
-    def points(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The sum over examples of what the score is made of the mean of."""
+    def points(outputs: torch.Tensor, targets: torch.Tensor) -> float | tuple[float, ...]:
+        """The sum over examples of what the score is made of the mean of: a number, or as many as `numbers` says."""
 
     @staticmethod
-    def of_mean(points: float) -> float:
+    def of_mean(*points: float) -> float:
         """The score, of the mean over examples of their `points`."""
-        return points
+        return points[0]
 
 
 class Classification(Task):
@@ -108,8 +116,8 @@ class NextToken(Task):
         return float(NextToken.loss(outputs, targets, reduction="sum"))
 
     @staticmethod
-    def of_mean(points: float) -> float:
-        return exp(points)
+    def of_mean(*points: float) -> float:
+        return exp(points[0])
 
 
 class MultiLabel(Task):
@@ -141,11 +149,64 @@ class BinaryMultiLabel(MultiLabel):
     kind = "binary"
 
 
+class NodeClasses(Task):
+    """Cross-entropy of the nodes of a batch that have a target, which may be none; the score is their accuracy."""
+
+    score = "accuracy"
+    higher_is_better = True
+
+    @staticmethod
+    def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        from torch.nn import functional
+
+        total = functional.cross_entropy(outputs, targets, ignore_index=OFF, reduction="sum")
+        return total / (targets != OFF).sum().clamp(min=1) if reduction == "mean" else total
+
+    @staticmethod
+    def points(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float((outputs.argmax(dim=1) == targets).sum())
+
+
+class NodeLabels(Task):
+    """Cross-entropy of each label for itself, their mean; of nodes with several labels, ``[n, outputs]`` of 0 and 1.
+
+    The score is micro-F1: of all labels, with an odds of more than one half said to be there.
+    """
+
+    score = "micro-F1"
+    higher_is_better = True
+    numbers = 2
+    """Twice the labels that are rightly said to be there; this, and those wrongly said to be there or not there."""
+
+    @staticmethod
+    def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        from torch.nn import functional
+
+        on = targets[:, 0] != OFF
+        losses = functional.binary_cross_entropy_with_logits(
+            outputs, targets.clamp(min=0).to(outputs.dtype), reduction="none"
+        )
+        total = (losses.mean(dim=1) * on).sum()
+        return total / on.sum().clamp(min=1) if reduction == "mean" else total
+
+    @staticmethod
+    def points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+        said, on = outputs > 0, targets[:, :1] != OFF
+        twice = 2 * int((said & (targets == 1)).sum())
+        return float(twice), float(twice + (on & (said != (targets == 1))).sum())
+
+    @staticmethod
+    def of_mean(*points: float) -> float:
+        return points[0] / points[1] if points[1] else 0.0
+
+
 TASKS: dict[str, type[Task]] = {
     CLASSIFICATION: Classification,
     REGRESSION: Regression,
     NEXT_TOKEN: NextToken,
     MULTI_LABEL: MultiLabel,
+    NODE_CLASSES: NodeClasses,
+    NODE_LABELS: NodeLabels,
 }
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, make_dataclass
 from math import cos, pi
 from typing import Annotated, Any, Literal
 
+from istmpi.data.graph import FANOUT
 from istmpi.data.text import WINDOW
 from istmpi.errors import ConfigError
 from istmpi.methods import METHODS
@@ -42,6 +43,22 @@ class Data:
         Meta(ge=0, description="Images: side in pixels of a square that training blanks, at a random place of each."),
     ] = 0
     length: Annotated[int, Meta(ge=1, description="Text: tokens of a window, which is an example.")] = WINDOW
+    graph: Annotated[
+        Literal["full", "clusters", "neighbours"],
+        Meta(
+            description="Graphs: what an example is: the full graph, a cluster, whose edges to others of its batch are "
+            "kept, or a training node with neighbours that are sampled."
+        ),
+    ] = "full"
+    fanout: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...],
+        Meta(
+            min_length=1,
+            description="Graphs: neighbours that are sampled of each node of an example, those around training nodes "
+            "first: a number for each layer.",
+            extra={"must": "have a number for each layer, each at least 1"},
+        ),
+    ] = FANOUT
 
 
 Network = Annotated[

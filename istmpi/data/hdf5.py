@@ -10,11 +10,11 @@
     /checksums/PATH         CRC-32 of blocks of rows of about 64 KiB; istmpi/hdf5.py says how they guard the file
 
 Text, task "next-token", has no shape and none of these datasets but the checksums, nor have sparse rows, task
-"multi-label"; istmpi/data/text_file.py and istmpi/data/sparse_file.py say what they have. Every dataset is contiguous
-and little-endian. So the reader opens the file only to learn where the rows lie, closes it, and leaves the rest to the
-memory map: no lock, no HDF5 call and no chunk cache on the training path. Everything but the features, or tokens, is
-checked when the file is opened, a block of these when one of its rows is read for the first time. Files of version 1
-have no checksums.
+"multi-label", and graphs; istmpi/data/text_file.py, sparse_file.py and graph_file.py say what they have. Every dataset
+is contiguous and little-endian. So the reader opens the file only to learn where the rows lie, closes it, and leaves
+the rest to the memory map: no lock, no HDF5 call and no chunk cache on the training path. Everything but the features,
+tokens, or edges, is checked when the file is opened, a block of these when one of its rows is read for the first time.
+Files of version 1 have no checksums.
 """
 
 import os
@@ -28,6 +28,7 @@ import h5py
 import numpy as np
 
 from istmpi.data.dataset import SPLITS, Dataset, require_finite
+from istmpi.data.graph_file import read_graph
 from istmpi.data.guard import FirstRead, letting_go
 from istmpi.data.kinds import split_of
 from istmpi.data.moments import Moments
@@ -46,13 +47,14 @@ from istmpi.hdf5 import (
     datasets,
     expected_checksums,
     misplaced,
+    names_array,
     plain,
     sealed,
     shown,
     structure_errors,
     unheard,
 )
-from istmpi.tasks import CLASSIFICATION, MULTI_LABEL, NEXT_TOKEN, REGRESSION, TASKS
+from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, REGRESSION, TASKS
 
 READABLE = (1, 2)
 """Versions of the format."""
@@ -99,9 +101,7 @@ class Writer(FileWriter):
     def _allocate(self) -> None:
         header = self._header
         if header.classes is not None:
-            names = [name.encode() for name in header.classes]
-            kind = h5py.string_dtype("utf-8", max(map(len, names)) or 1)
-            self._whole("classes", np.array(names, kind))
+            self._whole("classes", names_array(header.classes))
         for split, count in header.counts.items():
             labels = (count,) if header.task == CLASSIFICATION else (count, header.outputs)
             self._dataset(f"{split}/x", (count, prod(header.shape)), header.dtype)
@@ -184,7 +184,7 @@ class PreparedFile:
         task = self.text("task")
         if task not in TASKS:
             raise self.error(f"has task {shown(task)}; known: {', '.join(TASKS)}. Prepare it again")
-        readers = {NEXT_TOKEN: read_text, MULTI_LABEL: read_sparse}
+        readers = {NEXT_TOKEN: read_text, MULTI_LABEL: read_sparse, **dict.fromkeys(GRAPH_TASKS, read_graph)}
         dataset = readers[task](self) if task in readers else self._examples(task)
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
@@ -195,7 +195,7 @@ class PreparedFile:
         shape = tuple(int(length) for length in self.attribute("shape"))
         outputs = int(self.attribute("outputs"))
         features = prod(shape)
-        classes = self._classes(outputs) if task == CLASSIFICATION else None
+        classes = self.classes(outputs) if task == CLASSIFICATION else None
         mean = np.array(self.mapped("normalisation/mean", (features,), _TYPES["x"][:1]))
         std = np.array(self.mapped("normalisation/std", (features,), _TYPES["x"][:1]))
         if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
@@ -230,7 +230,8 @@ class PreparedFile:
             raise self.error(f"has features in {split}/x that are not finite; remove or fill such examples first")
         return x, y
 
-    def _classes(self, outputs: int) -> tuple[str, ...]:
+    def classes(self, outputs: int) -> tuple[str, ...]:
+        """The names of so many classes."""
         if (dataset := dataset_at(self._file, "classes")) is None:
             raise self.error("has no dataset classes; prepare it again")
         names = tuple(dataset.asstr()[()])

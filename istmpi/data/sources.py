@@ -13,6 +13,7 @@ from istmpi.data.arrays import load_arrays
 from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.digits import open_digits
 from istmpi.data.hdf5 import open_prepared
+from istmpi.data.graph import batched
 from istmpi.data.holdout import held_out
 from istmpi.data.images import Augmentation, augmented
 from istmpi.data.kinds import split_of
@@ -20,7 +21,7 @@ from istmpi.data.labels import read_labels
 from istmpi.data.text import WINDOW, windowed
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
-from istmpi.tasks import CLASSIFICATION, MULTI_LABEL, NEXT_TOKEN
+from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, NODE_CLASSES
 
 if TYPE_CHECKING:
     from istmpi.config import Data
@@ -45,6 +46,12 @@ def open_for_training(data: Data, stream: int | None = None) -> Dataset:
         raise ConfigError(
             f"data.length = {data.length} is for text, but {opened.source} is of kind {opened.kind}. Leave it out."
         )
+    if data.placement == "by-label" and opened.task in GRAPH_TASKS and (data.graph, opened.task) != ("neighbours", NODE_CLASSES):
+        raise ConfigError(
+            f"data.placement = 'by-label' needs examples with one class each, but those of {opened.source} are not. "
+            f"Use shared, or of classes data.graph = 'neighbours'."
+        )
+    opened = batched(opened, data.graph, data.fanout)
     return augmented(opened, Augmentation(data.crop, data.flip, data.cutout))
 
 

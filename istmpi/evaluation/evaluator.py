@@ -102,10 +102,12 @@ class Evaluator:
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
             loss = float(weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum"))
             points = [self._task.points(of, batch.targets) for of in outputs_of(outputs)]
-            return np.array([loss, batch.examples, *points])
+            return np.concatenate([[loss, batch.examples], np.reshape(points, -1)])
 
-        loss, examples, *points = self._sum_over(split, (2 + self._exits,), totals_of).tolist()
-        scores = tuple(self._task.of_mean(each / examples) for each in points)
+        numbers = self._task.numbers
+        loss, examples, *points = self._sum_over(split, (2 + self._exits * numbers,), totals_of).tolist()
+        means = [each / examples for each in points]
+        scores = tuple(self._task.of_mean(*means[at : at + numbers]) for at in range(0, len(means), numbers))
         bits = None
         if self._dataset.bytes_per_token:
             bits = loss / examples / log(2) / self._dataset.bytes_per_token

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 @click.option("--task", metavar="TASK", help="csv, arrays: classification or regression.  [default: by the labels]")
 @click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
 @click.option("--key", metavar="KEY", help="text: where a line of .jsonl has its text.  [default: text]")
+@click.option("--clusters", type=int, metavar="N", help="graph: cut it into N parts with METIS, for batches of these.")
+@click.option("--directed", is_flag=True, default=None, help="graph: a node hears from sources of its edges alone.")
+@click.option(
+    "--normalise",
+    metavar="HOW",
+    help="graph: features, by rows (their sum is 1), columns (mean 0, deviation 1) or none.  [default: rows of a sparse "
+    "matrix, else columns]",
+)
 @click.option("--max-bad", type=float, default=0.01, show_default=True, help="Share of files that may be unreadable.")
 @click.option("--force", is_flag=True, help="Replace DST.h5 if it exists.")
 def command(kind: str, source: str, target: str, max_bad: float, force: bool, **options: object) -> None:
@@ -42,6 +50,7 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
       csv      a table of numbers with a column of labels
       text     files of text, .jsonl with a document a line, .gz
       xc       sparse rows with labels: Extreme Classification Repository, svmlight, .npz of scipy
+      graph    nodes with features and labels: .npz, Planetoid, the files of PyG and OGB
     """
     # Here, not above: the library loads HDF5, which `istmpi prepare --help` on a login node can do without.
     from istmpi.data.prepare import prepare
@@ -50,11 +59,11 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
     with progress(Console(stderr=True)) as tell:
         report = prepare(kind, source, target, progress=tell, force=force, max_bad=max_bad, **given)
     table = Table(show_header=False, box=None, pad_edge=False)
-    shown = _text if report.text else _rows if report.rows else _examples
+    shown = _text if report.text else _rows if report.rows else _graph if report.graph else _examples
     for row in shown(report):
         table.add_row(*row)
     what = "documents" if report.text else "files"
-    if not report.rows:
+    if not (report.rows or report.graph):
         table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} {what}", *report.skipped[:3]])))
     table.add_row("took", f"{report.seconds:.1f} s")
     table.add_row("size", f"{report.bytes / 1e6:,.1f} MB")
@@ -88,3 +97,21 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "dropped", f"{facts.without_features:,} rows without features, {facts.without_labels:,} without labels"
     if facts.repeated:
         yield "", f"{facts.repeated:,} labels that their rows had already"
+
+
+def _graph(report: Report) -> Iterator[tuple[str, str]]:
+    facts = report.graph
+    for split, count in report.counts.items():
+        yield split, f"{count:,} nodes"
+    yield "nodes", f"{facts.nodes:,}, {facts.isolated:,} of them without an edge"
+    mean = facts.edges / facts.nodes * (1 if facts.directed else 2)
+    kind = "directed edges" if facts.directed else "edges, each in both directions"
+    yield "edges", f"{facts.edges:,} {kind}; {mean:.1f} neighbours of a node, at most {facts.largest_degree:,}"
+    yield "dropped", f"{facts.self_loops:,} edges from a node to itself, {facts.repeated:,} that were there twice"
+    yield "features", f"{report.features:,}"
+    if report.classes:
+        yield "classes", f"{len(report.classes):,}, known of {facts.labels:,} nodes"
+    else:
+        yield "labels", f"{facts.labels / facts.nodes:.1f} of a node"
+    if facts.clusters:
+        yield "clusters", f"{facts.clusters:,}, with {facts.cut:.1%} of the edges between them"

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from istmpi.data.prepare import arrays, idx, images, speech, tables, text, xc
+from istmpi.data.prepare import arrays, graph, idx, images, speech, tables, text, xc
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
+from istmpi.data.prepare.graph import Facts as GraphFacts
+from istmpi.data.prepare.graph import GraphMaterial
 from istmpi.data.prepare.material import Material, Progress
 from istmpi.data.prepare.text import Corpus, Facts
 from istmpi.data.prepare.xc import Facts as RowFacts
@@ -21,7 +23,9 @@ from istmpi.data.prepare.xc import SparseMaterial
 from istmpi.data.writer import check_target
 from istmpi.errors import ConfigError, did_you_mean
 
-KINDS: dict[str, Callable[..., Material | Corpus | SparseMaterial]] = {
+AnyMaterial = Material | Corpus | SparseMaterial | GraphMaterial
+
+KINDS: dict[str, Callable[..., AnyMaterial]] = {
     "speech": speech.read,
     "images": images.read,
     "idx": idx.read,
@@ -29,6 +33,7 @@ KINDS: dict[str, Callable[..., Material | Corpus | SparseMaterial]] = {
     "csv": tables.read,
     "text": text.read,
     "xc": xc.read,
+    "graph": graph.read,
 }
 
 
@@ -36,7 +41,8 @@ KINDS: dict[str, Callable[..., Material | Corpus | SparseMaterial]] = {
 class Report:
     """What was written: ``counts`` per split, the names of the ``skipped`` files, ``bytes`` of the file.
 
-    Of text, whose counts are tokens, ``text`` says more, and there is no shape; of sparse rows ``rows`` says more.
+    Of text, whose counts are tokens, ``text`` says more, and there is no shape; of sparse rows ``rows`` says more, and of a
+    graph, whose counts are nodes, ``graph``.
     """
 
     target: Path
@@ -50,6 +56,7 @@ class Report:
     bytes: int
     text: Facts | None = None
     rows: RowFacts | None = None
+    graph: GraphFacts | None = None
 
 
 def prepare(
@@ -65,7 +72,8 @@ def prepare(
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
     ``force`` replaces an existing target; ``max_bad`` is the share of the files that may be unreadable. ``options`` are
-    the kind's own: images take size, arrays take task, csv takes label and task, text takes tokenizer and key. Raises
+    the kind's own: images take size, arrays take task, csv takes label and task, text takes tokenizer and key, a graph takes clusters,
+    directed and normalise. Raises
     DataError for input that cannot be used, ConfigError for a kind, an option or a target that cannot be, OutputError
     where writing fails; then nothing is left behind and an existing target is as it was.
     """
@@ -95,11 +103,12 @@ def prepare(
         bytes=target.stat().st_size,
         text=material.facts if isinstance(material, Corpus) else None,
         rows=material.facts if isinstance(material, SparseMaterial) else None,
+        graph=material.facts if isinstance(material, GraphMaterial) else None,
     )
 
 
 def _write(
-    material: Material | Corpus | SparseMaterial, kind: str, source: str, target: Path, force: bool, progress: Progress
+    material: AnyMaterial, kind: str, source: str, target: Path, force: bool, progress: Progress
 ) -> None:
     done, total = 0, sum(material.counts.values())
     with material.writer(kind, source, target, force) as writer:
@@ -110,7 +119,7 @@ def _write(
 
 
 def _check_options(
-    kind: str, read: Callable[..., Material | Corpus | SparseMaterial], options: dict[str, object]
+    kind: str, read: Callable[..., AnyMaterial], options: dict[str, object]
 ) -> None:
     parameters = inspect.signature(read).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -1,0 +1,286 @@
+"""A graph whose nodes have features and labels, on its way into a prepared file; it is in memory meanwhile.
+
+What files it comes in is said by `istmpi.data.prepare.graph_files`. Rules: an edge from a node to itself is dropped
+(models that want one add it), as is one that is there already; an edge counts in both directions, unless the graph is
+``directed``: then its target hears from its source alone. Weights of edges are left out, but for those of zero, which
+are no edges.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from istmpi.data.graph import Graph
+from istmpi.data.graph_file import GraphHeader, GraphWriter
+from istmpi.data.holdout import held_out
+from istmpi.data.moments import Moments
+from istmpi.data.prepare.archive import Archive
+from istmpi.data.prepare.files import Decoder
+from istmpi.data.prepare.graph_files import RawGraph, read_raw
+from istmpi.data.sparse import Ragged
+from istmpi.errors import ConfigError, DataError
+from istmpi.foreign import printable
+from istmpi.optional import optional
+from istmpi.tasks import NODE_CLASSES, NODE_LABELS
+
+NORMALISATIONS = ("rows", "columns", "none")
+_STEP = 2**22
+"""Features that are looked at at a time."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a preparation says of a graph; edges are pairs of nodes, or directed ones."""
+
+    nodes: int
+    edges: int
+    directed: bool
+    self_loops: int
+    """Dropped."""
+    repeated: int
+    """Edges that were there already, dropped."""
+    largest_degree: int
+    isolated: int
+    """Nodes without an edge."""
+    labels: int
+    clusters: int = 0
+    cut: float = 0.0
+    """The share of the edges that lie between clusters."""
+
+
+@dataclass(frozen=True)
+class GraphMaterial:
+    """A graph on its way into a file, as `Material` is for examples."""
+
+    graph: Graph
+    nodes: dict[str, np.ndarray]
+    classes: tuple[str, ...] | None
+    outputs: int
+    facts: Facts
+    skipped: tuple[str, ...] = ()
+    blocks: Iterator[tuple] = ()
+    """None: all is known beforehand."""
+
+    @property
+    def task(self) -> str:
+        return NODE_LABELS if self.classes is None else NODE_CLASSES
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {split: len(nodes) for split, nodes in self.nodes.items()}
+
+    @property
+    def features(self) -> int:
+        return self.graph.x.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features,)
+
+    def writer(self, kind: str, source: str, target: Path, force: bool) -> GraphWriter:
+        """What writes it, into a file that says this of itself."""
+        header = GraphHeader(kind, source, self.outputs, self.classes, self.nodes)
+        return GraphWriter(target, header, self.graph, force)
+
+
+def read(
+    archive: Archive,
+    decoder: Decoder,
+    *,
+    clusters: int | None = None,
+    directed: bool = False,
+    normalise: str | None = None,
+) -> GraphMaterial:
+    """The graph of an archive, cut into so many ``clusters`` by METIS if that is asked for.
+
+    ``normalise``: features are divided by the sum of their ``rows``, as those that come as a sparse matrix are by
+    default; or each column has mean 0 and deviation 1 over all nodes, as others have; or ``none`` of it.
+    """
+    source = str(archive.path)
+    if normalise not in (None, *NORMALISATIONS):
+        raise ConfigError(f"--normalise {normalise}: give {', '.join(NORMALISATIONS)}.")
+    decoder.progress("reading", 0, 1)
+    raw = read_raw(archive)
+    count = len(raw.labels)
+    if len(raw.x) != count:
+        raise DataError(f"{source} has features of {len(raw.x):,} nodes, but labels of {count:,}. Give one of each.")
+    _require_finite(raw.x, source)
+    x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"))
+    neighbours, loops, repeated = adjacency(raw.sources, raw.targets, count, directed, source)
+    classes, labels = _labels(raw, source)
+    nodes = _splits(raw, labels, source)
+    _require_trained(labels, nodes, classes, source)
+    edges = int(neighbours.offsets[-1])
+    parts, cut = None, 0.0
+    if clusters is not None:
+        decoder.progress("cutting", 0, 1)
+        parts, cut = _cut(neighbours, clusters, directed, source)
+    heard = np.bincount(neighbours.arrays[0], minlength=count)
+    degrees = np.diff(neighbours.offsets)
+    facts = Facts(
+        count,
+        edges if directed else edges // 2,
+        directed,
+        loops,
+        repeated,
+        int(degrees.max()),
+        int(((degrees == 0) & (heard == 0)).sum()),
+        int((labels > 0).sum()) if classes is None else int((labels >= 0).sum()),
+        0 if parts is None else int(parts.max()) + 1,
+        cut,
+    )
+    outputs = labels.shape[1] if classes is None else len(classes)
+    return GraphMaterial(Graph(x, neighbours, labels, parts), nodes, classes, outputs, facts)
+
+
+def adjacency(
+    sources: np.ndarray, targets: np.ndarray, count: int, directed: bool, name: str
+) -> tuple[Ragged, int, int]:
+    """For each of so many nodes those that it hears from; edges from a node to itself, and edges that are there twice.
+
+    DataError for an edge to a node that does not exist, and where there is no edge.
+    """
+    ends = np.stack([sources, targets])
+    if (wrong := (ends < 0) | (ends >= count)).any():
+        at = int(wrong.any(axis=0).argmax())
+        raise DataError(
+            f"{name}: edge {at} goes from node {ends[0, at]} to node {ends[1, at]}, but there are {count:,} nodes, "
+            f"numbered from 0. Correct it, or give the nodes' features and labels."
+        )
+    loops = ends[0] == ends[1]
+    sources, targets = ends[:, ~loops]
+    if not directed:
+        low, high = np.minimum(sources, targets), np.maximum(sources, targets)
+        pairs = np.unique(low * count + high)
+        both_ways = len(np.unique(sources * count + targets))  # an undirected edge may be told once or in both ways
+        repeated = len(low) - both_ways
+        low, high = pairs // count, pairs % count
+        sources, targets = np.concatenate([low, high]), np.concatenate([high, low])
+    keys = np.unique(targets * count + sources)
+    if directed:
+        repeated = len(targets) - len(keys)
+    if not len(keys):
+        raise DataError(f"{name} has no edges between two nodes. Give a graph with some.")
+    offsets = np.searchsorted(keys, np.arange(count + 1) * count)
+    return Ragged(offsets, ((keys % count).astype(np.int32),)), int(loops.sum()), repeated
+
+
+def _require_finite(x: np.ndarray, source: str) -> None:
+    step = max(_STEP // x.shape[1], 1)
+    for start in range(0, len(x), step):
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(x[start : start + step].astype(np.float32, copy=False))
+        if not finite.all():
+            row, feature = np.argwhere(~finite)[0]
+            raise DataError(
+                f"{source}: node {start + row} has {x[start + row, feature]} as feature {feature}; every feature must "
+                "be finite, as a float32 is. Remove, fill or scale such features first."
+            )
+
+
+def _normalised(x: np.ndarray, how: str) -> np.ndarray:
+    x = x.astype(np.float32)
+    if how == "rows":
+        sums = x.sum(axis=1, keepdims=True)
+        x /= np.where(sums == 0, 1, sums)
+    elif how == "columns":
+        moments, step = Moments(x.shape[1]), max(_STEP // x.shape[1], 1)
+        for start in range(0, len(x), step):
+            moments.add(x[start : start + step])
+        mean, std = moments.normalisation(x.shape[1])
+        x -= mean
+        x /= std
+    return x
+
+
+def _labels(raw: RawGraph, source: str) -> tuple[tuple[str, ...] | None, np.ndarray]:
+    """The classes and the number of each node's, -1 where unknown; or None, and zeros and ones of several labels."""
+    labels = raw.labels
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim == 2:
+        wrong = ~((labels == 0) | (labels == 1))
+        if wrong.any():
+            node, label = np.argwhere(wrong)[0]
+            raise DataError(
+                f"{source}: node {node} has {labels[node, label]} as label {label}; of several labels each is there "
+                f"or not, 1 or 0. Give that, or one class a node."
+            )
+        return None, labels.astype(np.uint8)
+    if labels.dtype.kind not in "biufUS":
+        raise DataError(f"{source}: the labels are of {labels.dtype}; give whole numbers or names.")
+    known = np.ones(len(labels), bool)
+    if labels.dtype.kind == "f":
+        known = ~np.isnan(labels)
+        if not (np.isfinite(labels[known]) & (labels[known] == np.trunc(labels[known]))).all():
+            raise DataError(f"{source}: some labels are no whole numbers. Give each node its class.")
+        labels = np.where(known, labels, -1).astype(np.int64)
+    if labels.dtype.kind == "i":
+        known &= labels >= 0
+    values, codes = np.unique(labels[known], return_inverse=True)
+    found = np.full(len(labels), -1, np.int64)
+    found[known] = codes.reshape(-1)
+    return tuple(printable(str(value)) for value in values.tolist()), found
+
+
+def _splits(raw: RawGraph, labels: np.ndarray, source: str) -> dict[str, np.ndarray]:
+    """The nodes of each split; DataError where one is empty or has a node without a label."""
+    known = labels >= 0 if labels.ndim == 1 else np.ones(len(labels), bool)
+    if not raw.splits:
+        places = np.flatnonzero(known)
+        test = held_out(len(places), labels[places] if labels.ndim == 1 else None)
+        return _not_empty({"train": places[~test], "test": places[test]}, source)
+    nodes = _not_empty({split: np.asarray(raw.splits.get(split, ()), np.int64) for split in ("train", "test")}, source)
+    if "validation" in raw.splits and len(raw.splits["validation"]):
+        nodes["validation"] = raw.splits["validation"]
+    for split, mine in nodes.items():
+        if not known[mine].all():
+            raise DataError(f"{source}: {split} node {mine[~known[mine]][0]} has no label. Take it out of that mask.")
+    return nodes
+
+
+def _not_empty(nodes: dict[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
+    for split, mine in nodes.items():
+        if not len(mine):
+            kind = {"train": "training", "test": "test"}[split]
+            raise DataError(f"{source} has no {kind} node; it needs at least one. Correct its masks.")
+    return nodes
+
+
+def _require_trained(
+    labels: np.ndarray, nodes: dict[str, np.ndarray], classes: tuple[str, ...] | None, source: str
+) -> None:
+    """Refuse a label of nodes that are scored which no training node has."""
+    if classes is not None:
+        trained = np.bincount(labels[nodes["train"]], minlength=len(classes)) > 0
+    else:
+        trained = labels[nodes["train"]].any(axis=0)
+    for split, mine in nodes.items():
+        has = labels[mine]
+        found = has[~trained[has]] if classes is not None else np.flatnonzero(has.any(axis=0) & ~trained)
+        if len(found):
+            name = classes[found[0]] if classes is not None else found[0]
+            raise DataError(
+                f"{source}: label {name} is there among the {split} nodes, but no training node has it. Take these "
+                f"nodes out of the mask, or give some to training."
+            )
+
+
+def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tuple[np.ndarray, float]:
+    """The number of each node's cluster, none of which is empty, and the share of the edges that lie between two."""
+    count, edges = len(neighbours), neighbours.arrays[0].astype(np.int64)
+    if not 0 < clusters <= count:
+        raise ConfigError(f"--clusters {clusters}: {source} has {count:,} nodes; give 1 to as many.")
+    metis = optional("pymetis", "METIS", "clusters of a graph", "graph")
+    whole = neighbours
+    if directed:  # METIS cuts undirected graphs
+        rows = np.repeat(np.arange(count), np.diff(neighbours.offsets))
+        whole, _, _ = adjacency(edges, rows, count, False, source)
+    if clusters == 1:
+        return np.zeros(count, np.int32), 0.0
+    _, parts = metis.part_graph(clusters, xadj=whole.offsets, adjncy=whole.arrays[0].astype(np.int64))
+    _, parts = np.unique(np.asarray(parts), return_inverse=True)
+    rows = np.repeat(np.arange(count), np.diff(neighbours.offsets))
+    return parts.astype(np.int32).reshape(-1), float((parts[rows] != parts[edges]).mean())

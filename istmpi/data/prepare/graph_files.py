@@ -1,0 +1,160 @@
+"""The files that graphs come in: arrays of one or several names, tables of numbers, or Planetoid's.
+
+    GRAPH.npz                   edges: adj_indptr, adj_indices, adj_shape (and adj_data) of CSR; or edge_index; or row and
+                                col. Features: attr_* of CSR, attr_matrix, x, features, feat or node_feat. Labels:
+                                labels, label, y or node_label. train_mask, val_mask and test_mask, or train_idx, ...
+    NAME.npy ...                the same, one array a file
+    edge.csv node-feat.csv node-label.csv train.csv valid.csv test.csv       as OGB has them, .gz too
+    ind.NAME.x .tx .allx .y .ty .ally .graph .test.index                     Planetoid
+
+An edge_index is ``[2, edges]``, sources first, as in PyG; a table has a line for each edge. Row i of a matrix of edges has
+the nodes that node i hears from.
+"""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from istmpi.data.arrays import load_arrays
+from istmpi.data.prepare.archive import Archive
+from istmpi.data.prepare.planetoid import planetoid_name, read_planetoid
+from istmpi.data.prepare.raw_graph import RawGraph, dense
+from istmpi.errors import DataError
+from istmpi.foreign import reading
+
+EDGES = ("edge_index", "edge", "edges")
+FEATURES = ("x", "features", "feature", "feat", "feats", "node_feat", "attr_matrix", "attr")
+LABELS = ("labels", "label", "y", "node_label")
+SPLITS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
+TABLES = (".csv", ".csv.gz")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Arrays by their names, the folders that they lie in left out, and what to call their source."""
+
+    arrays: Mapping[str, np.ndarray]
+    source: str
+
+    def one(self, names: tuple[str, ...], what: str) -> np.ndarray:
+        for name in names:
+            if name in self.arrays:
+                return self.arrays[name]
+        held = ", ".join(sorted(self.arrays)[:12]) or "nothing"
+        raise DataError(f"{self.source} holds {held}; it needs {what} as {', '.join(names)}.")
+
+
+def read_raw(archive: Archive) -> RawGraph:
+    """The graph of an archive's files, told by their names."""
+    if name := planetoid_name(archive.names):
+        return read_planetoid(archive, name)
+    found = _Found(_arrays(archive), str(archive.path))
+    labels = np.asarray(found.one(LABELS, "labels"))
+    if labels.ndim not in (1, 2):
+        raise DataError(f"{found.source}: its labels have {labels.ndim} axes; give [nodes] or [nodes, labels].")
+    sources, targets = _edges(found)
+    x, sparse = _features(found)
+    return RawGraph(x, sparse, sources, targets, labels, _splits(found, len(labels)))
+
+
+def _arrays(archive: Archive) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for name in archive.names:
+        base = name.rpartition("/")[2]
+        if base.endswith((".npz", ".npy")):
+            with archive.open(name) as file:
+                read = {key or base.removesuffix(".npy"): array for key, array in load_arrays(file, name).items()}
+        elif base.endswith(TABLES):
+            key = base.partition(".csv")[0].replace("-", "_")
+            if key not in (*EDGES, *FEATURES, *LABELS, *_SPLIT_NAMES):
+                continue
+            read = {key: _table(archive, name, np.int64 if key in (*EDGES, *_SPLIT_NAMES) else np.float64)}
+        else:
+            continue
+        for key, array in read.items():
+            arrays[key.replace("-", "_")] = array
+    return arrays
+
+
+_SPLIT_NAMES = tuple(name for names in SPLITS.values() for name in names)
+
+
+def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
+    """A table of numbers; one of edges, a line each, comes as ``[2, edges]``."""
+    content = next(b"".join(pieces) for _, pieces in archive.pieces([name]))
+    with reading(f"{archive.path}: {name} cannot be read", "Give lines of numbers with commas between.", ValueError):
+        table = np.loadtxt(io.BytesIO(content), dtype, delimiter=",", ndmin=2)
+    if name.rpartition("/")[2].startswith(EDGES):
+        return table.T
+    return table[:, 0] if table.shape[1:] == (1,) else table
+
+
+def _edges(found: _Found) -> tuple[np.ndarray, np.ndarray]:
+    arrays = found.arrays
+    if "adj_indptr" in arrays:
+        offsets, columns, shape, values = _csr(found, "adj")
+        if shape[0] != shape[1]:
+            raise DataError(f"{found.source}: its adj is {shape[0]} x {shape[1]}; an adjacency matrix is square.")
+        rows = np.repeat(np.arange(shape[0]), np.diff(offsets))
+        there = values != 0
+        return columns[there], rows[there]
+    if "row" in arrays and "col" in arrays:
+        pair = arrays["col"], arrays["row"]
+    else:
+        index = found.one(EDGES, "edges")
+        if index.ndim != 2 or len(index) != 2:
+            raise DataError(f"{found.source}: its edges have the shape {index.shape}; give [2, edges], sources first.")
+        pair = index[0], index[1]
+    if any(end.dtype.kind not in "iu" or end.ndim != 1 for end in pair) or len(pair[0]) != len(pair[1]):
+        raise DataError(f"{found.source}: its edges are of {pair[0].dtype}; give the whole numbers of nodes.")
+    return tuple(np.asarray(end, np.int64) for end in pair)
+
+
+def _features(found: _Found) -> tuple[np.ndarray, bool]:
+    """Features, and whether they came as a sparse matrix."""
+    if "attr_indptr" in found.arrays:
+        offsets, columns, shape, values = _csr(found, "attr")
+        return dense(offsets, columns, values, shape), True
+    x = np.asarray(found.one(FEATURES, "features"))
+    if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "fiub":
+        raise DataError(f"{found.source}: its features are {x.shape} of {x.dtype}; give numbers [nodes, features].")
+    return x, False
+
+
+def _csr(found: _Found, name: str) -> tuple[np.ndarray, np.ndarray, tuple[int, int], np.ndarray]:
+    offsets, columns = (found.one((f"{name}_{part}",), f"all of {name}") for part in ("indptr", "indices"))
+    shape = tuple(int(length) for length in found.one((f"{name}_shape",), f"all of {name}").reshape(-1)[:2])
+    values = found.arrays.get(f"{name}_data", np.ones(len(columns), np.float32))
+    rises = len(shape) == 2 and len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
+    if not rises or not offsets[-1] == len(columns) == len(values) or columns.dtype.kind not in "iu":
+        raise DataError(f"{found.source}: {name}_indptr, _indices and _shape do not fit together. Save them again.")
+    if name == "attr" and len(columns) and (columns.min() < 0 or columns.max() >= shape[1]):
+        raise DataError(f"{found.source}: attr_indices has numbers that are not below {shape[1]}. Save it again.")
+    return offsets.astype(np.int64), columns.astype(np.int64), shape, values
+
+
+def _splits(found: _Found, count: int) -> dict[str, np.ndarray]:
+    """The nodes of each split that is named, ascending."""
+    nodes = {}
+    for split, names in SPLITS.items():
+        for name in names:
+            for key in (f"{name}_mask", f"{name}_idx", f"{name}_index", name):
+                if key in found.arrays:
+                    nodes[split] = _nodes(np.asarray(found.arrays[key]), key, count, found.source)
+    if "node_types" in found.arrays and not nodes:  # DGL's Reddit
+        types = np.asarray(found.arrays["node_types"])
+        nodes = {split: np.flatnonzero(types == kind) for kind, split in enumerate(("train", "validation", "test"), 1)}
+    return nodes
+
+
+def _nodes(given: np.ndarray, key: str, count: int, source: str) -> np.ndarray:
+    mask = given.dtype.kind == "b" or key.endswith("_mask")
+    if given.ndim != 1 or (mask and len(given) != count):
+        raise DataError(f"{source}: {key} has the shape {given.shape}, but there are {count:,} nodes. Give one for each.")
+    if mask:
+        return np.flatnonzero(given)
+    if given.dtype.kind not in "iu" or (len(given) and (given.min() < 0 or given.max() >= count)):
+        raise DataError(f"{source}: {key} has numbers of nodes that are not from 0 to {count - 1}. Correct it.")
+    return np.unique(given).astype(np.int64)

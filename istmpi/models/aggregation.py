@@ -1,0 +1,56 @@
+"""What the nodes of a graph hear from each other: sparse products with the matrix of its edges."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Edges:
+    """The edges of a batch of nodes: node i hears from ``columns[offsets[i] : offsets[i + 1]]``, ascending."""
+
+    def __init__(self, offsets: torch.Tensor, columns: torch.Tensor):
+        self.degrees = offsets.diff()
+        self._nodes = len(self.degrees)
+        rows = torch.repeat_interleave(torch.arange(self._nodes, device=offsets.device), self.degrees)
+        self._places = torch.stack([rows, columns])
+
+    def total(self, h: torch.Tensor) -> torch.Tensor:
+        """The sum over what each node hears from, of ``h`` ``[n, width]``."""
+        ones = h.new_ones(self._places.shape[1])
+        matrix = torch.sparse_coo_tensor(
+            self._places, ones, (self._nodes, self._nodes), is_coalesced=True, check_invariants=False
+        )
+        return torch.sparse.mm(matrix, h)
+
+    def mean(self, h: torch.Tensor) -> torch.Tensor:
+        """The mean over what each node hears from; zero where that is nobody."""
+        return self.total(h) / self.degrees.clamp(min=1).to(h.dtype)[:, None]
+
+    def convolved(self, h: torch.Tensor) -> torch.Tensor:
+        """With the adjacency as Kipf and Welling normalise it: ``D^-1/2 (A + I) D^-1/2 h``, D the row sums of A + I."""
+        root = (self.degrees + 1).to(h.dtype).rsqrt()[:, None]
+        h = h * root
+        return (self.total(h) + h) * root
+
+
+class Bias(nn.Module):
+    """Adds a number to each unit, zero at first."""
+
+    def __init__(self, units: int):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(units))
+
+    def forward(self, h):
+        """``h`` ``[n, units]`` with it."""
+        return h + self.bias
+
+
+NORMS = ("layer", "none")
+
+
+def norm_of(name: str, units: int) -> nn.Module:
+    """A layer normalisation without parameters, over the units that there are, or nothing; ValueError for others."""
+    if name not in NORMS:
+        raise ValueError(f"norm = {name!r} must be {' or '.join(NORMS)}")
+    return nn.LayerNorm(units, elementwise_affine=False) if name == "layer" else nn.Identity()

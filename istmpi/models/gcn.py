@@ -1,0 +1,51 @@
+"""A graph convolutional network (Kipf and Welling 2017, arXiv 1609.02907), wide as in GIST (arXiv 2102.10424)."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn import functional
+
+from istmpi.models.aggregation import Bias, Edges, norm_of
+
+
+class GCN(nn.Module):
+    """Layers of a product with weights and a convolution over neighbours; the last one makes the logits.
+
+    ``features``: of a node; ``outputs``: the classes. ``hidden``: the width of each hidden layer. ``norm``: of hidden
+    layers, before their ReLU: layer or none. ``dropout``: of what goes into a layer. ``aggregate_first``: the first
+    layer's features are summed over neighbours before its product, which is cheaper where there are fewer of them than
+    units.
+    """
+
+    DEALT = ("hidden",)
+
+    def __init__(
+        self,
+        features: int,
+        outputs: int,
+        hidden: tuple[int, ...] = (256, 256),
+        norm: str = "layer",
+        dropout: float = 0.0,
+        aggregate_first: bool = False,
+    ):
+        super().__init__()
+        widths = [features, *hidden, outputs]
+        self.products = nn.ModuleList(nn.Linear(*pair, bias=False) for pair in zip(widths, widths[1:]))
+        self.biases = nn.ModuleList(Bias(width) for width in widths[1:])
+        self.norms = nn.ModuleList(norm_of(norm, width) for width in hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.aggregate_first = aggregate_first
+
+    def forward(self, x, offsets, columns):
+        """Logits ``[n, outputs]`` of nodes with features ``x``; node i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
+        edges, h = Edges(offsets, columns), x
+        for number, product in enumerate(self.products):
+            h = self.dropout(h)
+            if number == 0 and self.aggregate_first:
+                h = product(edges.convolved(h))
+            else:
+                h = edges.convolved(product(h))
+            h = self.biases[number](h)
+            if number < len(self.norms):
+                h = functional.relu(self.norms[number](h))
+        return h

@@ -1,0 +1,50 @@
+"""GraphSAGE with the mean over neighbours (Hamilton et al. 2017, arXiv 1706.02216), wide as in GIST (2102.10424)."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn import functional
+
+from istmpi.models.aggregation import Edges, norm_of
+
+
+class SAGE(nn.Module):
+    """Layers of a product with a node's own numbers and one with the mean of its neighbours'; the last makes logits.
+
+    That is one product with both beside each other: the same units of both are dealt out. ``features``: of a node;
+    ``outputs``: the classes. ``hidden``: the width of each hidden layer. ``norm``: of hidden layers, before their ReLU:
+    layer or none. ``dropout``: of what goes into a layer. ``aggregate_first``: the first layer takes the mean of
+    features, not of products with them, which is cheaper where there are fewer of them than units.
+    """
+
+    DEALT = ("hidden",)
+
+    def __init__(
+        self,
+        features: int,
+        outputs: int,
+        hidden: tuple[int, ...] = (256, 256),
+        norm: str = "layer",
+        dropout: float = 0.0,
+        aggregate_first: bool = False,
+    ):
+        super().__init__()
+        widths = [features, *hidden, outputs]
+        self.own = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, widths[1:]))
+        self.heard = nn.ModuleList(nn.Linear(*pair, bias=False) for pair in zip(widths, widths[1:]))
+        self.norms = nn.ModuleList(norm_of(norm, width) for width in hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.aggregate_first = aggregate_first
+
+    def forward(self, x, offsets, columns):
+        """Logits ``[n, outputs]`` of nodes with features ``x``; node i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
+        edges, h = Edges(offsets, columns), x
+        for number, (own, heard) in enumerate(zip(self.own, self.heard)):
+            h = self.dropout(h)
+            if number == 0 and self.aggregate_first:
+                h = own(h) + heard(edges.mean(h))
+            else:
+                h = own(h) + edges.mean(heard(h))
+            if number < len(self.norms):
+                h = functional.relu(self.norms[number](h))
+        return h
