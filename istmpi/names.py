@@ -3,14 +3,16 @@
 from typing import Any
 
 NETWORKS = {
+    "gcn": "istmpi.models.gcn:GCN",
     "resnet": "istmpi.models.resnet:ResNet",
+    "sage": "istmpi.models.sage:SAGE",
     "transformer": "istmpi.models.transformer:Transformer",
     "vgg": "istmpi.models.vgg:VGG",
     "xc": "istmpi.models.xc:XC",
 }
 """The networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""
 
-DECLARED = ("xc",)
+DECLARED = ("gcn", "sage", "xc")
 """Those of which the table is known without building them, for they may be larger than memory."""
 
 ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}

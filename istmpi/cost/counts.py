@@ -191,7 +191,8 @@ def cost(
         copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * stays
         copies += (moved * staying + step) * held.shared_bytes
         sparse = made.name == "sgd" and not run.optimizer.clip and not spec.synchronous
-        parts.append(_part_cost(part, held, architecture, batch, made, owned, buffers, copies, others, sparse))
+        inside = batch * Fraction(architecture.nodes[0])
+        parts.append(_part_cost(part, held, architecture, inside, made, owned, buffers, copies, others, sparse))
     return Cost(
         spec.name,
         spec,
@@ -253,7 +254,7 @@ def _part_cost(
     for operator in architecture.operators:
         outputs += operator.kept(part.lengths, batch)
         added_up += operator.added_up(part.lengths, batch)
-        if operator.lookups and sparse:
+        if operator.lookups and operator.parameter and sparse:
             rows, *columns = architecture.parameters[operator.parameter].pattern.shape(part.lengths)
             untouched += max(rows - batch * operator.lookups, 0) * prod(columns)
         if operator.kind == "LabelBlocks" and sparse and not slots:  # its step is taken block by block

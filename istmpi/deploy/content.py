@@ -78,10 +78,12 @@ class Content:
     def program(self) -> torch.export.ExportedProgram:
         """The whole network as a program, for examples as they are in the data."""
         if isinstance(self.network, InferredNetwork):
-            if self.network.code.sparse:
+            code = self.network.code
+            if code.sparse or code.graph:
+                what = "sparse rows, of any length" if code.sparse else "a graph, of any size"
                 raise ConfigError(
-                    f"{self.checkpoint.path}: a program takes examples of one shape, and this network takes "
-                    f"sparse rows, of any length. Use --to safetensors or npz."
+                    f"{self.checkpoint.path}: a program takes examples of one shape, and this network takes {what}. "
+                    f"Use --to safetensors or npz."
                 )
             module = own_module(self.network, self.state, self.untied, self.checkpoint.normalisation)
             dtype = next(module.parameters()).dtype

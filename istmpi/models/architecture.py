@@ -61,6 +61,8 @@ class Architecture(ABC):
     exits: int = 1
     head: str = ""
     stochastic: bool
+    nodes: tuple[float, int] = (1, 0)
+    """Of a graph, of which a node is an example here: the nodes of what a batch counts, and all of them."""
 
     @property
     def default_groups(self) -> tuple[str, ...]:

@@ -1,14 +1,12 @@
 """The tables of `istmpi.models.gcn.GCN` and `istmpi.models.sage.SAGE`, without torch and without building them.
 
 They may be larger than memory. A test holds them to what `istmpi.models.examination` finds of small ones, but for the
-sums over neighbours, which it does not see. An example is what a batch counts: the whole graph, a cluster, a node to
-learn from with what is sampled around it.
+sums over neighbours, which it does not see. What it says of an example is of a node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from istmpi.engine.axes import Pattern
@@ -19,23 +17,17 @@ DEFAULTS = {"hidden": (256, 256), "norm": "layer", "dropout": 0.0, "aggregate_fi
 """Settings of the constructors."""
 
 
-@dataclass(frozen=True)
-class ExampleSize:
-    """How many nodes an example has, and edges between them, an edge of an undirected graph counted twice: a mean."""
-
-    nodes: float
-    edges: float
-
-
 def graph_table(
-    name: str, features: int, outputs: int, settings: Mapping[str, Any], size: ExampleSize, source: str = ""
+    name: str, features: int, outputs: int, settings: Mapping[str, Any], degree: float, source: str = ""
 ) -> Table:
-    """Of ``gcn`` or ``sage``, for so many features and classes; all ``settings``; a hash of the source."""
+    """Of ``gcn`` or ``sage``, for so many features and classes; all ``settings``; a hash of the source.
+
+    ``degree``: from so many others a node of a batch hears, in the mean.
+    """
     hidden = tuple(settings["hidden"])
     names = [f"hidden{number}" for number, _ in enumerate(hidden, 1)]
     widths, lengths = [str(features), *names, str(outputs)], [features, *hidden, outputs]
     lists = ("products",) if name == "gcn" else ("own", "heard")
-    nodes = max(round(size.nodes), 1)
     parameters: dict[str, ParameterEntry] = {}
     operators, leaves, sums = [], {}, {}
     for part in lists:
@@ -52,7 +44,7 @@ def graph_table(
     for number, (before, width) in enumerate(zip(widths, widths[1:])):
         first = number == 0
         for part in lists:
-            path, shape = f"{part}.{number}", Pattern.parse(f"{nodes} {before} {width}")
+            path, shape = f"{part}.{number}", Pattern.parse(f"1 {before} {width}")
             gradients = 1 if first else 2
             operators.append(
                 Operator(shape, path, "Linear", f"{path}.weight", 0, gradients=gradients, of_input=first)
@@ -60,8 +52,8 @@ def graph_table(
         if name == "gcn":
             parameters[f"biases.{number}.bias"] = ParameterEntry(width, 0.0, 0.0)
         summed = before if first and settings["aggregate_first"] else width
-        shape = Pattern.parse(f"{nodes} 0 {summed}")
-        operators.append(Operator(shape, "", "Aggregation", gradients=1, lookups=size.edges / nodes))
+        shape = Pattern.parse(f"1 0 {summed}")
+        operators.append(Operator(shape, "", "Aggregation", gradients=1, lookups=degree))
     return Table(
         source=source,
         settings=settings,
@@ -73,7 +65,7 @@ def graph_table(
         unscaled={},
         stochastic=settings["dropout"] > 0,
         operators=tuple(operators),
-        normalised=tuple(f"{nodes} {name}" for name in names) if settings["norm"] == "layer" else (),
+        normalised=tuple(names) if settings["norm"] == "layer" else (),
         residual={},
         inexact=(),
         preferred=tuple(names),

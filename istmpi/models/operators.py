@@ -45,8 +45,8 @@ class Operator:
     """How often in a forward pass."""
     examples: int = 1
     """The power of the number of examples that it grows with; 0 for what is multiplied once for all of them."""
-    lookups: int = 0
-    """Of a bag: rows of the table that are added up for an example, about."""
+    lookups: float = 0
+    """Of a bag: rows of the table that are added up for an example, about; of a node, others that it hears from."""
     block: int = 0
     """Columns that are in memory at a time; 0 for all."""
 

@@ -21,7 +21,7 @@ from istmpi.errors import ConfigError, did_you_mean
 from istmpi.exits import joined, outputs_of
 from istmpi.models.source import Source, source_of
 from istmpi.names import place_of
-from istmpi.tasks import CLASSIFICATION, MULTI_LABEL, NEXT_TOKEN
+from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,14 @@ FACTS = {
 """What the data tell a constructor, by the name of its argument."""
 IN_A_ROW = 3
 """Features of the sparse rows that a network is tried on."""
+
+
+TAKES = {
+    "xc": ("sparse rows", (MULTI_LABEL,)),
+    "gcn": ("a graph", GRAPH_TASKS),
+    "sage": ("a graph", GRAPH_TASKS),
+}
+"""What networks that take nothing else are for."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class OwnNetwork:
     """Examples are numbers of tokens below ``outputs``, and of each the outputs are what may follow it."""
     sparse: bool = False
     """Examples are sparse rows: numbers of features, where each row begins, and values."""
+    graph: bool = False
+    """Examples are nodes: features, where each node's list of neighbours begins and the last one ends, and these."""
     source: Source = field(default_factory=Source, compare=False)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of those settings that have one."""
@@ -133,8 +143,11 @@ class OwnNetwork:
             columns = torch.randint(self.inputs[0], (count * IN_A_ROW,), generator=generator)
             values = torch.randn(count * IN_A_ROW, generator=generator, dtype=torch.float64).to(dtype)
             return columns.to(device), torch.arange(0, len(columns), IN_A_ROW, device=device), values.to(device)
-        values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64)
-        return (values.to(dtype).to(device),)
+        values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64).to(dtype).to(device)
+        if self.graph:  # a path: each node but the first hears from the one before
+            offsets = (torch.arange(count + 1) - 1).clamp(min=0)
+            return values, offsets.to(device), torch.arange(count - 1).to(device)
+        return (values,)
 
     def count_of(self, inputs: Sequence[torch.Tensor]) -> int:
         """How many examples a batch's inputs are."""
@@ -158,6 +171,9 @@ class OwnNetwork:
             if self.sparse:
                 given = "on sparse rows"
                 cure = "They come as columns, offsets and values, as nn.EmbeddingBag takes them (docs/library.md)"
+            if self.graph:
+                given = f"on a graph of {len(inputs[0])} nodes"
+                cure = "It comes as features, offsets and columns: node i hears from columns[offsets[i]:offsets[i + 1]]"
             raise ConfigError(f"{self.name}: its forward fails {given}: {_said(error)}. {cure}.") from error
         count = self.count_of(inputs)
         for number, outputs in enumerate(outputs_of(returned) or (returned,), 1):
@@ -189,8 +205,9 @@ def own_network(
 
     ``shape``: of an example. Runs the code that is named.
     """
-    if name == "xc" and task != MULTI_LABEL:
-        raise ConfigError(f"model.name = 'xc' takes sparse rows, and these data are for {task}. Use another network.")
+    what, tasks = TAKES.get(name, ("", (task,)))
+    if task not in tasks:
+        raise ConfigError(f"model.name = {name!r} takes {what}, and these data are for {task}. Use another network.")
     kind, source = _load(place_of(name))
     facts = {"shape": tuple(shape), "features": _product(shape), "outputs": outputs}
     try:
@@ -225,7 +242,7 @@ def own_network(
     inputs = (facts["features"],) if flat else tuple(shape)
     defaults = {one: arguments[one].default for one in known}
     defaults = {one: value for one, value in defaults.items() if value is not inspect.Parameter.empty}
-    kinds = task == NEXT_TOKEN, task == MULTI_LABEL
+    kinds = task == NEXT_TOKEN, task == MULTI_LABEL, task in GRAPH_TASKS
     return OwnNetwork(name, kind, given, values, inputs, outputs, *kinds, source, defaults)
 
 

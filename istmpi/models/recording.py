@@ -146,6 +146,8 @@ class Recorder(TorchDispatchMode):
         return outputs
 
     def _products(self, name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> Iterator[_Product]:
+        if any(tensor.layout != torch.strided for tensor in _tensors([*args])):
+            return  # sums over the neighbours of a node are told by nobody
         if name in ("mm", "bmm", "addmm", "baddbmm"):
             a, b = args[:2] if name in ("mm", "bmm") else args[1:3]
             matrices, (rows, inner), columns = prod(a.shape[:-2]), a.shape[-2:], b.shape[-1]

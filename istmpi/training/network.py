@@ -16,6 +16,7 @@ from istmpi.errors import ConfigError
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
 from istmpi.names import DECLARED
+from istmpi.tasks import GRAPH_TASKS
 
 if TYPE_CHECKING:
     from istmpi.models.inferred import InferredNetwork
@@ -71,7 +72,7 @@ def _usable(
     from istmpi.models.table import Table
 
     with communicator.agreed():
-        network = _ready(run, Table.from_tree(tree), own)
+        network = _with_nodes(_ready(run, Table.from_tree(tree), own), run, data)
         first = np.arange(min(run.train.batch, EXAMPLES, len(data.train)))
         batch = data.train.reshaped(network.example_shape).batch(first)
         network.require_finite(*batch.to("cpu", getattr(torch, run.model.dtype)).inputs)
@@ -86,12 +87,12 @@ def planned_network(run: Run, data: Dataset) -> InferredNetwork:
 
     own = _own(run, data)
     if own.name in DECLARED:
-        return _ready(run, _declared(run, own, data), own)
+        return _with_nodes(_ready(run, _declared(run, own, data), own), run, data)
     if (tree := recall(own)) is not None:
         with suppress(ConfigError):  # as in training
-            return _ready(run, Table.from_tree(tree), own)
+            return _with_nodes(_ready(run, Table.from_tree(tree), own), run, data)
     table = examine(own)
-    network = _ready(run, table, own)
+    network = _with_nodes(_ready(run, table, own), run, data)
     remember(own, table.tree())
     return network
 
@@ -99,16 +100,52 @@ def planned_network(run: Run, data: Dataset) -> InferredNetwork:
 def _own(run: Run, data: Dataset) -> OwnNetwork:
     from istmpi.models.own import own_network
 
+    if data.task in GRAPH_TASKS:
+        _require_fitting_batches(run, data)
     return own_network(run.model.name, tuple(data.shape), data.outputs, run.model.arguments, data.task)
 
 
 def _declared(run: Run, own: OwnNetwork, data: Dataset) -> Table:
     """The table of a network of which it is known beforehand."""
+    if own.graph:
+        from istmpi.models.graph_table import graph_table
+
+        nodes, edges = size_of_example(run, data)
+        return graph_table(own.name, own.inputs[0], own.outputs, own.settings, edges / nodes, own.source.hash)
     from istmpi.models.xc_table import xc_table
 
     in_a_row = ceil(data.train.density)
     odds = data.train.odds_of_a_label(own.outputs) if run.train.multi_label_loss == "binary" else 0.5
     return xc_table(own.inputs[0], own.outputs, own.settings, in_a_row, own.source.hash, odds)
+
+
+def _require_fitting_batches(run: Run, data: Dataset) -> None:
+    """Refuse, with a ConfigError, batches of a graph that cannot be."""
+    how, batch, most = run.data.graph, run.train.batch, len(data.train)
+    if how == "full" and batch != 1:
+        raise ConfigError(
+            f"train.batch = {batch}, but with data.graph = 'full' an example is the whole graph. Give --batch 1."
+        )
+    if how == "clusters" and batch > most:
+        raise ConfigError(f"train.batch = {batch} is more than the {most} clusters of {data.source}. Give fewer.")
+    layers = len(run.model.arguments.get("hidden", (0, 0))) + 1
+    if how == "neighbours" and run.model.name in DECLARED and len(run.data.fanout) != layers:
+        raise ConfigError(
+            f"data.fanout = {list(run.data.fanout)} has {len(run.data.fanout)} numbers, but {run.model.name} has "
+            f"{layers} layers. Give one for each."
+        )
+
+
+def _with_nodes(network: InferredNetwork, run: Run, data: Dataset) -> InferredNetwork:
+    """The network, which knows how large a graph its batches are."""
+    if data.task in GRAPH_TASKS:
+        network.nodes = size_of_example(run, data)[0], len(data.train.graph)
+    return network
+
+
+def size_of_example(run: Run, data: Dataset) -> tuple[float, float]:
+    """The nodes and edges of a batch of a graph, for each of its examples."""
+    return data.train.size_of_example(run.train.batch, run.train.seed)
 
 
 def _ready(run: Run, table: Table, own: OwnNetwork) -> InferredNetwork:

@@ -76,6 +76,7 @@ def _facts(network: OwnNetwork) -> dict[str, Any] | None:
         "outputs": network.outputs,
         "tokens": network.tokens,
         "sparse": network.sparse,
+        "graph": network.graph,
         "inputs": list(network.inputs),
         "dtype": str(torch.get_default_dtype()),
         "istmpi": f"{__version__} {code.hexdigest()}",
