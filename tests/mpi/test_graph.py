@@ -1,0 +1,157 @@
+"""GIST: training on graphs against a dense oracle, whatever the ranks; the full network; what cannot be."""
+
+import numpy as np
+import pytest
+import torch
+from graph_oracle import loss_of, train
+from graphs import naive_logits, write
+from small import assert_same_bits, own_run, whole
+
+from istmpi.cost.counts import round_bytes
+from istmpi.errors import ConfigError, DataError
+from istmpi.training.loop import Training
+
+WIDTHS = {"hidden1": 13, "hidden2": 11}
+TOLERANCE = 1e-8
+"""A layer normalisation over two or three units makes more of what rounding leaves of their difference."""
+
+
+@pytest.fixture
+def graph(comm, shared_tmp):
+    if comm.rank == 0:
+        write(shared_tmp / "graph.h5")
+        write(shared_tmp / "several.h5", several=True)
+        for rank in range(comm.size):
+            write(shared_tmp / f"site-{rank}.h5", seed=rank)
+    comm.barrier()
+    return str(shared_tmp / "graph.h5")
+
+
+def settings(graph, **changed):
+    common = {
+        "model__name": "gcn",
+        "model__hidden": list(WIDTHS.values()),
+        "model__dtype": "float64",
+        "data__source": graph,
+        "train__rounds": 3,
+        "train__batch": 1,
+        "optimizer__lr": 0.1,
+    }
+    return common | changed
+
+
+CLUSTERS = {"data__graph": "clusters", "train__batch": 2}
+SAMPLED = {"data__graph": "neighbours", "data__fanout": [2, 2, 1], "train__batch": 4}
+CASES = {
+    "full": {},
+    "clusters, a tenth redealt": {**CLUSTERS, "method__redeal": 0.3},
+    "neighbours": SAMPLED,
+    "features first": {"model__aggregate_first": True},
+}
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+@pytest.mark.parametrize("case", CASES)
+def test_it_trains_as_the_dense_oracle_does(comm, graph, model, case):
+    run = own_run(**settings(graph, model__name=model, **CASES[case]))
+    training = Training(run, comm)
+    initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items()}
+    progress = list(training.rounds())
+    expected, losses = train(training.run, WIDTHS, training.dataset.train, initial, comm.size)
+    found = whole(training)
+    assert found.keys() == expected.keys()
+    assert_close(found, expected)
+    assert [one.loss for one in progress] == pytest.approx(losses, abs=1e-6)
+
+
+def test_several_labels_a_node(comm, graph):
+    run = own_run(**settings(graph.replace("graph.h5", "several.h5"), model__name="sage", **CLUSTERS))
+    training = Training(run, comm)
+    initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items()}
+    progress = list(training.rounds())
+    expected, _ = train(training.run, WIDTHS, training.dataset.train, initial, comm.size)
+    assert_close(whole(training), expected)
+    outputs, targets = full_outputs(training, expected)
+    on = targets[:, 0] >= 0
+    said, true = outputs[on] > 0, targets[on] == 1
+    f1 = 2 * (said & true).sum() / (said.sum() + true.sum())
+    score = progress[-1].score
+    assert (score.score, score.examples) == (pytest.approx(float(f1)), int(on.sum()))
+    assert score.loss == pytest.approx(float(loss_of(outputs, targets)))
+
+
+@pytest.mark.parametrize("placement", ["shared", "local"])
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_the_whole_graph_is_scored(comm, graph, model, placement):
+    source = graph if placement == "shared" else graph.replace("graph.h5", "site-{rank}.h5")
+    training = Training(own_run(**settings(source, model__name=model, data__placement=placement)), comm)
+    score = list(training.rounds())[-1].score
+    outputs, targets = full_outputs(training, {name: torch.from_numpy(one) for name, one in whole(training).items()})
+    on = targets >= 0
+    right, loss = (outputs.argmax(dim=1) == targets).sum(), loss_of(outputs, targets) * on.sum()
+    if placement == "local":
+        right, loss = comm.allreduce_sum(np.array([float(right), float(loss)])).tolist()
+    count = int(on.sum()) * (comm.size if placement == "local" else 1)
+    assert (score.score, score.examples) == (pytest.approx(float(right) / count), count)
+    assert score.loss == pytest.approx(float(loss) / count)
+
+
+def full_outputs(training, weights):
+    """Of the whole graph by the full network, and the targets of the test split."""
+    batch = training.dataset.test.batch(np.arange(1))
+    scale = dict.fromkeys(WIDTHS, 1 / training.communicator.size)
+    return naive_logits(training.run.model.name, weights, batch.inputs, scale), batch.targets
+
+
+def assert_close(found, expected):
+    for name, values in expected.items():
+        assert np.abs(found[name] - values.numpy()).max() < TOLERANCE, name
+
+
+def test_bytes_are_those_that_were_planned(comm, graph):
+    training = Training(own_run(**settings(graph, **CLUSTERS)), comm)
+    sent = [progress.bytes for progress in training.rounds()]
+    planned = [sum(round_bytes(training.run, training.architecture, comm.size, round)) for round in range(len(sent))]
+    assert sent == np.cumsum(planned).tolist()
+
+
+def test_a_batch_without_a_training_node_changes_nothing(comm, graph):
+    """Clusters of two nodes, some of which have none that is for training."""
+    training = Training(own_run(**settings(graph, **CLUSTERS, train__rounds=1)), comm)
+    before = whole(training)
+    none = torch.full((len(training.dataset.train.graph),), -1)
+    network = training.architecture.build(training.architecture.lengths)
+    batch = training.dataset.test.batch(np.arange(1)).to("cpu", torch.float64)
+    loss = training.method.task.loss(network(*batch.inputs), none)
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert all(not one.grad.any() for one in network.parameters())
+    assert_same_bits(before, whole(training))
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"train__batch": 2}, "whole graph"),
+        ({"data__graph": "clusters", "train__batch": 6}, "5 clusters"),
+        ({**SAMPLED, "data__fanout": [2]}, "3 layers"),
+        ({"data__placement": "by-label"}, "by-label"),
+        ({"model__name": "mlp", "model__norm": "none"}, "--model gcn"),
+        ({"model__name": "xc"}, "sparse rows"),
+        ({"model__norm": "bath"}, "norm"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(comm, graph, changed, said):
+    with pytest.raises((ConfigError, DataError), match=said) as error:
+        own = settings(graph, **changed)
+        if changed.get("model__name") == "mlp":
+            own = {name: value for name, value in own.items() if not name.startswith("model__hidden")}
+        Training(own_run(**own), comm)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.ranks(min=2)
+def test_more_ranks_than_units_are_refused(comm, graph):
+    with pytest.raises(ConfigError, match="hidden2") as error:
+        Training(own_run(**settings(graph, model__hidden=[7, 1])), comm)
+    assert "\n" not in str(error.value)
