@@ -15,6 +15,9 @@ NETWORKS = {
 DECLARED = ("gcn", "sage", "xc")
 """Those of which the table is known without building them, for they may be larger than memory."""
 
+OF_GRAPHS = ("gcn", "sage")
+"""Those that take a graph."""
+
 ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
 """Of mlp, as `torch.nn` calls them."""
 NORMS = ("batch", "layer", "none")

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 FEATURES_IN_A_ROW = 75
 """Of a sparse row where no data tell: those of Amazon-670k."""
+NODES, DEGREE = 100_000, 20
+"""Of a batch of a graph where no data tell."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is not told by widths, where no data tell: features of a sparse row, nodes of a batch, neighbours of each."""
+
+    in_a_row: int = FEATURES_IN_A_ROW
+    nodes: int = NODES
+    degree: float = DEGREE
 
 
 @dataclass(frozen=True)
@@ -35,16 +46,15 @@ class Described:
 
 
 def described(
-    run: Run, layers: str | None, shape: tuple[int, int] | None = None, in_a_row: int = FEATURES_IN_A_ROW
+    run: Run, layers: str | None, shape: tuple[int, int] | None = None, sizes: Sizes | None = None
 ) -> Described:
     """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data.
 
-    The code of a network of one's own is run, for the shape of its data. ``in_a_row``: features of a sparse row, where
-    no data tell.
+    The code of a network of one's own is run, for the shape of its data.
     """
     run = run.with_implied()
     if run.model.name in DECLARED and layers is not None:
-        return _declared(run, layers, in_a_row)
+        return _declared(run, layers, sizes or Sizes())
     if is_module(run.model.name):
         from istmpi.data.images import resized
         from istmpi.training.network import planned_network
@@ -67,18 +77,27 @@ def described(
     return Described(run, architecture(*shape, task, run.model), examples)
 
 
-def _declared(run: Run, layers: str, in_a_row: int) -> Described:
+def _declared(run: Run, layers: str, sizes: Sizes) -> Described:
     """A network whose table needs neither its code nor data."""
+    from istmpi.models import graph_table, xc_table
     from istmpi.models.inferred import InferredNetwork
-    from istmpi.models.xc_table import DEFAULTS, xc_table
 
     features, *hidden, labels = quantities.widths("--layers", layers)
     run = run.override({"model.hidden": hidden})
-    settings = {**DEFAULTS, **run.model.arguments}
-    if unknown := [name for name in settings if name not in DEFAULTS]:
-        raise ConfigError(f"unknown setting model.{unknown[0]}{did_you_mean(unknown[0], DEFAULTS, 'model.')}")
-    table = xc_table(features, labels, settings, in_a_row)
-    return Described(run, InferredNetwork(run.model.name, table, run.model.dtype), None)
+    of_rows = run.model.name == "xc"
+    defaults = xc_table.DEFAULTS if of_rows else graph_table.DEFAULTS
+    settings = {**defaults, **run.model.arguments}
+    if unknown := [name for name in settings if name not in defaults]:
+        raise ConfigError(f"unknown setting model.{unknown[0]}{did_you_mean(unknown[0], defaults, 'model.')}")
+    if of_rows:
+        table = xc_table.xc_table(features, labels, settings, sizes.in_a_row)
+    else:
+        table = graph_table.graph_table(run.model.name, features, labels, settings, sizes.degree)
+    network = InferredNetwork(run.model.name, table, run.model.dtype)
+    if not of_rows:
+        run = run.override({"train.batch": 1})
+        network.nodes = sizes.nodes, sizes.nodes
+    return Described(run, network, None if of_rows else 1)
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:

@@ -54,6 +54,8 @@ class EvaluationPlan:
     """What they may have."""
     sent: int
     """Bytes that all ranks hand to MPI in calibration and test; with local examples only what is gathered."""
+    by_units: bool = False
+    """Of a graph: the units of each layer are spread over the ranks (`istmpi.evaluation.spread_units`)."""
 
 
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
@@ -79,6 +81,8 @@ def pass_bytes(run: Run, architecture: Architecture) -> Number:
     """
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     widest = max(one.outputs(architecture.lengths) // one.calls for one in architecture.operators)
+    if architecture.nodes[1]:  # the whole graph
+        return architecture.nodes[1] * (prod(architecture.example_shape) + 2 * widest) * itemsize
     batch, code = run.evaluate.batch, getattr(architecture, "code", None)
     if code is not None and (code.tokens or code.sparse):
         batch = windows_together(batch, code.numbers)
@@ -101,6 +105,8 @@ def evaluation_plan(
     sharded only what is ranked first of its outputs is sent (`istmpi.multilabel.Parts`), and nothing in a calibration.
     """
     sizes = {name: _nbytes(one, architecture) for name, one in architecture.parameters.items()}
+    if architecture.unitwise and architecture.nodes[1] and ranks > 1 and not local:
+        return _graph_plan(architecture, ranks, room, sizes)
     choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
     if isinstance(architecture, Chain):
         # It stays where it is, as the replay has recorded it; also on one rank.
@@ -125,6 +131,33 @@ def evaluation_plan(
     else:
         sent += ranks * (ranks - 1) * (RANKED if spread else TOTALS)
     return EvaluationPlan(frozenset(sharded), sum(whole.values()), room, sent)
+
+
+def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dict[str, int]) -> EvaluationPlan:
+    """Of a whole graph, whose layers are large: gathered with its weights, or the units spread over the ranks."""
+    nodes, itemsize = architecture.nodes[1], max(one.itemsize for one in architecture.parameters.values())
+    lengths, made = architecture.lengths, sum(sizes.values())
+    widest = max(one.outputs(lengths) for one in architecture.operators)
+    if made + 2 * nodes * widest * itemsize <= room:
+        sent = (ranks - 1) * made + ranks * (ranks - 1) * TOTALS
+        return EvaluationPlan(frozenset(), made, room, sent)
+    last = {name for names in architecture.leaves.values() for name in names if _makes_outputs(architecture, name)}
+    sharded = frozenset(name for names in architecture.leaves.values() for name in names) - last
+    whole = sum(size for name, size in sizes.items() if name not in sharded)
+    sent = (ranks - 1) * whole
+    for path, names in architecture.leaves.items():
+        rows, columns = architecture.parameters[names[0]].pattern.shape(lengths)
+        if path in architecture.sums:
+            numbers = nodes * rows * ranks if names[0] in last else nodes * columns
+            sent += (ranks - 1) * numbers * itemsize
+    sums = 2 * len(architecture.normalised) * nodes
+    sent += ranks * (ranks - 1) * sums * itemsize
+    return EvaluationPlan(sharded, whole, room, sent, by_units=True)
+
+
+def _makes_outputs(architecture: Architecture, name: str) -> bool:
+    """Whether the rows of a leaf's parameter are outputs, not units."""
+    return not any(factor.name for factor in architecture.parameters[name].pattern.axes[0].factors)
 
 
 def _price(one: Weights, local: bool) -> tuple[Number, str]:

@@ -28,7 +28,7 @@ from istmpi.evaluation.full import FullNetwork
 from istmpi.exits import THRESHOLDS, ExitPoint, entropies, exit_taken, outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import Parts, Ranking
-from istmpi.tasks import MULTI_LABEL, NEXT_TOKEN, Classification, task_of
+from istmpi.tasks import GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, Classification, task_of
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -82,9 +82,8 @@ class Evaluator:
             architecture, communicator.size, memory, passes, self._local, spread=self._ranks_labels
         )
         self._exits, self._architecture, self._store = architecture.exits, architecture, store
-        self.network = FullNetwork(
-            architecture, store, communicator, self.plan.sharded, self._local, self._ranks_labels
-        )
+        spread = self._ranks_labels, self.plan.by_units
+        self.network = FullNetwork(architecture, store, communicator, self.plan.sharded, self._local, *spread)
 
     def score(self) -> Score:
         """The score on the whole test split, at the store's present weights."""
@@ -183,6 +182,9 @@ class Evaluator:
 
     def calibrate(self) -> None:
         """Take the normalisations' moments at the store's present weights."""
+        if self._dataset.task in GRAPH_TASKS and not self._architecture.batch_norms:
+            self.network.load_moments({})  # a pass over a graph is too long for nothing
+            return
         self.network.calibrate(*self._dataset.train.batch(self._sample()).to("cpu", self._dtype).inputs)
 
     def fitted_scale(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from torch import nn
 from istmpi.comm import Communicator
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.exchanges import OwnExamples, SameExamples
+from istmpi.evaluation.spread_units import spread_units
 from istmpi.models.architecture import Architecture, Chain
 from istmpi.models.leaves import leaves_of, prepare
 from istmpi.models.norms import BatchNorm, calibrate, moments_of
@@ -42,8 +43,13 @@ class FullNetwork:
         sharded: Collection[str] = (),
         local_examples: bool = False,
         spread: bool = False,
+        by_units: bool = False,
     ):
-        """``spread``: where the network's head is sharded its outputs are not gathered (`labels`)."""
+        """``spread``: where the network's head is sharded its outputs are not gathered (`labels`).
+
+        ``by_units``: of a graph, each rank has some units of each layer (`istmpi.evaluation.spread_units`).
+        """
+        self._by_units = by_units
         self._architecture, self._store, self._communicator = architecture, store, communicator
         self._sharded = frozenset(sharded)
         self._local_examples = local_examples
@@ -132,6 +138,10 @@ class FullNetwork:
         self._scale = store.full_scale
         self._network = architecture.without_values(self._scale).eval()
         self._gathered = prepare(self._network, self._sharded)
+        self._moments_of = moments_of
+        if self._by_units:
+            spread_units(self._network, architecture, store, self._communicator, self._sharded)
+            return
         self._own = OwnExamples(store, self._communicator) if self._local_examples else None
         # A chain's layers take a transposed tensor: the sums of its replay were made of one.
         exchange = self._own or SameExamples(store, self._communicator, not isinstance(architecture, Chain))
@@ -142,7 +152,6 @@ class FullNetwork:
                 leaf.replace(self._head(exchange.forward_of(leaf, spread=True)))
             else:
                 leaf.replace(exchange.forward_of(leaf))
-        self._moments_of = moments_of
         if self._own:
             dtype = next(iter(store.tensors.values())).dtype
             units = {name: norm.units for name, norm in architecture.batch_norms.items()}

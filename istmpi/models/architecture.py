@@ -63,6 +63,9 @@ class Architecture(ABC):
     stochastic: bool
     nodes: tuple[float, int] = (1, 0)
     """Of a graph, of which a node is an example here: the nodes of what a batch counts, and all of them."""
+    unitwise: bool = False
+    """Of a graph: between its leaves, one for each group or two, is nothing that `istmpi.evaluation.spread_units` does
+    not know, and its last layer makes the outputs."""
 
     @property
     def default_groups(self) -> tuple[str, ...]:

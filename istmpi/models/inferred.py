@@ -12,7 +12,7 @@ from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture, BatchNormalisation
 from istmpi.models.blocks import ResidualBlock
 from istmpi.models.table import Table
-from istmpi.names import DECLARED, class_of
+from istmpi.names import DECLARED, OF_GRAPHS, class_of
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,7 @@ class InferredNetwork(Architecture):
         self.leaves = dict(table.leaves)
         self.exits = table.exits
         self.head = table.head
+        self.unitwise = name in OF_GRAPHS
 
     @property
     def default_groups(self) -> tuple[str, ...]:

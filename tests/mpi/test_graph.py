@@ -8,7 +8,9 @@ from graphs import naive_logits, write
 from small import assert_same_bits, own_run, whole
 
 from istmpi.cost.counts import round_bytes
+from istmpi.cost.evaluation import evaluation_plan
 from istmpi.errors import ConfigError, DataError
+from istmpi.evaluation.full import FullNetwork
 from istmpi.training.loop import Training
 
 WIDTHS = {"hidden1": 13, "hidden2": 11}
@@ -33,7 +35,7 @@ def settings(graph, **changed):
         "model__hidden": list(WIDTHS.values()),
         "model__dtype": "float64",
         "data__source": graph,
-        "train__rounds": 3,
+        "train__rounds": 2,
         "train__batch": 1,
         "optimizer__lr": 0.1,
     }
@@ -94,6 +96,26 @@ def test_the_whole_graph_is_scored(comm, graph, model, placement):
     count = int(on.sum()) * (comm.size if placement == "local" else 1)
     assert (score.score, score.examples) == (pytest.approx(float(right) / count), count)
     assert score.loss == pytest.approx(float(loss) / count)
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_units_spread_over_ranks_give_the_same_score(comm, graph, model, monkeypatch):
+    """Whatever room there is: each rank with some units of each layer, some nodes at a time, or with all weights."""
+    monkeypatch.setattr("istmpi.evaluation.spread_units.GATHERED", 60)
+    training = Training(own_run(**settings(graph, model__name=model, train__rounds=1)), comm)
+    list(training.rounds())
+    network, evaluator = training.architecture, training.evaluator
+    scores = []
+    for room in (0, 10**9):
+        plan = evaluation_plan(network, comm.size, room, [])
+        assert plan.by_units == (room == 0) and bool(plan.sharded) == plan.by_units
+        evaluator.network = FullNetwork(network, training.store, comm, plan.sharded, by_units=plan.by_units)
+        before = comm.traffic.bytes
+        scores.append(evaluator.score())
+        assert sum(comm.allgather(comm.traffic.bytes - before)) == plan.sent
+    assert scores[0].loss == pytest.approx(scores[1].loss, abs=1e-9)
+    assert scores[0].score == scores[1].score
 
 
 def full_outputs(training, weights):

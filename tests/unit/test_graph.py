@@ -44,7 +44,7 @@ def test_two_nodes_by_hand():
     """Nodes 0 and 1 hear from each other: each row of D^-1/2 (A + I) D^-1/2 is a half and a half."""
     edges = Edges(torch.tensor([0, 1, 2]), torch.tensor([1, 0]))
     h = torch.tensor([[2.0, 4.0], [6.0, 0.0]], dtype=torch.float64)
-    assert edges.convolved(h).tolist() == pytest.approx([[4, 2], [4, 2]])
+    assert edges.convolved(h).flatten().tolist() == pytest.approx([4, 2, 4, 2])
     assert edges.mean(h).tolist() == [[6, 0], [2, 4]]
     gcn, sage = GCN(2, 1, ()).double(), SAGE(2, 1, ()).double()
     with torch.no_grad():
@@ -215,8 +215,6 @@ def test_the_declared_table_is_what_is_found(model, settings):
     declared["operators"] = [one for one in declared["operators"] if one["kind"] != "Aggregation"]
     for tree in (found, declared):
         tree["operators"].sort(key=lambda one: one["module"])
-        tree.pop("undealt")
-    found["undealt"] = declared["undealt"] = {}
     assert found == declared
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from istmpi.cli import quantities
-from istmpi.cli.networks import FEATURES_IN_A_ROW, described
+from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, Sizes, described
 from istmpi.cli.settings import changes, planning, resolve
 from istmpi.config import Run
 from istmpi.cost import RIVALS, counted
@@ -39,6 +39,12 @@ COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
 @click.option(
     "--row-features", type=click.IntRange(min=1), metavar="N", help="xc with --layers: of a row.  [default: 75]"
 )
+@click.option(
+    "--nodes", type=click.IntRange(min=1), metavar="N", help="gcn, sage with --layers: of a batch.  [default: 100000]"
+)
+@click.option(
+    "--degree", type=_AMOUNT, metavar="N", help="gcn, sage with --layers: neighbours of a node.  [default: 20]"
+)
 @click.option("--ranks", metavar="P,P,...", help="Numbers of ranks, as 1,2,4, or 1..1024.  [default: 1..32]")
 @click.option("--compare", metavar="NAME,...", help=f"What to compare, or all: {', '.join([*METHODS, *RIVALS])}.")
 @click.option("--cluster", metavar="NAME|FILE", default="m5.2xlarge", show_default=True, help="A preset or a file.")
@@ -59,6 +65,8 @@ def command(
     layers: str | None,
     examples: int | None,
     row_features: int | None,
+    nodes: int | None,
+    degree: float | None,
     ranks: str | None,
     compare: str | None,
     advice: bool,
@@ -78,7 +86,8 @@ def command(
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")
     cluster = _cluster(given)
-    scenario = _scenario(run, assignments, given, layers, examples, cluster, row_features)
+    sizes = Sizes(row_features or FEATURES_IN_A_ROW, nodes or NODES, DEGREE if degree is None else degree)
+    scenario = _scenario(run, assignments, given, layers, examples, cluster, sizes)
     console = Console(highlight=False, soft_wrap=True)
     if advice:
         for line in advise(scenario, most_ranks):
@@ -137,7 +146,7 @@ def _scenario(
     layers: str | None,
     examples: int | None,
     cluster: Cluster,
-    row_features: int | None,
+    sizes: Sizes,
 ) -> Scenario:
     """What is to be reckoned."""
     shape = None
@@ -149,7 +158,7 @@ def _scenario(
             shape = costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS
     else:
         run = resolve(name or "digits", assignments, given)
-    found = described(run, layers, shape, row_features or FEATURES_IN_A_ROW)
+    found = described(run, layers, shape, sizes)
     examples = examples or found.examples or EXAMPLES
     return Scenario(found.run, found.architecture, cluster, examples, shared_batch=paper)
 

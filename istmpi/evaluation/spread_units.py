@@ -1,0 +1,109 @@
+"""A network of a graph, evaluated with the units of each layer spread over the ranks, for all nodes at a time.
+
+As in training a rank has some units of all nodes, so a layer's numbers take a P-th of the memory. Between two products
+lies nothing but what each unit has for itself, sums over nodes, and normalisations over a node's units, of which two
+sums are added up over the ranks. A product needs all units of a node: these are gathered for some nodes at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from istmpi.comm import Communicator
+from istmpi.engine.store import ParameterStore
+from istmpi.models.aggregation import Bias
+from istmpi.models.architecture import Architecture
+from istmpi.models.leaves import Leaf, leaves_of
+
+GATHERED = 2**24
+"""Numbers that are gathered at a time."""
+
+
+def spread_units(
+    network: nn.Module,
+    architecture: Architecture,
+    store: ParameterStore,
+    communicator: Communicator,
+    sharded: Collection[str],
+) -> None:
+    """Have each layer of a network compute this rank's units, from products whose rows are ``sharded``. Collective.
+
+    The last product, whose weight is whole, adds up the ranks' contributions to its outputs.
+    """
+    units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
+    for path, leaf in leaves_of(network, architecture.leaves).items():
+        before = architecture.parameters[leaf.names["weight"]].pattern.axes[1].factors[0].name
+        if sharded.isdisjoint(leaf.names.values()):
+            leaf.replace(_contribution(leaf, units[before], communicator) if before in units else leaf.module.forward)
+        else:
+            values = {key: store.tensors[name] for key, name in leaf.names.items()}
+            widths = None
+            if before in units:
+                length = architecture.lengths[before]
+                widths = [len(store.owners.rows(length, rank)) for rank in range(store.owners.ranks)]
+            leaf.replace(_own_units(leaf, values, widths, communicator))
+    for path, module in network.named_modules():
+        number = int(path.rpartition(".")[2]) if path.rpartition(".")[2].isdigit() else -1
+        if not 0 <= number < len(architecture.groups):
+            continue
+        group = architecture.groups[number]
+        if isinstance(module, nn.LayerNorm):
+            module.forward = _normalised(module.eps, architecture.lengths[group], communicator)
+        elif isinstance(module, Bias):
+            module.forward = _added(module, units[group])
+
+
+def _own_units(
+    leaf: Leaf, values: dict[str, torch.Tensor], widths: list[int] | None, communicator: Communicator
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A product that makes this rank's units, of inputs that are whole, or of so many units on each rank."""
+
+    def whole(h: torch.Tensor) -> torch.Tensor:
+        return leaf.whole(values, h)
+
+    def gathered(h: torch.Tensor) -> torch.Tensor:
+        made = h.new_empty(len(h), len(values["weight"]))
+        step = max(GATHERED // sum(widths), 1)
+        for start in range(0, len(h), step):
+            part = h[start : start + step].contiguous()
+            flat = torch.from_numpy(
+                communicator.allgatherv(part.view(-1).numpy(), [len(part) * width for width in widths])
+            )
+            parts = [one.view(len(part), width) for one, width in zip(flat.split([len(part) * w for w in widths]), widths)]
+            made[start : start + step] = leaf.whole(values, torch.cat(parts, dim=1))
+        return made
+
+    return whole if widths is None else gathered
+
+
+def _contribution(leaf: Leaf, units: range, communicator: Communicator) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A product with a whole weight that adds up what all ranks' units contribute to all outputs."""
+
+    def forward(h: torch.Tensor) -> torch.Tensor:
+        parameters = leaf.module._parameters
+        outputs = functional.linear(h, parameters["weight"][:, units.start : units.stop])
+        outputs = torch.from_numpy(communicator.allreduce_sum(outputs.numpy()))
+        return outputs if parameters.get("bias") is None else outputs + parameters["bias"]
+
+    return forward
+
+
+def _normalised(epsilon: float, count: int, communicator: Communicator) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A layer normalisation over so many units of all ranks."""
+
+    def mean(h: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(communicator.allreduce_sum(h.sum(dim=1).numpy())).view(-1, 1) / count
+
+    def forward(h: torch.Tensor) -> torch.Tensor:
+        h = h - mean(h)
+        return h * (mean(h**2) + epsilon).rsqrt()
+
+    return forward
+
+
+def _added(module: Bias, units: range) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda h: h + module.bias[units.start : units.stop]
