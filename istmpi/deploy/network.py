@@ -10,6 +10,7 @@ import torch
 
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, stored_moments
+from istmpi.data.graph import GraphSplit
 from istmpi.data.images import resized
 from istmpi.data.kinds import split_of
 from istmpi.data.sources import open_dataset
@@ -73,6 +74,12 @@ class CalibratedNetwork:
         none = Ragged(np.zeros(len(rows) + 1, np.int64), (np.empty(0, np.int32),))
         batch = SparseSplit(rows, none).batch(np.arange(len(rows)))
         return outputs_of(self.module(*batch.to("cpu", self._dtype).inputs))[-1]
+
+    @torch.no_grad()
+    def of_graph(self, split: GraphSplit) -> np.ndarray:
+        """The outputs ``[n, outputs]`` for all nodes of a graph."""
+        batch = split.batch(np.arange(1)).to("cpu", self._dtype)
+        return outputs_of(self.module(*batch.inputs))[-1].numpy()
 
     def leaving_early(self, x: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
         """The outputs of the exit at which each example leaves, and the number of this exit, from 1.

@@ -43,19 +43,24 @@ def predict(network: CalibratedNetwork, blocks: Iterable[Block], threshold: floa
 
 
 def lines(
-    predictions: Iterable[Predicted], classes: Sequence[str] | None, outputs: int, all_outputs: bool, form: str
+    predictions: Iterable[Predicted],
+    classes: Sequence[str] | None,
+    outputs: int,
+    all_outputs: bool,
+    form: str,
+    example: str = "example",
 ) -> Iterator[str]:
     """Text, piece by piece: ``csv`` with a line of names first, or ``jsonl``.
 
     A classifier's example gets its class, the probability of that class, the exit at which it left where it may leave
-    early and, with ``all_outputs``, every output as it leaves the network; otherwise an example gets its outputs.
+    early and, with ``all_outputs``, every output as it leaves the network; otherwise an example gets its outputs. ``example``: what it is called.
     """
     classes = classes and tuple(map(printable, classes))
     names = [f"output_{name}" for name in classes or range(outputs)] if all_outputs or classes is None else []
     first = True
     for examples, values, exits in predictions:
         early = [] if exits is None else ["exit"]
-        header = ["example", *(["class", "probability"] if classes else []), *early, *names]
+        header = [example, *(["class", "probability"] if classes else []), *early, *names]
         rows = [
             [name, *_class(row, classes), *([] if exits is None else [int(exits[n])]), *map(_number, row[: len(names)])]
             for n, (name, row) in enumerate(zip(examples, values))

@@ -16,7 +16,7 @@ from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
 from istmpi.foreign import one_line
-from istmpi.tasks import MULTI_LABEL
+from istmpi.tasks import GRAPH_TASKS, MULTI_LABEL
 
 if TYPE_CHECKING:
     from istmpi.data.tokenizer import Tokenizer
@@ -81,12 +81,13 @@ def command(
       FILE.png, FOLDER, .tar     for a network trained on images
       FILE.h5                    prepared data
       FILE.txt, .svm, .npz       sparse rows, for a network trained on such (xc)
+      GRAPH.h5                   a prepared graph, for a network trained on one
       digits                     the data that come with istmpi
       FILE.txt, any name, or -   a prompt, for a network trained on text
 
     Features are made as istmpi prepare made those of the training data. With --exit-threshold an example has the
     answer of the exit at which it leaves, and the number of this exit: 0 never leaves early, 1 always at the first.
-    Of a sparse row the labels are told that are ranked first, with their odds.
+    Of a sparse row the labels are told that are ranked first, with their odds. Of a graph every node has its line.
     A prompt is continued, token by token, until the network ends the document; what follows it is printed as it comes.
     """
     if current_rank() > 0:
@@ -96,6 +97,7 @@ def command(
     from istmpi.data.inputs import read_inputs
     from istmpi.data.sparse_inputs import read_rows
     from istmpi.deploy.network import CalibratedNetwork
+    from istmpi.deploy.nodes import node_lines
     from istmpi.deploy.output import appearing, require_free
     from istmpi.deploy.prediction import lines, predict
     from istmpi.deploy.ranking import ranked_lines
@@ -109,8 +111,10 @@ def command(
     of_text = {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
     others = {"--outputs": all_outputs or None, "--exit-threshold": threshold, "--label": label}
     others |= {"--resize": resize or None}
-    ranks = data.task == MULTI_LABEL
-    refused = {**(others if tokenizer or ranks else {}), **({} if tokenizer else of_text)}
+    ranks, of_nodes = data.task == MULTI_LABEL, data.task in GRAPH_TASKS
+    if of_nodes:
+        others.pop("--outputs")
+    refused = {**(others if tokenizer or ranks or of_nodes else {}), **({} if tokenizer else of_text)}
     for option, value in (refused if ranks else {**refused, "--top": top}).items():
         if value is not None:
             raise ConfigError(f"{option} does not go with {path}, a network for {data.task}. Leave it out.")
@@ -124,6 +128,8 @@ def command(
     elif ranks:
         loss = run.train.multi_label_loss
         text = ranked_lines(network, read_rows(source, data.shape[0], split), data.outputs, top or 5, loss, form)
+    elif of_nodes:
+        text = node_lines(network, source, data.shape[0], classes, data.outputs, all_outputs, form)
     else:
         options = {"split": split, "label": label, "resize": resize, "skipped": _tell_skipped}
         blocks = read_inputs(source, data.kind, data.shape, **options)
