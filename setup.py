@@ -23,7 +23,7 @@ EXTRAS = {
     "plots": ["matplotlib>=3.8"],
     "data": ["soundfile>=0.12", "pillow>=10", "threadpoolctl>=3", "tokenizers>=0.20"],
     "export": ["onnx>=1.16", "onnxruntime>=1.18", "onnxscript>=0.5", "safetensors>=0.4"],
-    "graph": ["pymetis>=2023.1"],
+    "graph": ["pymetis>=2025.1"],
     "ec2": ["boto3>=1.35"],
     # Other people's networks in examples/. With a CPU build of torch take torchvision, which timm needs, from the same
     # index first: PyPI's one brings CUDA.

@@ -46,7 +46,11 @@ def open_for_training(data: Data, stream: int | None = None) -> Dataset:
         raise ConfigError(
             f"data.length = {data.length} is for text, but {opened.source} is of kind {opened.kind}. Leave it out."
         )
-    if data.placement == "by-label" and opened.task in GRAPH_TASKS and (data.graph, opened.task) != ("neighbours", NODE_CLASSES):
+    if (
+        data.placement == "by-label"
+        and opened.task in GRAPH_TASKS
+        and (data.graph, opened.task) != ("neighbours", NODE_CLASSES)
+    ):
         raise ConfigError(
             f"data.placement = 'by-label' needs examples with one class each, but those of {opened.source} are not. "
             f"Use shared, or of classes data.graph = 'neighbours'."

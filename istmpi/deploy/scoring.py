@@ -15,7 +15,7 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.exits import ExitPoint
-from istmpi.tasks import CLASSIFICATION, TASKS
+from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, TASKS
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def evaluate(
         network = runnable(checkpoint, model)
         store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
         fill(checkpoint, store)
+        if data.task in GRAPH_TASKS:
+            network.nodes = (len(data.test.graph),) * 2
         data = resized(data, checkpoint.header.side).reshaped(network.example_shape)
         moments, ranks = stored_moments(checkpoint), checkpoint.header.ranks
         calibrate = calibrate or not checkpoint.calibrated

@@ -73,7 +73,9 @@ def _own_units(
             flat = torch.from_numpy(
                 communicator.allgatherv(part.view(-1).numpy(), [len(part) * width for width in widths])
             )
-            parts = [one.view(len(part), width) for one, width in zip(flat.split([len(part) * w for w in widths]), widths)]
+            parts = [
+                one.view(len(part), width) for one, width in zip(flat.split([len(part) * w for w in widths]), widths)
+            ]
             made[start : start + step] = leaf.whole(values, torch.cat(parts, dim=1))
         return made
 

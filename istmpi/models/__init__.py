@@ -20,5 +20,7 @@ def architecture(features: int, labels: int, task: str, settings: object) -> Cha
     if task == MULTI_LABEL:
         raise ConfigError(f"model.name = {name!r} takes all numbers of a row; these are sparse rows. Use --model xc.")
     if task in GRAPH_TASKS:
-        raise ConfigError(f"model.name = {name!r} takes examples by themselves; this is a graph. Use --model gcn or sage.")
+        raise ConfigError(
+            f"model.name = {name!r} takes examples by themselves; this is a graph. Use --model gcn or sage."
+        )
     return MODELS[name].from_settings(features, labels, task, settings)

@@ -46,9 +46,7 @@ def graph_table(
         for part in lists:
             path, shape = f"{part}.{number}", Pattern.parse(f"1 {before} {width}")
             gradients = 1 if first else 2
-            operators.append(
-                Operator(shape, path, "Linear", f"{path}.weight", 0, gradients=gradients, of_input=first)
-            )
+            operators.append(Operator(shape, path, "Linear", f"{path}.weight", 0, gradients=gradients, of_input=first))
         if name == "gcn":
             parameters[f"biases.{number}.bias"] = ParameterEntry(width, 0.0, 0.0)
         summed = before if first and settings["aggregate_first"] else width

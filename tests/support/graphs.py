@@ -63,3 +63,11 @@ def naive_logits(model, weights, inputs, scale):
             h = own + mean @ h @ weights[f"heard.{number}.weight"].T
         number += 1
     return h
+
+
+class Matrix:
+    """What a CSR matrix of scipy's is in a pickle, without scipy."""
+
+    def __init__(self, offsets, columns, values, shape):
+        self.indptr, self.indices, self.data = offsets.astype("i"), columns.astype("i"), values.astype("f")
+        self._shape = shape

@@ -60,7 +60,10 @@ def test_an_error_is_reached_from_above():
 def test_which_scores_are_errors_is_told_by_the_tasks(name):
     task, right = TASKS[name], torch.eye(4)
     numbers = torch.arange(4)
-    targets = {"multi-label": Labels(torch.arange(5), numbers), **dict.fromkeys(("classification", "node-classes"), numbers)}
+    targets = {
+        "multi-label": Labels(torch.arange(5), numbers),
+        **dict.fromkeys(("classification", "node-classes"), numbers),
+    }
     points = [task.points(outputs, targets.get(name, right)) for outputs in (right, right.flip(0))]
     good, bad = (task.of_mean(*one) if task.numbers > 1 else one for one in points)
     assert (good > bad) == task.higher_is_better == higher_is_better(task.score) and good != bad

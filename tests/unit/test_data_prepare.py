@@ -16,8 +16,8 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.images import find_examples
 from istmpi.errors import ConfigError, DataError, OutputError
 
-DENSE = [kind for kind in KINDS if kind not in ("text", "xc")]
-"""What can be made of text is in test_data_text, of sparse rows in test_data_sparse."""
+DENSE = [kind for kind in KINDS if kind not in ("text", "xc", "graph")]
+"""What can be made of text is in test_data_text, of sparse rows in test_data_sparse, of graphs in test_data_graph."""
 
 
 def content(path):
@@ -53,7 +53,7 @@ def test_what_is_prepared_can_be_opened(tmp_path, kind):
     assert report.bytes == report.target.stat().st_size
 
 
-@pytest.mark.parametrize("kind", [*DENSE, "xc"])
+@pytest.mark.parametrize("kind", [*DENSE, "xc", "graph"])
 def test_an_archive_of_something_else_is_refused(tmp_path, kind):
     (tmp_path / "input").mkdir()
     (tmp_path / "input" / "notes.md").write_text("nothing of use")

@@ -167,9 +167,7 @@ def test_a_sample_goes_out_hop_by_hop():
 
 def test_edges_between_some_nodes():
     graph, nodes = made(), np.array([2, 3, 17, 30, 39])
-    assert torch.equal(
-        matrix(*map(torch.from_numpy, induced(graph, nodes))), matrix(*whole()[1:])[nodes][:, nodes]
-    )
+    assert torch.equal(matrix(*map(torch.from_numpy, induced(graph, nodes))), matrix(*whole()[1:])[nodes][:, nodes])
 
 
 def test_the_size_of_an_example_is_that_of_batches():
@@ -211,7 +209,10 @@ def test_micro_f1_by_hand():
 @pytest.mark.parametrize("settings", [{"hidden": (6, 4, 3)}, {"hidden": (5,), "norm": "none", "dropout": 0.2}])
 def test_the_declared_table_is_what_is_found(model, settings):
     own = own_network(model, (FEATURES,), CLASSES, {**DEFAULTS, **settings}, NODE_CLASSES)
-    found, declared = examine(own).tree(), graph_table(model, FEATURES, CLASSES, own.settings, 2, own.source.hash).tree()
+    found, declared = (
+        examine(own).tree(),
+        graph_table(model, FEATURES, CLASSES, own.settings, 2, own.source.hash).tree(),
+    )
     declared["operators"] = [one for one in declared["operators"] if one["kind"] != "Aggregation"]
     for tree in (found, declared):
         tree["operators"].sort(key=lambda one: one["module"])

@@ -107,9 +107,7 @@ def prepare(
     )
 
 
-def _write(
-    material: AnyMaterial, kind: str, source: str, target: Path, force: bool, progress: Progress
-) -> None:
+def _write(material: AnyMaterial, kind: str, source: str, target: Path, force: bool, progress: Progress) -> None:
     done, total = 0, sum(material.counts.values())
     with material.writer(kind, source, target, force) as writer:
         for split, *rows in material.blocks:
@@ -118,9 +116,7 @@ def _write(
             progress("writing", done, total)
 
 
-def _check_options(
-    kind: str, read: Callable[..., AnyMaterial], options: dict[str, object]
-) -> None:
+def _check_options(kind: str, read: Callable[..., AnyMaterial], options: dict[str, object]) -> None:
     parameters = inspect.signature(read).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for option in options:

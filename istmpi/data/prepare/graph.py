@@ -280,7 +280,8 @@ def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tupl
         whole, _, _ = adjacency(edges, rows, count, False, source)
     if clusters == 1:
         return np.zeros(count, np.int32), 0.0
-    _, parts = metis.part_graph(clusters, xadj=whole.offsets, adjncy=whole.arrays[0].astype(np.int64))
+    adjacent = metis.CSRAdjacency(whole.offsets, whole.arrays[0].astype(np.int64))
+    _, parts = metis.part_graph(clusters, adjacent)
     _, parts = np.unique(np.asarray(parts), return_inverse=True)
     rows = np.repeat(np.arange(count), np.diff(neighbours.offsets))
     return parts.astype(np.int32).reshape(-1), float((parts[rows] != parts[edges]).mean())

@@ -152,7 +152,9 @@ def _splits(found: _Found, count: int) -> dict[str, np.ndarray]:
 def _nodes(given: np.ndarray, key: str, count: int, source: str) -> np.ndarray:
     mask = given.dtype.kind == "b" or key.endswith("_mask")
     if given.ndim != 1 or (mask and len(given) != count):
-        raise DataError(f"{source}: {key} has the shape {given.shape}, but there are {count:,} nodes. Give one for each.")
+        raise DataError(
+            f"{source}: {key} has the shape {given.shape}, but there are {count:,} nodes. Give one for each."
+        )
     if mask:
         return np.flatnonzero(given)
     if given.dtype.kind not in "iu" or (len(given) and (given.min() < 0 or given.max() >= count)):

@@ -58,7 +58,9 @@ def _pickle(archive: Archive, name: str) -> object:
         try:
             return read_pickle(file, numbers=True)
         except PickleError as error:
-            raise DataError(f"{archive.path}: {name} is no pickle of Planetoid's: {error}. Download it again.") from None
+            raise DataError(
+                f"{archive.path}: {name} is no pickle of Planetoid's: {error}. Download it again."
+            ) from None
 
 
 def _matrix(archive: Archive, name: str, value: object) -> np.ndarray:
@@ -68,7 +70,11 @@ def _matrix(archive: Archive, name: str, value: object) -> np.ndarray:
         if all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts) and _is_shape(shape):
             offsets, columns, values = parts
             rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets.astype(np.int64)) >= 0).all()
-            if rises and offsets[-1] == len(columns) == len(values) > 0 and 0 <= columns.min() <= columns.max() < shape[1]:
+            if (
+                rises
+                and offsets[-1] == len(columns) == len(values) > 0
+                and 0 <= columns.min() <= columns.max() < shape[1]
+            ):
                 return dense(offsets.astype(np.int64), columns.astype(np.int64), values, shape)
     raise DataError(f"{archive.path}: {name} is no CSR matrix of scipy's. Download it again.")
 

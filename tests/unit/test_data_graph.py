@@ -1,0 +1,265 @@
+"""Graphs from the files that they come in: rules, counts, clusters, and what cannot be, in one line each."""
+
+import gzip
+import io
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from data_files import make_graph
+from graphs import FEATURES, NODES, Matrix, matrix, write
+
+from istmpi.config.sections import Data
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.prepare import prepare
+from istmpi.data.prepare.pickles import PickleError, read_pickle
+from istmpi.data.sources import open_for_training
+from istmpi.errors import ConfigError, DataError
+from istmpi.tasks import NODE_CLASSES, NODE_LABELS
+
+PAIRS = np.array([[0, 1, 2, 1, 4, 0], [1, 2, 3, 2, 4, 3]])
+"""Of make_graph: undirected 0-1, 1-2, 2-3, 0-3; node 4 hears itself alone, node 5 has no edge."""
+X = np.array([[n + 0.5, n * n] for n in range(6)], np.float32)
+Y = np.array([0, 1, 0, 1, 0, 1])
+MASKS = {"train_mask": Y < 0, "val_mask": Y < 0, "test_mask": Y < 0}
+for name, nodes in (("train_mask", [0, 1]), ("val_mask", [5]), ("test_mask", [2, 4])):
+    MASKS[name][nodes] = True
+
+
+def arrays(**changed):
+    """As PyG's data would be saved."""
+    return {"edge_index": PAIRS, "x": X, "y": Y, **MASKS, **changed}
+
+
+def prepared(tmp_path, given, **options):
+    np.savez(tmp_path / "graph.npz", **given)
+    report = prepare("graph", tmp_path / "graph.npz", tmp_path / "graph.h5", force=True, **options)
+    return report, open_prepared(report.target)
+
+
+def edges_of(data):
+    _, offsets, columns = data.test.batch(np.arange(1)).inputs
+    return matrix(offsets, columns).numpy()
+
+
+def expected_edges(directed=False):
+    dense = np.zeros((6, 6))
+    dense[PAIRS[1], PAIRS[0]] = 1
+    np.fill_diagonal(dense, 0)
+    return dense if directed else np.maximum(dense, dense.T)
+
+
+def test_arrays_of_pyg(tmp_path):
+    report, data = prepared(tmp_path, arrays())
+    assert np.array_equal(edges_of(data), expected_edges())
+    facts = report.graph
+    assert (facts.nodes, facts.edges, facts.self_loops, facts.repeated) == (6, 4, 1, 1)
+    assert (facts.isolated, facts.largest_degree, facts.labels) == (2, 2, 6)
+    assert report.counts == {"train": 2, "test": 2, "validation": 1}
+    assert (data.task, data.shape, data.outputs, data.classes) == (NODE_CLASSES, (2,), 2, ("0", "1"))
+    x = data.train.batch(np.arange(1)).inputs[0].numpy()
+    assert np.allclose(x, (X - X.mean(axis=0)) / X.std(axis=0), atol=1e-5)
+    assert data.train.batch(np.arange(1)).targets.tolist() == [0, 1, -1, -1, -1, -1]
+    assert data.splits["validation"].batch(np.arange(1)).targets.tolist() == [-1] * 5 + [1]
+
+
+def test_a_directed_graph_is_heard_one_way(tmp_path):
+    report, data = prepared(tmp_path, arrays(), directed=True)
+    assert np.array_equal(edges_of(data), expected_edges(directed=True))
+    assert (report.graph.edges, report.graph.repeated) == (4, 1)
+
+
+def test_an_edge_told_in_both_ways_is_not_there_twice(tmp_path):
+    report, data = prepared(tmp_path, arrays(edge_index=np.concatenate([PAIRS, PAIRS[::-1]], axis=1)))
+    assert np.array_equal(edges_of(data), expected_edges())
+    assert report.graph.repeated == 2  # 1-2 was there twice in each way
+
+
+def test_tables_of_ogb_are_the_same_graph(tmp_path):
+    _, expected = prepared(tmp_path, arrays())
+    report = prepare("graph", make_graph(tmp_path / "ogb"), tmp_path / "ogb.h5")
+    data = open_prepared(report.target)
+    for split in expected.splits:
+        one, other = (of.splits[split].batch(np.arange(1)) for of in (expected, data))
+        assert all(np.array_equal(*pair) for pair in zip(one.inputs, other.inputs))
+        assert np.array_equal(one.targets, other.targets)
+
+
+def csr(dense):
+    """Offsets, columns and values of a dense matrix."""
+    rows, columns = dense.nonzero()
+    return np.searchsorted(rows, np.arange(len(dense) + 1)), columns, dense[rows, columns]
+
+
+def test_matrices_as_those_of_cora(tmp_path):
+    features = np.array([[0, 2, 2], [1, 0, 0], [0, 0, 0], [1, 1, 2], [0, 0, 3], [1, 0, 1]], np.float32)
+    parts = {}
+    for name, dense in (("adj", expected_edges()), ("attr", features)):
+        keys = (f"{name}_indptr", f"{name}_indices", f"{name}_data", f"{name}_shape")
+        parts |= dict(zip(keys, (*csr(dense), np.array(dense.shape))))
+    _, data = prepared(tmp_path, {"labels": Y, **parts, **MASKS})
+    assert np.array_equal(edges_of(data), expected_edges())
+    sums = features.sum(axis=1, keepdims=True)
+    assert np.allclose(data.train.graph.x, features / np.where(sums == 0, 1, sums))
+    _, data = prepared(tmp_path, {"labels": Y, **parts, **MASKS}, normalise="none")
+    assert np.array_equal(data.train.graph.x, features)
+
+
+def test_several_labels_a_node_and_none_without_masks(tmp_path):
+    labels = np.array([[1, 0], [1, 1], [0, 0], [0, 1], [1, 1], [1, 0]])
+    _, data = prepared(tmp_path, arrays(y=labels))
+    assert (data.task, data.outputs, data.classes) == (NODE_LABELS, 2, None)
+    assert data.train.batch(np.arange(1)).targets.tolist() == [[1, 0], [1, 1]] + [[-1, -1]] * 4
+    given = {name: values for name, values in arrays().items() if name not in MASKS}
+    report, data = prepared(tmp_path, {**given, "y": np.array([0.0, 1, np.nan, 1, 0, 1])})
+    assert report.counts == {"train": 4, "test": 1}
+    assert 2 not in {*data.train.nodes, *data.test.nodes}
+
+
+# ---- Planetoid
+
+
+def python2(value):
+    """A pickle as Python 2 wrote them: protocol 2, scipy.sparse.csr and numpy.core by their old names."""
+    content = pickle.dumps(value, protocol=2)
+    for new, old in ((b"numpy._core", b"numpy.core"), (b"graphs\nMatrix", b"scipy.sparse.csr\ncsr_matrix")):
+        content = content.replace(b"c" + new, b"c" + old)
+    return content
+
+
+def planetoid(folder):
+    """Nodes 0 to 3 without, 4, 5 and 7 for testing; 6 is in no list."""
+    folder.mkdir()
+    dense, classes = np.eye(8, 3, dtype=np.float32) + 1, np.eye(2, dtype=np.int32)[[0, 1, 1, 0, 1, 0, 0, 1]]
+    order = [7, 4, 5]
+    parts = {
+        "x": Matrix(*csr(dense[:2]), dense[:2].shape),
+        "allx": Matrix(*csr(dense[:4]), dense[:4].shape),
+        "tx": Matrix(*csr(dense[order]), dense[order].shape),
+        "y": classes[:2],
+        "ally": classes[:4],
+        "ty": classes[order],
+        "graph": {0: [1, 7], 1: [0, 1], 4: [5], 7: [0], 6: []},
+    }
+    for name, value in parts.items():
+        (folder / f"ind.tiny.{name}").write_bytes(python2(value))
+    (folder / "ind.tiny.test.index").write_text("".join(f"{node}\n" for node in order))
+    return dense, classes
+
+
+def test_planetoids_files(tmp_path):
+    dense, classes = planetoid(tmp_path / "raw")
+    report = prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5", normalise="none")
+    data = open_prepared(report.target)
+    expected = dense.copy()
+    expected[6] = 0
+    assert np.array_equal(data.train.graph.x, expected)
+    labels = np.where(np.arange(8) == 6, -1, classes.argmax(axis=1))
+    assert np.array_equal(data.train.graph.labels, labels)
+    assert [data.splits[name].nodes.tolist() for name in ("train", "validation", "test")] == [[0, 1], [2, 3], [4, 5, 7]]
+    pairs = {(0, 1), (0, 7), (4, 5)}
+    assert {(int(a), int(b)) for a, b in np.argwhere(edges_of(data)) if a < b} == pairs
+    assert report.graph.self_loops == 1
+
+
+class Runs:
+    def __reduce__(self):
+        return print, ("this must not be run",)
+
+
+@pytest.mark.parametrize("value", [Runs(), {0: Runs()}, np.array([Runs()], object)])
+def test_a_pickle_runs_nothing(tmp_path, value, capsys):
+    planetoid(tmp_path / "raw")
+    (tmp_path / "raw" / "ind.tiny.graph").write_bytes(pickle.dumps(value, protocol=2))
+    with pytest.raises(DataError, match=r"ind\.tiny\.graph is no pickle of Planetoid's") as error:
+        prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5")
+    assert "\n" not in str(error.value) and capsys.readouterr().out == ""
+
+
+def test_numbers_are_for_those_who_ask():
+    with pytest.raises(PickleError):
+        read_pickle(io.BytesIO(pickle.dumps(np.arange(3.0), protocol=2)))
+
+
+# ---- clusters
+
+
+def test_clusters_are_cut_once(tmp_path):
+    pytest.importorskip("pymetis")
+    generator = np.random.default_rng(0)
+    inside = [np.stack([generator.integers(0, 20, 80), generator.integers(0, 20, 80)]) + 20 * n for n in range(3)]
+    pairs = np.concatenate([*inside, np.array([[0, 20, 40], [21, 41, 1]])], axis=1)
+    given = {"edge_index": pairs, "x": np.ones((60, 2)), "y": np.arange(60) % 2}
+    report, data = prepared(tmp_path, given, clusters=3, normalise="none")
+    clusters = data.train.graph.clusters
+    assert report.graph.clusters == 3 and report.graph.cut < 0.2
+    assert [len({*clusters[20 * n : 20 * n + 20]}) for n in range(3)] == [1, 1, 1]
+    how = Data(source=str(report.target), graph="clusters")
+    assert len(open_for_training(how).train) == 3
+
+
+def test_metis_that_is_absent_is_named_with_the_cure(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(DataError, match=r"METIS.*pip install 'istmpi\[graph\]'"):
+        prepared(tmp_path, arrays(), clusters=2)
+
+
+def test_clusters_need_a_graph_that_was_cut(tmp_path):
+    report, _ = prepared(tmp_path, arrays())
+    with pytest.raises(ConfigError, match="--clusters N"):
+        open_for_training(Data(source=str(report.target), graph="clusters"))
+    with pytest.raises(ConfigError, match="data.graph = 'clusters' is for graphs"):
+        open_for_training(Data(graph="clusters"))
+
+
+# ---- what cannot be
+
+
+FAR = np.array([[0, 1], [1, 9]])
+BAD = {
+    "an edge to a node that does not exist": ({"edge_index": FAR}, {}, "edge 1 goes from node 1 to node 9"),
+    "a negative node": ({"edge_index": -FAR}, {}, "node -1, but"),
+    "edges of another shape": ({"edge_index": np.zeros((3, 4), int)}, {}, r"shape \(3, 4\)"),
+    "no edge": ({"edge_index": np.zeros((2, 3), int)}, {}, "no edges"),
+    "a mask of another length": ({"train_mask": np.ones(5, bool)}, {}, r"train_mask has the shape \(5,\)"),
+    "no training node": ({"train_mask": np.zeros(6, bool)}, {}, "no training node"),
+    "no node to be scored": ({"test_mask": np.zeros(6, bool)}, {}, "no test node"),
+    "features with NaN": ({"x": np.where(X == 4, np.nan, X)}, {}, "node 2 has nan as feature 1"),
+    "features of other nodes": ({"x": X[:5]}, {}, "features of 5 nodes, but labels of 6"),
+    "a label nobody trains": ({"y": np.array([0, 0, 0, 1, 2, 1])}, {}, "label 2 is there among the test nodes"),
+    "a node without a label": ({"y": np.array([0, 1, -1, 1, 0, 1])}, {}, "test node 2 has no label"),
+    "several labels that are none": ({"y": np.full((6, 2), 3)}, {}, "has 3 as label 0"),
+    "labels that are not whole": ({"y": np.full(6, 0.5)}, {}, "whole numbers"),
+    "more clusters than nodes": ({}, {"clusters": 7}, "--clusters 7"),
+    "a normalisation that there is not": ({}, {"normalise": "row"}, "--normalise row"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_is_refused_in_one_line(tmp_path, case):
+    changed, options, said = BAD[case]
+    with pytest.raises((DataError, ConfigError), match=said) as error:
+        prepared(tmp_path, arrays(**changed), **options)
+    assert "\n" not in str(error.value) and not (tmp_path / "graph.h5").exists()
+
+
+def test_the_command_tells_what_it_found_and_ends_with_2(tmp_path):
+    command = [sys.executable, "-c", "from istmpi.cli.main import main; main()", "prepare", "graph"]
+    done = subprocess.run([*command, make_graph(tmp_path / "raw"), tmp_path / "a.h5"], capture_output=True, text=True)
+    assert done.returncode == 0 and "4 edges, each in both directions" in done.stdout, done
+    (tmp_path / "raw" / "raw" / "edge.csv.gz").write_bytes(gzip.compress(b"0,77\n"))
+    done = subprocess.run([*command, tmp_path / "raw", tmp_path / "b.h5"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "node 77" in done.stderr
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = write(tmp_path / "graph.h5")
+    content = bytearray((tmp_path / "graph.h5").read_bytes())
+    place = content.find(open_prepared(path).train.graph.x[20].tobytes())
+    content[place] ^= 1
+    (tmp_path / "graph.h5").write_bytes(content)
+    with pytest.raises(DataError, match="damaged"):
+        open_prepared(path).test.batch(np.arange(1))
+    assert (NODES, FEATURES) == open_prepared(path).train.graph.x.shape
