@@ -27,7 +27,7 @@ NODES, DEGREE = 100_000, 20
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is not told by widths, where no data tell: features of a sparse row, nodes of a batch, neighbours of each."""
+    """What no widths tell, where no data do: features of a sparse row; nodes of a batch, and neighbours of each."""
 
     in_a_row: int = FEATURES_IN_A_ROW
     nodes: int = NODES

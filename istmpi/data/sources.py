@@ -12,8 +12,8 @@ import numpy as np
 from istmpi.data.arrays import load_arrays
 from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.digits import open_digits
-from istmpi.data.hdf5 import open_prepared
 from istmpi.data.graph import batched
+from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import held_out
 from istmpi.data.images import Augmentation, augmented
 from istmpi.data.kinds import split_of

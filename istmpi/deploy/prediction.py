@@ -53,7 +53,8 @@ def lines(
     """Text, piece by piece: ``csv`` with a line of names first, or ``jsonl``.
 
     A classifier's example gets its class, the probability of that class, the exit at which it left where it may leave
-    early and, with ``all_outputs``, every output as it leaves the network; otherwise an example gets its outputs. ``example``: what it is called.
+    early and, with ``all_outputs``, every output as it leaves the network; otherwise an example gets its outputs.
+    ``example``: what it is called.
     """
     classes = classes and tuple(map(printable, classes))
     names = [f"output_{name}" for name in classes or range(outputs)] if all_outputs or classes is None else []

@@ -35,7 +35,7 @@ def spread_units(
     The last product, whose weight is whole, adds up the ranks' contributions to its outputs.
     """
     units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
-    for path, leaf in leaves_of(network, architecture.leaves).items():
+    for leaf in leaves_of(network, architecture.leaves).values():
         before = architecture.parameters[leaf.names["weight"]].pattern.axes[1].factors[0].name
         if sharded.isdisjoint(leaf.names.values()):
             leaf.replace(_contribution(leaf, units[before], communicator) if before in units else leaf.module.forward)

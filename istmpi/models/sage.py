@@ -37,7 +37,7 @@ class SAGE(nn.Module):
         self.aggregate_first = aggregate_first
 
     def forward(self, x, offsets, columns):
-        """Logits ``[n, outputs]`` of nodes with features ``x``; node i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
+        """Logits ``[n, outputs]`` of nodes with features ``x``; i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
         edges, h = Edges(offsets, columns), x
         for number, (own, heard) in enumerate(zip(self.own, self.heard)):
             h = self.dropout(h)

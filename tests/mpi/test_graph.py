@@ -164,11 +164,9 @@ def test_a_batch_without_a_training_node_changes_nothing(comm, graph):
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(comm, graph, changed, said):
+    run = own_run(**settings(graph, **changed))
     with pytest.raises((ConfigError, DataError), match=said) as error:
-        own = settings(graph, **changed)
-        if changed.get("model__name") == "mlp":
-            own = {name: value for name, value in own.items() if not name.startswith("model__hidden")}
-        Training(own_run(**own), comm)
+        Training(run, comm)
     assert "\n" not in str(error.value)
 
 

@@ -262,4 +262,4 @@ def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "graph.h5").write_bytes(content)
     with pytest.raises(DataError, match="damaged"):
         open_prepared(path).test.batch(np.arange(1))
-    assert (NODES, FEATURES) == open_prepared(path).train.graph.x.shape
+    assert open_prepared(path).train.graph.x.shape == (NODES, FEATURES)

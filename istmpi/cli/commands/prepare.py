@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 @click.option(
     "--normalise",
     metavar="HOW",
-    help="graph: features, by rows (their sum is 1), columns (mean 0, deviation 1) or none.  [default: rows of a sparse "
-    "matrix, else columns]",
+    help="graph: features by rows (their sum is 1), columns (mean 0, deviation 1) or none.  [default: rows of a "
+    "sparse matrix, else columns]",
 )
 @click.option("--max-bad", type=float, default=0.01, show_default=True, help="Share of files that may be unreadable.")
 @click.option("--force", is_flag=True, help="Replace DST.h5 if it exists.")

@@ -1,14 +1,14 @@
 """The files that graphs come in: arrays of one or several names, tables of numbers, or Planetoid's.
 
-    GRAPH.npz                   edges: adj_indptr, adj_indices, adj_shape (and adj_data) of CSR; or edge_index; or row and
-                                col. Features: attr_* of CSR, attr_matrix, x, features, feat or node_feat. Labels:
+    GRAPH.npz                   edges: adj_indptr, adj_indices, adj_shape (and adj_data) of CSR; or edge_index; or row
+                                and col. Features: attr_* of CSR, attr_matrix, x, features, feat or node_feat. Labels:
                                 labels, label, y or node_label. train_mask, val_mask and test_mask, or train_idx, ...
     NAME.npy ...                the same, one array a file
     edge.csv node-feat.csv node-label.csv train.csv valid.csv test.csv       as OGB has them, .gz too
     ind.NAME.x .tx .allx .y .ty .ally .graph .test.index                     Planetoid
 
-An edge_index is ``[2, edges]``, sources first, as in PyG; a table has a line for each edge. Row i of a matrix of edges has
-the nodes that node i hears from.
+An edge_index is ``[2, edges]``, sources first, as in PyG; a table has a line for each edge. Row i of a matrix of edges
+has the nodes that node i hears from.
 """
 
 import io
