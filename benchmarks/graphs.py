@@ -5,8 +5,8 @@
     python benchmarks/graphs.py --report                       # the table anew
 
 All rows take as many local steps of each rank, by Adam; a step is one batch: the whole graph, or a union of clusters
-that METIS has cut once. A row is one ``mpirun -n P istmpi train`` for each seed (MPIRUN names another launcher), and these
-are files in benchmarks/cells-graphs, which are not run again. The first seed of all rows comes first.
+that METIS has cut once. A row is one ``mpirun -n P istmpi train`` for each seed (MPIRUN names another launcher), and
+these are files in benchmarks/cells-graphs, which are not run again. The first seed of all rows comes first.
 """
 
 import argparse
@@ -55,8 +55,8 @@ NOTES = (
     "Accuracy is of the full network on the 1,000 test nodes of the Planetoid split after the last round: mean and "
     "standard deviation over seeds, the least and the largest. A local step of a rank takes a batch, so P ranks take P "
     f"times as many as one. {STEPS} local steps a rank, three layers, width {HIDDEN[0]}; a narrow network has a P-th "
-    f"of it. Clusters: 10 of {CLUSTERS} a batch. MB are those that all ranks handed to MPI; seconds are of training, on "
-    "cores that all ranks share."
+    f"of it. Clusters: 10 of {CLUSTERS} a batch. MB are those that all ranks handed to MPI; seconds are of training, "
+    "on cores that all ranks share."
 )
 
 
