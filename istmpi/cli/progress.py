@@ -20,6 +20,7 @@ from istmpi.foreign import one_line
 from istmpi.record import RunFolder
 from istmpi.report import plots, tables
 from istmpi.report.units import duration, number, size
+from istmpi.tasks import GRAPH_TASKS
 from istmpi.training.comparison import ComparisonWatch, Turn
 from istmpi.training.loop import Progress, Training
 from istmpi.training.run import Summary, Watch
@@ -169,7 +170,14 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
     dealt = ", ".join(plan.groups) or "nothing"
     every = f"every {run.checkpoint.every} rounds" if run.checkpoint.every else "none but at the end"
     how = ", in the background" * (saver.background and run.checkpoint.every > 0)
-    steps = f"{run.method.local_steps} local steps of {run.train.batch} examples a rank"
+    examples, counts = "examples", f"{len(data.train):,} + {len(data.test):,} examples"
+    if data.task in GRAPH_TASKS:
+        examples = {"full": "whole graph", "clusters": "clusters"}.get(run.data.graph, "nodes and their neighbours")
+        graph, learnt, tested = data.train.graph, len(data.train.nodes), len(data.test.nodes)
+        counts = (
+            f"{len(graph):,} nodes with {graph.edges:,} neighbours, {learnt:,} to learn from, {tested:,} for testing"
+        )
+    steps = f"{run.method.local_steps} local steps of {run.train.batch} {examples} a rank"
     if plan.spec.in_passes:
         passes = f"{run.method.epochs} pass{'es' * (run.method.epochs > 1)}"
         steps = f"{passes} over a rank's examples, {run.train.batch} at a time"
@@ -182,8 +190,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
         "MPI": comm.library(),
         "ranks": f"{ranks} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {shown}{alone}",
         "compute": f"{training.device}, {training.threads} thread{'s' * (training.threads > 1)} a rank",
-        "data": f"{run.data.source}, {len(data.train):,} + {len(data.test):,} examples, placement {run.data.placement}"
-        + versions,
+        "data": f"{run.data.source}, {counts}, placement {run.data.placement}" + versions,
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
         "method": f"{run.method.name}, {run.train.rounds} rounds of {steps}",
         **sizes,
