@@ -67,7 +67,7 @@ def test_images_of_another_size_are_resized_as_in_preparing(tmp_path):
     np.testing.assert_array_equal(read(folder / "test", "images", data.shape, resize=True)[1], rows["test"])
 
 
-@pytest.mark.parametrize("kind", sorted(MAKERS.keys() - {"xc"}))  # sparse rows: tests/mpi/test_xc.py
+@pytest.mark.parametrize("kind", sorted(MAKERS.keys() - {"xc", "graph"}))  # these: tests/mpi/test_xc.py, test_graph.py
 def test_a_prepared_file_is_read_as_it_is(tmp_path, kind):
     data, rows = prepared(kind, MAKERS[kind](tmp_path / "input"), tmp_path)
     for split in ("test", "train"):
