@@ -63,6 +63,13 @@ class Graph:
         return self.neighbours.take(nodes, self.guards[1:])
 
     @cached_property
+    def whole(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Features, offsets and columns of all nodes, in memory once for all splits."""
+        nodes = np.arange(len(self))
+        lists = self.heard(nodes)
+        return self.features(nodes), lists.offsets.astype(np.int64), lists.arrays[0].astype(np.int64)
+
+    @cached_property
     def members(self) -> Ragged:
         """The nodes of each cluster."""
         order = np.argsort(self.clusters, kind="stable")
@@ -95,17 +102,16 @@ class GraphSplit(Split):
         indices = np.unique(indices)
         if self.how == "clusters":
             nodes = np.sort(self.graph.members.take(indices).arrays[0])
-            return self._of(nodes, *induced(self.graph, nodes), self.nodes)
+            return self._of(nodes, self.nodes, (self.graph.features(nodes), *induced(self.graph, nodes)))
         seeds = self.nodes[indices]
-        return self._of(*sampled(self.graph, seeds, self.fanout, key), seeds)
+        nodes, offsets, columns = sampled(self.graph, seeds, self.fanout, key)
+        return self._of(nodes, seeds, (self.graph.features(nodes), offsets, columns))
 
     @cached_property
     def _whole(self) -> Batch:
-        nodes = np.arange(len(self.graph))
-        lists = self.graph.heard(nodes)
-        return self._of(nodes, lists.offsets, lists.arrays[0], self.nodes)
+        return self._of(np.arange(len(self.graph)), self.nodes, self.graph.whole)
 
-    def _of(self, nodes: np.ndarray, offsets: np.ndarray, columns: np.ndarray, scored: np.ndarray) -> Batch:
+    def _of(self, nodes: np.ndarray, scored: np.ndarray, inputs: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Batch:
         import torch
 
         labels = self.graph.labels[nodes]
@@ -114,7 +120,6 @@ class GraphSplit(Split):
             targets = np.where(on, labels, OFF)
         else:
             targets = np.where(on[:, None], labels.astype(np.int8), np.int8(OFF))
-        inputs = self.graph.features(nodes), offsets.astype(np.int64), columns.astype(np.int64)
         return Batch(tuple(map(torch.from_numpy, inputs)), torch.from_numpy(targets), int(on.sum()))
 
     def labels(self) -> np.ndarray:

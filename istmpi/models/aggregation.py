@@ -1,4 +1,7 @@
-"""What the nodes of a graph hear from each other: sparse products with the matrix of its edges."""
+"""What the nodes of a graph hear from each other: sparse products with the matrix of its edges.
+
+Sums are changed in place where no gradient needs them: of a wide layer each copy counts.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ class Edges:
 
     def mean(self, h: torch.Tensor) -> torch.Tensor:
         """The mean over what each node hears from; zero where that is nobody."""
-        return self.total(h) / self.degrees.clamp(min=1).to(h.dtype)[:, None]
+        return self.total(h).div_(self.degrees.clamp(min=1).to(h.dtype)[:, None])
 
     def convolved(self, h: torch.Tensor) -> torch.Tensor:
         """With the adjacency as Kipf and Welling normalise it: ``D^-1/2 (A + I) D^-1/2 h``, D the row sums of A + I."""
         root = (self.degrees + 1).to(h.dtype).rsqrt()[:, None]
         h = h * root
-        return (self.total(h) + h) * root
+        return self.total(h).add_(h).mul_(root)
 
 
 class Bias(nn.Module):

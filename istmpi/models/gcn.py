@@ -47,5 +47,5 @@ class GCN(nn.Module):
                 h = edges.convolved(product(h))
             h = self.biases[number](h)
             if number < len(self.norms):
-                h = functional.relu(self.norms[number](h))
+                h = functional.relu_(self.norms[number](h))
         return h

@@ -42,9 +42,9 @@ class SAGE(nn.Module):
         for number, (own, heard) in enumerate(zip(self.own, self.heard)):
             h = self.dropout(h)
             if number == 0 and self.aggregate_first:
-                h = own(h) + heard(edges.mean(h))
+                h = own(h).add_(heard(edges.mean(h)))
             else:
-                h = own(h) + edges.mean(heard(h))
+                h = own(h).add_(edges.mean(heard(h)))
             if number < len(self.norms):
-                h = functional.relu(self.norms[number](h))
+                h = functional.relu_(self.norms[number](h))
         return h
