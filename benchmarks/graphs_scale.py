@@ -127,6 +127,7 @@ def cell(
         "model.name": model,
         "model.hidden": f"[{','.join([str(width)] * options.layers)}]",
         "model.aggregate_first": "true",
+        "model.dropout": 0,
         "method.local_steps": options.steps,
         "optimizer.name": "adam",
     }

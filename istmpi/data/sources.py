@@ -55,6 +55,11 @@ def open_for_training(data: Data, stream: int | None = None) -> Dataset:
             f"data.placement = 'by-label' needs examples with one class each, but those of {opened.source} are not. "
             f"Use shared, or of classes data.graph = 'neighbours'."
         )
+    if (data.placement, data.graph) == ("sharded", "full") and opened.task in GRAPH_TASKS:
+        raise ConfigError(
+            f"data.placement = 'sharded' needs several examples, but {opened.source} is one whole graph. Use shared, "
+            f"or data.graph = 'clusters' or 'neighbours'."
+        )
     opened = batched(opened, data.graph, data.fanout)
     return augmented(opened, Augmentation(data.crop, data.flip, data.cutout))
 

@@ -75,7 +75,11 @@ class Evaluator:
         self._dtype = getattr(torch, run.model.dtype)
         memory = evaluation_memory(run, architecture, trained_on or communicator.size)
         sampled = min(run.evaluate.calibration_examples, len(dataset.train))
-        passes = [] if self._local else [sampled, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
+        if dataset.task in GRAPH_TASKS:
+            passes = [len(dataset.test.graph)] * (1 + bool(architecture.batch_norms))
+        else:
+            passes = [sampled, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
+        passes = [] if self._local else passes
         self._ranks_labels = dataset.task == MULTI_LABEL
         self._ranking: Ranking | None = None
         self.plan = evaluation_plan(

@@ -158,6 +158,7 @@ def test_a_batch_without_a_training_node_changes_nothing(comm, graph):
         ({"data__graph": "clusters", "train__batch": 6}, "5 clusters"),
         ({**SAMPLED, "data__fanout": [2]}, "3 layers"),
         ({"data__placement": "by-label"}, "by-label"),
+        ({"data__placement": "sharded"}, "one whole graph"),
         ({"model__name": "mlp", "model__norm": "none"}, "--model gcn"),
         ({"model__name": "xc"}, "sparse rows"),
         ({"model__norm": "bath"}, "norm"),
@@ -168,6 +169,18 @@ def test_what_cannot_be_is_refused_in_one_line(comm, graph, changed, said):
     with pytest.raises((ConfigError, DataError), match=said) as error:
         Training(run, comm)
     assert "\n" not in str(error.value)
+
+
+def test_a_network_of_ones_own_is_trained_alike(comm, graph):
+    """The same class, found and proved instead of declared: the same weights to the last bit, the same score."""
+    found, scores = [], []
+    for name in ("sage", "istmpi.models.sage:SAGE"):
+        training = Training(own_run(**settings(graph, model__name=name, **CLUSTERS)), comm)
+        scores.append(list(training.rounds())[-1].score)
+        found.append(whole(training))
+        assert training.architecture.nodes[1] == len(training.dataset.train.graph)
+    assert_same_bits(*found)
+    assert scores[0].loss == pytest.approx(scores[1].loss, abs=1e-9) and scores[0].score == scores[1].score
 
 
 @pytest.mark.ranks(min=2)
