@@ -21,7 +21,7 @@ from istmpi.errors import ConfigError
 from istmpi.tasks import GRAPH_TASKS, OFF
 
 GRAPH_BATCHES = ("full", "clusters", "neighbours")
-FANOUT = (10, 10)
+FANOUT = (10, 10, 10)
 """Neighbours that are sampled around each node, hop by hop, where nobody says how many."""
 SAMPLE = 4096
 """Nodes, and lists of neighbours, of which a graph's fingerprint is made where it has more."""
