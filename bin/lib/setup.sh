@@ -63,7 +63,7 @@ prepare() {
     make_venv
     local now
     now=$(fingerprint)
-    # What bin/test installs, test,export,ec2,plots,data, ends with what bin/quickstart needs and serves it too.
+    # What bin/test installs, test,export,ec2,graph,plots,data, ends with what bin/quickstart needs and serves it too.
     if ! grep -qsxF "$now" "$VENV"/.istmpi-*"$1"; then
         say "installing torch $TORCH, mpi4py, h5py and istmpi[$1] into $VENV (some 300 MB the first time)"
         install_torch
