@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+FEW = 0.1
+"""Where fewer of the features are not zero, as in bags of words, a training step multiplies these alone."""
+
 
 class Edges:
     """The edges of a batch of nodes: node i hears from ``columns[offsets[i] : offsets[i + 1]]``, ascending."""
@@ -57,3 +60,20 @@ def norm_of(name: str, units: int) -> nn.Module:
     if name not in NORMS:
         raise ValueError(f"norm = {name!r} must be {' or '.join(NORMS)}")
     return nn.LayerNorm(units, elementwise_affine=False) if name == "layer" else nn.Identity()
+
+
+def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor:
+    """``dropout`` of ``features``, which need no gradient: a sparse tensor in training where few are not zero."""
+    if not dropout.training or torch.count_nonzero(features) > FEW * features.numel():
+        return dropout(features)
+    places = features.nonzero().t()
+    kept = dropout(features[tuple(places)])
+    return torch.sparse_coo_tensor(places, kept, features.shape, is_coalesced=True, check_invariants=False)
+
+
+def multiplied(product: nn.Linear, h: torch.Tensor) -> torch.Tensor:
+    """``product`` of ``h``, which may be sparse."""
+    if not h.is_sparse:
+        return product(h)
+    total = torch.sparse.mm(h, product.weight.t())
+    return total if product.bias is None else total.add_(product.bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn import functional
 
-from istmpi.models.aggregation import Bias, Edges, norm_of
+from istmpi.models.aggregation import Bias, Edges, dropped, multiplied, norm_of
 
 
 class GCN(nn.Module):
@@ -40,11 +40,12 @@ class GCN(nn.Module):
         """Logits ``[n, outputs]`` of nodes with features ``x``; i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
         edges, h = Edges(offsets, columns), x
         for number, product in enumerate(self.products):
-            h = self.dropout(h)
             if number == 0 and self.aggregate_first:
-                h = product(edges.convolved(h))
+                h = product(edges.convolved(self.dropout(h)))
+            elif number == 0:
+                h = edges.convolved(multiplied(product, dropped(h, self.dropout)))
             else:
-                h = edges.convolved(product(h))
+                h = edges.convolved(product(self.dropout(h)))
             h = self.biases[number](h)
             if number < len(self.norms):
                 h = functional.relu_(self.norms[number](h))

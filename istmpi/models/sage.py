@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn import functional
 
-from istmpi.models.aggregation import Edges, norm_of
+from istmpi.models.aggregation import Edges, dropped, multiplied, norm_of
 
 
 class SAGE(nn.Module):
@@ -40,11 +40,12 @@ class SAGE(nn.Module):
         """Logits ``[n, outputs]`` of nodes with features ``x``; i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
         edges, h = Edges(offsets, columns), x
         for number, (own, heard) in enumerate(zip(self.own, self.heard)):
-            h = self.dropout(h)
-            if number == 0 and self.aggregate_first:
-                h = own(h).add_(heard(edges.mean(h)))
+            if number == 0 and not self.aggregate_first:
+                h = dropped(h, self.dropout)
+                h = multiplied(own, h).add_(edges.mean(multiplied(heard, h)))
             else:
-                h = own(h).add_(edges.mean(heard(h)))
+                h = self.dropout(h)
+                h = own(h).add_(heard(edges.mean(h)) if number == 0 else edges.mean(heard(h)))
             if number < len(self.norms):
                 h = functional.relu_(self.norms[number](h))
         return h

@@ -11,7 +11,10 @@ NODES, FEATURES, CLASSES = 40, 9, 3
 
 
 def made(seed=0, several=False, nodes=NODES, edges=70):
-    """A graph with a node without edges; its features say something of the labels, its clusters are of unequal size."""
+    """A graph with a node without edges; its features say something of the labels, its clusters are of unequal size.
+
+    With several labels a node few of its features are not zero, as in a bag of words.
+    """
     generator = np.random.default_rng(seed)
     pairs = generator.integers(0, nodes - 1, (2, edges))  # the last node has none
     neighbours, _, _ = adjacency(*pairs.astype(np.int64), nodes, False, "made")
@@ -20,6 +23,8 @@ def made(seed=0, several=False, nodes=NODES, edges=70):
     if several:
         labels = (generator.random((nodes, CLASSES)) < 0.5).astype(np.uint8)
     x[:, 0] += labels if labels.ndim == 1 else labels[:, 0]
+    if several:
+        x *= generator.random(x.shape) < 0.08
     clusters = np.sort(generator.integers(0, 5, nodes)).astype(np.int32)
     clusters[:5] = np.arange(5)
     return Graph(x, neighbours, labels, clusters)

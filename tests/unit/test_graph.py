@@ -15,7 +15,7 @@ from istmpi.data.batches import Batches
 from istmpi.data.graph import Graph, GraphSplit, induced, sampled
 from istmpi.data.sparse import Ragged
 from istmpi.errors import ConfigError
-from istmpi.models.aggregation import Edges
+from istmpi.models.aggregation import Edges, dropped
 from istmpi.models.examination import examine
 from istmpi.models.gcn import GCN
 from istmpi.models.graph_table import DEFAULTS, graph_table
@@ -73,6 +73,32 @@ def test_sums_and_their_gradients_are_those_of_dense_matrices():
         assert torch.allclose(found, of @ x, rtol=0, atol=1e-12), name
         (gradient,) = torch.autograd.grad((found * weights).sum(), x)
         assert torch.allclose(gradient, of.T @ weights, rtol=0, atol=1e-12), name
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_bags_of_words_train_as_sparse_rows(model):
+    """They give what dense ones do, which evaluation multiplies, and their gradients."""
+    inputs = split(several=True).batch(np.arange(1)).inputs
+    x, offsets, columns = inputs[0].double(), *inputs[1:]
+    assert dropped(x, torch.nn.Dropout(0.0)).is_sparse and not dropped(x, torch.nn.Dropout(0.0).eval()).is_sparse
+    network = MODELS[model](FEATURES, CLASSES, (5, 4)).double()
+    gradients = []
+    for mode in (True, False):
+        network.train(mode).zero_grad()
+        (network(x, offsets, columns) * torch.arange(1, CLASSES + 1)).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in network.parameters()])
+    for sparse, dense in zip(*gradients):
+        assert torch.allclose(sparse, dense, rtol=0, atol=1e-11 * dense.abs().max().item())
+
+
+def test_dropout_of_a_bag_of_words():
+    """A quarter of what is not zero is dropped, and the rest grows by a third."""
+    x = torch.zeros(200, 1000)
+    x[:, ::20] = 3.0
+    kept = dropped(x, torch.nn.Dropout(0.25)).to_dense()
+    assert set(kept.unique().tolist()) == {0.0, 4.0} and not kept[x == 0].any()
+    assert (kept > 0).sum().item() == pytest.approx(7500, abs=6 * (10000 * 0.25 * 0.75) ** 0.5)
+    assert not dropped(torch.ones(4, 4), torch.nn.Dropout(0.25)).is_sparse
 
 
 def test_a_node_without_edges_hears_itself_or_nobody():
