@@ -5,21 +5,24 @@
     python benchmarks/graphs.py --report                       # the table anew
 
 All rows take as many local steps of each rank, by Adam; a step is one batch: the whole graph, or a union of clusters
-that METIS has cut once. A row is one ``mpirun -n P istmpi train`` for each seed (MPIRUN names another launcher), and
-these are files in benchmarks/cells-graphs, which are not run again. The first seed of all rows comes first.
+that METIS has cut once. A run is what ``istmpi train`` does, for each row and seed; ranks are started once for all rows
+of a seed that have as many (MPIRUN names another launcher than ``mpirun``). Files in benchmarks/cells-graphs keep what
+was found and are not run again. The first seed of all rows comes first.
 """
 
 import argparse
 import json
+import os
+import shlex
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from reporting import HERE, report
-from small_images import train
 
 HIDDEN = (256, 256)
 RANKS = (2, 4, 8)
@@ -118,17 +121,39 @@ def main() -> None:
     if not options.report and not data.exists():
         words = ["istmpi", "prepare", "graph", options.raw, data, "--clusters", str(CLUSTERS)]
         subprocess.run(words, check=True)
+    wanted = [row for row in rows() if options.only in row.title]
     for seed in range(0 if options.report else options.seeds):
-        for row in rows():
-            cell = row.cell(options.cells, seed)
-            if options.only in row.title and not cell.exists():
-                with tempfile.TemporaryDirectory() as folder:
+        for ranks in (1, *RANKS):
+            plan = {}
+            for row in wanted:
+                if row.ranks == ranks and not row.cell(options.cells, seed).exists():
                     given = {"data.source": str(data), "train.seed": str(seed)}
-                    found = train(Path(folder) / "run", row.ranks, row.all_settings | given)
-                cell.write_text(json.dumps(found))
+                    plan[str(row.cell(options.cells, seed))] = row.all_settings | given
+            if plan:
+                launcher = shlex.split(os.environ.get("MPIRUN", "mpirun"))
+                words = [*launcher, "-n", str(ranks), sys.executable, __file__, "--carry-out", json.dumps(plan)]
+                subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
     found = [(row, [json.loads(cell.read_text()) for cell in cells(options.cells, row)]) for row in rows()]
     table = [line(row, summaries) for row, summaries in found if summaries]
     report("graphs", "Cora: GCN and GraphSAGE as independent subnets", table, NOTES, folder=options.results)
+
+
+def carry_out(plan: dict[str, dict[str, str]]) -> None:
+    """On every rank: train with the settings of each cell's file, and write how it ended there."""
+    from istmpi import run_training, world
+    from istmpi.cli.settings import resolve
+
+    communicator = world()
+    for cell, settings in plan.items():
+        with tempfile.TemporaryDirectory() as folder:
+            out = communicator.broadcast_from_root(f"{folder}/run")
+            assignments = tuple(f"{name}={value}" for name, value in settings.items())
+            run_training(resolve("digits", assignments, {"out": out}), communicator)
+            if communicator.rank == 0:
+                summary = json.loads((Path(out) / "summary.json").read_text())
+                Path(cell).write_text(json.dumps(summary))
+                print(f"{Path(cell).stem} {summary['last']['score']['score']:.4f}", flush=True)
+            communicator.barrier()
 
 
 def cells(folder: Path, row: Row) -> list[Path]:
@@ -156,4 +181,7 @@ def line(row: Row, summaries: list[dict]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--carry-out"]:
+        carry_out(json.loads(sys.argv[2]))
+    else:
+        main()
