@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -44,22 +44,23 @@ def print_comparison(found: Comparison) -> None:
     tables.comparison(Console(highlight=False, width=width), found)
 
 
-def write_page(found: Comparison, title: str, path: Path) -> None:
-    """Write the HTML page, without pictures where matplotlib is not installed."""
-    from istmpi.report.html import page, write
+def write_page(found: Mapping[str, Comparison], title: str, path: Path) -> None:
+    """Write the HTML page, a part for each data set, without pictures where matplotlib is not installed."""
+    from istmpi.report.html import Made, Section, page, write
 
     try:
-        from istmpi.report.comparison_plots import svg
+        from istmpi.report.comparison_plots import pictures
 
-        picture = svg(found, title)
+        drawn = [pictures(one, f"{place}-") for place, one in enumerate(found.values())]
     except ImportError:
-        picture = None
-    write(page(found, title, picture), path)
+        drawn = [None] * len(found)
+    sections = [Section(data, one, its) for (data, one), its in zip(found.items(), drawn)]
+    write(page(sections, title, Made.now()), path)
     click.echo(one_line(f"written: {path}"), err=True)
 
 
-def draw(found: Comparison, title: str, path: Path) -> None:
-    """Draw the picture; ImportError where matplotlib is not installed."""
+def draw(found: Mapping[str, Comparison], title: str, path: Path) -> None:
+    """Draw the picture, a row for each data set; ImportError where matplotlib is not installed."""
     from istmpi.report import comparison_plots
 
     comparison_plots.draw(found, title, path)

@@ -15,12 +15,10 @@ from typing import Any
 
 from istmpi.errors import ConfigError, DataError
 from istmpi.report.curves import Curve, Point
+from istmpi.report.names import full_names, labels
 from istmpi.tasks import higher_is_better
 
 NOT_REACHED = math.inf
-
-WITHOUT_MEANING = ("name", "method.name", "train.seed", "data.source", "evaluate.", "checkpoint.", "output.")
-"""Settings, or sections of them, in which runs of one comparison may differ."""
 
 MORE_ERROR = (0.5, 0.25, 0.0)
 """How much more error than the best that all runs reach the targets allow, where none are given."""
@@ -56,7 +54,14 @@ class Group:
     """The repeats of one method with the same settings."""
 
     name: str
+    """With all settings in which not all runs of the comparison agree."""
     curves: tuple[Curve, ...]
+    label: str
+    """A short name, with as few settings as tell the groups of a method apart."""
+
+    @property
+    def method(self) -> str:
+        return self.curves[0].method
 
 
 Figure = Callable[[Curve, Point], float]
@@ -142,6 +147,16 @@ class Comparison:
         return rows
 
 
+def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
+    """The places of the best medians; none where there is nothing to choose from."""
+    medians = [spread.median for spread in spreads]
+    there = {one for one in medians if math.isfinite(one)}
+    if len(medians) < 2 or not there or len(set(medians)) < 2:
+        return frozenset()
+    wanted = max(there) if higher else min(there)
+    return frozenset(place for place, one in enumerate(medians) if one == wanted)
+
+
 def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float | None = None) -> Comparison:
     """Group runs by what they are, in the order in which they come; without targets take `default_targets`.
 
@@ -156,11 +171,15 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float
     check_targets(targets, score_name)
     higher = higher_is_better(score_name)
     groups: dict[str, list[Curve]] = {}
-    for curve, name in zip(curves, _names(curves)):
+    for curve, name in zip(curves, full_names(curves)):
         groups.setdefault(name, []).append(curve)
+    short = labels([members[0] for members in groups.values()])
     chosen = sorted(set(targets or default_targets(curves, higher)), reverse=not higher)
     return Comparison(
-        tuple(Group(name, tuple(sorted(members, key=lambda one: one.seed))) for name, members in groups.items()),
+        tuple(
+            Group(name, tuple(sorted(members, key=lambda one: one.seed)), label)
+            for (name, members), label in zip(groups.items(), short)
+        ),
         tuple(chosen),
         score_name,
         watts,
@@ -236,32 +255,6 @@ def _rounded_up(value: float) -> float:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return float(f"{math.ceil(value / unit - 1e-9) * unit:.12g}")
-
-
-def _names(curves: Sequence[Curve]) -> list[str]:
-    """Every run's method, with the settings in which not all runs agree."""
-    facts = [
-        {key: value for key, value in curve.settings.items() if not key.startswith(WITHOUT_MEANING)}
-        | ({"ranks": curve.ranks} if curve.ranks else {})
-        for curve in curves
-    ]
-    values: dict[str, set[str]] = {}
-    for one in facts:
-        for key, value in one.items():
-            values.setdefault(key, set()).add(repr(value))
-    differing = [key for key, seen in values.items() if len(seen) > 1]
-    return [
-        ", ".join([curve.method, *(f"{_short(key)} {_text(one[key])}" for key in differing if key in one)])
-        for curve, one in zip(curves, facts)
-    ]
-
-
-def _short(setting: str) -> str:
-    return setting.rpartition(".")[2].replace("_", " ")
-
-
-def _text(value: Any) -> str:
-    return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _by_seed(group: Group, spread: Spread) -> dict[int, float]:

@@ -1,131 +1,239 @@
 """Pictures of a comparison: the score against time, bytes and examples, and where the time went."""
 
-import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from istmpi.errors import ConfigError
-from istmpi.report.comparison import OFF_THE_CLOCK, Comparison
-from istmpi.report.cost_plots import FORMATS, STYLES
-from istmpi.report.figures import plain, quietly, save
+from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group
+from istmpi.report.curves import Point
+from istmpi.report.figures import looking_alike, plain, require_drawable, save, svg
+from istmpi.report.labels import Named, label
+from istmpi.report.styles import GRID, INK, LINES, PAPER, PHASES, REST, Style, styles
+from istmpi.report.units import Scale, bytes_scale, count_scale, seconds_scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SPARE = ("tab:purple", "tab:cyan", "tab:orange", "tab:brown", "tab:pink", "tab:olive", "tab:grey", "black")
-"""Colours of what has none in `STYLES`."""
-
-PHASES = {
-    "deal": "#e78ac3",
-    "hop": "#1b9e77",
-    "pull": "#66c2a5",
-    "compute": "#8da0cb",
-    "wait": "#fc8d62",
-    "push": "#a6d854",
-}
-REST = ("#ffd92f", "#e5c494", "#b3b3b3")
-"""Phases have colours that no method has."""
+WIDTH, HEIGHT = 4.8, 3.5
+"""Inches of one panel: what a telephone shows with letters of a size to read."""
 
 
-def draw(comparison: Comparison, title: str, path: Path) -> None:
-    """Draw a comparison into a file; ConfigError for another format, OutputError where it cannot be written."""
-    if path.suffix not in FORMATS:
-        raise ConfigError(f"--plot {path}: must end in {', '.join(FORMATS)}.")
-    save(figure(comparison, title), path)
+@dataclass(frozen=True)
+class Panel:
+    """What the score is drawn against."""
+
+    title: str
+    cost: Callable[[Point], float]
+    scale: Callable[[float], Scale]
+    label: str
+    """With the unit's place."""
 
 
-def svg(comparison: Comparison, title: str) -> str:
-    """The picture as an <svg> element that stands by itself inside HTML; the same figures give the same text."""
-    import matplotlib
-
-    file = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with matplotlib.rc_context({"svg.hashsalt": "istmpi"}), quietly():
-        figure(comparison, title).savefig(file, format="svg", metadata=nothing)
-    text = file.getvalue()
-    return text[text.index("<svg") :]
+PANELS = (
+    Panel("training time", lambda point: point.seconds, seconds_scale, "training time ({})"),
+    Panel("bytes sent", lambda point: point.bytes, bytes_scale, "{} sent by all ranks"),
+    Panel("examples", lambda point: point.examples, count_scale, "{} consumed by all ranks"),
+)
 
 
-def figure(comparison: Comparison, title: str) -> "Figure":
-    """Three panels with a line for every run, in its method's colour, and a bar of phases for every method."""
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class Picture:
+    """One panel as an <svg> element."""
 
-    drawn = Figure(figsize=(12, 7.6), layout="constrained")
-    colours = _colours(comparison)
-    panels = [
-        ("training time (s)", lambda point: point.seconds),
-        ("bytes sent by all ranks", lambda point: point.bytes),
-        ("examples consumed by all ranks", lambda point: point.examples),
-    ]
-    axes = drawn.subplot_mosaic("abc;ddd", height_ratios=[3, 1 + 0.25 * len(comparison.groups)])
-    for axis, (label, value) in zip((axes["a"], axes["b"], axes["c"]), panels):
-        _lines(axis, comparison, colours, value)
-        axis.set_xlabel(label)
-        axis.grid(alpha=0.3)
-    axes["a"].set_ylabel(f"test {comparison.score_name}")
-    if comparison.groups:
-        axes["a"].legend(loc="lower right", fontsize=8)
-    _bars(axes["d"], comparison)
-    drawn.suptitle(plain(title), fontsize=11)
+    title: str
+    svg: str
+
+
+def draw(comparisons: Mapping[str, Comparison], title: str, path: Path) -> None:
+    """Draw comparisons, by their data, into a file: a row for each.
+
+    ConfigError for another format, OutputError where it cannot be written.
+    """
+    require_drawable(path)
+    said = " ".join(described(one, panel) for one in comparisons.values() for panel in PANELS)
+    save(figure(comparisons, title), path, title, said)
+
+
+def pictures(comparison: Comparison, salt: str = "") -> list[Picture]:
+    """Each panel by itself, for a page; the same figures give the same text."""
+    made = []
+    for number, panel in enumerate(PANELS):
+        drawn, title = _panel_alone(comparison, panel), _title(comparison, panel)
+        made.append(Picture(title, svg(drawn, title, described(comparison, panel), f"{salt}{number}")))
+    if any(comparison.phases(group) for group in comparison.groups):
+        title = "Where the time went"
+        made.append(Picture(title, svg(_bars_alone(comparison), title, _split_described(comparison), f"{salt}bars")))
+    return made
+
+
+def figure(comparisons: Mapping[str, Comparison], title: str) -> "Figure":
+    """For each data set three panels with a line for every run, in its method's colour, and a bar of phases a method."""
+    with looking_alike():
+        from matplotlib.figure import Figure
+
+        heights = [HEIGHT + 1.2 + 0.35 * len(one.groups) for one in comparisons.values()]
+        drawn = Figure(figsize=(3 * 4.2, sum(heights) + 0.4), layout="constrained")
+        drawn.suptitle(plain(title))
+        rows = drawn.subfigures(len(comparisons), 1, height_ratios=heights, squeeze=False)[:, 0]
+        labelled = []
+        for row, (data, comparison), height in zip(rows, comparisons.items(), heights):
+            if len(comparisons) > 1:
+                row.suptitle(plain(data))
+            axes = row.subplot_mosaic("abc;ddd", height_ratios=[HEIGHT, height - HEIGHT])
+            labelled += [(axes[key], _lines(axes[key], comparison, panel)) for key, panel in zip("abc", PANELS)]
+            _bars(axes["d"], comparison)
+        for axis, curves in labelled:
+            label(axis, curves)
     return drawn
 
 
-def _colours(comparison: Comparison) -> dict[str, str]:
-    """A colour for every group: its method's own for the first of a method, else one that is left."""
-    colours: dict[str, str | None] = {}
+def described(comparison: Comparison, panel: Panel) -> str:
+    """What a panel shows, in words, for those who do not see it."""
+    ends = []
     for group in comparison.groups:
-        own = STYLES.get(group.curves[0].method, (None,))[0]
-        colours[group.name] = own if own and own not in colours.values() else None
-    spare = [colour for colour in SPARE if colour not in colours.values()]
-    for place, name in enumerate(name for name, colour in colours.items() if colour is None):
-        colours[name] = spare[place % len(spare)]
-    return colours
-
-
-def _lines(axis: "Axes", comparison: Comparison, colours: dict[str, str], value) -> None:
-    there = [point for group in comparison.groups for curve in group.curves for point in curve.points]
-    for group in comparison.groups:
-        label = plain(group.name)
-        for curve in group.curves:
-            axis.plot(
-                [value(point) for point in curve.points],
-                [point.score for point in curve.points],
-                color=colours[group.name],
-                alpha=1 if len(group.curves) == 1 else 0.6,
-                linewidth=1.3,
-                marker=".",
-                markersize=3,
-                label=label,
+        last = [curve.points[-1] for curve in group.curves if curve.points]
+        if last:
+            scale = panel.scale(max(map(panel.cost, last)))
+            ends.append(
+                f"{group.label} ends at {comparison.final(group).median:.4g} with "
+                f"{' to '.join(dict.fromkeys(f'{cost(last) / scale.factor:.3g}' for cost in _extremes(panel)))} "
+                f"{scale.unit}"
             )
-            label = None
+    return f"{_title(comparison, panel)}: {'; '.join(ends) or 'no run was evaluated'}."
+
+
+def _extremes(panel: Panel) -> list[Callable[[list[Point]], float]]:
+    return [lambda points: min(map(panel.cost, points)), lambda points: max(map(panel.cost, points))]
+
+
+def _split_described(comparison: Comparison) -> str:
+    """Each method's phases, in words."""
+    found = []
+    for group in comparison.groups:
+        spent = {name: one for name, one in comparison.phases(group).items() if name not in OFF_THE_CLOCK}
+        parts = (f"{name} {one:.3g} s" for name, one in sorted(spent.items(), key=lambda item: -item[1]))
+        found.append(f"{group.label}: {', '.join(parts) or 'not told'}")
+    return "; ".join(found) + "."
+
+
+def _title(comparison: Comparison, panel: Panel) -> str:
+    return f"Test {comparison.score_name} against {panel.title}"
+
+
+def _panel_alone(comparison: Comparison, panel: Panel) -> "Figure":
+    with looking_alike():
+        from matplotlib.figure import Figure
+
+        drawn = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        axis = drawn.subplots()
+        label(axis, _lines(axis, comparison, panel))
+    return drawn
+
+
+def _bars_alone(comparison: Comparison) -> "Figure":
+    with looking_alike():
+        from matplotlib.figure import Figure
+
+        drawn = Figure(figsize=(WIDTH, max(HEIGHT, 1.6 + 0.35 * len(comparison.groups))), layout="constrained")
+        _bars(drawn.subplots(), comparison)
+    return drawn
+
+
+def styles_of(comparison: Comparison) -> dict[str, Style]:
+    """Every group's style: its method's colour and marker, and a line of its own where a method has several groups."""
+    by_method = styles(group.method for group in comparison.groups)
+    found, seen = {}, dict.fromkeys(by_method, 0)
+    for group in comparison.groups:
+        style, number = by_method[group.method], seen[group.method]
+        lines = [style.line, *(line for line in LINES if line != style.line)]
+        found[group.name] = Style(style.colour, style.marker, lines[number % len(lines)])
+        seen[group.method] += 1
+    return found
+
+
+def _lines(axis: "Axes", comparison: Comparison, panel: Panel) -> list[Named]:
+    """Draw every run; what is returned is to be labelled once the picture has its layout."""
+    looks = styles_of(comparison)
+    there = [panel.cost(point) for group in comparison.groups for curve in group.curves for point in curve.points]
+    scale = panel.scale(max(there, default=0))
+    named = []
+    for group, curves in _drawn(comparison):
+        look, text = looks[group.name], group.label
+        for points in curves:
+            costs, scores = [panel.cost(point) / scale.factor for point in points], [point.score for point in points]
+            axis.plot(
+                costs,
+                scores,
+                color=look.colour,
+                linestyle=look.line,
+                marker=look.marker,
+                markevery=max(len(points) // 8, 1),
+                markeredgecolor=PAPER,
+                markeredgewidth=0.4,
+                alpha=1 if len(curves) == 1 else 0.6,
+            )
+            named.append(Named(costs, scores, look.colour, text))
+            text = ""
     for target in comparison.targets:
-        axis.axhline(target, color="grey", linewidth=0.7, linestyle=":")
-    if there and _wide([value(point) for point in there]):
+        axis.axhline(target, color=GRID, linewidth=0.9, linestyle=":")
+    if there and _wide(there):
         axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("")
+    axis.margins(x=0.08, y=0.1)
+    axis.set(title=plain(_title(comparison, panel)), ylabel=plain(f"test {comparison.score_name}"))
+    axis.set_xlabel(panel.label.format(scale.unit))
+    return named
 
 
-def _wide(values: list[float]) -> bool:
+def _drawn(comparison: Comparison) -> Iterator[tuple[Group, list[Sequence[Point]]]]:
+    """Every group with those of its runs that were evaluated."""
+    for group in comparison.groups:
+        curves = [curve.points for curve in group.curves if curve.points]
+        if curves:
+            yield group, curves
+
+
+def _wide(values: Sequence[float]) -> bool:
     """Whether only a logarithmic axis shows them all; where nothing is sent there is none."""
     return min(values) > 0 and max(values) > 50 * min(values)
 
 
 def _bars(axis: "Axes", comparison: Comparison) -> None:
-    """Seconds by phase, side by side."""
+    """Seconds by phase, side by side; a phase's name stands in its bar where there is room, all of them above."""
     by_group = [comparison.phases(group) for group in comparison.groups]
     found = dict.fromkeys(name for phases in by_group for name in phases if name not in OFF_THE_CLOCK)
     found = sorted(found, key=lambda name: [*PHASES].index(name) if name in PHASES else len(PHASES))
-    names = [plain(group.name) for group in comparison.groups]
+    names = [plain(group.label) for group in comparison.groups]
+    totals = [sum(phases.get(phase, 0.0) for phase in found) for phases in by_group]
+    scale = seconds_scale(max(totals, default=0))
     starts = [0.0] * len(names)
     places = range(len(names))
-    for number, phase in enumerate(found):
-        lengths = [phases.get(phase, 0.0) for phases in by_group]
-        colour = PHASES.get(phase, REST[number % len(REST)])
-        axis.barh(places, lengths, left=starts, color=colour, label=plain(phase), height=0.7)
+    rest = 0
+    for phase in found:
+        lengths = [phases.get(phase, 0.0) / scale.factor for phases in by_group]
+        colour = PHASES.get(phase)
+        if colour is None:
+            colour, rest = REST[rest % len(REST)], rest + 1
+        axis.barh(
+            places, lengths, 0.7, starts, color=colour, label=plain(phase), edgecolor=INK, linewidth=0.6
+        )
         starts = [start + length for start, length in zip(starts, lengths)]
     axis.set_yticks(places, names)
     axis.invert_yaxis()
-    axis.margins(x=0.02)
-    axis.set_xlabel("seconds, mean over ranks and repeats; evaluating and saving are not on the clock")
+    axis.grid(visible=False, axis="y")
+    axis.margins(x=0.12)
+    for place, total in zip(places, totals):
+        if total and isfinite(total):
+            said = f" {total / scale.factor:.3g} {scale.unit}"
+            axis.annotate(said, (total / scale.factor, place), va="center", fontsize=8.5)
+    axis.set_title("Where the time went", pad=8 + 13 * -(-len(found) // 4))
+    axis.set_xlabel(f"{scale.unit}, mean over ranks and repeats,\nwithout evaluating and saving")
     if found:
-        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(found), fontsize=8, frameon=False)
+        axis.legend(
+            loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(len(found), 4), borderpad=0.2, handlelength=1.2,
+            columnspacing=1,
+        )  # fmt: skip

@@ -1,19 +1,42 @@
-"""How a picture gets into its file, and how texts of others get into a picture."""
+"""How a picture looks, how it gets into its file, and how texts of others get into a picture."""
 
 import contextlib
+import io
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from istmpi.errors import OutputError
+from istmpi.errors import ConfigError, OutputError
+from istmpi.report.styles import DARK_INK, DARK_PAPER, GRID, INK, PAPER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FORMATS = (".png", ".svg", ".pdf")
+
 LONGEST = 200
 """Characters of a text in a picture: what is wider than the picture leaves no room for it."""
+
+LOOK = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), PAPER),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **{"axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "grid.alpha": 0.3, "axes.titleweight": "bold"},
+    **{"font.size": 9.5, "axes.titlesize": 10, "figure.titlesize": 11, "legend.fontsize": 8.5},
+    **{"lines.linewidth": 1.6, "lines.markersize": 4.5, "svg.fonttype": "none"},
+}
+"""What all pictures share, for matplotlib's settings."""
+
+DARK = "".join(
+    f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
+    for light, dark in ((INK, DARK_INK), (PAPER, DARK_PAPER))
+    for part in ("fill", "stroke")
+)
 
 
 def plain(text: str) -> str:
@@ -23,19 +46,60 @@ def plain(text: str) -> str:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """A context in which a sign that the font has not, or a text that has no room, is no reason to speak."""
-    with warnings.catch_warnings():
+def looking_alike() -> Iterator[None]:
+    """A context to draw and save in: all pictures look alike, whatever a user's own matplotlib is set to.
+
+    A sign that the font has not, or a text that has no room, is no reason to speak. ImportError without matplotlib.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(LOOK)
         yield
 
 
-def save(figure: "Figure", path: Path) -> None:
+def require_drawable(path: Path) -> None:
+    """Refuse, with a ConfigError, a file of a format that is not drawn."""
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"--plot {path}: must end in {', '.join(FORMATS)}.")
+
+
+def svg(figure: "Figure", title: str, description: str, salt: str = "") -> str:
+    """A picture as an <svg> element that stands by itself, light or dark as its reader prefers.
+
+    The same figures give the same text. ``title`` and ``description`` are for those who hear it; pictures of one page
+    need each its own ``salt``.
+    """
+    import matplotlib
+
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with looking_alike():
+        matplotlib.rcParams["svg.hashsalt"] = f"istmpi {salt}"
+        figure.savefig(file, format="svg", metadata=nothing)
+    text = file.getvalue()
+    text = re.sub(r'<g id="[^"]*">', "<g>", text[text.index("<svg") :])
+    head, _, rest = text.partition(">")
+    names = f"title{salt} description{salt}".split()
+    return (
+        f'{head} role="img" aria-labelledby="{" ".join(names)}">\n'
+        f'<title id="{names[0]}">{escape(title)}</title><desc id="{names[1]}">{escape(description)}</desc>\n'
+        f"<style>@media (prefers-color-scheme: dark) {{{DARK}}}</style>{rest}"
+    )
+
+
+def save(figure: "Figure", path: Path, title: str, description: str) -> None:
     """Write a figure, complete or not at all, in the format that the name says. OutputError where that cannot be."""
     beside = path.with_name(f".{path.name}")
     try:
-        with quietly():
-            figure.savefig(beside, dpi=130, format=path.suffix[1:])
+        if path.suffix == ".svg":
+            beside.write_text(svg(figure, title, description), encoding="utf-8")
+        else:
+            about = {"Title": title, "Subject" if path.suffix == ".pdf" else "Description": description}
+            with looking_alike():
+                figure.savefig(beside, dpi=130, format=path.suffix[1:], metadata=about)
         beside.replace(path)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror}).") from None

@@ -1,49 +1,103 @@
-"""A comparison as one HTML file that needs nothing else: tables, pictures inside, and every setting."""
+"""Comparisons as one HTML file that needs nothing else: verdict, tables, pictures inside, and every setting."""
 
-from collections.abc import Iterable
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from istmpi import __version__
 from istmpi.errors import OutputError
+from istmpi.foreign import printable
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import Sheet, notes, sheets
+from istmpi.report.styles import BLUE, DARK_INK, DARK_PAPER, INK, PAPER, SKY
+from istmpi.report.verdict import verdict
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; color: #222;
-       background: #fff }
-h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 1.8em }
-.wide { overflow-x: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .3em .9em; text-align: right; vertical-align: top; border-bottom: 1px solid #ddd }
-th:first-child, td:first-child { text-align: left }
-.runs td, .runs th { text-align: left }
-thead th { border-bottom: 2px solid #888 }
-td .more { display: block; color: #666; font-size: .85em }
-svg { width: 100%; height: auto }
-li { margin: .2em 0 }
+if TYPE_CHECKING:
+    from istmpi.report.comparison_plots import Picture
+
+STYLE = f"""
+:root {{ color-scheme: light dark; --ink: {INK}; --paper: {PAPER}; --faint: #5f6368; --line: #d5d8dc; --best: {BLUE};
+        --tint: #e8f1f8 }}
+@media (prefers-color-scheme: dark) {{ :root {{ --ink: {DARK_INK}; --paper: {DARK_PAPER}; --faint: #a3a9b0;
+        --line: #3a4046; --best: {SKY}; --tint: #1d2f3d }} }}
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: var(--ink);
+       background: var(--paper); overflow-wrap: break-word }}
+h1 {{ font-size: 1.5em; line-height: 1.25 }} h2 {{ font-size: 1.3em; margin-top: 2em }}
+h3 {{ font-size: 1.05em; margin: 1.8em 0 .4em }}
+.verdict {{ font-size: 1.1em; max-width: 48rem; border-left: 4px solid var(--best); padding: .2em 0 .2em .9em }}
+.made, caption, figcaption, .more {{ color: var(--faint); font-size: .85em }}
+.made code {{ overflow-wrap: anywhere }}
+.wide {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
+th, td {{ padding: .3em .7em; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line) }}
+th:first-child {{ text-align: left; font-weight: 600; position: sticky; left: 0; background: var(--paper) }}
+thead th {{ border-bottom: 2px solid var(--faint); vertical-align: bottom }}
+tbody th {{ font-weight: 400 }}
+.texts td, .texts th {{ text-align: left }} .texts td {{ overflow-wrap: anywhere }}
+.value, .unbroken {{ white-space: nowrap }}
+.more {{ display: block }}
+td.best {{ background: var(--tint) }} td.best .value:first-child {{ font-weight: 700 }}
+td.best .value:first-child::before {{ content: "\\2605\\a0"; color: var(--best) }}
+.pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem;
+            margin: 1.2em 0 }}
+figure {{ margin: 0 }} svg {{ display: block; width: 100%; height: auto; max-width: 36rem; margin: auto }}
+li {{ margin: .2em 0 }} summary {{ cursor: pointer; font-weight: 600; margin: 1em 0 }}
+@media (max-width: 40rem) {{ body {{ font-size: 15px; margin-top: 1rem }} th, td {{ padding: .3em .4em }}
+                            table {{ font-size: .87em }} }}
 """
 
+UNITS = "s|min|h|bytes|[kMGTP]?B|[kMGTP]?J|W|[kMGTP]|examples|ranks|rounds|of"
+NUMBER_AND_UNIT = re.compile(rf"(?<=\d) (?=(?:{UNITS})\b)")
 
-def page(comparison: Comparison, title: str, picture: str | None) -> str:
-    """The whole file's text; ``picture`` is an <svg> element, None where matplotlib is not installed."""
-    drawn = picture or "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>"
+
+@dataclass(frozen=True)
+class Made:
+    """When, by which version, where and by which command a page was made."""
+
+    date: str
+    version: str
+    host: str
+    command: str
+
+    @staticmethod
+    def now() -> "Made":
+        """Of this moment and this process."""
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        moment = datetime.now().astimezone()
+        return Made(f"{moment:%Y-%m-%d %H:%M %z}", __version__, printable(platform.node()), printable(command))
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a page says of one data set."""
+
+    data: str
+    comparison: Comparison
+    pictures: "Sequence[Picture] | None"
+    """None where matplotlib is not installed."""
+
+
+def page(sections: Sequence[Section], title: str, made: Made) -> str:
+    """The whole file's text, a part for each data set."""
     return "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
             f"<title>{escape(title)}</title>",
             f"<style>{STYLE}</style></head><body>",
             f"<h1>{escape(title)}</h1>",
-            *(_table(sheet) for sheet in sheets(comparison)[:1]),
-            drawn,
-            *(_table(sheet) for sheet in sheets(comparison)[1:]),
-            "<h2>How to read this</h2>",
-            f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in notes(comparison))}</ul>",
-            "<h2>Runs</h2>",
-            _runs(comparison),
-            "<h2>Settings that all runs share</h2>",
-            _plain_table(("setting", "value"), shared_settings(comparison)),
+            *(line for section in sections for line in _section(section, len(sections) > 1)),
+            f'<p class="made">Made on <time class="unbroken">{escape(made.date)}</time> by istmpi {escape(made.version)} '
+            f"on {escape(made.host)}: <code>{escape(made.command)}</code></p>",
             "</body></html>\n",
         ]
     )
@@ -66,33 +120,71 @@ def shared_settings(comparison: Comparison) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in first.items() if all(one.get(key) == value for one in others)]
 
 
+def _section(section: Section, of_several: bool) -> Iterable[str]:
+    comparison = section.comparison
+    first, *others = sheets(comparison)
+    if of_several:
+        yield f"<h2>Data: {escape(section.data)}</h2>"
+    yield f'<p class="verdict">{unbroken(verdict(comparison))}</p>'
+    yield _table(first)
+    if section.pictures is None:
+        yield "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>"
+    else:
+        yield '<div class="pictures">'
+        yield from (f"<figure>{picture.svg}</figure>" for picture in section.pictures)
+        yield "</div>"
+        yield '<p class="more">Dotted lines: the scores to reach. Lines are named beside them.</p>'
+    yield from map(_table, others)
+    yield "<h3>How to read this</h3>"
+    yield f"<ul>{''.join(f'<li>{unbroken(line)}</li>' for line in notes(comparison))}</ul>"
+    yield "<details><summary>The runs</summary>"
+    yield _texts(("method", "seed", "evaluations", "state", "folder"), _runs(comparison))
+    if shared := shared_settings(comparison):
+        yield f"</details><details><summary>The {len(shared)} settings that all runs share</summary>"
+        yield _texts(("setting", "value"), shared)
+    yield "</details>"
+
+
+def unbroken(text: str) -> str:
+    """Text for HTML in which no number is parted from its unit."""
+    return NUMBER_AND_UNIT.sub("&nbsp;", escape(text))
+
+
 def _table(sheet: Sheet) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in (sheet.corner, *sheet.columns))
+    """A table; the best figures of a row are marked by a star, bold letters and a tint: not by colour alone."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in (sheet.corner, *sheet.columns))
+    marks = sheet.best or [frozenset()] * len(sheet.rows)
     body = "".join(
-        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{_cell(cell)}</td>' for cell in cells)}</tr>"
-        for name, cells in sheet.rows
+        f'<tr><th scope="row">{escape(name)}</th>'
+        + "".join(f"<td{_BEST if place in best else ''}>{_cell(cell)}</td>" for place, cell in enumerate(cells))
+        + "</tr>"
+        for (name, cells), best in zip(sheet.rows, marks)
     )
     return (
-        f'<h2>{escape(sheet.title)}</h2><div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f'<h3>{escape(sheet.title)}</h3><div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
 
+_BEST = ' class="best" title="the best of its row"'
+
+
 def _cell(text: str) -> str:
+    """A figure and what compares it, each unbroken; further lines below."""
     first, *more = text.split("\n")
-    return escape(first) + "".join(f'<span class="more">{escape(line)}</span>' for line in more)
+    parts = (f'<span class="value">{escape(part)}</span>' for part in first.split("  "))
+    return " ".join(parts) + "".join(f'<span class="more">{unbroken(line)}</span>' for line in more)
 
 
-def _runs(comparison: Comparison) -> str:
-    rows = [
+def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
+    return [
         (group.name, str(curve.seed), str(len(curve.points)), curve.problem or "finished", curve.source)
         for group in comparison.groups
         for curve in group.curves
     ]
-    return _plain_table(("method", "seed", "evaluations", "state", "folder"), rows)
 
 
-def _plain_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    columns = "".join(f"<th>{escape(name)}</th>" for name in head)
+def _texts(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    columns = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table class="runs"><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="wide"><table class="texts"><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'

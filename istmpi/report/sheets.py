@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group, Spread, reached
+from istmpi.report.comparison import best as best_of
+from istmpi.report.names import differing, facts, text
 from istmpi.report.units import energy, number, size
 
 
@@ -17,6 +19,8 @@ class Sheet:
     """Above the names of the rows."""
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
+    best: tuple[frozenset[int], ...] = ()
+    """For each row the columns with its best figure; none where there is nothing to choose from."""
 
 
 def seconds(value: float) -> str:
@@ -35,19 +39,22 @@ TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 def sheets(comparison: Comparison) -> list[Sheet]:
     """All tables of a comparison: the way to each target, figure by figure, then where every method ended."""
-    columns = tuple(group.name for group in comparison.groups)
+    columns = tuple(group.label for group in comparison.groups)
     corner = f"{comparison.score_name} reached"
     made = []
     for figure in comparison.figures:
         title, write = TITLES[figure]
-        rows = []
+        rows, best = [], []
         for target in comparison.targets:
             cells = (_to_target(comparison, group, figure, target, write) for group in comparison.groups)
             rows.append((f"{target:g}", tuple(cells)))
-        made.append(Sheet(f"{title} to a score", corner, columns, tuple(rows)))
-    made.append(Sheet("At the end", "", columns, tuple(_ends(comparison))))
+            best.append(best_of([comparison.to_target(one, figure, target) for one in comparison.groups]))
+        made.append(Sheet(f"{title} to a score", corner, columns, tuple(rows), tuple(best)))
+    made.append(_ends(comparison, columns))
     if phases := tuple(_phases(comparison)):
         made.append(Sheet("Where the time went", "", columns, phases))
+    if settings := tuple(_settings(comparison)):
+        made.append(Sheet("Settings in which the methods differ", "", columns, settings))
     return made
 
 
@@ -72,7 +79,7 @@ def notes(comparison: Comparison) -> list[str]:
     for group in comparison.groups:
         for curve in group.curves:
             if curve.problem:
-                lines.append(f"{group.name}, seed {curve.seed}: {curve.problem}")
+                lines.append(f"{group.label}, seed {curve.seed}: {curve.problem}")
     return lines
 
 
@@ -81,7 +88,7 @@ def _at_once(comparison: Comparison) -> dict[float, list[str]]:
     better = comparison.higher_is_better
     return {
         target: [
-            group.name
+            group.label
             for group in comparison.groups
             if any(curve.points and reached(curve.points, target, better) is curve.points[0] for curve in group.curves)
         ]
@@ -96,11 +103,12 @@ def _to_target(comparison: Comparison, group: Group, figure: str, target: float,
         few = f"\n{spread.reached} of {repeats} did" * (spread.reached > 0)
         return f"not reached{few}"
     ratio = comparison.ratio(group, figure, target)
-    times = "" if ratio is None else f"  {_times(ratio)}"
-    return f"{write(spread.median)}{times}{_range(spread, write, repeats)}"
+    more = "" if ratio is None else f"  {times(ratio)}"
+    return f"{write(spread.median)}{more}{_range(spread, write, repeats)}"
 
 
-def _times(ratio: float) -> str:
+def times(ratio: float) -> str:
+    """How many times a figure is another: ``1.90x``."""
     return f"{ratio:.2f}x" if ratio < 9.95 else f"{ratio:.1f}x" if ratio < 99.5 else f"{ratio:,.0f}x"
 
 
@@ -112,8 +120,8 @@ def _range(spread: Spread, write: Callable[[float], str], repeats: int) -> str:
     return f"\n{', '.join(lines)}" if lines else ""
 
 
-def _ends(comparison: Comparison) -> list[tuple[str, tuple[str, ...]]]:
-    """Where every method ended."""
+def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
+    """Where every method ended; after as many rounds cheaper is better, else only the score and the speed compare."""
     groups = comparison.groups
 
     def row(name: str, cell: Callable[[Group], str]) -> tuple[str, tuple[str, ...]]:
@@ -137,7 +145,25 @@ def _ends(comparison: Comparison) -> list[tuple[str, tuple[str, ...]]]:
     ]
     if comparison.watts is not None:
         rows.append(row("energy", ended("joules")))
-    return rows
+    best = {
+        rows[0][0]: best_of([comparison.final(group) for group in groups], comparison.higher_is_better),
+        "examples a second": best_of([_speed(group) for group in groups], higher=True),
+    }
+    if len({curve.points[-1].round for group in groups for curve in group.curves if curve.points}) == 1:
+        ends = {"training time": "seconds", "sent by all ranks": "bytes", "energy": "joules"}
+        for name, figure in ends.items():
+            if figure in comparison.figures:
+                best[name] = best_of([comparison.to_end(group, figure) for group in groups])
+    return Sheet("At the end", "", columns, tuple(rows), tuple(best.get(name, frozenset()) for name, _ in rows))
+
+
+def _settings(comparison: Comparison) -> list[tuple[str, tuple[str, ...]]]:
+    """What explains the methods' figures beside their names."""
+    known = [facts(group.curves[0]) for group in comparison.groups]
+    return [
+        (key, tuple(text(one[key]) if key in one else "" for one in known))
+        for key in differing(known)
+    ]
 
 
 def _spread(spread: Spread, write: Callable[[float], str], repeats: int) -> str:

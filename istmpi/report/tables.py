@@ -17,6 +17,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets
 from istmpi.report.units import duration, number, size
+from istmpi.report.verdict import verdict
 
 
 def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> None:
@@ -184,15 +185,22 @@ def cluster(console: Console, found: Cluster) -> None:
 
 
 def comparison(console: Console, found: Comparison) -> None:
-    """All tables of a comparison one below the other, and how to read them."""
+    """The verdict on a comparison, all its tables one below the other, the best figures bold, and how to read them."""
+    console.print(escape(verdict(found)), soft_wrap=not console.is_terminal)
+    console.print()
     for sheet in sheets(found):
         table = Table(title=sheet.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         table.add_column(sheet.corner, vertical="top")
         for name in sheet.columns:
             table.add_column(escape(name.replace(", ", "\n")), justify="right")
-        for name, cells in sheet.rows:
-            table.add_row(name, *map(escape, cells))
+        for (name, cells), best in zip(sheet.rows, sheet.best or [frozenset()] * len(sheet.rows)):
+            table.add_row(name, *(_marked(cell, place in best) for place, cell in enumerate(cells)))
         console.print(table)
         console.print()
     for line in notes(found):
         console.print(escape(line), soft_wrap=True)
+
+
+def _marked(cell: str, best: bool) -> str:
+    """A cell for the console; the best of a row is bold."""
+    return f"[bold]{escape(cell)}[/]" if best else escape(cell)

@@ -1,5 +1,7 @@
 """Numbers as people read them."""
 
+from dataclasses import dataclass
+
 
 def size(nbytes: float) -> str:
     """Bytes with a decimal prefix: ``1.21 MB``."""
@@ -24,6 +26,33 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The unit of an axis, and how many of what is counted it has."""
+
+    factor: float
+    unit: str
+
+
+def bytes_scale(most: float) -> Scale:
+    """In which unit an axis up to so many bytes is read best: ``MB`` rather than 10^8."""
+    return _scale(most, ((1, "bytes"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"), (1e15, "PB")))
+
+
+def count_scale(most: float) -> Scale:
+    """The same for examples."""
+    return _scale(most, ((1, "examples"), (1e3, "thousand examples"), (1e6, "million examples")))
+
+
+def seconds_scale(most: float) -> Scale:
+    """The same for seconds: an axis goes on in a unit until it has ten of the next."""
+    return _scale(most / 10, ((1, "s"), (60, "min"), (3600, "h")))
+
+
+def _scale(most: float, units: tuple[tuple[float, str], ...]) -> Scale:
+    return Scale(*max((one for one in units if one[0] <= most), default=units[0]))
 
 
 def _scaled(value: float) -> str:

@@ -74,9 +74,9 @@ def command(
     with communicator.agreed():
         if communicator.rank == 0:
             found = compare(read_curves(turn.folder for turn in comparison.turns), wanted, watts)
-            title = f"{resolved.name}: {' '.join(methods.split(','))} on {communicator.size} ranks"
+            title = f"{resolved.name}: {', '.join(methods.split(','))} on {communicator.size} ranks"
             print_comparison(found)
-            write_page(found, title, comparison.folder / "report.html")
+            write_page({resolved.name: found}, title, comparison.folder / "report.html")
             with suppress(ImportError):
-                draw(found, title, comparison.folder / "report.png")
+                draw({resolved.name: found}, title, comparison.folder / "report.png")
     return next((error.exit_code for error in failures.values()), 0)

@@ -3,15 +3,19 @@
 import csv
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from istmpi.cli.reporting import as_targets, draw, print_comparison, reporting, write_page
-from istmpi.errors import DataError, OutputError
-from istmpi.report.comparison import by_data, compare
-from istmpi.report.curves import read_curves
+from istmpi.errors import OutputError
+from istmpi.report.comparison import Comparison, by_data, compare
+from istmpi.report.curves import Curve, read_curves
 from istmpi.report.sheets import notes
+
+MOST_NAMES = 4
+"""In a title; of more their number is told."""
 
 
 @click.command("report")
@@ -44,8 +48,6 @@ def command(
     wanted = as_targets(targets)
     curves = read_curves(map(Path, paths))
     found = {data: compare(those, wanted, watts) for data, those in by_data(curves).items()}
-    if (html or plot) and len(found) > 1:
-        raise DataError(f"--html and --plot show runs on one data set, these are on {', '.join(found)}. Name the runs.")
     if as_json:
         trees = [
             {"data": data, "score": one.score_name, "targets": one.targets, "notes": notes(one), "rows": one.rows()}
@@ -62,12 +64,22 @@ def command(
             if len(found) > 1:
                 click.echo(f"data: {data}\n")
             print_comparison(one)
-    names = " ".join(dict.fromkeys(curve.name for curve in curves if curve.name))
-    title = f"{names or ' '.join(paths)}: {' '.join(dict.fromkeys(curve.method for curve in curves))}"
+    title = _title(found, curves)
     if html:
-        write_page(*found.values(), title, Path(html))
+        write_page(found, title, Path(html))
     if plot:
         try:
-            draw(*found.values(), title, Path(plot))
+            draw(found, title, Path(plot))
         except ImportError:
             raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
+
+
+def _title(found: Mapping[str, Comparison], curves: Sequence[Curve]) -> str:
+    """What is compared on what: names where there are few of them, their number where there are many."""
+    names = list(dict.fromkeys(curve.name or data for data, those in by_data(curves).items() for curve in those))
+    methods = list(dict.fromkeys(curve.method for curve in curves))
+    ranks = sorted({curve.ranks for curve in curves if curve.ranks})
+    learnt = names if len(names) <= MOST_NAMES else [f"{len(curves)} runs on {len(found)} data sets"]
+    used = methods if len(methods) <= MOST_NAMES else [f"{len(methods)} methods"]
+    where = f" on {' and '.join(map(str, ranks))} ranks" if 0 < len(ranks) <= 2 else ""
+    return f"{', '.join(learnt)}: {', '.join(used)}{where}"
