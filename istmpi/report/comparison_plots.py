@@ -10,7 +10,7 @@ from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group
 from istmpi.report.curves import Point
 from istmpi.report.figures import looking_alike, plain, require_drawable, save, svg
 from istmpi.report.labels import Named, label
-from istmpi.report.styles import GRID, INK, LINES, PAPER, PHASES, REST, Style, styles
+from istmpi.report.styles import GRID, INK, LINES, PAPER, PHASES, REST, Style, styles, text_on
 from istmpi.report.units import Scale, bytes_scale, count_scale, seconds_scale
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def figure(comparisons: Mapping[str, Comparison], title: str) -> "Figure":
             axes = row.subplot_mosaic("abc;ddd", height_ratios=[HEIGHT, height - HEIGHT])
             labelled += [(axes[key], _lines(axes[key], comparison, panel)) for key, panel in zip("abc", PANELS)]
             _bars(axes["d"], comparison)
-        for axis, curves in labelled:
-            label(axis, curves)
+        label(drawn, labelled)
     return drawn
 
 
@@ -129,7 +128,7 @@ def _panel_alone(comparison: Comparison, panel: Panel) -> "Figure":
 
         drawn = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         axis = drawn.subplots()
-        label(axis, _lines(axis, comparison, panel))
+        label(drawn, [(axis, _lines(axis, comparison, panel))])
     return drawn
 
 
@@ -170,7 +169,7 @@ def _lines(axis: "Axes", comparison: Comparison, panel: Panel) -> list[Named]:
                 color=look.colour,
                 linestyle=look.line,
                 marker=look.marker,
-                markevery=max(len(points) // 8, 1),
+                markevery=_marked(len(points)),
                 markeredgecolor=PAPER,
                 markeredgewidth=0.4,
                 alpha=1 if len(curves) == 1 else 0.6,
@@ -197,6 +196,11 @@ def _drawn(comparison: Comparison) -> Iterator[tuple[Group, list[Sequence[Point]
             yield group, curves
 
 
+def _marked(count: int) -> list[int]:
+    """The points of a line that get its marker: some, the last one among them."""
+    return [place for place in range(count) if (count - 1 - place) % max(count // 8, 1) == 0]
+
+
 def _wide(values: Sequence[float]) -> bool:
     """Whether only a logarithmic axis shows them all; where nothing is sent there is none."""
     return min(values) > 0 and max(values) > 50 * min(values)
@@ -218,9 +222,10 @@ def _bars(axis: "Axes", comparison: Comparison) -> None:
         colour = PHASES.get(phase)
         if colour is None:
             colour, rest = REST[rest % len(REST)], rest + 1
-        axis.barh(
-            places, lengths, 0.7, starts, color=colour, label=plain(phase), edgecolor=INK, linewidth=0.6
-        )
+        bars = axis.barh(places, lengths, 0.7, starts, color=colour, label=plain(phase), edgecolor=INK, linewidth=0.6)
+        room = max(totals) / scale.factor * 0.016 * len(phase) if totals else 0
+        axis.bar_label(bars, [plain(phase) if one > room else "" for one in lengths], label_type="center",
+                       fontsize=8, color=text_on(colour))  # fmt: skip
         starts = [start + length for start, length in zip(starts, lengths)]
     axis.set_yticks(places, names)
     axis.invert_yaxis()
@@ -228,10 +233,12 @@ def _bars(axis: "Axes", comparison: Comparison) -> None:
     axis.margins(x=0.12)
     for place, total in zip(places, totals):
         if total and isfinite(total):
-            said = f" {total / scale.factor:.3g} {scale.unit}"
-            axis.annotate(said, (total / scale.factor, place), va="center", fontsize=8.5)
+            said = f"{total / scale.factor:.3g} {scale.unit}"
+            axis.annotate(said, (total / scale.factor, place), (4, 0), textcoords="offset points", va="center")
     axis.set_title("Where the time went", pad=8 + 13 * -(-len(found) // 4))
-    axis.set_xlabel(f"{scale.unit}, mean over ranks and repeats,\nwithout evaluating and saving")
+    axis.set_xlabel(
+        f"training time ({scale.unit}), mean over ranks and repeats;\nevaluating and saving are not on the clock"
+    )
     if found:
         axis.legend(
             loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(len(found), 4), borderpad=0.2, handlelength=1.2,

@@ -6,21 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from istmpi.cost.survey import Row
-from istmpi.errors import ConfigError
-from istmpi.report.figures import plain, save
+from istmpi.report.figures import looking_alike, plain, require_drawable, save
+from istmpi.report.labels import Named, label
+from istmpi.report.styles import GRID, styles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-STYLES = {
-    "ist": ("tab:blue", "o", "-"),
-    "ist-push-pull": ("tab:cyan", "o", ":"),
-    "local-sgd": ("tab:green", "s", "-"),
-    "data-parallel": ("tab:red", "D", "-"),
-    "data-parallel-broadcast": ("tab:orange", "^", "-"),
-    "data-parallel-halving-doubling": ("tab:pink", "x", ":"),
-}
-"""Colour, marker and line; other methods take what is left."""
 
 PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
     ("Traffic", "Mfloat received per gradient step, all ranks", lambda row: row["received_floats_per_step"] / 1e6),
@@ -31,61 +22,74 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 ]
 """Title, unit of the y axis, and the figure; the first two are the paper's Figure 2."""
 
-FORMATS = (".png", ".svg", ".pdf")
+LINEAR = "linear speed-up"
 
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draw a survey into a file; ConfigError for another format, OutputError where it cannot be written."""
-    if path.suffix not in FORMATS:
-        raise ConfigError(f"--plot {path}: must end in {', '.join(FORMATS)}.")
-    import matplotlib
+    require_drawable(path)
+    save(figure(rows, title), path, title, described(rows))
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
 
-    drawn = figure(rows, title)
-    try:
-        save(drawn, path)
-    finally:
-        pyplot.close(drawn)
+def described(rows: Sequence[Row]) -> str:
+    """What the picture shows, in words: every panel at the most ranks of a method."""
+    ends = {row["method"]: row for row in sorted(rows, key=lambda row: row["ranks"])}
+    return " ".join(
+        f"{name} ({unit}): "
+        + "; ".join(f"{method} {value(row):.3g} on {row['ranks']} ranks" for method, row in ends.items())
+        + "."
+        for name, unit, value in PANELS
+    )
 
 
 def figure(rows: Sequence[Row], title: str) -> "Figure":
     """A panel for each of `PANELS`, with a line for every method against the number of ranks."""
-    from matplotlib import pyplot
+    with looking_alike():
+        from matplotlib.figure import Figure
 
-    drawn = pyplot.figure(figsize=(12, 8.2), layout="constrained")
-    grid = drawn.add_gridspec(2, 6)
-    places = [grid[0, :3], grid[0, 3:], grid[1, :2], grid[1, 2:4], grid[1, 4:]]
-    for place, (name, unit, value) in zip(places, PANELS, strict=True):
-        axis = drawn.add_subplot(place)
-        _lines(axis, rows, value)
-        axis.set(title=name, xlabel="ranks (machines)", ylabel=unit, xscale="log", yscale="log")
+        drawn = Figure(figsize=(13, 9.4), layout="constrained")
+        grid = drawn.add_gridspec(2, 6)
+        places = [grid[0, :3], grid[0, 3:], grid[1, :2], grid[1, 2:4], grid[1, 4:]]
         counts = sorted({row["ranks"] for row in rows})
-        axis.set_xticks(counts if len(counts) <= 8 else counts[::2], minor=False)
-        axis.xaxis.set_major_formatter("{x:.0f}")
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    counts = sorted({row["ranks"] for row in rows})
-    drawn.axes[3].plot(counts, counts, color="grey", linewidth=0.8, label="linear speed-up")
-    handles, labels = drawn.axes[3].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
-    drawn.suptitle(plain(title), fontsize=11)
+        labelled = []
+        for place, (name, unit, value) in zip(places, PANELS, strict=True):
+            axis = drawn.add_subplot(place)
+            labelled.append((axis, _lines(axis, rows, value)))
+            axis.set(title=name, xlabel="ranks (machines)", ylabel=unit, xscale="log", yscale="log")
+            axis.set_xticks(counts if len(counts) <= 8 else counts[::2], minor=False)
+            axis.xaxis.set_major_formatter("{x:,.0f}")
+            axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+            axis.minorticks_off()
+            axis.margins(x=0.15, y=0.08)
+        speed, named = labelled[3]
+        speed.plot(counts, counts, color=GRID, linewidth=0.8, label=LINEAR)
+        named.append(Named(counts, counts, GRID, LINEAR))
+        drawn.suptitle(plain(title))
+        label(drawn, labelled)
     return drawn
 
 
-def _lines(axis, rows: Sequence[Row], value: Callable[[Row], float]) -> None:
-    for method in dict.fromkeys(row["method"] for row in rows):
+def _lines(axis, rows: Sequence[Row], value: Callable[[Row], float]) -> list[Named]:
+    """Draw every method; those whose lines are the same all along share a label."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    looks, alike = styles(methods), {}
+    for method in methods:
         mine = [row for row in rows if row["method"] == method]
-        colour, marker, line = STYLES.get(method, (None, ".", "-"))
+        ranks, values = [row["ranks"] for row in mine], [value(row) for row in mine]
+        style = looks[method]
         axis.plot(
-            [row["ranks"] for row in mine],
-            [value(row) or nan for row in mine],  # nothing sent has no place on a logarithmic axis
-            color=colour,
-            marker=marker,
-            linestyle=line,
+            ranks,
+            [one or nan for one in values],  # nothing sent has no place on a logarithmic axis
+            color=style.colour,
+            marker=style.marker,
+            linestyle=style.line,
             markersize=5,
             fillstyle="none",
             label=method,
         )
+        alike.setdefault(tuple((rank, f"{one:.2g}") for rank, one in zip(ranks, values)), []).append(method)
+    found = []
+    for points, those in alike.items():
+        x, y = zip(*((rank, float(one) or nan) for rank, one in points))
+        found.append(Named(x, y, looks[those[0]].colour, ", ".join(those)))
+    return found

@@ -42,7 +42,7 @@ thead th {{ border-bottom: 2px solid var(--faint); vertical-align: bottom }}
 tbody th {{ font-weight: 400 }}
 .texts td, .texts th {{ text-align: left }} .texts td {{ overflow-wrap: anywhere }}
 .value, .unbroken {{ white-space: nowrap }}
-.more {{ display: block }}
+.more {{ display: block }} .value + .value {{ color: var(--faint) }}
 td.best {{ background: var(--tint) }} td.best .value:first-child {{ font-weight: 700 }}
 td.best .value:first-child::before {{ content: "\\2605\\a0"; color: var(--best) }}
 .pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem;
@@ -187,4 +187,6 @@ def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
 def _texts(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     columns = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table class="texts"><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        f'<div class="wide"><table class="texts"><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
+    )

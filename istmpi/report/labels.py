@@ -12,6 +12,7 @@ from istmpi.report.styles import INK, PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDEST = 26
 """Characters on a line of a label."""
@@ -38,11 +39,14 @@ class Named:
     label: str = ""
 
 
-def label(axis: "Axes", curves: Sequence[Named]) -> None:
-    """Write every curve's label beside it; the axes must have their final limits, and room is found as they are now."""
-    figure = axis.get_figure()
+def label(figure: "Figure", panels: Sequence[tuple["Axes", Sequence[Named]]]) -> None:
+    """Write every curve's label beside it, panel by panel; the picture must be complete but for that."""
     figure.draw_without_rendering()
-    point = figure.dpi / 72
+    for axis, curves in panels:
+        _label(axis, curves, figure.dpi / 72)
+
+
+def _label(axis: "Axes", curves: Sequence[Named], point: float) -> None:
     samples = [_samples(axis, curve, point) for curve in curves]
     frame = axis.get_window_extent().extents / point
     placed: list[np.ndarray] = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group, Spread, reached
 from istmpi.report.comparison import best as best_of
 from istmpi.report.names import differing, facts, text
+from istmpi.report.styles import PHASES
 from istmpi.report.units import energy, number, size
 
 
@@ -160,10 +161,7 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
 def _settings(comparison: Comparison) -> list[tuple[str, tuple[str, ...]]]:
     """What explains the methods' figures beside their names."""
     known = [facts(group.curves[0]) for group in comparison.groups]
-    return [
-        (key, tuple(text(one[key]) if key in one else "" for one in known))
-        for key in differing(known)
-    ]
+    return [(key, tuple(text(one[key]) if key in one else "" for one in known)) for key in differing(known)]
 
 
 def _spread(spread: Spread, write: Callable[[float], str], repeats: int) -> str:
@@ -188,7 +186,8 @@ def _phases(comparison: Comparison) -> list[tuple[str, tuple[str, ...]]]:
     by_group = [comparison.phases(group) for group in comparison.groups]
     names = dict.fromkeys(name for phases in by_group for name in phases)
     rows = []
-    for name in sorted(names, key=lambda one: one in OFF_THE_CLOCK):
+    order = [*PHASES, *(name for name in names if name not in PHASES)]
+    for name in sorted(names, key=lambda one: (one in OFF_THE_CLOCK, order.index(one))):
         cells = []
         for phases in by_group:
             total = sum(spent for phase, spent in phases.items() if phase not in OFF_THE_CLOCK)

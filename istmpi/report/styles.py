@@ -8,6 +8,9 @@ INK, PAPER, GRID = "#1b1b1b", "#ffffff", "#7f7f7f"
 DARK_INK, DARK_PAPER = "#e8e8e8", "#14171a"
 """What ink and paper become where the reader prefers dark pages."""
 
+ON_DARK, ON_LIGHT = "#fdfdfd", "#111111"
+"""Text on a colour, which stays as it is on a dark page."""
+
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILLION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 """The palette of Okabe and Ito (2008), whose black is `INK` here: it holds under all three kinds of colour blindness."""
@@ -50,8 +53,8 @@ PHASES = {
     "compute": "#273e6e",
     "wait": "#fee838",
     "push": "#817f78",
-    "all-reduce": "#4a536c",
-    "other": "#beaf6b",
+    "all-reduce": "#beaf6b",
+    "other": "#4a536c",
 }
 """Where the time goes, in the order of a round: shades of cividis, each as light as no other, neighbours far apart."""
 REST = ("#f7f7f7", "#252525", "#bdbdbd")
@@ -69,3 +72,20 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
         name: Style((spare or [GRID])[place % max(len(spare), 1)], UNKNOWN_MARKERS[place % len(UNKNOWN_MARKERS)])
         for place, name in enumerate(unknown)
     }
+
+
+def shades(count: int) -> list[str]:
+    """So many colours from dark to light, for parts of a whole that have an order."""
+    scale = sorted(PHASES.values(), key=_light)
+    return [scale[place * (len(scale) - 1) // max(count - 1, 1)] for place in range(count)]
+
+
+def text_on(colour: str) -> str:
+    """The colour of text that can be read on another."""
+    return ON_LIGHT if _light(colour) > 110 else ON_DARK
+
+
+def _light(colour: str) -> float:
+    """How light a colour is, from 0 to 255."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue

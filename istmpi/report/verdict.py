@@ -50,7 +50,9 @@ def _alone(comparison: Comparison, group: Group, reached: Sequence[float]) -> st
     final = f"ended at {_goal(comparison, [])} of {comparison.final(group).median:.4g}"
     if not reached:
         return f"{group.label} {final}."
-    cost = (TITLES[figure][1](comparison.to_target(group, figure, reached[-1]).median) for figure in ("seconds", "bytes"))
+    cost = (
+        TITLES[figure][1](comparison.to_target(group, figure, reached[-1]).median) for figure in ("seconds", "bytes")
+    )
     seconds, sent = cost
     return (
         f"{group.label} reached {_goal(comparison, reached[-1:])} after {seconds} of training, with {sent} sent by all "
@@ -73,7 +75,8 @@ def _first(comparison: Comparison, groups: Sequence[Group], target: float) -> st
         said += f" first, after {took} of training"
     far = [group for group in others if group not in near]
     later = [
-        f"{group.label} {write(spread[group.name].median)}{_ratio(comparison, group, 'seconds', target)}" for group in far
+        f"{group.label} {write(spread[group.name].median)}{_ratio(comparison, group, 'seconds', target)}"
+        for group in far
     ]
     never = [group.label for group in groups if group.name not in {one.name for one in (first, *others)}]
     return said + (f"; {_listed(later)}" if later else "") + (f"; {_listed(never)} never" if never else "") + "."

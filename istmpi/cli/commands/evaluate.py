@@ -13,7 +13,7 @@ from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError, OutputError
 from istmpi.exits import nearly_free
 from istmpi.foreign import one_line, printable
-from istmpi.report.exit_plots import require_drawable
+from istmpi.report.figures import require_drawable
 
 if TYPE_CHECKING:
     from istmpi.deploy.scoring import Evaluation
