@@ -1,5 +1,6 @@
 """Pictures of a comparison: the score against time, bytes and examples, and where the time went."""
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group
 from istmpi.report.curves import Point
 from istmpi.report.figures import looking_alike, plain, require_drawable, save, svg
-from istmpi.report.labels import Named, label
+from istmpi.report.labels import WIDEST, Named, label, without_room
 from istmpi.report.styles import GRID, INK, LINES, PAPER, PHASES, REST, Style, styles, text_on
 from istmpi.report.units import Scale, bytes_scale, count_scale, seconds_scale
 
@@ -70,7 +71,7 @@ def pictures(comparison: Comparison, salt: str = "") -> list[Picture]:
 
 
 def figure(comparisons: Mapping[str, Comparison], title: str) -> "Figure":
-    """For each data set three panels with a line for every run, in its method's colour, and a bar of phases a method."""
+    """For each data set three panels with a line for every run, in its method's style, and a bar for every method."""
     with looking_alike():
         from matplotlib.figure import Figure
 
@@ -78,14 +79,16 @@ def figure(comparisons: Mapping[str, Comparison], title: str) -> "Figure":
         drawn = Figure(figsize=(3 * 4.2, sum(heights) + 0.4), layout="constrained")
         drawn.suptitle(plain(title))
         rows = drawn.subfigures(len(comparisons), 1, height_ratios=heights, squeeze=False)[:, 0]
-        labelled = []
+        labelled, axes_of_bars = [], []
         for row, (data, comparison), height in zip(rows, comparisons.items(), heights):
             if len(comparisons) > 1:
                 row.suptitle(plain(data))
             axes = row.subplot_mosaic("abc;ddd", height_ratios=[HEIGHT, height - HEIGHT])
             labelled += [(axes[key], _lines(axes[key], comparison, panel)) for key, panel in zip("abc", PANELS)]
             _bars(axes["d"], comparison)
+            axes_of_bars.append(axes["d"])
         label(drawn, labelled)
+        without_room(axes_of_bars)
     return drawn
 
 
@@ -137,7 +140,10 @@ def _bars_alone(comparison: Comparison) -> "Figure":
         from matplotlib.figure import Figure
 
         drawn = Figure(figsize=(WIDTH, max(HEIGHT, 1.6 + 0.35 * len(comparison.groups))), layout="constrained")
-        _bars(drawn.subplots(), comparison)
+        axis = drawn.subplots()
+        _bars(axis, comparison)
+        drawn.draw_without_rendering()
+        without_room([axis])
     return drawn
 
 
@@ -211,7 +217,7 @@ def _bars(axis: "Axes", comparison: Comparison) -> None:
     by_group = [comparison.phases(group) for group in comparison.groups]
     found = dict.fromkeys(name for phases in by_group for name in phases if name not in OFF_THE_CLOCK)
     found = sorted(found, key=lambda name: [*PHASES].index(name) if name in PHASES else len(PHASES))
-    names = [plain(group.label) for group in comparison.groups]
+    names = [textwrap.fill(plain(group.label), WIDEST) for group in comparison.groups]
     totals = [sum(phases.get(phase, 0.0) for phase in found) for phases in by_group]
     scale = seconds_scale(max(totals, default=0))
     starts = [0.0] * len(names)
@@ -223,9 +229,7 @@ def _bars(axis: "Axes", comparison: Comparison) -> None:
         if colour is None:
             colour, rest = REST[rest % len(REST)], rest + 1
         bars = axis.barh(places, lengths, 0.7, starts, color=colour, label=plain(phase), edgecolor=INK, linewidth=0.6)
-        room = max(totals) / scale.factor * 0.016 * len(phase) if totals else 0
-        axis.bar_label(bars, [plain(phase) if one > room else "" for one in lengths], label_type="center",
-                       fontsize=8, color=text_on(colour))  # fmt: skip
+        axis.bar_label(bars, [plain(phase)] * len(names), label_type="center", fontsize=8, color=text_on(colour))
         starts = [start + length for start, length in zip(starts, lengths)]
     axis.set_yticks(places, names)
     axis.invert_yaxis()
@@ -241,6 +245,6 @@ def _bars(axis: "Axes", comparison: Comparison) -> None:
     )
     if found:
         axis.legend(
-            loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(len(found), 4), borderpad=0.2, handlelength=1.2,
+            loc="lower right", bbox_to_anchor=(1, 1), ncols=min(len(found), 4), borderpad=0.2, handlelength=1.2,
             columnspacing=1,
         )  # fmt: skip

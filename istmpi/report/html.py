@@ -48,12 +48,13 @@ td.best .value:first-child::before {{ content: "\\2605\\a0"; color: var(--best) 
 .pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem;
             margin: 1.2em 0 }}
 figure {{ margin: 0 }} svg {{ display: block; width: 100%; height: auto; max-width: 36rem; margin: auto }}
-li {{ margin: .2em 0 }} summary {{ cursor: pointer; font-weight: 600; margin: 1em 0 }}
+li {{ margin: .2em 0 }} a {{ color: var(--best) }} summary {{ cursor: pointer; font-weight: 600; margin: 1em 0 }}
 @media (max-width: 40rem) {{ body {{ font-size: 15px; margin-top: 1rem }} th, td {{ padding: .3em .4em }}
-                            table {{ font-size: .87em }} }}
+                            table {{ font-size: .87em }} .value + .value {{ display: block }} }}
 """
 
 UNITS = "s|min|h|bytes|[kMGTP]?B|[kMGTP]?J|W|[kMGTP]|examples|ranks|rounds|of"
+NAME = re.compile(r"\b[a-z]+(?:-[a-z]+)+\b")
 NUMBER_AND_UNIT = re.compile(rf"(?<=\d) (?=(?:{UNITS})\b)")
 
 
@@ -95,9 +96,10 @@ def page(sections: Sequence[Section], title: str, made: Made) -> str:
             f"<title>{escape(title)}</title>",
             f"<style>{STYLE}</style></head><body>",
             f"<h1>{escape(title)}</h1>",
-            *(line for section in sections for line in _section(section, len(sections) > 1)),
-            f'<p class="made">Made on <time class="unbroken">{escape(made.date)}</time> by istmpi {escape(made.version)} '
-            f"on {escape(made.host)}: <code>{escape(made.command)}</code></p>",
+            *_contents(sections),
+            *(line for place, one in enumerate(sections, 1) for line in _section(one, place * (len(sections) > 1))),
+            f'<p class="made">Made on <time class="unbroken">{escape(made.date)}</time> by istmpi '
+            f"{escape(made.version)} on {escape(made.host)}: <code>{escape(made.command)}</code></p>",
             "</body></html>\n",
         ]
     )
@@ -120,11 +122,22 @@ def shared_settings(comparison: Comparison) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in first.items() if all(one.get(key) == value for one in others)]
 
 
-def _section(section: Section, of_several: bool) -> Iterable[str]:
+def _contents(sections: Sequence[Section]) -> Iterable[str]:
+    """Where there are several data sets: that they are not compared with each other, and links to them."""
+    if len(sections) > 1:
+        yield f"<p>Runs on {len(sections)} data sets, each compared by itself:</p><ul>"
+        for place, section in enumerate(sections, 1):
+            names = ", ".join(group.label for group in section.comparison.groups)
+            yield f'<li><a href="#data-{place}">{escape(section.data)}</a>: {escape(names)}</li>'
+        yield "</ul>"
+
+
+def _section(section: Section, place: int) -> Iterable[str]:
+    """The part of one data set; ``place``: of how many it is, 0 where there are no others."""
     comparison = section.comparison
     first, *others = sheets(comparison)
-    if of_several:
-        yield f"<h2>Data: {escape(section.data)}</h2>"
+    if place:
+        yield f'<h2 id="data-{place}">Data: {escape(section.data)}</h2>'
     yield f'<p class="verdict">{unbroken(verdict(comparison))}</p>'
     yield _table(first)
     if section.pictures is None:
@@ -146,8 +159,8 @@ def _section(section: Section, of_several: bool) -> Iterable[str]:
 
 
 def unbroken(text: str) -> str:
-    """Text for HTML in which no number is parted from its unit."""
-    return NUMBER_AND_UNIT.sub("&nbsp;", escape(text))
+    """Text for HTML in which no number is parted from its unit, and no method's name in its middle."""
+    return NAME.sub(r'<span class="unbroken">\g<0></span>', NUMBER_AND_UNIT.sub("&nbsp;", escape(text)))
 
 
 def _table(sheet: Sheet) -> str:

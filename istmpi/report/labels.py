@@ -18,12 +18,20 @@ WIDEST = 26
 """Characters on a line of a label."""
 APART = 3.0
 """Points between two samples of a curve."""
+ALONE = 8
+"""Samples that a point counts for which is all that a curve has."""
 ANCHORS = 24
 """Places on a curve that are tried, from its end to its start."""
-SIDES = (("left", "center", 1, 0), ("center", "bottom", 0, 1), ("center", "top", 0, -1), ("right", "center", -1, 0))
+SIDES = tuple(
+    (("right", "center", "left")[right + 1], ("top", "center", "bottom")[up + 1], right, up)
+    for right, up in ((1, 0), (0, 1), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
+)
 """Where a label lies as seen from its curve: its alignment, and its direction."""
-GAPS = (6.0, 13.0)
-"""Points between a label and its curve."""
+GAPS = (6.0, 13.0, 25.0, 40.0)
+"""Points between a label and its curve; a line leads to those that are far."""
+FAR = 20.0
+PADDING = 7.0
+"""Points that a label's frame adds to its width and height."""
 
 OUTSIDE, ON_A_LABEL, ON_A_CURVE, NEARER_TO_ANOTHER, BACK = 1000.0, 60.0, 1.5, 12.0, 4.0
 """What is bad about a place: each has a price, the last one for going back from a curve's end to its start."""
@@ -70,6 +78,7 @@ def _label(axis: "Axes", curves: Sequence[Named], point: float) -> None:
             fontsize=8.5,
             color=INK,
             bbox={"boxstyle": "round,pad=0.2", "facecolor": PAPER, "edgecolor": curve.colour, "alpha": 0.9},
+            arrowprops={"arrowstyle": "-", "color": curve.colour, "linewidth": 0.7} if gap > FAR else None,
             annotation_clip=False,
             zorder=5,
         ).set_in_layout(False)
@@ -80,7 +89,7 @@ def _samples(axis: "Axes", curve: Named, point: float) -> np.ndarray:
     corners = axis.transData.transform(np.column_stack([curve.x, curve.y])) / point
     corners = corners[np.isfinite(corners).all(axis=1)]
     if len(corners) < 2:
-        return corners
+        return np.repeat(corners, ALONE, axis=0)
     steps = np.hypot(*np.diff(corners, axis=0).T)
     way = np.concatenate([[0], np.cumsum(steps)])
     at = np.linspace(0, way[-1], int(way[-1] / APART) + 2)
@@ -92,7 +101,7 @@ def _size(axis: "Axes", text: str, point: float) -> np.ndarray:
     probe = axis.text(0, 0, text, fontsize=8.5)
     extent = probe.get_window_extent()
     probe.remove()
-    return np.array([extent.width, extent.height]) / point + 5
+    return np.array([extent.width, extent.height]) / point + PADDING
 
 
 def _places(anchors, size, frame, own, away, placed):
@@ -102,13 +111,13 @@ def _places(anchors, size, frame, own, away, placed):
         for gap in GAPS:
             for side in SIDES:
                 _, _, right, up = side
-                centre = anchor + np.array([right, up]) * (gap + size / 2 - 2.5)
+                centre = anchor + np.array([right, up]) * (gap + (size - PADDING) / 2)
                 box = np.concatenate([centre - size / 2, centre + size / 2])
                 price = BACK * back / len(chosen) + gap / 10
                 price += OUTSIDE * _outside(box, frame)
                 price += ON_A_LABEL * sum(_overlap(box, other) for other in placed)
                 price += ON_A_CURVE * (_inside(box, own) + _inside(box, away))
-                price += NEARER_TO_ANOTHER * (_distance(box, away) < min(_distance(box, own), GAPS[0]))
+                price += NEARER_TO_ANOTHER * (_distance(box, away) < min(_distance(box, own), GAPS[0] + 1))
                 yield price, box, anchor, side, gap
 
 
@@ -132,3 +141,13 @@ def _distance(box: np.ndarray, points: np.ndarray) -> float:
         return np.inf
     off = np.maximum(np.maximum(box[:2] - points, points - box[2:]), 0)
     return float(np.hypot(*off.T).min())
+
+
+def without_room(axes: Sequence["Axes"]) -> None:
+    """Take those labels out of bars that are wider than their bar; the picture must have its layout."""
+    for axis in axes:
+        for bars in axis.containers:
+            texts = [text for text in axis.texts if text.get_text() == bars.get_label()]
+            for bar, text in zip(bars, texts):
+                if text.get_window_extent().width > bar.get_window_extent().width - 2:
+                    text.set_visible(False)

@@ -34,14 +34,12 @@ def labels(curves: Sequence[Curve]) -> list[str]:
     Groups of one method that no setting tells apart are numbered.
     """
     known = [facts(curve) for curve in curves]
-    keys: dict[str, list[str]] = {}
-    for method in dict.fromkeys(curve.method for curve in curves):
-        keys[method] = _telling([one for curve, one in zip(curves, known) if curve.method == method])
-    made = [
-        ", ".join([curve.method, *(_short(key, one[key]) for key in keys[curve.method] if key in one)])
-        for curve, one in zip(curves, known)
-    ]
-    return [f"{one} ({made[:place].count(one) + 1})" if made.count(one) > 1 else one for place, one in enumerate(made)]
+    made = []
+    for curve, one in zip(curves, known):
+        same = [its for other, its in zip(curves, known) if other.method == curve.method]
+        words = [_short(key, one[key]) for key in _needed(one, same) if key in one]
+        made.append(f"{curve.method} ({', '.join(words)})" if words else curve.method)
+    return [f"{one} [{made[:place].count(one) + 1}]" if made.count(one) > 1 else one for place, one in enumerate(made)]
 
 
 def differing(known: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -64,7 +62,7 @@ def _telling(known: Sequence[Mapping[str, Any]]) -> list[str]:
     left = differing(known)
 
     def kinds(keys: Sequence[str]) -> int:
-        return len({tuple(repr(one.get(key)) for key in keys) for one in known})
+        return len({tuple(_values(one, keys)) for one in known})
 
     while left and (found := max(left, key=lambda key: kinds([*chosen, key]))):
         if kinds([*chosen, found]) == kinds(chosen):
@@ -74,8 +72,23 @@ def _telling(known: Sequence[Mapping[str, Any]]) -> list[str]:
     return chosen
 
 
+def _needed(one: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of the keys that tell all apart those that tell one from all others."""
+    keys = _telling(known)
+    for key in reversed(keys):
+        rest = [other for other in keys if other != key]
+        if sum(_values(its, rest) == _values(one, rest) for its in known) == 1:
+            keys = rest
+    return keys
+
+
+def _values(one: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    return [repr(one.get(key)) for key in keys]
+
+
 def _short(key: str, value: Any) -> str:
-    return f"{SHORT.get(key, _last(key))} {text(value)}".strip()
+    said = f"{value:g}" if isinstance(value, float) else text(value)
+    return f"{SHORT.get(key, _last(key))} {said}".strip()
 
 
 def _last(setting: str) -> str:

@@ -89,8 +89,8 @@ def _progress(lines: Sequence[Fields], score_name: str, about: About, path: Path
     colour = styles([about.method])[about.method].colour if about.method else BLUE
     scale = seconds_scale(lines[-1].figure("seconds") if lines else 0)
     labelled = []
-    columns = (("seconds", scale.factor, f"training time ({scale.unit})"), ("round", 1, "rounds"))
-    for column, (key, factor, name) in enumerate(columns):
+    columns = (("seconds", scale.factor, "training time", f" ({scale.unit})"), ("round", 1, "rounds", ""))
+    for column, (key, factor, against, unit) in enumerate(columns):
         everywhere, where = ([line.figure(key) / factor for line in some] for some in (lines, scored))
         top, bottom, *rest = axes[:, column]
         top.plot(where, scores, "o-", color=colour)
@@ -98,15 +98,18 @@ def _progress(lines: Sequence[Fields], score_name: str, about: About, path: Path
         bottom.plot(where, errors, "o-", color=colour)
         trained = "training, subnets" if about.deals else "training"
         named = [Named(everywhere, losses, GRID, trained), Named(where, errors, colour, "test, whole network")]
+        bottom.margins(y=0.15)
         labelled.append((bottom, named))
+        for axis, what in zip(axes[:, column], (f"Test {score_name}", "Loss", "Learning rate")):
+            axis.set_title(plain(f"{what} against {against}"))
         for axis in rest:
             axis.step([0, *everywhere], [rates[0], *rates], color=INK, where="pre")
             axis.set_ylim(bottom=0)
-        axes[-1, column].set_xlabel(name)
-    axes[0, 0].set(title=plain(f"Test {score_name}"), ylabel=plain(f"test {score_name}"))
-    axes[1, 0].set(title="Loss", ylabel="loss")
+        axes[-1, column].set_xlabel(f"{against}{unit}")
+    axes[0, 0].set_ylabel(plain(f"test {score_name}"))
+    axes[1, 0].set_ylabel("loss")
     if changing:
-        axes[2, 0].set(title="Learning rate", ylabel="learning rate")
+        axes[2, 0].set_ylabel("learning rate")
     figure.suptitle(plain(about.title))
     figure.supxlabel(textwrap.fill(about.explanation, 130), fontsize=8.5)
     label(figure, labelled)
@@ -136,8 +139,8 @@ def _time(phases: Mapping[str, float], about: About, path: Path) -> Path:
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
     axis.margins(x=0.2)
-    axis.set(title=plain(f"Where the time went: {about.title}"))
-    axis.set_xlabel(f"{scale.unit}, mean over the ranks; {' and '.join(OFF_THE_CLOCK)} are not training time")
+    axis.set(title=plain(f"Where the time went, {about.title}"))
+    axis.set_xlabel(f"time ({scale.unit}), mean over the ranks; {' and '.join(OFF_THE_CLOCK)} are not training time")
     said = ", ".join(f"{name} {one:.3g} s" for name, one in zip(names, spent))
-    save(figure, path, f"Where the time went: {about.title}", said)
+    save(figure, path, f"Where the time went, {about.title}", said)
     return path

@@ -13,7 +13,7 @@ ON_DARK, ON_LIGHT = "#fdfdfd", "#111111"
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILLION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
-"""The palette of Okabe and Ito (2008), whose black is `INK` here: it holds under all three kinds of colour blindness."""
+"""The palette of Okabe and Ito, whose black is `INK` here: it holds under all three kinds of colour blindness."""
 
 
 @dataclass(frozen=True)

@@ -189,10 +189,11 @@ def comparison(console: Console, found: Comparison) -> None:
     console.print(escape(verdict(found)), soft_wrap=not console.is_terminal)
     console.print()
     for sheet in sheets(found):
-        table = Table(title=sheet.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        console.print(f"[bold]{escape(sheet.title)}[/]", soft_wrap=True)
+        table = Table(box=None, pad_edge=False)
         table.add_column(sheet.corner, vertical="top")
         for name in sheet.columns:
-            table.add_column(escape(name.replace(", ", "\n")), justify="right")
+            table.add_column(escape(name.replace(" (", "\n(").replace(", ", ",\n")), justify="right")
         for (name, cells), best in zip(sheet.rows, sheet.best or [frozenset()] * len(sheet.rows)):
             table.add_row(name, *(_marked(cell, place in best) for place, cell in enumerate(cells)))
         console.print(table)

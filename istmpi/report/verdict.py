@@ -9,6 +9,9 @@ from istmpi.report.sheets import TITLES, times
 ABOUT = 1.1
 """Up to so many times a figure counts as about the same, where there is one run of each."""
 
+MOST = 3
+"""Of so many methods a sentence names each."""
+
 
 def verdict(comparison: Comparison) -> str:
     """The verdict on a comparison; it claims no difference that repeats do not bear out."""
@@ -133,5 +136,7 @@ def _ratio(comparison: Comparison, group: Group, figure: str, target: float) -> 
 
 
 def _listed(texts: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """``a, b and c``; of many the first and the last are named."""
+    if len(texts) > MOST:
+        texts = [texts[0], f"{len(texts) - 2} more", texts[-1]]
     return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) if texts else ""

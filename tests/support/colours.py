@@ -1,6 +1,6 @@
 """How far apart two colours look, to everybody: an oracle for palettes, by formulas from the literature.
 
-Colour blindness as in Machado, Oliveira and Fernandes (2009), complete; distances are CIEDE2000 (Sharma, Wu and Dalal 2005).
+Colour blindness as in Machado, Oliveira and Fernandes (2009), complete; CIEDE2000 as in Sharma, Wu and Dalal (2005).
 """
 
 from itertools import combinations
@@ -52,11 +52,11 @@ def distance(first, second):
     h1, h2 = degrees(atan2(b1, a1)) % 360, degrees(atan2(b2, a2)) % 360
     turn = 0 if not c1 * c2 else (h2 - h1 + 180) % 360 - 180
     dl, dc, dh = l2 - l1, c2 - c1, 2 * sqrt(c1 * c2) * sin(radians(turn / 2))
-    l, c = (l1 + l2) / 2, (c1 + c2) / 2
+    lightness, c = (l1 + l2) / 2, (c1 + c2) / 2
     h = h1 + h2 if not c1 * c2 else (h1 + h2) / 2 if abs(h1 - h2) <= 180 else (h1 + h2 + 360) / 2
     t = 1 - 0.17 * cos(radians(h - 30)) + 0.24 * cos(radians(2 * h))
     t += 0.32 * cos(radians(3 * h + 6)) - 0.20 * cos(radians(4 * h - 63))
-    sl = 1 + 0.015 * (l - 50) ** 2 / sqrt(20 + (l - 50) ** 2)
+    sl = 1 + 0.015 * (lightness - 50) ** 2 / sqrt(20 + (lightness - 50) ** 2)
     sc, sh = 1 + 0.045 * c, 1 + 0.015 * c * t
     rt = -2 * sqrt(c**7 / (c**7 + 25**7)) * sin(radians(60 * exp(-(((h - 275) / 25) ** 2))))
     return sqrt((dl / sl) ** 2 + (dc / sc) ** 2 + (dh / sh) ** 2 + rt * dc / sc * dh / sh)

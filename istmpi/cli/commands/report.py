@@ -76,10 +76,12 @@ def command(
 
 def _title(found: Mapping[str, Comparison], curves: Sequence[Curve]) -> str:
     """What is compared on what: names where there are few of them, their number where there are many."""
-    names = list(dict.fromkeys(curve.name or data for data, those in by_data(curves).items() for curve in those))
     methods = list(dict.fromkeys(curve.method for curve in curves))
+    used = ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
+    if len(found) > 1:
+        return f"{len(curves)} runs on {len(found)} data sets: {used}"
+    names = list(dict.fromkeys(curve.name for curve in curves if curve.name))
+    learnt = ", ".join(names) if 0 < len(names) <= MOST_NAMES else ", ".join(found)
     ranks = sorted({curve.ranks for curve in curves if curve.ranks})
-    learnt = names if len(names) <= MOST_NAMES else [f"{len(curves)} runs on {len(found)} data sets"]
-    used = methods if len(methods) <= MOST_NAMES else [f"{len(methods)} methods"]
     where = f" on {' and '.join(map(str, ranks))} ranks" if 0 < len(ranks) <= 2 else ""
-    return f"{', '.join(learnt)}: {', '.join(used)}{where}"
+    return f"{learnt}: {used}{where}"
