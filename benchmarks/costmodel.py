@@ -38,6 +38,8 @@ from istmpi.cost.cluster import Cluster
 from istmpi.cost.time import round_time
 from istmpi.methods.base import InterruptedRound
 from istmpi.models.mlp import MLP
+from istmpi.report.figures import looking_alike
+from istmpi.report.styles import INK, styles
 from istmpi.training.loop import Training
 from istmpi.training.measure import measure
 
@@ -133,29 +135,32 @@ def worker(network: str, out: Path) -> None:
 
 def draw(rows: list[dict], path: Path) -> None:
     """Predicted against measured seconds and memory, with a band of 20%."""
-    import matplotlib
+    with looking_alike():
+        from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(11, 5.2), layout="constrained")
-    markers = {"ist": "o", "local-sgd": "s", "data-parallel": "D"}
-    colours = dict(zip(RANKS, ("tab:grey", "tab:blue", "tab:orange", "tab:red")))
-    kinds = (("s a round", "measured s", "seconds a round"), ("MB a rank", "measured MB", "peak memory of a rank, MB"))
-    for axis, (predicted, found, name) in zip(panels, kinds):
-        for row in rows:
-            axis.plot(row[found], row[predicted], markers[row["method"]], color=colours[row["P"]], fillstyle="none")
-        ends = np.array([min(row[found] for row in rows) / 1.5, max(row[found] for row in rows) * 1.5])
-        axis.plot(ends, ends, color="black", linewidth=0.8)
-        axis.fill_between(ends, 0.8 * ends, 1.2 * ends, color="black", alpha=0.08)
-        axis.set(xscale="log", yscale="log", xlabel=f"measured {name}", ylabel="predicted", title=name)
-        axis.grid(alpha=0.3)
-    handles = [pyplot.Line2D([], [], color="black", marker=m, linestyle="", fillstyle="none") for m in markers.values()]
-    handles += [pyplot.Line2D([], [], color=colour, marker="o", linestyle="") for colour in colours.values()]
-    names = [*markers, *(f"P = {ranks}" for ranks in RANKS)]
-    figure.legend(handles, names, loc="outside lower center", ncols=7, frameon=False)
-    figure.suptitle("Predicted and measured; the band is 20%")
-    figure.savefig(path, dpi=130)
+        figure = Figure(figsize=(11, 5.4), layout="constrained")
+        kinds = (("s a round", "measured s", "seconds a round"), ("MB a rank", "measured MB", "peak MB of a rank"))
+        looks = styles(row["method"] for row in rows)
+        for axis, (predicted, found, name) in zip(figure.subplots(1, 2), kinds):
+            for row in rows:
+                look = looks[row["method"]]
+                size = 4 + 2 * RANKS.index(row["P"])
+                axis.plot(row[found], row[predicted], look.marker, color=look.colour, fillstyle="none", markersize=size)
+            ends = np.array([min(row[found] for row in rows) / 1.5, max(row[found] for row in rows) * 1.5])
+            axis.plot(ends, ends, color=INK, linewidth=0.8)
+            axis.fill_between(ends, 0.8 * ends, 1.2 * ends, color=INK, alpha=0.08)
+            axis.set(xscale="log", yscale="log", xlabel=f"measured {name}", ylabel=f"predicted {name}", title=name)
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_major_formatter("{x:g}")
+        handles = [
+            Line2D([], [], color=look.colour, marker=look.marker, linestyle="", fillstyle="none")
+            for look in looks.values()
+        ]
+        figure.legend(handles, list(looks), loc="outside lower center", ncols=len(looks))
+        ranks = ", ".join(map(str, RANKS))
+        figure.suptitle(f"Predicted and measured; the band is 20%; the larger a marker, the more ranks (P = {ranks})")
+        figure.savefig(path, dpi=130)
 
 
 def benchmark() -> None:

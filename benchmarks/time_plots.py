@@ -6,65 +6,71 @@ from collections.abc import Callable
 from pathlib import Path
 
 from time_analysis import mean_curve
-from time_found import ALL_NAMES, NAMES, Contestant, Situation
-from time_plan import BATCH
+from time_found import ALL_NAMES, Contestant, Situation
+from time_plan import BATCH, TENTH
 
-TAB = ("red", "orange", "blue", "cyan", "green", "olive", "purple", "brown", "pink", "grey")
-COLOURS = {name: f"tab:{colour}" for name, colour in zip(ALL_NAMES, TAB)}
+from istmpi.report.figures import looking_alike
+from istmpi.report.labels import Named, label
+from istmpi.report.styles import BLUE, STYLES, Style
+
+LOOKS = {**{name: STYLES[name] for name in ALL_NAMES if name != TENTH}, TENTH: Style(BLUE, "H", ":")}
+SAID = {**{name: name for name in ALL_NAMES}, TENTH: "ist, a tenth redealt"}
+"""Methods are called as run files call them, in every picture."""
 
 
 def draw(shown: list[Situation], path: Path) -> None:
     """Accuracy against time in every situation, then against bytes and samples, and the split, with the most ranks."""
-    import matplotlib
+    with looking_alike():
+        from matplotlib.figure import Figure
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    tasks = list(dict.fromkeys(one.task for one in shown))
-    ranks = sorted({one.ranks for one in shown})
-    columns = max(len(ranks), 3)
-    size = (4.2 * columns, 3.3 * (len(tasks) + 1))
-    figure, axes = pyplot.subplots(len(tasks) + 1, columns, figsize=size, layout="constrained", squeeze=False)
-    for axis in axes.flat:
-        axis.set_visible(False)
-    for situation in shown:
-        axis = axes[tasks.index(situation.task), ranks.index(situation.ranks)]
-        _curves(axis, situation, lambda one, _: one.seconds)
-        axis.set(xlabel="training time (s)", title=f"{situation.task.title}, P = {situation.ranks}")
-    last = next(one for one in shown if one.ranks == max(one.ranks for one in shown if one.task == shown[0].task))
-    _curves(axes[-1, 0], last, lambda one, _: one.bytes / 1e6)
-    axes[-1, 0].set(xlabel="MB sent by all ranks", title=f"P = {last.ranks}: bytes")
-    _curves(axes[-1, 1], last, lambda _, situation: situation.ranks * BATCH)
-    axes[-1, 1].set(xlabel="examples", title=f"P = {last.ranks}: samples")
-    _bars(axes[-1, 2], last)
-    there = {name: title for name, title in NAMES.items() if any(name in one.contestants for one in shown)}
-    handles = [pyplot.Line2D([], [], color=COLOURS[name]) for name in there]
-    figure.legend(handles, there.values(), loc="outside lower center", ncols=6, frameon=False)
-    about = shown[0].about
-    faster = " of ten times the rate" * (shown[0].bandwidth == "10x")
-    figure.suptitle(f"Accuracy on a slow network{faster}, J = {about['J']}; PyTorch's methods dashed")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+        tasks = list(dict.fromkeys(one.task for one in shown))
+        ranks = sorted({one.ranks for one in shown})
+        columns = max(len(ranks), 3)
+        size = (4.4 * columns, 3.5 * (len(tasks) + 1))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(len(tasks) + 1, columns, squeeze=False)
+        for axis in axes.flat:
+            axis.set_visible(False)
+        named = []
+        for situation in shown:
+            axis = axes[tasks.index(situation.task), ranks.index(situation.ranks)]
+            named.append((axis, _curves(axis, situation, lambda one, _: one.seconds)))
+            axis.set(xlabel="training time (s)", title=f"{situation.task.title}, P = {situation.ranks}")
+        last = next(one for one in shown if one.ranks == max(one.ranks for one in shown if one.task == shown[0].task))
+        named.append((axes[-1, 0], _curves(axes[-1, 0], last, lambda one, _: one.bytes / 1e6)))
+        axes[-1, 0].set(xlabel="MB sent by all ranks", title=f"P = {last.ranks}: bytes")
+        named.append((axes[-1, 1], _curves(axes[-1, 1], last, lambda _, situation: situation.ranks * BATCH)))
+        axes[-1, 1].set(xlabel="examples consumed by all ranks", title=f"P = {last.ranks}: samples")
+        _bars(axes[-1, 2], last)
+        about = shown[0].about
+        faster = " of ten times the rate" * (shown[0].bandwidth == "10x")
+        figure.suptitle(f"Accuracy on a slow network{faster}, J = {about['J']}")
+        label(figure, named)
+        figure.savefig(path, dpi=110)
 
 
-def _curves(axis, situation: Situation, scale: Callable[[Contestant, Situation], float]) -> None:
-    """Every contestant's mean curve over seeds, with its steps in another unit."""
+def _curves(axis, situation: Situation, scale: Callable[[Contestant, Situation], float]) -> list[Named]:
+    """Every contestant's mean curve over seeds, with its steps in another unit, and its name."""
     axis.set_visible(True)
+    named = []
     for name, one in situation.contestants.items():
         steps, accuracies = zip(*mean_curve(one.curves)[1:])
-        each = scale(one, situation)
-        line = "--" if name.startswith("pytorch") else "-"
-        axis.plot([step * each for step in steps], accuracies, line, color=COLOURS[name], linewidth=1.5)
+        each, look = scale(one, situation), LOOKS[name]
+        costs = [step * each for step in steps]
+        every = max(len(steps) // 8, 1)
+        axis.plot(costs, accuracies, look.line, color=look.colour, marker=look.marker, markevery=every)
+        named.append(Named(costs, accuracies, look.colour, SAID[name]))
     axis.set(xscale="log", ylabel="test accuracy")
+    axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter("")
-    axis.grid(alpha=0.3)
+    return named
 
 
 def _bars(axis, situation: Situation) -> None:
     """The share of computing in a step."""
     axis.set_visible(True)
     names = list(situation.contestants)
-    titles, colours = [NAMES[name] for name in names], [COLOURS[name] for name in names]
+    titles, colours = [SAID[name] for name in names], [LOOKS[name].colour for name in names]
     whole = [situation.contestants[name].seconds for name in names]
     inside = []
     for name, seconds in zip(names, whole):
@@ -74,26 +80,33 @@ def _bars(axis, situation: Situation) -> None:
     axis.barh(titles, inside, color=colours)
     axis.bar_label(bars, [f"{seconds:.2g} s" for seconds in whole], padding=3)
     axis.set(xlim=(0, 1.3), xlabel="share of a step; dark: computing alone", title=f"P = {situation.ranks}: time")
+    axis.grid(visible=False, axis="y")
     axis.invert_yaxis()
 
 
 def draw_scaling(rows: list[dict], path: Path) -> None:
     """Measured points over the cost model's lines, both for ranks of equal speed."""
-    import matplotlib
+    with looking_alike():
+        from matplotlib.figure import Figure
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 5), layout="constrained")
-    for name, title in ALL_NAMES.items():
-        for key, style in (("model, equal ranks", "-"), ("measured, equal ranks", "o")):
-            points = [(row["P"], row[key]) for row in rows if row["method"] == title and row[key] != "-"]
-            if points:
-                label = title if style == "o" else None
-                axis.plot(*zip(*points), style, color=COLOURS[name], label=label, fillstyle="none")
-    axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel="examples a second")
-    axis.set_title("Measured (circles) and by the cost model (lines)")
-    axis.grid(alpha=0.3)
-    axis.legend()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+        figure = Figure(figsize=(8, 6), layout="constrained")
+        axis = figure.subplots()
+        named = []
+        for name, title in ALL_NAMES.items():
+            look = LOOKS[name]
+            for key, marker, line in (
+                ("model, equal ranks", "", look.line),
+                ("measured, equal ranks", look.marker, ""),
+            ):
+                points = [(row["P"], row[key]) for row in rows if row["method"] == title and row[key] != "-"]
+                if points:
+                    axis.plot(*zip(*points), marker=marker, linestyle=line, color=look.colour, fillstyle="none")
+                    if line:
+                        named.append(Named(*zip(*points), look.colour, SAID[name]))
+        axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel="examples a second, all ranks")
+        axis.set_title("Examples a second: measured (markers) and by the cost model (lines)")
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+        axis.margins(x=0.12)
+        label(figure, [(axis, named)])
+        figure.savefig(path, dpi=110)

@@ -33,7 +33,7 @@ FAR = 20.0
 PADDING = 7.0
 """Points that a label's frame adds to its width and height."""
 
-OUTSIDE, ON_A_LABEL, ON_A_CURVE, NEARER_TO_ANOTHER, BACK = 1000.0, 60.0, 1.5, 12.0, 4.0
+OUTSIDE, ON_A_LABEL, ON_A_CURVE, NEARER_TO_ANOTHER, BACK = 1000.0, 60.0, 1.5, 25.0, 4.0
 """What is bad about a place: each has a price, the last one for going back from a curve's end to its start."""
 
 

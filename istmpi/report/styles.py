@@ -37,7 +37,7 @@ STYLES = {
     "ist-push-pull": Style(BLUE, "h", ":"),
     "data-parallel-broadcast": Style(INK, "<", "--"),
     "data-parallel-halving-doubling": Style(INK, ">", ":"),
-    "pytorch-ddp": Style(INK, "d", "--"),
+    "pytorch-ddp": Style(INK, "d", "-."),
     "pytorch-local-sgd": Style(ORANGE, "p", "--"),
 }
 """By the name that a run file gives a method."""

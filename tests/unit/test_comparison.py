@@ -14,7 +14,7 @@ from istmpi.config import Run
 from istmpi.data.batch import Labels
 from istmpi.errors import ConfigError, DataError
 from istmpi.record import FAILURE, RunFolder
-from istmpi.report.comparison import NOT_REACHED, Spread, by_data, compare, default_targets, reached, smoothed
+from istmpi.report.comparison import NOT_REACHED, Spread, best, by_data, compare, default_targets, reached, smoothed
 from istmpi.report.curves import read_curves
 from istmpi.report.sheets import notes, sheets
 from istmpi.tasks import TASKS, higher_is_better
@@ -155,6 +155,30 @@ def test_runs_of_one_method_with_other_settings_are_not_repeats():
     assert [group.name for group in compare(two).groups] == ["ist, ranks 4", "ist, ranks 2", "torch-ddp, ranks 2"]
 
 
+def test_labels_are_short_and_the_rest_is_in_a_table():
+    def run(method, **settings):
+        return curve(method, FAST, settings={"train.rounds": 4, "method.local_steps": 20, **settings})
+
+    runs = [run("ist"), run("ist", **{"method.local_steps": 60}), run("local-sgd"), run("ist", **{"train.rounds": 9})]
+    found = compare(runs)
+    labels = ("ist (rounds 4, J 20)", "ist (J 60)", "local-sgd", "ist (rounds 9)")
+    assert tuple(group.label for group in found.groups) == labels == sheets(found)[0].columns
+    table = sheets(found)[-1]
+    assert table.title == "Settings in which the methods differ" and dict(table.rows) == {
+        "train.rounds": ("4", "4", "4", "9"),
+        "method.local_steps": ("20", "60", "20", "20"),
+    }
+    one = [run("ist"), curve("ist", FAST, settings={"x": 1}), run("local-sgd", x=2)]
+    assert [group.label for group in compare(one).groups] == ["ist [1]", "ist [2]", "local-sgd"]
+
+
+def test_the_best_of_a_row_is_where_there_is_a_choice():
+    slow, fast, never = Spread((3.0,)), Spread((1.0,)), Spread((NOT_REACHED,))
+    assert best([slow, fast, never]) == {1} and best([slow, fast, never], higher=True) == {0}
+    assert best([fast, slow, fast]) == {0, 2} and best([fast, never]) == {0}
+    assert best([fast]) == best([fast, fast]) == best([never, never]) == best([]) == frozenset()
+
+
 def test_runs_with_different_scores_are_not_compared():
     with pytest.raises(DataError, match="different scores"):
         compare([curve("ist", FAST), curve("ist", FAST, score_name="mean absolute error")])
@@ -216,14 +240,17 @@ def test_the_table_in_full():
         ("1 kB  1.00x", "not reached\n1 of 2 did", "3 MB  3,000x"),
     )
     assert made["Energy to a score"].rows[0][1][0] == "44 J  1.00x\n40 J to 48 J"
-    ends = dict(made["At the end"].rows)
+    assert time.best == (frozenset({0}), frozenset({0}))
+    ends, marks = dict(made["At the end"].rows), dict(zip(dict(made["At the end"].rows), made["At the end"].best))
+    assert marks["final accuracy"] == frozenset({0}) == marks["examples a second"]
+    assert not marks["training time"], "after other numbers of rounds times do not compare"
     assert ends["final accuracy"] == ("0.9000", "0.6000\n0.4000 to 0.8000", "0.8000")
     assert ends["rounds"] == ("4", "4 or 2", "4")
     assert ends["examples a second"][0] == "235\n213 to 256"
     assert ends["sent by a rank"] == ("1 kB", "1.5 kB\n1 kB to 2 kB", "1 MB")
     assert made["Where the time went"].rows == (
-        ("compute", ("3 s  75%", "", "")),
         ("pull", ("1 s  25%", "", "")),
+        ("compute", ("3 s  75%", "", "")),
         ("evaluate (not on the clock)", ("2 s", "", "")),
     )
     assert "Reached by the first evaluation, perhaps long before: 0.5 by ist. Evaluate more often." in notes(golden())
@@ -282,7 +309,7 @@ def test_a_folder_of_runs_is_read_and_what_is_not_finished_says_so(tmp_path):
         ("fedavg", "failed: no longer finite"),
     ]
     found = compare(read_curves([tmp_path]), [0.7], watts=10)
-    assert "fedavg, rounds 4, seed 7: failed: no longer finite" in notes(found)
+    assert "fedavg, seed 7: failed: no longer finite" in notes(found)
     assert [curve.ranks for group in found.groups for curve in group.curves] == [2, 2, 2]
     assert found.to_target(found.groups[1], "joules", 0.7).median == 10 * 2 * 4.0
 

@@ -19,7 +19,13 @@ ROWS = [[name.rstrip("/") for name in re.findall("`([^`]+)`", rooms)] for rooms 
 PLACES = {
     "mpi4py": ["comm/"],
     "h5py": ["hdf5.py", "data/hdf5.py", "checkpoint/"],
-    "matplotlib": ["report/plots.py", "report/cost_plots.py", "report/comparison_plots.py", "report/exit_plots.py"],
+    "matplotlib": [
+        "report/figures.py",
+        "report/plots.py",
+        "report/cost_plots.py",
+        "report/comparison_plots.py",
+        "report/exit_plots.py",
+    ],
     "click": ["cli/"],
     "rich": ["cli/", "report/tables.py", "report/checkpoints.py", "report/networks.py"],
     "msgspec": ["settings.py"],
