@@ -1,4 +1,4 @@
-"""The methods of training, each described once; a new one needs an entry here, its class, a line in report/styles.py."""
+"""The methods of training, each described once; a new one needs an entry, its class and a line in report/styles.py."""
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods.spec import MethodSpec, gathered, reduced

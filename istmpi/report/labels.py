@@ -64,9 +64,7 @@ def _label(axis: "Axes", curves: Sequence[Named], point: float) -> None:
         text = textwrap.fill(plain(curve.label), WIDEST)
         others = [other for other in samples if other is not own and len(other)]
         away = np.concatenate(others) if others else np.empty((0, 2))
-        size = _size(axis, text, point)
-        found = min(_places(own, size, frame, own, away, placed), key=lambda one: one[0])
-        _, box, anchor, (across, along, right, up), gap = found
+        box, anchor, (across, along, right, up), gap = _best_place(own, _size(axis, text, point), frame, away, placed)
         placed.append(box)
         axis.annotate(
             text,
@@ -104,43 +102,32 @@ def _size(axis: "Axes", text: str, point: float) -> np.ndarray:
     return np.array([extent.width, extent.height]) / point + PADDING
 
 
-def _places(anchors, size, frame, own, away, placed):
-    """Every place that is tried: its price, its box, its anchor, its side and its distance."""
-    chosen = anchors[np.unique(np.linspace(0, len(anchors) - 1, ANCHORS).astype(int))][::-1]
-    for back, anchor in enumerate(chosen):
-        for gap in GAPS:
-            for side in SIDES:
-                _, _, right, up = side
-                centre = anchor + np.array([right, up]) * (gap + (size - PADDING) / 2)
-                box = np.concatenate([centre - size / 2, centre + size / 2])
-                price = BACK * back / len(chosen) + gap / 10
-                price += OUTSIDE * _outside(box, frame)
-                price += ON_A_LABEL * sum(_overlap(box, other) for other in placed)
-                price += ON_A_CURVE * (_inside(box, own) + _inside(box, away))
-                price += NEARER_TO_ANOTHER * (_distance(box, away) < min(_distance(box, own), GAPS[0] + 1))
-                yield price, box, anchor, side, gap
+def _best_place(own: np.ndarray, size: np.ndarray, frame: np.ndarray, away: np.ndarray, placed: Sequence[np.ndarray]):
+    """The cheapest place of all that are tried: its box, its anchor on the curve, its side and its distance."""
+    anchors = own[np.unique(np.linspace(0, len(own) - 1, ANCHORS).astype(int))][::-1]
+    places = [(back, side, gap) for back in range(len(anchors)) for gap in GAPS for side in SIDES]
+    back = np.array([one for one, _, _ in places])
+    gaps = np.array([gap for _, _, gap in places])
+    directions = np.array([side[2:] for _, side, _ in places])
+    centres = anchors[back] + directions * (gaps[:, None] + (size - PADDING) / 2)
+    low, high = centres - size / 2, centres + size / 2
+    to_own, to_others = _distances(low, high, own), _distances(low, high, away)
+    price = BACK * back / len(anchors) + gaps / 10
+    price += OUTSIDE * (np.maximum(frame[:2] - low, 0) + np.maximum(high - frame[2:], 0)).sum(axis=1) / size.sum()
+    for other in placed:
+        price += ON_A_LABEL * ((low < other[2:] + 2) & (other[:2] < high + 2)).all(axis=1)
+    price += ON_A_CURVE * ((to_own == 0).sum(axis=1) + (to_others == 0).sum(axis=1))
+    nearest = to_others.min(axis=1, initial=np.inf)
+    price += NEARER_TO_ANOTHER * (nearest < np.minimum(to_own.min(axis=1), GAPS[0] + 1))
+    best = int(price.argmin())
+    box = np.concatenate([low[best], high[best]])
+    return box, anchors[back[best]], places[best][1], gaps[best]
 
 
-def _outside(box: np.ndarray, frame: np.ndarray) -> float:
-    """How much of a box's sides is beyond the frame."""
-    beyond = np.concatenate([frame[:2] - box[:2], box[2:] - frame[2:]])
-    return float(np.maximum(beyond, 0).sum() / (box[2:] - box[:2]).sum())
-
-
-def _overlap(box: np.ndarray, other: np.ndarray) -> bool:
-    return bool((box[:2] < other[2:] + 2).all() and (other[:2] < box[2:] + 2).all())
-
-
-def _inside(box: np.ndarray, points: np.ndarray) -> int:
-    return int(((points > box[:2]) & (points < box[2:])).all(axis=1).sum())
-
-
-def _distance(box: np.ndarray, points: np.ndarray) -> float:
-    """From the nearest of some points to a box."""
-    if not len(points):
-        return np.inf
-    off = np.maximum(np.maximum(box[:2] - points, points - box[2:]), 0)
-    return float(np.hypot(*off.T).min())
+def _distances(low: np.ndarray, high: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """From every box, given by two of its corners, to every point; 0 inside."""
+    off = np.maximum(np.maximum(low[:, None] - points, points - high[:, None]), 0)
+    return np.hypot(off[..., 0], off[..., 1])
 
 
 def without_room(axes: Sequence["Axes"]) -> None:

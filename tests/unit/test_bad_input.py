@@ -353,7 +353,7 @@ def test_dollars_in_names_are_no_mathematics(tmp_path):
     assert all(path.is_file() for path in plots.draw(folder))
     evil = r"$\frac{$ and $"
     found = compare([curve(evil, [0.1, 0.2], phases={evil: 1.0}), curve("_", [0.1])])
-    draw(found, evil, tmp_path / "x.png")
+    draw({evil: found, "_": found}, evil, tmp_path / "x.png")
     assert (tmp_path / "x.png").is_file()
 
 
