@@ -1,17 +1,24 @@
-"""The pictures of `benchmarks/time_to_accuracy.py`."""
+"""The pictures of `benchmarks/time_to_accuracy.py`.
+
+python benchmarks/time_plots.py        # those that are drawn from the results alone
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+from reporting import HERE
 from time_analysis import mean_curve
 from time_found import ALL_NAMES, Contestant, Situation
 from time_plan import BATCH, TENTH
 
-from istmpi.report.figures import looking_alike
+from istmpi.report.figures import looking_alike, save
 from istmpi.report.labels import Named, label
-from istmpi.report.styles import BLUE, STYLES, Style
+from istmpi.report.sheets import seconds as written
+from istmpi.report.styles import BLUE, ORANGE, STYLES, Style
 
 LOOKS = {**{name: STYLES[name] for name in ALL_NAMES if name != TENTH}, TENTH: Style(BLUE, "H", ":")}
 SAID = {**{name: name for name in ALL_NAMES}, TENTH: "ist, a tenth redealt"}
@@ -110,3 +117,78 @@ def draw_scaling(rows: list[dict], path: Path) -> None:
         axis.margins(x=0.12)
         label(figure, [(axis, named)])
         figure.savefig(path, dpi=110)
+
+
+def draw_panel(details: list[dict], controls: list[dict], path: Path) -> None:
+    """Seconds to the highest accuracy that all methods reach with the most ranks, beside their controls."""
+    details = [row for row in details if (row["P"], row["J"], row["Mbit/s"]) == (8, 20, "200")]
+    networks = list(dict.fromkeys(row["network"] for row in details))
+    found = {}
+    for network in networks:
+        top = max(row["accuracy"] for row in details if row["network"] == network)
+        seconds = {
+            name: row["seconds"]
+            for name, title in ALL_NAMES.items()
+            for row in details
+            if name in PANEL and (row["network"], row["accuracy"], row["method"]) == (network, top, title)
+        }
+        found[network, top] = seconds | _of_controls(controls, network, top)
+    said = "; ".join(
+        f"{network} to {top}: " + ", ".join(f"{PANEL[name][0]} {written(took)}" for name, took in seconds.items())
+        for (network, top), seconds in found.items()
+    )
+    with looking_alike():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.4, 7.2), layout="constrained")
+        axes = figure.subplots(len(found), 1, sharex=True, height_ratios=[len(one) for one in found.values()])
+        for axis, ((network, top), seconds) in zip(axes, found.items()):
+            names = [name for name in PANEL if name in seconds]
+            for place, name in enumerate(names):
+                title, look = PANEL[name]
+                axis.plot(seconds[name], place, look.marker, color=look.colour, markersize=7)
+                about = (seconds[name], place), (8, 0)
+                axis.annotate(written(seconds[name]), *about, textcoords="offset points", va="center")
+            axis.set_yticks(range(len(names)), [PANEL[name][0] for name in names])
+            axis.set(xscale="log", ylim=(len(names) - 0.5, -0.5), title=f"{network}: accuracy {top:g}")
+            axis.xaxis.set_major_formatter("{x:,.0f}")
+        axes[-1].set_xlabel("seconds of training")
+        axes[-1].margins(x=0.2)
+        title = "Time to the same accuracy: 8 ranks, 200 Mbit/s, J = 20"
+        figure.suptitle(title)
+    save(figure, path, title, said)
+
+
+NEVER, NARROW = "never", "narrow"
+PANEL = {
+    "ist": ("ist", STYLES["ist"]),
+    TENTH: (SAID[TENTH], LOOKS[TENTH]),
+    NEVER: ("ist, never redealt", Style(BLUE, "8")),
+    NARROW: ("a narrow network", Style(ORANGE, "*")),
+    "local-sgd": ("local-sgd", STYLES["local-sgd"]),
+    "data-parallel": ("data-parallel", STYLES["data-parallel"]),
+}
+"""What the panel shows, the controls among them, by name: how it is called and drawn."""
+
+
+def _of_controls(controls: list[dict], network: str, accuracy: float) -> dict[str, float]:
+    """Seconds that the controls of a network took, with data alike on all ranks; the faster of the narrow ones."""
+    titles = {"IST, never redealt": NEVER, "narrow network, local SGD": NARROW, "narrow network, DiLoCo": NARROW}
+    data = network.split(" 4096")[0].split(" 3072")[0]
+    full = [row["network"] for row in controls if row["method"] == "IST" and row["network"] == network]
+    found = {}
+    for row in controls if full else []:
+        reached = re.search(rf"\b{accuracy:g} in [\d,]+ steps, ([\d.]+) s", row["reached"])
+        if row["network"].startswith(data) and row["data"] == "alike" and row["method"] in titles and reached:
+            name = titles[row["method"]]
+            found[name] = min(found.get(name, float("inf")), float(reached[1]))
+    return found
+
+
+if __name__ == "__main__":
+    results = HERE / "results"
+    tables = {
+        name: json.loads((results / f"{name}.json").read_text("utf-8")) for name in ("time-to-accuracy", "controls")
+    }
+    draw_panel(tables["time-to-accuracy"]["details"], tables["controls"]["rows"], results / "panel.svg")
+    draw_scaling(json.loads((results / "scaling.json").read_text("utf-8"))["rows"], results / "scaling.png")

@@ -9,6 +9,7 @@ from istmpi.cost.survey import Row
 from istmpi.report.figures import looking_alike, plain, require_drawable, save
 from istmpi.report.labels import Named, label
 from istmpi.report.styles import GRID, styles
+from istmpi.report.units import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ def described(rows: Sequence[Row]) -> str:
     ends = {row["method"]: row for row in sorted(rows, key=lambda row: row["ranks"])}
     return " ".join(
         f"{name} ({unit}): "
-        + "; ".join(f"{method} {value(row):.3g} on {row['ranks']} ranks" for method, row in ends.items())
+        + "; ".join(f"{method} {number(value(row))} on {row['ranks']} ranks" for method, row in ends.items())
         + "."
         for name, unit, value in PANELS
     )

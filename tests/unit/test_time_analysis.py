@@ -1,11 +1,14 @@
 """The arithmetic of benchmarks/time_to_accuracy.py, and the order and names of its cells."""
 
+import json
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from istmpi.methods import METHODS
+from istmpi.report.styles import STYLES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -14,9 +17,11 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def modules():
     sys.path.insert(0, str(BENCHMARKS))
     import time_analysis
+    import time_found
     import time_plan
+    import time_plots
 
-    yield time_analysis, time_plan
+    yield time_analysis, time_plan, time_found, time_plots
     sys.path.remove(str(BENCHMARKS))
 
 
@@ -134,7 +139,7 @@ def test_cells_come_once_after_what_they_need_and_the_most_valuable_first(plan, 
 
 
 def test_every_contestant_learns_like_a_method_that_has_a_curve(modules):
-    analysis, plan = modules
+    analysis, plan, *_ = modules
     contestants = {name for names in plan.CONTESTANTS.values() for name in names}
     assert contestants == set(analysis.ALGORITHMS)
     assert set(analysis.ALGORITHMS.values()) == set(plan.METHODS)
@@ -143,3 +148,44 @@ def test_every_contestant_learns_like_a_method_that_has_a_curve(modules):
 def test_every_method_of_istmpi_has_its_speed_measured(plan):
     methods = {plan.settings_of(name)["method.name"] for job in plan.JOBS.values() for name in job}
     assert methods - set(plan.PEERS) == set(METHODS)
+
+
+# ---- pictures
+
+
+def drawn_situation(modules):
+    """Every contestant with two evaluated curves, each ten times as slow as the one before."""
+    _, plan, found, _ = modules
+    contestants = {}
+    for place, name in enumerate(found.NAMES):
+        curves = [[{"step": step, "accuracy": 0.5 + step / 99} for step in range(0, 40, 10)] for _ in range(2)]
+        rounds = [measured(20, 0.01 * 10**place, 0.1, 1000)]
+        contestants[name] = found.Contestant(name, {"local": [rounds]}, 20, curves, None)
+    return found.Situation(plan.FULL.tasks[0], 8, "1x", 20, 200e6, contestants)
+
+
+def test_methods_look_in_benchmarks_as_in_reports(modules, tmp_path):
+    plots = modules[3]
+    plots.draw([drawn_situation(modules)], tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert all(plots.LOOKS[name] == STYLES[name] == plots.PANEL.get(name, ("", STYLES[name]))[1] for name in METHODS)
+
+
+def test_the_panel_shows_what_was_measured(modules, tmp_path):
+    plots = modules[3]
+    results = BENCHMARKS / "results"
+    time, controls = (json.loads((results / f"{name}.json").read_text()) for name in ("time-to-accuracy", "controls"))
+    plots.draw_panel(time["details"], controls["rows"], tmp_path / "panel.svg")
+    told, kept = (
+        ElementTree.parse(folder / "panel.svg").getroot().find(".//*[@id='description']").text
+        for folder in (tmp_path, results)
+    )
+    assert told == kept, "python benchmarks/time_plots.py draws it anew"
+    row = next(row for row in time["rows"] if row["P"] == 8 and row["Mbit/s"] == "200" and row["J"] == 20)
+    assert f"{row['network']} to {float(row['accuracy']):g}: ist {row['IST, s']} s" in told
+    assert f"local-sgd {row['local SGD, s'].strip('*')} s" in told
+    never = next(row for row in controls["rows"] if row["method"] == "IST, never redealt" and row["data"] == "alike")
+    assert f"{told.split('never redealt ')[1].split(' s')[0]} s" in never["reached"]
+    assert (results / "panel.svg").read_text() == (tmp_path / "panel.svg").read_text(), (
+        "python benchmarks/time_plots.py"
+    )
