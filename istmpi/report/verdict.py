@@ -10,7 +10,7 @@ ABOUT = 1.1
 """Up to so many times a figure counts as about the same, where there is one run of each."""
 
 MOST = 3
-"""Of so many methods a sentence names each."""
+"""Of so many methods a sentence tells each one's figures."""
 
 
 def verdict(comparison: Comparison) -> str:
@@ -69,20 +69,27 @@ def _first(comparison: Comparison, groups: Sequence[Group], target: float) -> st
     write = TITLES["seconds"][1]
     spread = {group.name: comparison.to_target(group, "seconds", target) for group in groups}
     near = [group for group in others if _alike(spread[first.name], spread[group.name])]
-    said = f"{_listed([one.label for one in (first, *near)])} reached {_goal(comparison, [target])}"
-    took = write(spread[first.name].median)
-    if near:
-        slowest = write(max(spread[one.name].median for one in near))
-        said += f" about equally fast, after {f'{took} to {slowest}' if slowest != took else took} of training"
+    took, goal = write(spread[first.name].median), _goal(comparison, [target])
+    slowest = write(max(spread[one.name].median for one in (first, *near)))
+    after = f"after {took if slowest == took else f'{took} to {slowest}'} of training"
+    if not near:
+        said = f"{first.label} reached {goal} first, {after}"
+    elif len(near) == len(others) > 1:
+        said = f"No method was clearly the first to reach {goal}: all did {after}"
     else:
-        said += f" first, after {took} of training"
+        said = f"{_listed([one.label for one in (first, *near)])} reached {goal} about equally fast, {after}"
     far = [group for group in others if group not in near]
     later = [
         f"{group.label} {write(spread[group.name].median)}{_ratio(comparison, group, 'seconds', target)}"
         for group in far
     ]
     never = [group.label for group in groups if group.name not in {one.name for one in (first, *others)}]
-    return said + (f"; {_listed(later)}" if later else "") + (f"; {_listed(never)} never" if never else "") + "."
+    return (
+        said
+        + (f"; {_listed(_shortened(later))}" if later else "")
+        + (f"; {_listed(never)} never" if never else "")
+        + "."
+    )
 
 
 def _least(comparison: Comparison, groups: Sequence[Group], target: float) -> str:
@@ -93,7 +100,7 @@ def _least(comparison: Comparison, groups: Sequence[Group], target: float) -> st
     if len(there) < 2 or sent[there[0].name] == sent[there[-1].name]:
         return ""
     others = [f"{one.label} {write(sent[one.name])}{_ratio(comparison, one, 'bytes', target)}" for one in there[1:]]
-    return f"By then {there[0].label} had sent the least, {write(sent[there[0].name])}; {_listed(others)}."
+    return f"By then {there[0].label} had sent the least, {write(sent[there[0].name])}; {_listed(_shortened(others))}."
 
 
 def _ended(comparison: Comparison, groups: Sequence[Group]) -> str:
@@ -113,8 +120,8 @@ def _ended(comparison: Comparison, groups: Sequence[Group]) -> str:
     if not others:
         return f"By their {score} the methods cannot be told apart (best: {top.median:.4f})."
     if len(alike) > len(places):
-        return f"Best by their {score}, within their spread: {names} ({top.median:.4f}); {_listed(others)}."
-    return f"Best {score}: {names}, {top.median:.4f}; {_listed(others)}."
+        return f"Best by their {score}, within their spread: {names} ({top.median:.4f}); {_listed(_shortened(others))}."
+    return f"Best {score}: {names}, {top.median:.4f}; {_listed(_shortened(others))}."
 
 
 def _alike(first: Spread, other: Spread) -> bool:
@@ -135,8 +142,11 @@ def _ratio(comparison: Comparison, group: Group, figure: str, target: float) -> 
     return "" if ratio is None else f" ({times(ratio)})"
 
 
+def _shortened(texts: Sequence[str]) -> list[str]:
+    """Of many the first and the last."""
+    return [texts[0], f"{len(texts) - 2} more", texts[-1]] if len(texts) > MOST else list(texts)
+
+
 def _listed(texts: Sequence[str]) -> str:
-    """``a, b and c``; of many the first and the last are named."""
-    if len(texts) > MOST:
-        texts = [texts[0], f"{len(texts) - 2} more", texts[-1]]
+    """``a, b and c``."""
     return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) if texts else ""
