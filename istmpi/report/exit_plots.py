@@ -37,12 +37,13 @@ def figure(curve: Sequence[ExitPoint], exits: Sequence[float], title: str) -> "F
         best = nearly_free(curve)
         left.plot([point.early for point in curve], [point.accuracy for point in curve], ".-", color=BLUE)
         left.plot(best.early, best.accuracy, "D", color=VERMILLION, markersize=7)
+        far = best.early > 0.3
         left.annotate(
             f"threshold {best.threshold:.2f}:\nless than 0.005 lost",
             (best.early, best.accuracy),
-            (-8, -8),
+            (-8 if far else 8, -8),
             textcoords="offset points",
-            ha="right",
+            ha="right" if far else "left",
             va="top",
         )
         for number, accuracy in enumerate(exits, 1):
