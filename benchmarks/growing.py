@@ -43,7 +43,7 @@ NOTES = (
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     """The evaluations of a run."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line.get("score")]
+    return [line for line in lines if "score" in line]
 
 
 def gflop(settings: dict[str, str]) -> float:
@@ -59,7 +59,7 @@ def gflop(settings: dict[str, str]) -> float:
 
 def reached(lines: list[dict[str, Any]], accuracy: float, first_round: int) -> float | None:
     """Seconds until an evaluation behind a round first shows so much."""
-    good = (line["seconds"] for line in lines if line["round"] > first_round and line["score"]["score"] >= accuracy)
+    good = (line["seconds"] for line in lines if line["round"] > first_round and line["score"] >= accuracy)
     return next(good, None)
 
 

@@ -48,5 +48,5 @@ def train(folder: Path, ranks: int, settings: Mapping[str, str]) -> dict[str, An
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     summary = json.loads((folder / "summary.json").read_text())
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    summary["best"] = max(line["score"]["score"] for line in lines if line.get("score"))
+    summary["best"] = max(line["score"] for line in lines if "score" in line)
     return summary

@@ -175,8 +175,8 @@ class Bench:
                 "seconds": line["seconds"],
                 "bytes": line["bytes"],
                 "samples": line["examples"],
-                "accuracy": line["score"]["score"],
-                "loss": line["score"]["loss"],
+                "accuracy": line["score"],
+                "loss": line["test_loss"],
             }
             for line in lines
             if "score" in line

@@ -12,7 +12,7 @@ _PLACES = {
     "IstmpiError": "errors",
     "OutputError": "errors",
     "Partition": "engine.partition",
-    "Progress": "training.loop",
+    "Progress": "training.progress",
     "Run": "config",
     "StoppedError": "errors",
     "Summary": "training.run",

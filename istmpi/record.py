@@ -47,6 +47,11 @@ class Clock:
             self._lap()
             self._running.pop()
 
+    def since(self, earlier: Mapping[str, float]) -> dict[str, float]:
+        """Seconds of each phase that there was since ``seconds`` were these."""
+        spent = {phase: seconds - earlier.get(phase, 0.0) for phase, seconds in self.seconds.items()}
+        return {phase: seconds for phase, seconds in spent.items() if seconds > 0}
+
     def _lap(self) -> None:
         now = time.perf_counter()
         if self._running:
@@ -145,6 +150,7 @@ class RunFolder:
         lines = [Fields.parsed(text, f"{subject}, line {number}", CURE) for number, text in enumerate(texts, 1)]
         for line in lines:
             line.whole("round")
+            _flatten(line.tree)
         return lines
 
     def summary(self) -> Fields:
@@ -158,6 +164,21 @@ class RunFolder:
                 file.write(text)
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be written ({error.strerror}).") from None
+
+
+def _flatten(line: dict[str, Any]) -> None:
+    """Have a line of an earlier istmpi, whose score was an object, as it is written now."""
+    score = line.get("score")
+    if isinstance(score, dict):
+        line["score"] = score.get("score")
+        named = {"test_loss": score.get("loss"), "test_examples": score.get("examples")}
+        named["bits_per_byte"] = score.get("bits_per_byte")
+        exits, more = score.get("exits"), score.get("more")
+        named |= {f"exit{number}_score": of for number, of in enumerate(exits if isinstance(exits, list) else (), 1)}
+        named |= more if isinstance(more, dict) else {}
+        for name, value in named.items():
+            if value is not None:
+                line.setdefault(name, value)
 
 
 def home(wanted: str, name: str) -> Path:

@@ -22,7 +22,8 @@ from istmpi.report import plots, tables
 from istmpi.report.units import duration, number, size
 from istmpi.tasks import GRAPH_TASKS
 from istmpi.training.comparison import ComparisonWatch, Turn
-from istmpi.training.loop import Progress, Training
+from istmpi.training.loop import Training
+from istmpi.training.progress import Progress
 from istmpi.training.run import Summary, Watch
 
 SECONDS_BETWEEN_LINES = 10

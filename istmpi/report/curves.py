@@ -134,7 +134,7 @@ def _of_run(folder: Path) -> Curve:
 
 def _of_line(line: Fields) -> Point:
     """An evaluation, of a line of metrics."""
-    return _point(line, line.inner("score").figure("score"))
+    return _point(line, line.figure("score"))
 
 
 def _point(figures: Fields, score: float) -> Point:

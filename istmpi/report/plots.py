@@ -79,7 +79,7 @@ def _progress(lines: Sequence[Fields], score_name: str, about: About, path: Path
     from matplotlib.figure import Figure
 
     scored = [line for line in lines if "score" in line]
-    scores, errors = ([line.inner("score").figure(name) for line in scored] for name in ("score", "loss"))
+    scores, errors = ([line.figure(name) for line in scored] for name in ("score", "test_loss"))
     losses = [line.figure("loss") for line in lines]
     rates = [line.figure("learning_rate", 0) for line in lines if "learning_rate" in line]
     changing = len(rates) == len(lines) and len(set(rates)) > 1  # none in the record of an earlier istmpi

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,30 +37,10 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 from istmpi.record import Clock
 from istmpi.tasks import TASKS
+from istmpi.training.progress import LastRound, Progress
 from istmpi.training.resolution import Size, carried, sides_of, sizes_of, starting_anew
 from istmpi.training.resuming import Present, changes_since
 from istmpi.training.same_data import contents, require_same_everywhere
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What is known after a round; evaluations count neither in its seconds nor in its bytes."""
-
-    round: int
-    """Rounds done."""
-    local_steps: int
-    """Local steps done by a rank that takes part in every round."""
-    examples: int
-    """Examples consumed by all ranks."""
-    seconds: float
-    bytes: int
-    """Bytes that all ranks handed to MPI."""
-    loss: float
-    """Mean training loss of the round over ranks and local steps."""
-    learning_rate: float
-    """Of the round's last local step."""
-    score: Score | None = None
-    """The full network's on the test split, where it was evaluated."""
 
 
 class Training:
@@ -98,6 +77,8 @@ class Training:
         self.stop = stop or StopSign(communicator)
         self.rounds_done = self.local_step = self._most_steps = self._examples = self._bytes = 0
         self._seconds = self._loss = 0.0
+        self._last_round: LastRound | None = None
+        self._on_the_clock: dict[str, float] = {}
         self._interrupted = InterruptedRound()
         self._calibrated: tuple[int, int] | None = None
         self.score_name = TASKS[self.dataset.task].score
@@ -252,8 +233,10 @@ class Training:
         """
         self._have_the_right_size()
         communicator, before = self.communicator, self._interrupted
+        saved = self._since_the_round("save")
         communicator.barrier()
         start, sent, examples = time.perf_counter(), communicator.traffic.bytes, self.method.examples
+        on_the_clock = dict(self.clock.seconds)
         with self.clock("other"):
             outcome = self.method.run(self.rounds_done, before)
             stopped = isinstance(outcome, InterruptedRound)
@@ -268,12 +251,14 @@ class Training:
                 )
                 self.method = self._next_method(self.method)
         took = time.perf_counter() - start
-        per_rank = communicator.allgather((took, communicator.traffic.bytes - sent, *report))
-        took, sent, examples, done, steps = zip(*per_rank, strict=True)
+        phases, self._on_the_clock = self.clock.since(on_the_clock), dict(self.clock.seconds)
+        per_rank = communicator.allgather((took, communicator.traffic.bytes - sent, *report, phases))
+        took, sent, examples, done, steps, phases = zip(*per_rank, strict=True)
         self._seconds += max(took)
         self._bytes += sum(sent)
         self._examples += sum(examples)
         self._most_steps = max(steps)
+        self._last_round = LastRound.of(max(took), sum(sent), sum(examples), phases, saved)
         if stopped and max(done):
             self.local_step, self._interrupted = max(done), outcome
         elif stopped:
@@ -285,7 +270,24 @@ class Training:
         """What is known after the last round."""
         done, steps = (self.method.first_step(rounds) for rounds in (self.rounds_done, self.run.train.rounds))
         rate = self.run.optimizer.lr_at(max(done - 1, 0), steps)
-        return Progress(self.rounds_done, done, self._examples, self._seconds, self._bytes, self._loss, rate, score)
+        last = self._last_round and self._last_round.followed_by(self._since_the_round("evaluate"))
+        return Progress(
+            self.rounds_done,
+            done,
+            self._examples,
+            self._seconds,
+            self._bytes,
+            self._loss,
+            rate,
+            score,
+            self.score_name,
+            self.communicator.size,
+            last,
+        )
+
+    def _since_the_round(self, phase: str) -> dict[str, float]:
+        """This rank's seconds in a phase since the last round, where it was in it."""
+        return {name: seconds for name, seconds in self.clock.since(self._on_the_clock).items() if name == phase}
 
     @property
     def position(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from istmpi.checkpoint.folder import NETWORK, listed, newest_valid, require_valid, set_aside
@@ -17,7 +17,8 @@ from istmpi.config import Run
 from istmpi.errors import DataError, DivergedError, OutputError, StoppedError
 from istmpi.lock import FolderLock
 from istmpi.record import SETTINGS, SUMMARY, RunFolder, known
-from istmpi.training.loop import Progress, Training
+from istmpi.training.loop import Training
+from istmpi.training.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def run_training(
         progress = _train(training, folder, saver, lock, watch, save_network=not trained)
         per_rank = communicator.allgather(dict(training.clock.seconds))
         phases = {phase: sum(seconds[phase] for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}
-        last = progress or training.progress(training.evaluate())
+        last = replace(progress or training.progress(training.evaluate()), last_round=None)
         summary = Summary(folder.path, communicator.size, training.score_name, last, phases, training.data_fingerprint)
         if first:
             folder.write(SUMMARY, json.dumps(asdict(summary, dict_factory=known), default=str, indent=2) + "\n")
@@ -159,8 +160,7 @@ def _train(
         for progress in training.rounds():
             if first:
                 try:
-                    figures = asdict(progress, dict_factory=known)
-                    folder.append({**figures, "ranks": communicator.size, "score_name": training.score_name})
+                    folder.append(progress.record())
                 except OutputError as error:
                     if len(folder.pending) == 1:
                         watch.noticed(f"{error} The run goes on; its metrics are kept until they can be.")

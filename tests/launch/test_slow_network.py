@@ -101,7 +101,7 @@ def test_ours_the_peer_and_one_process_learn_the_same(mpirun, tmp_path, method, 
     )
     assert train.returncode == 0, train.stderr
     lines = map(json.loads, (tmp_path / "ours/metrics.jsonl").read_text().splitlines())
-    expected = {line["local_steps"]: (line["score"]["score"], line["score"]["loss"]) for line in lines}
+    expected = {line["local_steps"]: (line["score"], line["test_loss"]) for line in lines}
     assert sorted(expected) == [5, 10]
 
     steps = ["--steps", 5 * ROUNDS]

@@ -196,7 +196,7 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(mpirun
         assert {name: (folder / name).read_bytes() for name in before} == before
         assert {"summary.json", "progress.png", "time.png"} <= {path.name for path in folder.iterdir()}
     last, summary = lines(folder)[-1], json.loads((folder / "summary.json").read_text())["last"]
-    assert summary["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 3
+    assert summary["score"]["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 3
     assert [summary[fact] for fact in ("seconds", "bytes", "loss")] == [last[f] for f in ("seconds", "bytes", "loss")]
 
 

@@ -49,7 +49,7 @@ def test_a_run_leaves_its_record_and_its_run_file_repeats_it_bit_for_bit(mpirun,
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
     assert ["score" in line for line in lines] == [False, True, True]
-    assert lines[-1]["score"]["examples"] == 360
+    assert lines[-1]["test_examples"] == 360
     assert lines[-1]["examples"] == 3 * 3 * 4 * 16
     summary = json.loads((out / "summary.json").read_text())
     assert {"deal", "pull", "compute", "push", "evaluate"} <= set(summary["seconds"])

@@ -322,7 +322,7 @@ def leave(folder, metrics, summary):
 
 LINE_OF_METRICS = {
     "round": 1, "seconds": 1.0, "bytes": 1, "examples": 1, "loss": 1.0,
-    "score": {"score": 1.0, "loss": 1.0, "examples": 1},
+    "score": 1.0, "test_loss": 1.0, "test_examples": 1,
 }  # fmt: skip
 SUMMARY = {"ranks": 2, "score_name": "accuracy", "seconds": {"$x_ $compute": 1.0}}
 

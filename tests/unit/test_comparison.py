@@ -279,7 +279,7 @@ def leave_run(folder, method="ist", scores=FAST, rounds=4, finished=True):
     for round, score in enumerate(scores, 1):
         line = {"round": round, "seconds": 2.0 * round, "bytes": 10 * round, "examples": 256 * round, "loss": 1.0}
         line |= {"ranks": 2, "score_name": "accuracy"}
-        made.append(line | ({"score": {"loss": 1.0, "score": score, "examples": 9}} if round % 2 == 0 else {}))
+        made.append(line | ({"score": score, "test_loss": 1.0, "test_examples": 9} if round % 2 == 0 else {}))
     if finished:
         summary = {"ranks": 2, "score_name": "accuracy", "seconds": {"compute": 4.0}}
         made.write("summary.json", json.dumps(summary))

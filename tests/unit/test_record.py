@@ -93,7 +93,7 @@ def test_metrics_read_back_as_they_were_written(tmp_path):
     folder = RunFolder.of(str(tmp_path / "run"), "digits")
     folder.make()
     assert folder.metrics() == []
-    lines = [{"round": 1, "loss": 0.1 + 0.2}, {"round": 2, "loss": 1e-300, "score": {"loss": 1.0}}]
+    lines = [{"round": 1, "loss": 0.1 + 0.2}, {"round": 2, "loss": 1e-300, "score": 1.0}]
     for line in lines:
         folder.append(line)
     assert RunFolder(folder.path).metrics() == lines

@@ -112,7 +112,7 @@ def test_a_plan_of_a_warm_up_without_end_is_refused(istmpi_command, method, step
 
 def leave(folder, *rates):
     """The record of a finished run with such learning rates in its rounds; None for a line without one."""
-    figures = {"seconds": 1.0, "bytes": 1, "examples": 1, "loss": 1.0, "score": {"score": 1.0, "loss": 1.0}}
+    figures = {"seconds": 1.0, "bytes": 1, "examples": 1, "loss": 1.0, "score": 1.0, "test_loss": 1.0}
     lines = [{"round": number, **figures, "learning_rate": rate} for number, rate in enumerate(rates, 1)]
     lines = [{key: value for key, value in line.items() if value is not None} for line in lines]
     made = RunFolder(folder)

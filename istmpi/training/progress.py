@@ -1,0 +1,112 @@
+"""What is known of a run after each of its rounds, and how a line of metrics.jsonl says it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from istmpi.evaluation.evaluator import Score
+
+
+@dataclass(frozen=True)
+class LastRound:
+    """The last round by itself; of one that was resumed in its middle, the part behind that."""
+
+    seconds: float
+    """On the slowest rank, from when all have come to it."""
+    bytes: int
+    """Bytes that all ranks handed to MPI."""
+    examples: int
+    """Examples consumed by all ranks."""
+    phases: Mapping[str, float]
+    """Seconds by phase, the mean over ranks; of `evaluate` after the round and `save` before it, rank 0's."""
+    compute: tuple[float, ...]
+    """Each rank's seconds of local steps."""
+    wait: tuple[float, ...]
+    """Each rank's seconds at the end of the local steps until all others were there."""
+
+    @staticmethod
+    def of(
+        seconds: float, nbytes: int, examples: int, phases: Sequence[Mapping[str, float]], saving: Mapping[str, float]
+    ) -> LastRound:
+        """From all ranks' seconds by phase, and what saving took before."""
+        names = dict.fromkeys(name for of_rank in phases for name in of_rank)
+        by_name = {name: tuple(of_rank.get(name, 0.0) for of_rank in phases) for name in names}
+        mean = {name: sum(per_rank) / len(phases) for name, per_rank in by_name.items()}
+        none = (0.0,) * len(phases)
+        compute, wait = (by_name.get(name, none) for name in ("compute", "wait"))
+        return LastRound(seconds, nbytes, examples, mean | saving, compute, wait)
+
+    def followed_by(self, evaluating: Mapping[str, float]) -> LastRound:
+        """The same with what was done since."""
+        return replace(self, phases={**self.phases, **evaluating})
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is known after a round; evaluations count neither in its seconds nor in its bytes."""
+
+    round: int
+    """Rounds done."""
+    local_steps: int
+    """Local steps done by a rank that takes part in every round."""
+    examples: int
+    """Examples consumed by all ranks."""
+    seconds: float
+    bytes: int
+    """Bytes that all ranks handed to MPI."""
+    loss: float
+    """Mean training loss of the round over ranks and local steps."""
+    learning_rate: float
+    """Of the round's last local step."""
+    score: Score | None = None
+    """The full network's on the test split, where it was evaluated."""
+    score_name: str = ""
+    ranks: int = 1
+    last_round: LastRound | None = None
+    """None before a round of this job is done."""
+    time: float = field(default_factory=time.time)
+    """Unix time at which this was known."""
+
+    def record(self) -> dict[str, str | int | float]:
+        """All of it under one name each, as a line of metrics.jsonl has it and as loggers are told it."""
+        line = {
+            "time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="milliseconds"),
+            "round": self.round,
+            "local_steps": self.local_steps,
+            "examples": self.examples,
+            "seconds": self.seconds,
+            "bytes": self.bytes,
+            "loss": self.loss,
+            "learning_rate": self.learning_rate,
+            "ranks": self.ranks,
+            "score_name": self.score_name,
+        }
+        if self.score:
+            line |= _scores(self.score)
+        if self.last_round:
+            line |= _last_round(self.last_round)
+        return line
+
+
+def _scores(score: Score) -> dict[str, float]:
+    line = {"score": score.score, "test_loss": score.loss, "test_examples": score.examples}
+    line |= {f"exit{number}_score": each for number, each in enumerate(score.exits or (), 1)}
+    if score.bits_per_byte is not None:
+        line["bits_per_byte"] = score.bits_per_byte
+    return line | dict(score.more or {})
+
+
+def _last_round(last: LastRound) -> dict[str, float]:
+    line = {"round_seconds": last.seconds, "round_bytes": last.bytes}
+    if last.seconds > 0:
+        line |= {"examples_per_second": last.examples / last.seconds, "bytes_per_second": last.bytes / last.seconds}
+    line |= {f"{phase.replace('-', '_')}_seconds": seconds for phase, seconds in last.phases.items()}
+    for rank, (compute, wait) in enumerate(zip(last.compute, last.wait, strict=True)):
+        line |= {f"rank{rank}_compute_seconds": compute, f"rank{rank}_wait_seconds": wait}
+    # More digits than a clock has would make the file a third longer.
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in line.items()}

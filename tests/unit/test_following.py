@@ -1,0 +1,67 @@
+"""What a run says of each round: one name for each figure, and what earlier versions wrote is read as that."""
+
+import json
+from datetime import datetime, timezone
+
+import pytest
+
+from istmpi.evaluation.evaluator import Score
+from istmpi.record import Clock, RunFolder
+from istmpi.training.progress import LastRound, Progress
+
+PHASES = [{"compute": 2.0, "wait": 1.0, "all-reduce": 0.5}, {"compute": 4.0, "push": 1.0}]
+
+
+def progress(score=None):
+    last = LastRound.of(8.0, 4000, 64, PHASES, {"save": 0.25}).followed_by({"evaluate": 3.0})
+    return Progress(5, 20, 640, 40.0, 10**7, 0.5, 0.01, score, "accuracy", 2, last, 1.5e9)
+
+
+def test_a_record_is_flat_and_has_every_phase_and_every_rank():
+    line = progress(Score(0.25, 0.75, 9, (0.5, 0.75), 1.5, {"P@3": 0.125})).record()
+    assert line == {
+        "time": "2017-07-14T02:40:00.000+00:00",
+        "round": 5, "local_steps": 20, "examples": 640, "seconds": 40.0, "bytes": 10**7, "loss": 0.5,
+        "learning_rate": 0.01, "ranks": 2, "score_name": "accuracy",
+        "score": 0.75, "test_loss": 0.25, "test_examples": 9, "exit1_score": 0.5, "exit2_score": 0.75,
+        "bits_per_byte": 1.5, "P@3": 0.125,
+        "round_seconds": 8.0, "round_bytes": 4000, "examples_per_second": 8.0, "bytes_per_second": 500.0,
+        "compute_seconds": 3.0, "wait_seconds": 0.5, "all_reduce_seconds": 0.25, "push_seconds": 0.5,
+        "save_seconds": 0.25, "evaluate_seconds": 3.0,
+        "rank0_compute_seconds": 2.0, "rank0_wait_seconds": 1.0,
+        "rank1_compute_seconds": 4.0, "rank1_wait_seconds": 0.0,
+    }  # fmt: skip
+    assert json.loads(json.dumps(line)) == line
+    assert datetime.fromisoformat(line["time"]) == datetime.fromtimestamp(1.5e9, timezone.utc)
+
+
+def test_a_record_without_an_evaluation_says_nothing_of_one():
+    assert not {"score", "test_loss", "exit1_score"} & set(progress().record())
+
+
+def test_a_clock_tells_what_was_spent_since():
+    clock = Clock()
+    clock.seconds |= {"pull": 1.0, "push": 2.0}
+    before = dict(clock.seconds)
+    clock.seconds |= {"push": 5.0, "hop": 0.5}
+    assert clock.since(before) == {"push": 3.0, "hop": 0.5}
+
+
+@pytest.mark.parametrize("exits, more", [((0.5, 0.75), None), (None, {"P@3": 0.125})])
+def test_the_lines_of_an_earlier_istmpi_are_read_as_those_of_today(tmp_path, exits, more):
+    known = {"score": 0.75, "loss": 0.25, "examples": 9, "exits": exits, "bits_per_byte": 1.5, "more": more}
+    old = {"round": 5, "loss": 0.5, "score": {name: value for name, value in known.items() if value is not None}}
+    folder = RunFolder(tmp_path)
+    folder.append({"round": 4, "loss": 0.75})
+    folder.append(old)
+    new = progress(Score(0.25, 0.75, 9, exits, 1.5, more)).record()
+    first, second = folder.metrics()
+    assert first == {"round": 4, "loss": 0.75}
+    assert second == {name: new[name] for name in second}
+    assert set(second) == {"round", "loss"} | {n for n in new if n not in progress().record()}
+
+
+def test_nothing_in_an_earlier_line_takes_the_place_of_something_else(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.append({"round": 5, "score": {"score": 0.5, "more": {"round": 7, "score": 1.0}}})
+    assert folder.metrics() == [{"round": 5, "score": 0.5}]
