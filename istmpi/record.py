@@ -4,8 +4,8 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        self.followers: list[Callable[[str], AbstractContextManager]] = []
+        """Each makes of a phase's name what is entered and left with it."""
         self._running: list[str] = []
         self._since = 0.0
 
@@ -42,7 +44,10 @@ class Clock:
         self._lap()
         self._running.append(phase)
         try:
-            yield
+            with ExitStack() as followed:
+                for follower in self.followers:
+                    followed.enter_context(follower(phase))
+                yield
         finally:
             self._lap()
             self._running.pop()

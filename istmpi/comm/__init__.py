@@ -1,6 +1,6 @@
 """The ranks of a job and all that goes on between them. The only package that imports mpi4py."""
 
-from istmpi.comm.communicator import STAGING_BYTES, Backoff, Communicator, Traffic
+from istmpi.comm.communicator import STAGING_BYTES, Backoff, Communicator, Sent, Traffic
 from istmpi.comm.launch import announce, current_rank, handshake, meet_with, world
 from istmpi.comm.launcher import launched, terminal_columns
 from istmpi.comm.leaving import abort_at_exit, final_barrier
@@ -21,6 +21,7 @@ __all__ = [
     "THREAD_LEVELS",
     "Communicator",
     "Backoff",
+    "Sent",
     "StopGossip",
     "Traffic",
     "abort_at_exit",

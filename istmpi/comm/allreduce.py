@@ -5,6 +5,7 @@ timing: two runs agree bit for bit, and so do all ranks.
 """
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -69,7 +70,8 @@ class MeanOverRanks:
         self._runner.run()
         for names, flat in zip(self._buckets, self._flat, strict=True):
             self._unpack(names, flat)
-        self._communicator.traffic.add(self._runner.bytes_sent)
+        runner = self._runner
+        self._communicator.traffic.add(runner.bytes_sent, "ring all-reduce", runner.began, runner.ended)
         self._reset()
 
     def _travellers(self) -> Iterator[torch.Tensor | None]:
@@ -119,9 +121,12 @@ class _Runner:
         self._called_back = threading.Event()
         self._failure: BaseException | None = None
         self.bytes_sent = 0
+        self.began = self.ended = 0.0
+        """When the first segment was put, and the last one done."""
 
     def put(self, flat: torch.Tensor) -> None:
         """A segment, not to be touched until it is done."""
+        self.began = self.began or time.perf_counter()
         self._waiting.append(_Segment(flat, self._count % _TAGS, self._communicator))
         self._count += 1
 
@@ -162,6 +167,8 @@ class _Runner:
         self.bytes_sent += sum(segment.bytes_sent for segment in self._under_way if segment.done)
         self._under_way = [segment for segment in self._under_way if not segment.done]
         self._requests = [request for segment in self._under_way for request in segment.requests]
+        if not self.busy:
+            self.ended = time.perf_counter()
         return any(moved)
 
 

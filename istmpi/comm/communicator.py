@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,16 +34,31 @@ Staged = tuple[np.ndarray, list[int], list[int]]
 """A byte buffer with the count and the start of each rank's message in it."""
 
 
+@dataclass(frozen=True)
+class Sent:
+    """One call that hands values to MPI; times are those of ``time.perf_counter``."""
+
+    call: str
+    bytes: int
+    began: float
+    ended: float
+
+
 @dataclass
 class Traffic:
     """What this rank handed to MPI."""
 
     bytes: int = 0
     calls: int = 0
+    followers: list[Callable[[Sent], None]] = field(default_factory=list)
+    """Each is told of every call."""
 
-    def add(self, nbytes: int) -> None:
+    def add(self, nbytes: int, call: str, began: float, ended: float | None = None) -> None:
+        """Count a call that has ended, by default just now."""
         self.bytes += nbytes
         self.calls += 1
+        for follower in self.followers:
+            follower(Sent(call, nbytes, began, ended or time.perf_counter()))
 
 
 class Backoff:
@@ -89,8 +104,9 @@ class Communicator:
         """Every rank's message to every other, as bytes."""
         from mpi4py import MPI
 
+        began = time.perf_counter()
         self._mpi.Alltoallv([*send, MPI.BYTE], [*receive, MPI.BYTE])
-        self.traffic.add(sum(send[1]) - send[1][self.rank])
+        self.traffic.add(sum(send[1]) - send[1][self.rank], "alltoallv", began)
 
     def allgatherv(self, mine: np.ndarray, counts: list[int]) -> np.ndarray:
         """All ranks' flat arrays one after the other: rank r's has ``counts[r]`` elements; any dtype."""
@@ -101,8 +117,9 @@ class Communicator:
         result = np.empty(sum(counts), dtype=mine.dtype)
         own, per_rank = np.ascontiguousarray(mine).view(np.uint8), result.view(np.uint8)
         if per_rank.nbytes <= LARGEST_CALL:
+            began = time.perf_counter()
             self._mpi.Allgatherv([own, MPI.BYTE], [per_rank, parts, starts, MPI.BYTE])
-            self.traffic.add(own.nbytes * (self.size - 1))
+            self.traffic.add(own.nbytes * (self.size - 1), "allgatherv", began)
         else:
             per_rank[starts[self.rank] :][: own.nbytes] = own
             for rank, (start, nbytes) in enumerate(zip(starts, parts, strict=True)):
@@ -113,20 +130,21 @@ class Communicator:
         """Overwrite ``values`` (contiguous) by the root's, in place."""
         from mpi4py import MPI
 
-        flat = values.reshape(-1).view(np.uint8)
+        flat, began = values.reshape(-1).view(np.uint8), time.perf_counter()
         for start in range(0, flat.nbytes, LARGEST_CALL):
             self._mpi.Bcast([flat[start : start + LARGEST_CALL], MPI.BYTE], root=root)
         if self.rank == root:
-            self.traffic.add(values.nbytes * (self.size - 1))
+            self.traffic.add(values.nbytes * (self.size - 1), "broadcast", began)
 
     def exchange(self, peer: int, mine: np.ndarray, theirs: np.ndarray) -> None:
         """Send ``mine`` to a rank, receive as much from it; both contiguous. Each rank of a pair names the other."""
         from mpi4py import MPI
 
+        began = time.perf_counter()
         self._mpi.Sendrecv(
             [mine.view(np.uint8), MPI.BYTE], peer, recvbuf=[theirs.view(np.uint8), MPI.BYTE], source=peer
         )
-        self.traffic.add(mine.nbytes)
+        self.traffic.add(mine.nbytes, "sendrecv", began)
 
     def allreduce_sum(self, values: np.ndarray) -> np.ndarray:
         """The sum over ranks, added in rank order so that two runs agree bit for bit."""
@@ -139,6 +157,10 @@ class Communicator:
     def allgather(self, value: T) -> list[T]:
         """Every rank's value, on every rank: for small Python objects."""
         return self._mpi.allgather(value)
+
+    def gather_to_root(self, value: T) -> list[T] | None:
+        """Every rank's value on rank 0, None on the others."""
+        return self._mpi.gather(value, root=0)
 
     def broadcast_from_root(self, value: T) -> T:
         """Rank 0's value, on every rank."""
@@ -195,6 +217,7 @@ class Communicator:
             return
         group = self._mpi.Get_group().Incl(ranks)
         some = Communicator(self._mpi.Create_group(group))
+        some.traffic.followers = self.traffic.followers
         yield some
         self.traffic.bytes += some.traffic.bytes
         self.traffic.calls += some.traffic.calls

@@ -41,6 +41,7 @@ from istmpi.training.progress import LastRound, Progress
 from istmpi.training.resolution import Size, carried, sides_of, sizes_of, starting_anew
 from istmpi.training.resuming import Present, changes_since
 from istmpi.training.same_data import contents, require_same_everywhere
+from istmpi.training.transfers import told
 
 
 class Training:
@@ -208,12 +209,13 @@ class Training:
         """
         run = self.run
         every = run.evaluate.every or max(run.train.rounds // 10, 1)
-        while not self.done and not self.stop.reason:
-            if not self._run_round():
-                return
-            self._look_at_the_clock()
-            due = self.rounds_done % every == 0 and not self.stop.reason
-            yield self.progress(self.evaluate() if self.done or due else None)
+        with told(self.communicator, self.clock, lambda: self.rounds_done):
+            while not self.done and not self.stop.reason:
+                if not self._run_round():
+                    return
+                self._look_at_the_clock()
+                due = self.rounds_done % every == 0 and not self.stop.reason
+                yield self.progress(self.evaluate() if self.done or due else None)
 
     @property
     def done(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from istmpi.lock import FolderLock
 from istmpi.record import SETTINGS, SUMMARY, RunFolder, known
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
+from istmpi.training.trace import profiled, require_round
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Watch:
     def already_finished(self, folder: RunFolder) -> None:
         """An earlier job has done the run: nothing was left to do."""
 
+    def closed(self, error: BaseException | None) -> None:
+        """What was started is over: done, or ended by an error. Also a stop is one."""
+
 
 def run_training(
     run: Run,
@@ -68,6 +72,7 @@ def run_training(
     deadline: float | None = None,
     signals: bool = False,
     stop: StopSign | None = None,
+    profile: int | None = None,
 ) -> Summary | None:
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
@@ -76,7 +81,7 @@ def run_training(
     there lie beyond are set aside. Nobody else may be at work in the folder meanwhile. The run stops early at the
     ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
     ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was killed behind its
-    last round only has its summary made.
+    last round only has its summary made. Of the round ``profile``, from 1, a trace is left (`istmpi.training.trace`).
 
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.
@@ -85,6 +90,7 @@ def run_training(
     watch = watch or Watch()
     note = watch.noticed if first else lambda _: None
     with communicator.agreed():
+        require_round(profile, run.train.rounds)
         folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
     folder = communicator.broadcast_from_root(folder)
     with ExitStack() as at_the_end:
@@ -119,13 +125,15 @@ def run_training(
         if first:
             folder.write(SETTINGS, run.override({"output.folder": str(folder.path)}).toml())
             folder.keep_metrics(training.rounds_done)
+            at_the_end.push(lambda kind, error, traceback: watch.closed(error))
             watch.started(training, folder, saver)
             if start:
                 note(f"going on from {start}, {training.position}.")
         if start and not inside and not training.done:
             saver.save(*training.state())  # so that --resume auto goes on from there, too
             saver.wait()
-        progress = _train(training, folder, saver, lock, watch, save_network=not trained)
+        rounds = profiled(training, profile, folder, note)
+        progress = _train(training, rounds, folder, saver, lock, watch, save_network=not trained)
         per_rank = communicator.allgather(dict(training.clock.seconds))
         phases = {phase: sum(seconds[phase] for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}
         last = replace(progress or training.progress(training.evaluate()), last_round=None)
@@ -145,7 +153,13 @@ def _lock(folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[
 
 
 def _train(
-    training: Training, folder: RunFolder, saver: Saver, lock: FolderLock | None, watch: Watch, save_network: bool
+    training: Training,
+    rounds: Iterator[Progress],
+    folder: RunFolder,
+    saver: Saver,
+    lock: FolderLock | None,
+    watch: Watch,
+    save_network: bool,
 ) -> Progress | None:
     """Train to the end, with record and checkpoints; returns what is known after the last round, if there was one."""
     communicator, network, progress = training.communicator, folder.path / NETWORK, None
@@ -157,7 +171,7 @@ def _train(
                 lock.require()
 
     try:
-        for progress in training.rounds():
+        for progress in rounds:
             if first:
                 try:
                     folder.append(progress.record())
