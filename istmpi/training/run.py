@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from istmpi.checkpoint.folder import NETWORK, listed, newest_valid, require_valid, set_aside
@@ -14,7 +15,7 @@ from istmpi.comm import Communicator
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
-from istmpi.errors import DataError, DivergedError, OutputError, StoppedError
+from istmpi.errors import DataError, DivergedError, IstmpiError, OutputError, StoppedError
 from istmpi.lock import FolderLock
 from istmpi.record import SETTINGS, SUMMARY, RunFolder, known
 from istmpi.training.loop import Training
@@ -60,8 +61,8 @@ class Watch:
     def already_finished(self, folder: RunFolder) -> None:
         """An earlier job has done the run: nothing was left to do."""
 
-    def closed(self, error: BaseException | None) -> None:
-        """What was started is over: done, or ended by an error. Also a stop is one."""
+    def closed(self, error: IstmpiError | None) -> None:
+        """A run that was started is over: done, or ended by an error, as a stop is one."""
 
 
 def run_training(
@@ -125,7 +126,7 @@ def run_training(
         if first:
             folder.write(SETTINGS, run.override({"output.folder": str(folder.path)}).toml())
             folder.keep_metrics(training.rounds_done)
-            at_the_end.push(lambda kind, error, traceback: watch.closed(error))
+            at_the_end.push(partial(_close, watch))
             watch.started(training, folder, saver)
             if start:
                 note(f"going on from {start}, {training.position}.")
@@ -142,6 +143,12 @@ def run_training(
             folder.write(SUMMARY, json.dumps(asdict(summary, dict_factory=known), default=str, indent=2) + "\n")
             watch.finished(summary)
         return summary
+
+
+def _close(watch: Watch, kind: type | None, error: BaseException | None, traceback: object) -> None:
+    """Tell the end of a run, but of a job that is torn down: nobody shall wait for it."""
+    if error is None or isinstance(error, IstmpiError):
+        watch.closed(error)
 
 
 def _lock(folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[[str], None]) -> FolderLock:

@@ -2,13 +2,14 @@
 
 It has a process for each rank, with the operators that torch's profiler sees; the phases of the round, and the
 evaluation and checkpoint behind it, as ranges around them; and in a row of its own each call that hands values to MPI.
-Ranks on other hosts than rank 0's have other clocks: their round is drawn to begin when rank 0's does, for all leave the
-barrier before it together.
+Ranks on other hosts than rank 0's have other clocks: their round is drawn to begin when rank 0's does, for all leave
+the barrier before it together.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 import zlib
@@ -21,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from istmpi.comm import Sent
 from istmpi.errors import ConfigError, OutputError
+from istmpi.foreign import reason
 from istmpi.record import RunFolder
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
@@ -78,17 +80,20 @@ def _recording(training: Training, round: int) -> Iterator[list[Event]]:
     def phase(name: str) -> record_function:
         return record_function(f"round {round}" if name == WHOLE_ROUND else name)
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it says on every rank's stderr that it began and ended
     unix = time.time() - time.perf_counter()
-    with (
-        profile(activities=activities) as profiler,
-        following(training.communicator, training.clock, phase, sent.append),
-    ):
+    followed = following(training.communicator, training.clock, phase, sent.append)
+    with profile(activities=activities) as profiler, followed:
         yield events
     events += [_call(one, unix) for one in sent]
-    with tempfile.TemporaryDirectory(prefix="istmpi-trace-") as name:
-        path = Path(name) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events += _absolute(json.loads(path.read_bytes()))
+    try:
+        with tempfile.TemporaryDirectory(prefix="istmpi-trace-") as name:
+            path = Path(name) / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            events += _absolute(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:  # the other ranks have theirs
+        words = f"operators are missing: {reason(error)}"
+        events.append({"ph": "i", "s": "p", "name": words, "tid": ROW_OF_MPI, "ts": 1e6 * time.time()})
 
 
 def _call(sent: Sent, unix: float) -> Event:

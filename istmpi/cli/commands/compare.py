@@ -5,6 +5,7 @@ from contextlib import nullcontext, suppress
 
 import click
 
+from istmpi.cli.following import logging, opened
 from istmpi.cli.reporting import as_targets, draw, print_comparison, reporting, write_page
 from istmpi.cli.settings import changes, options
 from istmpi.cli.walltime import deadline, walltime
@@ -24,6 +25,7 @@ def _settings(command: Callable) -> Callable:
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Seeds to compare them on.")
 @reporting
 @walltime
+@logging
 @_settings
 def command(
     run: str,
@@ -32,6 +34,7 @@ def command(
     targets: str | None,
     watts: float | None,
     stop_before_walltime: float | None,
+    log: tuple[str, ...],
     assignments: tuple[str, ...],
     **given: str | None,
 ) -> int:
@@ -56,9 +59,11 @@ def command(
         resolved = loaded.override(changed)
         wanted = as_targets(targets)
         stop_at = deadline(stop_before_walltime, communicator)
+        loggers = opened(log, communicator)
 
     from istmpi.cli.progress import ComparisonDisplay
     from istmpi.data.sources import open_for_training
+    from istmpi.loggers.beside import Beside
     from istmpi.report.comparison import check_targets, compare
     from istmpi.report.curves import read_curves
     from istmpi.tasks import TASKS
@@ -70,7 +75,7 @@ def command(
     comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
     comparison.rehearse()
     with ComparisonDisplay() if communicator.rank == 0 else nullcontext() as display:
-        failures = comparison.run_training(display)
+        failures = comparison.run_training(Beside(display, loggers) if display else None)
     with communicator.agreed():
         if communicator.rank == 0:
             found = compare(read_curves(turn.folder for turn in comparison.turns), wanted, watts)

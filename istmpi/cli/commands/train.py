@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import click
 
+from istmpi.cli.following import logging, opened
 from istmpi.cli.settings import resolve, settings
 from istmpi.cli.walltime import deadline, walltime
 
@@ -18,6 +19,8 @@ from istmpi.cli.walltime import deadline, walltime
     help="Go on from a checkpoint, a run's folder, or this run's own folder.",
 )
 @walltime
+@logging
+@click.option("--profile", type=int, metavar="ROUND", help="Leave a trace of this round on all ranks in the folder.")
 @click.option("--dry-run", is_flag=True, help="Print shapes, bytes, FLOPs and memory; train nothing.")
 @click.option("--ranks", type=click.IntRange(min=1), metavar="P", help="Ranks to plan for, with --dry-run.")
 def command(
@@ -26,6 +29,8 @@ def command(
     sync_checkpoints: bool,
     resume: str,
     stop_before_walltime: float | None,
+    log: tuple[str, ...],
+    profile: int | None,
     dry_run: bool,
     ranks: int | None,
     **options: str | None,
@@ -57,12 +62,15 @@ def command(
     with communicator.agreed():
         resolved = resolve(run, assignments, options)
         stop_at = deadline(stop_before_walltime, communicator)
+        loggers = opened(log, communicator)
 
     from istmpi.cli.progress import TrainingDisplay
+    from istmpi.loggers.beside import Beside
     from istmpi.training.run import run_training
 
     with TrainingDisplay() if communicator.rank == 0 else nullcontext() as display:
-        run_training(resolved, communicator, display, resume, stop_at, signals=True)
+        watch = Beside(display, loggers) if display else None
+        run_training(resolved, communicator, watch, resume, stop_at, signals=True, profile=profile)
     with communicator.agreed():
         if display:
             display.plots()

@@ -1,0 +1,26 @@
+"""``--log``: a run's records told to other programs, each a `Watch` on rank 0; a new one is a file here and a line below.
+
+Their libraries are optional extras of istmpi, imported when a logger is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from istmpi.training.run import Watch
+
+LOGGERS = {
+    "tensorboard": "TensorBoard",
+    "wandb": "WeightsAndBiases",
+    "mlflow": "MLflow",
+    "csv": "CSV",
+}
+"""The class of each in the module of its name."""
+
+
+def loggers(names: Sequence[str]) -> dict[str, Watch]:
+    """The loggers of these names, each once; DataError where a library is not installed, with the extra that has it."""
+    return {name: getattr(import_module(f"istmpi.loggers.{name}"), LOGGERS[name])() for name in dict.fromkeys(names)}

@@ -1,0 +1,54 @@
+"""The records as a run of MLflow, where MLFLOW_TRACKING_URI says."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from istmpi.errors import IstmpiError
+from istmpi.loggers.logger import Logger, figures
+from istmpi.optional import optional
+from istmpi.record import RunFolder
+from istmpi.training.loop import Training
+from istmpi.training.progress import Progress
+
+AT_ONCE = 1000
+"""Metrics that MLflow takes in one call; parameters, of which it takes 100, are told one by one."""
+
+
+class MLflow(Logger):
+    """Steps are rounds; a run that goes on is the one that it was, and rounds that it has are not told again."""
+
+    name = "mlflow"
+
+    def __init__(self) -> None:
+        self._mlflow = optional("mlflow", "mlflow", "runs with --log mlflow", "mlflow")
+
+    def begin(self, training: Training, folder: RunFolder) -> None:
+        self._client = client = self._mlflow.MlflowClient()
+        known = self._known_as(folder)
+        if known:
+            self._id, self._told = known, max((m.step for m in client.get_metric_history(known, "loss")), default=0)
+            client.update_run(self._id, status="RUNNING")
+            return
+        wanted = os.environ.get("MLFLOW_EXPERIMENT_NAME", "istmpi")
+        experiment = client.get_experiment_by_name(wanted)
+        number = experiment.experiment_id if experiment else client.create_experiment(wanted)
+        self._id, self._told = client.create_run(number, run_name=folder.path.name).info.run_id, 0
+        self._be_known_as(folder, self._id)
+        for name, value in (training.run.flat() | {"ranks": training.communicator.size}).items():
+            client.log_param(self._id, name, value)
+
+    def log(self, progress: Progress) -> None:
+        if progress.round <= self._told:
+            return
+        time, step = int(1000 * progress.time), progress.round
+        metrics = [
+            self._mlflow.entities.Metric(re.sub(r"[^\w\-. :/]", "_", name), float(of), time, step)
+            for name, of in figures(progress).items()
+        ]
+        for start in range(0, len(metrics), AT_ONCE):
+            self._client.log_batch(self._id, metrics[start : start + AT_ONCE])
+
+    def closed(self, error: IstmpiError | None) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if error is None else "FAILED")

@@ -1,0 +1,35 @@
+"""The records as TensorBoard's events, in the folder ``tensorboard`` of the run's folder."""
+
+from __future__ import annotations
+
+from istmpi.errors import IstmpiError
+from istmpi.loggers.logger import Logger, figures
+from istmpi.optional import optional
+from istmpi.record import RunFolder
+from istmpi.training.loop import Training
+from istmpi.training.progress import Progress
+
+
+class TensorBoard(Logger):
+    """Steps are rounds; what an earlier job logged of rounds that are run again is taken back."""
+
+    name = "tensorboard"
+
+    def __init__(self) -> None:
+        optional("tensorboard", "tensorboard", "runs with --log tensorboard", "tensorboard")
+        self._module = optional("torch.utils.tensorboard", "tensorboard", "runs with --log tensorboard", "tensorboard")
+
+    def begin(self, training: Training, folder: RunFolder) -> None:
+        done = training.rounds_done
+        path = str(folder.path / "tensorboard")
+        self._writer = self._module.SummaryWriter(path, purge_step=done + 1 if done else None)
+        settings = "".join(f"    {line}\n" for line in training.run.toml().splitlines())
+        self._writer.add_text("run.toml", settings, done, walltime=None)
+
+    def log(self, progress: Progress) -> None:
+        for name, of in figures(progress).items():
+            self._writer.add_scalar(name, of, progress.round, walltime=progress.time)
+        self._writer.flush()  # who looks on sees each round when it is done
+
+    def closed(self, error: IstmpiError | None) -> None:
+        self._writer.close()

@@ -1,0 +1,42 @@
+"""The records as a run of Weights & Biases; its environment variables say where they go."""
+
+from __future__ import annotations
+
+import os
+
+from istmpi.errors import IstmpiError
+from istmpi.loggers.logger import Logger, figures
+from istmpi.optional import optional
+from istmpi.record import RunFolder
+from istmpi.training.loop import Training
+from istmpi.training.progress import Progress
+
+
+class WeightsAndBiases(Logger):
+    """Its own files lie in the folder ``wandb`` of the run's folder; a run that goes on has the identifier it had."""
+
+    name = "wandb"
+
+    def __init__(self) -> None:
+        self._wandb = optional("wandb", "wandb", "runs with --log wandb", "wandb")
+
+    def begin(self, training: Training, folder: RunFolder) -> None:
+        run, known = training.run, self._known_as(folder)
+        self._run = self._wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "istmpi"),
+            name=os.environ.get("WANDB_NAME", folder.path.name),
+            id=known or None,
+            resume="allow",
+            dir=str(folder.path),
+            config=run.flat() | {"ranks": training.communicator.size},
+            settings=self._wandb.Settings(console="off"),  # the terminal is the display's
+        )
+        self._be_known_as(folder, self._run.id)
+        for name in ("*", "phases/*", "ranks/*"):
+            self._run.define_metric(name, step_metric="round")
+
+    def log(self, progress: Progress) -> None:
+        self._run.log({"round": progress.round, **figures(progress)})
+
+    def closed(self, error: IstmpiError | None) -> None:
+        self._run.finish(exit_code=0 if error is None else 1)
