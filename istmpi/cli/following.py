@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from istmpi.comm import Communicator
-from istmpi.loggers import LOGGERS, loggers
+from istmpi.loggers import LOGGERS, open_loggers
 
 if TYPE_CHECKING:
     from istmpi.training.run import Watch
@@ -22,4 +22,4 @@ def logging(command: Callable) -> Callable:
 
 def opened(log: Sequence[str], communicator: Communicator) -> dict[str, Watch]:
     """The loggers of these names on rank 0, none on the others; DataError where one's library is not installed."""
-    return loggers(log) if communicator.rank == 0 else {}
+    return open_loggers(log) if communicator.rank == 0 else {}

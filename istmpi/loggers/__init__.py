@@ -1,4 +1,4 @@
-"""``--log``: a run's records told to other programs, each a `Watch` on rank 0; a new one is a file here and a line below.
+"""``--log``: a run's records told to other programs, by a `Watch` for each; a new one is a file here and a line below.
 
 Their libraries are optional extras of istmpi, imported when a logger is made.
 """
@@ -21,6 +21,6 @@ LOGGERS = {
 """The class of each in the module of its name."""
 
 
-def loggers(names: Sequence[str]) -> dict[str, Watch]:
+def open_loggers(names: Sequence[str]) -> dict[str, Watch]:
     """The loggers of these names, each once; DataError where a library is not installed, with the extra that has it."""
     return {name: getattr(import_module(f"istmpi.loggers.{name}"), LOGGERS[name])() for name in dict.fromkeys(names)}

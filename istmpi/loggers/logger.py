@@ -45,7 +45,7 @@ def figures(progress: Progress) -> dict[str, float]:
 
 def _grouped(name: str) -> str:
     if re.match(r"rank\d+_", name):
-        return f"ranks/{name}"
+        return f"by_rank/{name}"
     if name.endswith("_seconds") and name != "round_seconds":
         return f"phases/{name}"
     return name

@@ -24,7 +24,7 @@ class TensorBoard(Logger):
         path = str(folder.path / "tensorboard")
         self._writer = self._module.SummaryWriter(path, purge_step=done + 1 if done else None)
         settings = "".join(f"    {line}\n" for line in training.run.toml().splitlines())
-        self._writer.add_text("run.toml", settings, done, walltime=None)
+        self._writer.add_text("run.toml", settings, done)
 
     def log(self, progress: Progress) -> None:
         for name, of in figures(progress).items():

@@ -32,7 +32,7 @@ class WeightsAndBiases(Logger):
             settings=self._wandb.Settings(console="off"),  # the terminal is the display's
         )
         self._be_known_as(folder, self._run.id)
-        for name in ("*", "phases/*", "ranks/*"):
+        for name in ("*", "phases/*", "by_rank/*"):
             self._run.define_metric(name, step_metric="round")
 
     def log(self, progress: Progress) -> None:

@@ -63,7 +63,7 @@ def command(
 
     from istmpi.cli.progress import ComparisonDisplay
     from istmpi.data.sources import open_for_training
-    from istmpi.loggers.beside import Beside
+    from istmpi.loggers.logged_watch import LoggedWatch
     from istmpi.report.comparison import check_targets, compare
     from istmpi.report.curves import read_curves
     from istmpi.tasks import TASKS
@@ -75,7 +75,7 @@ def command(
     comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
     comparison.rehearse()
     with ComparisonDisplay() if communicator.rank == 0 else nullcontext() as display:
-        failures = comparison.run_training(Beside(display, loggers) if display else None)
+        failures = comparison.run_training(LoggedWatch(display, loggers) if display else None)
     with communicator.agreed():
         if communicator.rank == 0:
             found = compare(read_curves(turn.folder for turn in comparison.turns), wanted, watts)

@@ -65,11 +65,11 @@ def command(
         loggers = opened(log, communicator)
 
     from istmpi.cli.progress import TrainingDisplay
-    from istmpi.loggers.beside import Beside
+    from istmpi.loggers.logged_watch import LoggedWatch
     from istmpi.training.run import run_training
 
     with TrainingDisplay() if communicator.rank == 0 else nullcontext() as display:
-        watch = Beside(display, loggers) if display else None
+        watch = LoggedWatch(display, loggers) if display else None
         run_training(resolved, communicator, watch, resume, stop_at, signals=True, profile=profile)
     with communicator.agreed():
         if display:

@@ -1,4 +1,4 @@
-"""A display with loggers beside it, none of which is a reason for a run to fail."""
+"""A watch with loggers beside it, none of which is a reason for a run to fail."""
 
 from __future__ import annotations
 
@@ -18,42 +18,44 @@ from istmpi.training.run import Summary, Watch
 LONGEST_REASON = 300
 
 
-class Beside(ComparisonWatch):
-    """Tells a display everything, and loggers of the runs; one that raises is switched off, with a line that says so."""
+class LoggedWatch(ComparisonWatch):
+    """Tells a watch everything, and loggers of the runs; a logger that raises is switched off, which is told."""
 
-    def __init__(self, display: Watch, loggers: Mapping[str, Watch]):
-        self._display, self._loggers = display, dict(loggers)
+    def __init__(self, watch: Watch, loggers: Mapping[str, Watch]):
+        self._watch, self._loggers = watch, dict(loggers)
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
-        self._display.started(training, folder, saver)
+        self._watch.started(training, folder, saver)
         self._tell("started", training, folder, saver)
 
     def progressed(self, progress: Progress) -> None:
-        self._display.progressed(progress)
+        self._watch.progressed(progress)
         self._tell("progressed", progress)
 
     def noticed(self, message: str) -> None:
-        self._display.noticed(message)
+        self._watch.noticed(message)
 
     def finished(self, summary: Summary) -> None:
-        self._display.finished(summary)
+        self._watch.finished(summary)
         self._tell("finished", summary)
 
     def already_finished(self, folder: RunFolder) -> None:
-        self._display.already_finished(folder)
+        self._watch.already_finished(folder)
 
     def closed(self, error: IstmpiError | None) -> None:
-        self._display.closed(error)
+        self._watch.closed(error)
         self._tell("closed", error)
 
+    # The turns of a comparison; who watches one run is never told of any.
+
     def begun(self, turn: Turn, number: int, count: int) -> None:
-        self._display.begun(turn, number, count)
+        self._watch.begun(turn, number, count)
 
     def skipped(self, turn: Turn) -> None:
-        self._display.skipped(turn)
+        self._watch.skipped(turn)
 
     def failed(self, turn: Turn, error: IstmpiError) -> None:
-        self._display.failed(turn, error)
+        self._watch.failed(turn, error)
 
     def _tell(self, event: str, *about: Any) -> None:
         for name, logger in list(self._loggers.items()):
@@ -62,4 +64,4 @@ class Beside(ComparisonWatch):
             except Exception as error:  # of a library, or of what it writes to: nobody knows which
                 del self._loggers[name]
                 words = shorten(reason(error), LONGEST_REASON, placeholder=" ...")
-                self._display.noticed(f"--log {name} is switched off: {words}. The run goes on.")
+                self._watch.noticed(f"--log {name} is switched off: {words}. The run goes on.")

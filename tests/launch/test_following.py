@@ -1,0 +1,148 @@
+"""`istmpi train --log`: what other programs are told, read back by their own readers; and never a reason to fail."""
+
+import csv
+import os
+import shutil
+
+import pytest
+from following import lines
+from wandb_file import history
+
+SMALL = ("--hidden", "24", "--local-steps", "3", "--batch", "16", "--checkpoint-every", "2", "--evaluate-every", "2")
+STRINGS = {"time", "score_name"}
+
+
+def numbers(line):
+    """The figures of a line of metrics."""
+    return {name: value for name, value in line.items() if name not in {"round", *STRINGS}}
+
+
+def plain(name):
+    """A figure's name without the group that a program draws it in."""
+    return name.removeprefix("phases/").removeprefix("by_rank/")
+
+
+def in_csv(folder, monkeypatch):
+    with (folder / "metrics.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            yield int(row["round"]), {name: float(row[name]) for name in row if row[name] and name in numbers(row)}
+
+
+def in_tensorboard(folder, monkeypatch):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    rounds = {}
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            assert plain(tag) not in rounds.setdefault(event.step, {}), "each round once"
+            rounds[event.step][plain(tag)] = event.value
+    return rounds.items()
+
+
+def in_wandb(folder, monkeypatch):
+    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+    assert len(files) == 2 and len({path.name for path in files}) == 1, "two jobs of one run"
+    rounds = {}
+    for path in files:
+        for row in history(path):
+            rounds[row["round"]] = {plain(name): row[name] for name in row if name != "round" and name[0] != "_"}
+    return rounds.items()
+
+
+def in_mlflow(folder, monkeypatch):
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = mlflow.MlflowClient(f"file://{folder.parent}/mlruns")
+    (run,) = client.search_runs([client.get_experiment_by_name("istmpi").experiment_id])
+    assert run.info.status == "FINISHED" and run.data.params["method.name"] == "ist"
+    rounds = {}
+    for name in run.data.metrics:
+        for metric in client.get_metric_history(run.info.run_id, name):
+            assert plain(name) not in rounds.setdefault(metric.step, {}), "each round once"
+            rounds[metric.step][plain(name)] = metric.value
+    return rounds.items()
+
+
+READERS = {"csv": in_csv, "tensorboard": in_tensorboard, "wandb": in_wandb, "mlflow": in_mlflow}
+
+
+@pytest.mark.parametrize("library", ["tensorboard", "wandb", "mlflow"])
+def test_a_run_and_its_resumption_are_read_back_as_metrics_has_them(mpirun, tmp_path, monkeypatch, library):
+    pytest.importorskip(library, reason=f"{library} is not installed; pip install 'istmpi[{library}]' brings it")
+    out = tmp_path / "run"
+    offline = {
+        "WANDB_MODE": "offline",
+        "MLFLOW_TRACKING_URI": f"file://{tmp_path}/mlruns",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }
+    command = ["istmpi", "train", *SMALL, "--log", library, "--log", "csv", "--out", out]
+    first = mpirun(2, *command, "--rounds", 3, env=offline)
+    assert first.returncode == 0, first.stderr
+    earlier = lines(out)
+    # From round 2, so that round 3 is run again.
+    (start,) = (path for path in (out / "checkpoints").glob("*.h5"))
+    again = mpirun(2, *command, "--rounds", 5, "--resume", start, env=offline)
+    assert again.returncode == 0, again.stderr
+    assert "switched off" not in first.stdout + again.stdout
+
+    metrics = lines(out)
+    assert [line["round"] for line in metrics] == [1, 2, 3, 4, 5] and metrics[2]["loss"] == earlier[2]["loss"]
+    for name in ("csv", library):
+        told = dict(READERS[name](out, monkeypatch))
+        assert sorted(told) == [1, 2, 3, 4, 5]
+        for line in metrics:
+            # MLflow's points cannot be taken back: of a round that was run again it has the first.
+            figures = numbers(earlier[2] if name == "mlflow" and line["round"] == 3 else line)
+            assert told[line["round"]] == pytest.approx(figures, rel=1e-6)  # TensorBoard's are float32
+
+    if library == "tensorboard":
+        loggers_that_cannot_write_are_switched_off(mpirun, command, out)
+
+
+def loggers_that_cannot_write_are_switched_off(mpirun, command, out):
+    """What they would write to is something else now; that is two lines, and the run goes on."""
+    shutil.rmtree(out / "tensorboard")
+    (out / "tensorboard").touch()
+    (out / "metrics.csv").unlink()
+    (out / "metrics.csv").mkdir()
+    result = mpirun(2, *command, "--rounds", 7, "--resume", "auto")
+    assert result.returncode == 0, result.stderr
+    said = [line for line in result.stdout.splitlines() if "switched off" in line]
+    assert len(said) == 2, result.stdout
+    for name, line in zip(("tensorboard", "csv"), said):
+        assert line.startswith(f"--log {name} is switched off: ") and line.endswith("The run goes on."), line
+    assert [line["round"] for line in lines(out)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_what_cannot_be_followed_is_refused_before_the_start(refused, tmp_path):
+    """A library that is not there, and one that cannot be imported."""
+    (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError(\"No module named 'wandb'\")")
+    (tmp_path / "mlflow.py").write_text("raise OSError('libssl.so: cannot open shared object file')")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    out = tmp_path / "run"
+    train = ("train", *SMALL, "--out", out)
+    unknown, wandb, mlflow, round = refused(
+        2,
+        (*train, "--log", "neptune"),
+        (*train, "--log", "csv", "--log", "wandb"),
+        (*train, "--log", "mlflow"),
+        (*train, "--rounds", "3", "--profile", "4"),
+        env={"PYTHONPATH": path},
+    )
+    assert "--log wandb" in wandb and "No module named 'wandb'" in wandb and "pip install 'istmpi[wandb]'" in wandb
+    assert "--log mlflow" in mlflow and "libssl.so" in mlflow and "pip install 'istmpi[mlflow]'" in mlflow
+    assert "neptune" in unknown and "tensorboard" in unknown
+    assert "--profile 4: the run has rounds 1 to 3" in round
+    assert not out.exists()
+
+
+def test_every_run_of_a_comparison_has_its_log(mpirun, tmp_path):
+    out = tmp_path / "compared"
+    words = ["--methods", "ist,local-sgd", *SMALL, "--rounds", "2", "--out", out, "--log", "csv"]
+    result = mpirun(2, "istmpi", "compare", *words)
+    assert result.returncode == 0, result.stderr
+    for method in ("ist-0", "local-sgd-0"):
+        told = dict(in_csv(out / method, None))
+        assert told == {line["round"]: pytest.approx(numbers(line)) for line in lines(out / method)}
