@@ -40,10 +40,17 @@ def fair_threads(local: Communicator) -> int:
 
 
 def choose_threads(wanted: int, local: Communicator) -> int:
-    """Set and return this rank's threads: as wanted, or its fair share of the cores. Collective."""
-    threads = wanted or fair_threads(local)
+    """Set and return this rank's threads: as wanted, as OMP_NUM_THREADS says, or its share of the cores. Collective."""
+    shared = fair_threads(local)
+    threads = wanted or _threads_of_openmp() or shared
     torch.set_num_threads(threads)
     return threads
+
+
+def _threads_of_openmp() -> int:
+    """The threads that OMP_NUM_THREADS gives the outermost level of parallel code; 0 where it gives none."""
+    outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(outermost) if outermost.isascii() and outermost.isdecimal() else 0
 
 
 def to_empty(network: nn.Module, device: torch.device | str) -> nn.Module:

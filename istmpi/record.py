@@ -85,9 +85,7 @@ class RunFolder:
         if wanted or resume == "auto":
             path = home(wanted, name)
         elif resume:
-            path = Path(resume)
-            path = path if path.is_dir() else path.parent
-            path = path.parent if path.name == "checkpoints" else path
+            path = run_of(Path(resume))
         else:
             path = _free(home(wanted, name))
         folder = RunFolder(path)
@@ -194,6 +192,12 @@ def _flatten(line: dict[str, Any]) -> None:
 def home(wanted: str, name: str) -> Path:
     """The folder of a run that goes on in it: the wanted one, or runs/NAME."""
     return Path(wanted) if wanted else Path("runs") / name
+
+
+def run_of(path: Path) -> Path:
+    """The folder of the run that a checkpoint, or a folder of checkpoints or a run, belongs to."""
+    path = path if path.is_dir() else path.parent
+    return path.parent if path.name == "checkpoints" else path
 
 
 def _expected(name: str) -> bool:

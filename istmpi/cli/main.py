@@ -19,7 +19,20 @@ from istmpi.foreign import one_line, past_a_limit
 from istmpi.renamed import RenamedWarning
 from istmpi.signals import SIGNALS
 
-ALONE = ("report", "runs", "costmodel", "prepare", "data", "checkpoint", "predict", "extract", "export", "job", "model")
+ALONE = (
+    "demo",
+    "report",
+    "runs",
+    "costmodel",
+    "prepare",
+    "data",
+    "checkpoint",
+    "predict",
+    "extract",
+    "export",
+    "job",
+    "model",
+)
 """Commands that need no MPI: each process is on its own, however many were started."""
 
 FOR_THE_LAUNCHER = 5.0
@@ -38,6 +51,7 @@ Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
         "compare": "Train one run with several methods and say what each needs to reach a score.",
         "report": "Compare finished runs: table, pictures, HTML; no MPI.",
         "runs": "List the runs that ship with istmpi.",
+        "demo": "See on this machine, in two minutes, what a slow network costs three methods.",
         "costmodel": "Say what a run will cost in bytes, FLOPs, memory and time; no MPI, no training.",
         "measure": "Measure this cluster's network and ranks for costmodel.",
         "model": "Say which widths of a network of your own can be dealt out, and prove it.",
@@ -95,6 +109,10 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
         return code, True
     except click.exceptions.Abort:
         return 130, False
+    except click.exceptions.NoArgsIsHelpError as error:
+        if comm.launched()[0] == 0:
+            click.echo(error.ctx.get_help())
+        return 0, True
     except click.ClickException as error:
         return _report(UserError(error.format_message()))
     except IstmpiError as error:

@@ -6,18 +6,20 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from istmpi import comm
 from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.saver import Saver
+from istmpi.cli.live import LiveView, slowest
+from istmpi.cli.showing import Showing
 from istmpi.cost import cost
 from istmpi.errors import IstmpiError
 from istmpi.evaluation.evaluator import Score
 from istmpi.foreign import one_line
-from istmpi.record import RunFolder
+from istmpi.record import SUMMARY, RunFolder
 from istmpi.report import plots, tables
 from istmpi.report.units import duration, number, size
 from istmpi.tasks import GRAPH_TASKS
@@ -27,22 +29,6 @@ from istmpi.training.progress import Progress
 from istmpi.training.run import Summary, Watch
 
 SECONDS_BETWEEN_LINES = 10
-LONGEST_ROUNDS = 4 * 3600.0
-"""Seconds that have two rounds in them, from which the time left is known."""
-
-
-def round_bar(console: Console) -> bars.Progress:
-    """A bar that counts rounds and, once two of them are over, tells the time left; a task has the field ``note``."""
-    return bars.Progress(
-        bars.TextColumn("round"),
-        bars.MofNCompleteColumn(),
-        bars.BarColumn(),
-        bars.TimeRemainingColumn(),
-        bars.TextColumn("{task.fields[note]}"),
-        console=console,
-        transient=True,
-        speed_estimate_period=LONGEST_ROUNDS,
-    )
 
 
 class TrainingDisplay(Watch):
@@ -51,65 +37,94 @@ class TrainingDisplay(Watch):
     every_evaluation = True
     """Has a line, not just one every few seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, showing: Showing | None = None) -> None:
+        self._showing = showing = showing or Showing()
         # A rank's output is no sign under mpirun: MPICH gives it a pipe, Open MPI a terminal, whatever mpirun's own is.
         columns = comm.terminal_columns()
-        self._live = columns is not None or (sys.stdout.isatty() and sys.stderr.isatty())
-        coloured = self._live or bool(os.environ.get("FORCE_COLOR"))
-        self._console = Console(highlight=False, soft_wrap=True, force_terminal=coloured, width=columns or None)
-        self._bar: bars.Progress | None = None
+        terminal = columns is not None or (sys.stdout.isatty() and sys.stderr.isatty())
+        coloured = True if terminal or os.environ.get("FORCE_COLOR") else None
+        self._way = showing.progress or ("bar" if terminal else "lines")
+        self._console = Console(
+            highlight=False,
+            soft_wrap=not terminal,
+            force_terminal=coloured,
+            width=columns or None,
+            stderr=showing.as_json,
+            quiet=showing.quiet,
+        )
+        self._wide = not terminal
+        self._view: LiveView | None = None
         self._to_draw: Path | None = None
         self._line_at = 0.0
+        self._begun = time.monotonic()
 
     def __enter__(self) -> "TrainingDisplay":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop_bar()
+        self._stop_view()
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         self._facts(_banner(training, folder, saver))
         self._follow(training)
 
-    def _follow(self, training: Training) -> None:
+    def _follow(self, training: Training, title: str = "round") -> None:
         """Begin to show the progress of a run."""
-        self._score_name = training.score_name
-        self._rounds = training.run.train.rounds
-        if self._live:
-            self._bar = round_bar(self._console)
-            self._task = self._bar.add_task("", total=self._rounds, note="")
-            self._bar.start()
+        self._rounds, self._hosts = training.run.train.rounds, training.hosts
+        self._begun = time.monotonic()
+        if self._way == "bar" and not self._showing.quiet:
+            self._view = LiveView(self._console, self._rounds, training.hosts, title)
+            self._view.start()
 
     def progressed(self, progress: Progress) -> None:
-        if self._bar:
-            self._bar.update(self._task, completed=progress.round, note=f"loss {progress.loss:.4f}")
+        if self._view:
+            self._view.progressed(progress)
         now = time.monotonic()
-        late = not self._bar and now - self._line_at >= SECONDS_BETWEEN_LINES
-        if late or (progress.score and self.every_evaluation):
+        late = not self._view and now - self._line_at >= SECONDS_BETWEEN_LINES
+        due = late or self._showing.verbose or (progress.score and self.every_evaluation)
+        if due and self._way != "none":
             self._line_at = now
-            width = len(str(self._rounds))
-            line = (
-                f"round {progress.round:>{width}}/{self._rounds}  {progress.seconds:8.1f} s  loss {progress.loss:.4f}"
-            )
-            if progress.score:
-                line += f"  test loss {progress.score.loss:.4f}  {self._score_name} {_scores(progress.score)}"
-            self._console.print(line)
+            self._console.print(self._line(progress), markup=False)
+
+    def _line(self, progress: Progress) -> str:
+        """What is known after a round."""
+        width = len(str(self._rounds))
+        line = f"round {progress.round:>{width}}/{self._rounds}  {progress.seconds:8.1f} s  loss {progress.loss:.4f}"
+        last = progress.last_round
+        if self._showing.verbose:
+            line += f"  lr {progress.learning_rate:.3g}"
+        if self._showing.verbose and last and last.seconds > 0:
+            line += f"  {number(last.examples / last.seconds)} examples/s  {size(last.bytes / last.seconds)}/s"
+            line += f"  {phases(last.phases)}  {slowest(last.compute, self._hosts)}".rstrip()
+        if progress.score:
+            line += f"  test loss {progress.score.loss:.4f}  {progress.score_name} {_scores(progress.score)}"
+        return line
 
     def noticed(self, message: str) -> None:
-        self._console.print(one_line(message), markup=False)
+        if self._showing.quiet:
+            print(one_line(message), file=sys.stderr, flush=True)
+        else:
+            self._console.print(one_line(message), markup=False)
 
     def finished(self, summary: Summary) -> None:
-        self._stop_bar()
-        self._facts(_outcome(summary))
+        self._stop_view()
+        self._facts(_outcome(summary, time.monotonic() - self._begun))
+        self._told(summary.folder)
         self._to_draw = summary.folder
 
     def already_finished(self, folder: RunFolder) -> None:
+        self._told(folder.path)
         self._to_draw = folder.path if plots.missing(folder.path) else None
 
-    def _stop_bar(self) -> None:
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
+    def _told(self, folder: Path) -> None:
+        """Print the summary of a run for other programs, if they ask for it."""
+        if self._showing.as_json:
+            print((folder / SUMMARY).read_text(), end="", flush=True)
+
+    def _stop_view(self) -> None:
+        if self._view:
+            self._view.stop()
+            self._view = None
 
     def plots(self) -> None:
         """Draw the plots of a finished run, if it has none yet, and name them."""
@@ -122,8 +137,17 @@ class TrainingDisplay(Watch):
         self._facts({"plots": drawn})
 
     def _facts(self, facts: Mapping[str, str]) -> None:
+        """Print these, on a terminal in a column of their own that is broken between words."""
+        if self._wide:
+            for name, fact in facts.items():
+                self._console.print(f"[bold]{name:<10}[/] {escape(one_line(fact))}")
+            return
+        table = Table.grid(padding=(0, 1))
+        table.add_column(min_width=10, no_wrap=True, style="bold")
+        table.add_column(overflow="fold")
         for name, fact in facts.items():
-            self._console.print(f"[bold]{name:<10}[/] {escape(one_line(fact))}")
+            table.add_row(name, escape(one_line(fact)))
+        self._console.print(table)
 
 
 class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
@@ -131,12 +155,13 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
 
     every_evaluation = False
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, showing: Showing | None = None) -> None:
+        super().__init__(showing)
         self._introduced = False
 
     def begun(self, turn: Turn, number: int, count: int) -> None:
         self._heading = f"{number}/{count} {turn.method}, seed {turn.run.train.seed}"
+        self._console.print(f"[bold]{escape(self._heading)}[/]")
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         if not self._introduced:
@@ -144,10 +169,10 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
             self._facts({name: banner[name] for name in ("MPI", "ranks", "compute", "data", "network")})
             self._introduced = True
         self._line_at = time.monotonic()
-        self._follow(training)
+        self._follow(training, self._heading)
 
     def finished(self, summary: Summary) -> None:
-        self._stop_bar()
+        self._stop_view()
         last = summary.last
         self._console.print(
             f"[bold]{escape(self._heading)}:[/] {summary.score_name} {last.score.score:.4f} "
@@ -158,7 +183,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
         self._console.print(f"{turn.folder.name} is finished already", markup=False)
 
     def failed(self, turn: Turn, error: IstmpiError) -> None:
-        self._stop_bar()
+        self._stop_view()
         self._console.print(one_line(f"{turn.folder.name} failed: {error}"), markup=False)
 
 
@@ -210,13 +235,20 @@ def _scores(score: Score) -> str:
     return f"{score.score:.4f}{exits}{bits}{more}"
 
 
-def _outcome(summary: Summary) -> dict[str, str]:
+def phases(seconds: Mapping[str, float]) -> str:
+    """Where time went, most first: ``compute 80%, hop 20%``; what is below half a percent is left out."""
+    total = sum(seconds.values()) or 1
+    most_first = sorted(seconds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{phase} {part / total:.0%}" for phase, part in most_first if part / total >= 0.005)
+
+
+def _outcome(summary: Summary, elapsed: float) -> dict[str, str]:
+    """How a run ended; ``elapsed`` seconds ago it was set up."""
     last, score = summary.last, summary.last.score
-    total = sum(summary.seconds.values())
     return {
         summary.score_name: f"{_scores(score)} on {score.examples:,} test examples, loss {score.loss:.4f}",
         "speed": f"{number(summary.examples_per_second)} examples/s over all ranks in {duration(last.seconds)}",
-        "time": ", ".join(f"{phase} {seconds / total:.0%}" for phase, seconds in summary.seconds.items()),
+        "time": f"{duration(elapsed)} with evaluations and saving: {phases(summary.seconds)}",
         "sent": f"{size(last.bytes)} by all ranks",
         "network": str(summary.folder / NETWORK),
         "run folder": str(summary.folder),

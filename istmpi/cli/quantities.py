@@ -16,14 +16,32 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _QUANTITY = re.compile(r"\s*([0-9.eE+-]+?)\s*([^\d\s.]*)\s*")
 
 
+class WholeRange(click.IntRange):
+    """click's range of whole numbers, told in words."""
+
+    def _describe_range(self) -> str:
+        return _words(self.min, self.max)
+
+
 class FiniteRange(click.FloatRange):
-    """click's range of numbers without NaN, which lies in every range of click's, and without infinity."""
+    """click's range of numbers, told in words, without NaN, which lies in every range of click's, and infinity."""
+
+    def _describe_range(self) -> str:
+        return _words(self.min, self.max, self.min_open)
 
     def convert(self, value, param, ctx):
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is no finite number.", param, ctx)
         return number
+
+
+def _words(least: float | None, most: float | None, above: bool = False) -> str:
+    """A range as a person says it; nothing of a largest number that is none but for the machine."""
+    low = f"{'above' if above else 'at least'} {least:g}" if least is not None else ""
+    if most is None or most >= 1e5:
+        return low
+    return f"{least:g} to {most:g}" if least is not None and not above else f"{low}, at most {most:g}".lstrip(", ")
 
 
 def bandwidth(option: str, text: str) -> float:

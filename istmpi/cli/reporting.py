@@ -1,5 +1,6 @@
 """What `istmpi compare` and `istmpi report` share: their options, and where a comparison is shown."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from istmpi.errors import ConfigError
 from istmpi.foreign import MOST, one_line
 from istmpi.report import tables
 from istmpi.report.comparison import Comparison
+from istmpi.report.sheets import notes
 
 WIDTH_OF_A_LOG = 200
 """Columns for tables where nobody's terminal sets a limit."""
@@ -42,6 +44,15 @@ def print_comparison(found: Comparison) -> None:
     """Its tables, on stdout."""
     width = None if sys.stdout.isatty() else max(WIDTH_OF_A_LOG, shutil.get_terminal_size().columns)
     tables.comparison(Console(highlight=False, width=width), found)
+
+
+def print_json(found: Mapping[str, Comparison]) -> None:
+    """Comparisons, by what their data are called, for other programs."""
+    trees = [
+        {"data": data, "score": one.score_name, "targets": one.targets, "notes": notes(one), "rows": one.rows()}
+        for data, one in found.items()
+    ]
+    print(json.dumps({"comparisons": trees}, indent=1))
 
 
 def write_page(found: Mapping[str, Comparison], title: str, path: Path) -> None:

@@ -1,12 +1,14 @@
 """The options that set a run: those that people change all the time by their own names, the rest by --set."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
+from pathlib import PurePath
 from typing import Any
 
 import click
 
 from istmpi import renamed
-from istmpi.config import Run, type_of
+from istmpi.config import Run, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
 from istmpi.names import is_module
@@ -50,8 +52,23 @@ def options(command: Callable, without: Collection[str] = ()) -> Callable:
         command = click.option(old, hidden=True)(command)
     for option, (setting, metavar) in reversed(OPTIONS.items()):
         if option not in without:
-            command = click.option(option, metavar=metavar, help=help_of(type_of(setting)))(command)
+            command = click.option(option, metavar=metavar, help=_help(setting))(command)
     return command
+
+
+def _help(setting: str) -> str:
+    """What a setting is, and its default where that is a number or a word."""
+    said = help_of(type_of(setting))
+    default = _defaults()[setting]
+    if default is None or default == "" or default == () or "by default" in said:
+        return said
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    return f"{said}  [default: {shown}]"
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return {name: default for name, _, default in every_setting()}
 
 
 def planning(command: Callable) -> Callable:
@@ -62,15 +79,27 @@ def planning(command: Callable) -> Callable:
     return click.option("--layers", metavar="N-N-...", help=help)(command)
 
 
-def settings(command: Callable) -> Callable:
-    """Decorate a click command with RUN and the options that change it."""
-    return click.argument("run", default="digits")(options(command))
+def resolve(
+    run: str, assignments: tuple[str, ...], options: dict[str, str | None], refused: Mapping[str, str] | None = None
+) -> Run:
+    """The run that a command line describes; ConfigError names the option.
 
-
-def resolve(run: str, assignments: tuple[str, ...], options: dict[str, str | None]) -> Run:
-    """The run that a command line describes; ConfigError names the option."""
+    A run that ships with istmpi is named after the data that it is given. ``refused``: settings that the command sets
+    itself, each with the option that does it.
+    """
     loaded = Run.load(run)
-    return loaded.override(changes(assignments, options, loaded.model.name))
+    changed = changes(assignments, options, loaded.model.name)
+    for setting, option in (refused or {}).items():
+        if setting in changed:
+            raise ConfigError(f"--set {setting}: this command sets it itself; use {option}.")
+    if run in shipped() and "data.source" in changed and (name := _name_of(changed["data.source"])):
+        changed = {"name": name, **changed}
+    return loaded.override(changed)
+
+
+def _name_of(source: str) -> str:
+    """What data are called: their file's name without ending and ``{rank}``; empty where nothing is left of it."""
+    return PurePath(source).stem.replace("{rank}", "").strip("-_. ")
 
 
 def changes(assignments: tuple[str, ...], options: dict[str, str | None], model: str = "mlp") -> dict[str, Any]:

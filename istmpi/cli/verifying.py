@@ -1,5 +1,6 @@
 """What `istmpi checkpoint verify` and `istmpi data verify` have in common: every byte of some files is read."""
 
+import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,13 +19,14 @@ def verify(
     opened: Callable[[Path], AbstractContextManager[Any]],
     unguarded: str,
     listed: Collection[Path] = (),
+    as_json: bool = False,
 ) -> None:
-    """Print of each file that it is valid, or whatever is damaged; DataError when anything is.
+    """Print of each file that it is valid, or whatever is damaged, ``as_json`` all together; DataError when one is.
 
     ``opened(path)`` gives the file with its ``version``, ``nbytes`` and ``errors(read=...)``. ``unguarded`` is said of
     what version 1 of its format does not guard. Of the files ``listed`` in a folder some may be gone by now.
     """
-    damaged = looked_at = 0
+    damaged, found = 0, []
     with progress(Console(stderr=True), in_bytes=True) as tell:
         for path in paths:
             problems, verdict = [], "valid"
@@ -37,11 +39,14 @@ def verify(
                 if path in listed and not path.exists():
                     continue
                 problems.append(str(error))
-            looked_at += 1
+            found.append({"path": str(path), "valid": not problems, "problems": problems})
             damaged += bool(problems)
-            click.echo("\n".join(map(one_line, problems)) or one_line(f"{path}: {verdict}"))
+            if not as_json:
+                click.echo("\n".join(map(one_line, problems)) or one_line(f"{path}: {verdict}"))
+    if as_json:
+        print(json.dumps(found, indent=1))
     if damaged:
-        raise DataError(f"{damaged} of {looked_at} file{'s' * (looked_at > 1)} cannot be used.")
+        raise DataError(f"{damaged} of {len(found)} file{'s' * (len(found) > 1)} cannot be used.")
 
 
 class Counter:

@@ -30,6 +30,7 @@ from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.methods import METHODS
 from istmpi.names import class_of, is_module
+from istmpi.record import SETTINGS as SAVED_AS
 from istmpi.renamed import SETTINGS, current, tell
 from istmpi.settings import MOST, Meta, checked, numbers_in, shown, types_of
 
@@ -64,8 +65,13 @@ class Run:
 
     @staticmethod
     def load(name_or_path: str) -> "Run":
-        """The run of a TOML file, or of a name that ships with the package; ConfigError when it cannot be used."""
+        """The run of a TOML file, of a run's folder, or of a name that ships with the package.
+
+        That of a folder is to be carried out anew, elsewhere. ConfigError when it cannot be used.
+        """
         path = Path(name_or_path)
+        if is_file(path / SAVED_AS):
+            return Run.load(str(path / SAVED_AS)).override({"output.folder": ""})
         if exists(path) and not path.is_file() and not path.is_dir():
             raise ConfigError(f"run {path} is {kind_of(path)}; it must be a TOML file.")
         if not is_file(path):

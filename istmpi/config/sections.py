@@ -268,7 +268,12 @@ class Train:
     ] = "auto"
     # Not this host's cores at most, for a run is repeated elsewhere; with very many torch crashes.
     threads: Annotated[
-        int, Meta(ge=0, le=1024, description="Threads per rank; 0 (auto) shares this host's cores among its ranks.")
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="Threads per rank; 0 (auto) takes OMP_NUM_THREADS, or a share of this host's cores.",
+        ),
     ] = 0
 
 

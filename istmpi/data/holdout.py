@@ -5,6 +5,8 @@ import numpy as np
 from istmpi import rng
 
 ONE_IN = 5
+ONE_IN_FIVE = "one in five for testing, drawn"
+"""What is said of such a split."""
 
 
 def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Tables of plans, costs and comparisons, for the console."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.columns import Columns
 from rich.console import Console
@@ -123,8 +123,8 @@ TABLES: dict[str, Callable[[Row], str]] = {
 }
 """Each a table with a row for every number of ranks and a column for every method."""
 
-MOST_COLUMNS = 5
-"""Methods in a table, which is to fit a narrow console; more go on in another."""
+FIGURE = 11
+"""Columns that a figure needs with its unit, at most."""
 
 NEEDS = {"Price of an epoch": "price_per_epoch", "Energy of an epoch": "kwh_per_epoch"}
 
@@ -137,12 +137,12 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
     for title, cell in TABLES.items():
         if title in NEEDS and NEEDS[title] not in rows[0]:
             continue
-        for start in range(0, len(methods), MOST_COLUMNS):
-            shown = methods[start : start + MOST_COLUMNS]
+        for shown in _side_by_side(methods, console.width):
             table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-            table.add_column("ranks", justify="right", vertical="bottom")
+            table.min_width = min(len(title), console.width)
+            table.add_column("ranks", justify="right")
             for method in shown:
-                table.add_column(_folded(method), justify="right", vertical="bottom", no_wrap=True)
+                table.add_column(method, justify="right", no_wrap=True)
             for ranks in sorted({row["ranks"] for row in rows}):
                 found = [cells.get((method, ranks)) for method in shown]
                 table.add_row(str(ranks), *(cell(row) if row else "" for row in found))
@@ -150,9 +150,17 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
     console.print(Columns(tables, padding=(1, 4)))
 
 
-def _folded(method: str) -> str:
-    """A method's name on as many lines as it has words, for a narrow column."""
-    return method.replace("-", "-\n") if len(method) > 9 else method
+def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
+    """The methods in groups, each as many as have room in a table on a console of that width, with whole names."""
+    group, used = [], len("ranks")
+    for method in methods:
+        needed = max(len(method), FIGURE) + 1
+        if group and used + needed > width:
+            yield group
+            group, used = [], len("ranks")
+        group.append(method)
+        used += needed
+    yield group
 
 
 def cluster(console: Console, found: Cluster) -> None:

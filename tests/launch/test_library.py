@@ -27,11 +27,3 @@ def test_the_script_of_the_librarys_page_runs_as_it_stands(mpirun, tmp_path):
     dealt = re.search(r"^rank 0 holds units \[(.*)\], rank 1 \[(.*)\]$", said, re.MULTILINE)
     assert sorted(", ".join(dealt.groups()).split(", ")) == list("01234567")
     assert "refused: hidden1 has 1 units but the run has 2 ranks" in said
-
-
-def test_the_script_of_the_readme_runs_as_it_stands(mpirun, tmp_path):
-    script = tmp_path / "readme.py"
-    script.write_text(code("README.md"))
-    result = mpirun(2, "python", script)
-    assert result.returncode == 0, result.stderr
-    assert len(re.findall(r"^\d+ \d\.\d+ 0\.\d+$", result.stdout, re.MULTILINE)) == 10

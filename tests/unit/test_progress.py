@@ -1,29 +1,94 @@
 """The progress of training on a terminal."""
 
 import io
+import json
+import re
+import time
+from datetime import timedelta
 
 import pytest
 from rich.console import Console
 from small import small_run
 
-from istmpi.cli.progress import TrainingDisplay, round_bar
+from istmpi.cli.live import LiveView, slowest
+from istmpi.cli.progress import TrainingDisplay
+from istmpi.cli.showing import Showing
 from istmpi.comm import world
+from istmpi.evaluation.evaluator import Score
+from istmpi.training.progress import LastRound, Progress
 from istmpi.training.run import run_training
+
+
+def after(rounds, seconds=1.0, compute=(1.0,), score=None):
+    """What is known after so many rounds."""
+    last = LastRound(seconds, 3_000_000, 12_000, {"compute": seconds}, compute, tuple(0.0 for _ in compute))
+    ranks = len(compute)
+    return Progress(rounds, rounds, 0, seconds * rounds, 0, 1 / rounds, 0.1, score, "accuracy", ranks, last)
+
+
+def screen(width=100, clock=time.monotonic):
+    return Console(file=io.StringIO(), force_terminal=True, width=width, get_time=clock, highlight=False)
 
 
 @pytest.mark.parametrize("seconds, left", [(2, "0:00:14"), (40, "0:04:40"), (3600, "7:00:00")])
 def test_the_time_left_is_told_however_long_a_round_takes(seconds, left):
     """Rich itself forgets within 30 seconds what it knew of the speed."""
-    now, screen = 0.0, io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100, get_time=lambda: now)
-    bar = round_bar(console)
-    task = bar.add_task("", total=10, note="")
+    now = 0.0
+    console = screen(clock=lambda: now)
+    view = LiveView(console, 10, ["n0"])
     for done in range(1, 4):
         now += seconds
-        bar.update(task, completed=done, note=f"loss {1 / done:.4f}")
-    console.print(bar.get_renderable())
-    assert "3/10" in screen.getvalue() and "loss 0.3333" in screen.getvalue()
-    assert left in screen.getvalue()
+        view.progressed(after(done))
+    console.print(view.view())
+    said = console.file.getvalue()
+    assert "3/10" in said and "loss 0.3333" in said and left in said
+    assert f"{timedelta(seconds=3 * seconds)} +" in re.sub("\x1b.*?m", "", said)
+
+
+@pytest.mark.parametrize("width", [30, 50, 67, 80, 120])
+def test_the_live_view_fits_the_terminal(width):
+    """Figures are whole or not there, what matters most first; nothing wraps."""
+    console = screen(width)
+    view = LiveView(console, 60, ["a", "b", "c", "node-17"])
+    view.progressed(after(7, 2.0, (1.0, 1.0, 1.1, 1.5), Score(0.3, 0.9123, 360)))
+    console.print(view.view())
+    bar, figures = re.sub("\x1b.*?m", "", console.file.getvalue()).splitlines()
+    assert "7/60" in bar and len(bar) <= width and len(figures) <= width
+    parts = ["loss 0.1429", "accuracy 0.9123", "6 k examples/s", "1.5 MB/s", "slowest rank 3 (node-17) by 43%"]
+    found = figures.split("  ")
+    assert found == [part for part in parts if part in found] and found[0] == parts[0]
+    assert width < 100 or found == parts
+
+
+def test_a_rank_is_slowest_only_where_it_holds_up_the_others():
+    assert slowest([1.0], ["n0"]) == slowest([1.0, 1.01, 1.0], ["n0", "n1", "n2"]) == slowest([0, 0], ["a", "b"]) == ""
+    assert slowest([1.0, 1.5, 1.0], ["n0", "n1", "n2"]) == "slowest rank 1 (n1) by 50%"
+
+
+def ended(tmp_path, capsys, showing):
+    """What a small run prints: its standard output and error."""
+    settings = {"train__rounds": 3, "evaluate__every": 3, "output__folder": str(tmp_path / "run")}
+    display = TrainingDisplay(showing)
+    run_training(small_run(**settings), world(), display)
+    display.plots()
+    return capsys.readouterr()
+
+
+def test_what_is_told_of_a_run(tmp_path, capsys):
+    told = ended(tmp_path / "a", capsys, Showing())
+    assert re.findall(r"^round (\S+)", told.out, re.M)[-1] == "3/3" and not told.err
+    assert re.search(r"^time +\S+ s with evaluations and saving: .*compute \d+%", told.out, re.M)
+    told = ended(tmp_path / "b", capsys, Showing(verbose=True))
+    assert len(re.findall(r"^round \d/3 .* lr \S+  \S+ k? ?examples/s  .*B/s  \w+ \d+%", told.out, re.M)) == 3
+    told = ended(tmp_path / "c", capsys, Showing("none"))
+    assert "round 3/3" not in told.out and "accuracy" in told.out
+    assert ended(tmp_path / "d", capsys, Showing(quiet=True)) == ("", "")
+
+
+def test_the_outcome_as_json(tmp_path, capsys):
+    told = ended(tmp_path, capsys, Showing(as_json=True))
+    assert json.loads(told.out) == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "run folder" in told.err
 
 
 @pytest.mark.parametrize("epochs, passes", [(1, "1 pass"), (2, "2 passes")])

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from istmpi.cli.bars import progress
+from istmpi.cli.quantities import WholeRange
 from istmpi.cli.verifying import Counter
 from istmpi.cli.verifying import verify as verify_files
 
@@ -49,8 +50,8 @@ def ls(folder: str, verify: bool, as_json: bool) -> None:
 
 @command.command("show")
 @click.argument("path", metavar="CKPT")
-@click.option("--ranks", type=click.IntRange(min=1), metavar="P", help="Also show the deal among P ranks.")
-@click.option("--round", type=click.IntRange(min=0), metavar="R", help="Of round R, from 0.  [default: the next]")
+@click.option("--ranks", type=WholeRange(min=1), metavar="P", help="Also show the deal among P ranks.")
+@click.option("--round", type=WholeRange(min=0), metavar="R", help="Of round R, from 0.  [default: the next]")
 @as_json
 def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None:
     """Show what CKPT holds: header, parameters, optimizer state, normalisation, and the deal for any P and round."""
@@ -83,7 +84,8 @@ def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None
 
 @command.command("verify")
 @click.argument("paths", metavar="CKPT...", nargs=-1, required=True)
-def verify(paths: tuple[str, ...]) -> None:
+@as_json
+def verify(paths: tuple[str, ...], as_json: bool) -> None:
     """Read every byte of each CKPT, a file or a folder of them, and name whatever is damaged; exit code 2 if any is."""
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.checkpoint.summary import files
@@ -91,7 +93,7 @@ def verify(paths: tuple[str, ...]) -> None:
     given = {path: files(path) if path.is_dir() else [path] for path in map(Path, paths)}
     listed = {file for path in given for file in given[path] if file != path}
     unguarded = ", but for its attributes, which nothing guards (format version 1)"
-    verify_files([file for inside in given.values() for file in inside], open_checkpoint, unguarded, listed)
+    verify_files([file for inside in given.values() for file in inside], open_checkpoint, unguarded, listed, as_json)
 
 
 @command.command("diff")

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from pathlib import PurePath
 
 import click
 
 from istmpi.cli.following import logging, opened
-from istmpi.cli.reporting import as_targets, draw, print_comparison, reporting, write_page
-from istmpi.cli.settings import changes, options
+from istmpi.cli.quantities import WholeRange
+from istmpi.cli.reporting import as_targets, draw, print_comparison, print_json, reporting, write_page
+from istmpi.cli.settings import options, resolve
+from istmpi.cli.showing import Showing, showing
 from istmpi.cli.walltime import deadline, walltime
-from istmpi.config import Run
-from istmpi.errors import ConfigError
 
 METHODS = "ist,local-sgd,data-parallel"
 
@@ -22,10 +23,13 @@ def _settings(command: Callable) -> Callable:
 @click.command("compare")
 @click.argument("run", default="digits")
 @click.option("--methods", metavar="NAME,...", default=METHODS, show_default=True, help="What to compare.")
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Seeds to compare them on.")
+@click.option(
+    "--repeats", type=WholeRange(min=1), default=1, show_default=True, metavar="N", help="Seeds to compare them on."
+)
 @reporting
 @walltime
 @logging
+@showing
 @_settings
 def command(
     run: str,
@@ -35,6 +39,10 @@ def command(
     watts: float | None,
     stop_before_walltime: float | None,
     log: tuple[str, ...],
+    progress: str | None,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
     assignments: tuple[str, ...],
     **given: str | None,
 ) -> int:
@@ -48,15 +56,14 @@ def command(
     The same command goes on with a comparison that was stopped, and adds methods and repeats to one that is finished;
     istmpi report shows it again. A method that fails does not stop the others: the exit code is then its own.
     """
+    shown = Showing(progress, quiet, verbose, as_json)
+    shown.begins("compares")
+
     from istmpi import comm
 
     communicator = comm.world()
     with communicator.agreed():
-        loaded = Run.load(run)
-        changed = changes(assignments, given, loaded.model.name)
-        if "method.name" in changed:
-            raise ConfigError("--set method.name: istmpi compare sets it itself; use --methods.")
-        resolved = loaded.override(changed)
+        resolved = resolve(run, assignments, given, refused={"method.name": "--methods"})
         wanted = as_targets(targets)
         stop_at = deadline(stop_before_walltime, communicator)
         loggers = opened(log, communicator)
@@ -74,13 +81,16 @@ def command(
         check_targets(wanted, TASKS[task].score)
     comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
     comparison.rehearse()
-    with ComparisonDisplay() if communicator.rank == 0 else nullcontext() as display:
+    with ComparisonDisplay(shown) if communicator.rank == 0 else nullcontext() as display:
         failures = comparison.run_training(LoggedWatch(display, loggers) if display else None)
     with communicator.agreed():
         if communicator.rank == 0:
             found = compare(read_curves(turn.folder for turn in comparison.turns), wanted, watts)
             title = f"{resolved.name}: {', '.join(methods.split(','))} on {communicator.size} ranks"
-            print_comparison(found)
+            if as_json:
+                print_json({PurePath(resolved.data.source).name: found})
+            elif not quiet:
+                print_comparison(found)
             write_page({resolved.name: found}, title, comparison.folder / "report.html")
             with suppress(ImportError):
                 draw({resolved.name: found}, title, comparison.folder / "report.png")

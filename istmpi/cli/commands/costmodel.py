@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from istmpi.cli import quantities
 from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, Sizes, described
+from istmpi.cli.quantities import WholeRange
 from istmpi.cli.settings import changes, planning, resolve
 from istmpi.config import Run
 from istmpi.cost import RIVALS, counted
@@ -35,12 +36,10 @@ COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
 @click.command("costmodel")
 @click.argument("run", required=False)
 @planning
-@click.option("--examples", type=click.IntRange(min=1), metavar="N", help="In an epoch.  [default: the data's]")
+@click.option("--examples", type=WholeRange(min=1), metavar="N", help="In an epoch.  [default: the data's]")
+@click.option("--row-features", type=WholeRange(min=1), metavar="N", help="xc with --layers: of a row.  [default: 75]")
 @click.option(
-    "--row-features", type=click.IntRange(min=1), metavar="N", help="xc with --layers: of a row.  [default: 75]"
-)
-@click.option(
-    "--nodes", type=click.IntRange(min=1), metavar="N", help="gcn, sage with --layers: of a batch.  [default: 100000]"
+    "--nodes", type=WholeRange(min=1), metavar="N", help="gcn, sage with --layers: of a batch.  [default: 100000]"
 )
 @click.option(
     "--degree", type=_AMOUNT, metavar="N", help="gcn, sage with --layers: neighbours of a node.  [default: 20]"
@@ -55,7 +54,9 @@ COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
 @click.option("--price", type=_AMOUNT, metavar="MONEY", help="Of a node for an hour.")
 @click.option("--watts", type=_AMOUNT, metavar="W", help="Of a node.")
 @click.option("--advise", "advice", is_flag=True, help="Method, ranks and local steps to take, and why: five lines.")
-@click.option("--most-ranks", type=click.IntRange(2, 100_000), default=8, show_default=True, help="For --advise.")
+@click.option(
+    "--most-ranks", type=WholeRange(2, 100_000), default=8, show_default=True, metavar="P", help="For --advise."
+)
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="The figures as CSV.")
 @click.option("--plot", metavar="FILE", help="Draw them: .png, .svg or .pdf.")
@@ -198,6 +199,8 @@ def _print(scenario: Scenario, methods: list[str], counts: list[int], rows: list
     link = cluster.links["alltoallv"]
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))
     console.print(f"[bold]{escape(_title(scenario))}[/]", soft_wrap=True)
+    if scenario.shared_batch:
+        console.print("Without RUN this is the paper's network, not yours: istmpi costmodel RUN.", soft_wrap=True)
     console.print(
         f"On {escape(cluster.name)}: {number(8 * link.bandwidth)}bit/s, {link.latency * 1e6:.4g} µs, {speed} a "
         f"rank ({escape(cluster.source)}). An epoch has {scenario.examples:,} examples.\n",

@@ -14,9 +14,10 @@ def command() -> None:
 
 @command.command("verify")
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True)
-def verify(paths: tuple[str, ...]) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+def verify(paths: tuple[str, ...], as_json: bool) -> None:
     """Read every byte of each FILE that `istmpi prepare` wrote and name whatever is damaged; exit code 2 if any is."""
     from istmpi.data.hdf5 import prepared_file
 
     unguarded = " as far as can be seen: it has no checksums (format version 1); prepare it again to have them"
-    verify_files([Path(path) for path in paths], prepared_file, unguarded)
+    verify_files([Path(path) for path in paths], prepared_file, unguarded, as_json=as_json)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.quantities import FiniteRange
+from istmpi.cli.quantities import FiniteRange, WholeRange
 from istmpi.comm import current_rank
 from istmpi.foreign import one_line, printable
 from istmpi.report.units import size
@@ -12,12 +12,10 @@ from istmpi.report.units import size
 
 @click.command("extract")
 @click.argument("path", metavar="CKPT")
-@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="The subnet of this rank.")
+@click.option("--rank", type=WholeRange(min=0), metavar="R", help="The subnet of this rank.")
+@click.option("--ranks", type=WholeRange(min=1), metavar="P", help="Of so many.  [default: as many as have saved CKPT]")
 @click.option(
-    "--ranks", type=click.IntRange(min=1), metavar="P", help="Of so many.  [default: as many as have saved CKPT]"
-)
-@click.option(
-    "--round", type=click.IntRange(min=0), metavar="N", help="In the deal of round N, from 0.  [default: the last one]"
+    "--round", type=WholeRange(min=0), metavar="N", help="In the deal of round N, from 0.  [default: the last one]"
 )
 @click.option(
     "--share",
@@ -25,7 +23,7 @@ from istmpi.report.units import size
     metavar="S",
     help="Or a share of each group's units, drawn at random: one at least.",
 )
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of --share.  [default: 0]")
+@click.option("--seed", type=WholeRange(min=0), metavar="N", help="Of --share.  [default: 0]")
 @click.option("-o", "--out", required=True, metavar="FILE.h5", help="Where to.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--calibrate-on", metavar="DATA", help="In place of the data that CKPT was trained on.")

@@ -11,8 +11,11 @@ from istmpi.foreign import one_line
 @click.command("measure")
 @click.argument("run", default="digits")
 @planning
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON, too.")
 @click.option("--out", default="cluster.json", show_default=True, metavar="FILE", help="Where the figures go.")
-def command(run: str, assignments: tuple[str, ...], layers: str | None, out: str, **given: str | None) -> None:
+def command(
+    run: str, assignments: tuple[str, ...], layers: str | None, out: str, as_json: bool, **given: str | None
+) -> None:
     """Measure the network between all ranks of this job, and their speed at the shapes of RUN's subnets.
 
     \b
@@ -37,7 +40,9 @@ def command(run: str, assignments: tuple[str, ...], layers: str | None, out: str
     with communicator.agreed():
         if communicator.rank == 0:
             cluster.save(Path(out))
-    if communicator.rank == 0:
+    if communicator.rank == 0 and as_json:
+        print(Path(out).read_text(), end="")
+    elif communicator.rank == 0:
         from rich.console import Console
 
         from istmpi.report import tables

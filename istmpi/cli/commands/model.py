@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from istmpi.cli.quantities import WholeRange
 from istmpi.cli.settings import assigned
 from istmpi.foreign import toml_value
 from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 @click.argument("network", metavar="NET")
 @click.option("--data", metavar="DATA", help="Data whose shape and outputs the network is for.  [default: digits]")
 @click.option("--shape", metavar="NxN...", help="In place of data: the shape of an example, as 3x32x32.")
-@click.option(
-    "--outputs", type=click.IntRange(min=1), metavar="N", help="With --shape: classes, or numbers to predict."
-)
+@click.option("--outputs", type=WholeRange(min=1), metavar="N", help="With --shape: classes, or numbers to predict.")
 @click.option("--tokens", is_flag=True, help="With --shape: examples are windows of tokens, of so many outputs.")
 @click.option("--ranks", default="2,4,8", show_default=True, metavar="P,P,...", help="What each of P ranks would hold.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An argument, as model.hidden=512.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.quantities import FiniteRange
+from istmpi.cli.quantities import FiniteRange, WholeRange
 from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     metavar="T",
     help="Leave at the first exit whose normalised entropy is below T.",
 )
-@click.option("--top", type=click.IntRange(min=1), metavar="K", help="xc: so many labels of a row.  [default: 5]")
-@click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="text: at most so many more.  [default: 200]")
+@click.option("--top", type=WholeRange(min=1), metavar="K", help="xc: so many labels of a row.  [default: 5]")
+@click.option("--tokens", type=WholeRange(min=1), metavar="N", help="text: at most so many more.  [default: 200]")
 @click.option(
     "--temperature",
     type=FiniteRange(min=0),
     metavar="T",
     help="text: divides the logits; 0 takes the likeliest token.  [default: 1]",
 )
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="text: of what is drawn.  [default: 0]")
+@click.option("--seed", type=WholeRange(min=0), metavar="N", help="text: of what is drawn.  [default: 0]")
 @click.option("--json", "as_json", is_flag=True, help="text: print JSON for other programs.")
 @click.option("--out", metavar="FILE", help="Write there, complete or not at all.  [default: standard output]")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -12,9 +15,14 @@ from rich.table import Table
 
 from istmpi.cli.bars import progress
 from istmpi.foreign import printable
+from istmpi.record import known
+from istmpi.tasks import GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.data.prepare import Report
+
+NAMED = 12
+"""Classes that are all named with their numbers of examples."""
 
 
 @click.command("prepare")
@@ -36,9 +44,17 @@ if TYPE_CHECKING:
     help="graph: features by rows (their sum is 1), columns (mean 0, deviation 1) or none.  [default: rows of a "
     "sparse matrix, else columns]",
 )
-@click.option("--max-bad", type=float, default=0.01, show_default=True, help="Share of files that may be unreadable.")
+@click.option(
+    "--max-bad",
+    type=float,
+    default=0.01,
+    show_default=True,
+    metavar="SHARE",
+    help="Share of files that may be unreadable.",
+)
 @click.option("--force", is_flag=True, help="Replace DST.h5 if it exists.")
-def command(kind: str, source: str, target: str, max_bad: float, force: bool, **options: object) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+def command(kind: str, source: str, target: str, max_bad: float, force: bool, as_json: bool, **options: object) -> None:
     """Turn SRC (a folder, a .tar, .tar.gz or a file) into DST.h5, ready to train on.
 
     \b
@@ -58,10 +74,14 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
     given = {option: value for option, value in options.items() if value is not None}
     with progress(Console(stderr=True)) as tell:
         report = prepare(kind, source, target, progress=tell, force=force, max_bad=max_bad, **given)
+    if as_json:
+        print(json.dumps(asdict(report, dict_factory=known), default=str))
+        return
     table = Table(show_header=False, box=None, pad_edge=False)
     shown = _text if report.text else _rows if report.rows else _graph if report.graph else _examples
     for row in shown(report):
         table.add_row(*row)
+    table.add_row("split", report.split)
     what = "documents" if report.text else "files"
     if not (report.rows or report.graph):
         table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} {what}", *report.skipped[:3]])))
@@ -70,13 +90,30 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, **
     console = Console(highlight=False)
     console.print(escape(printable(report.target.name)), style="bold")
     console.print(table)
+    console.print(f"train on it: mpirun -n 4 {shlex.join(_next(report))}", soft_wrap=True, markup=False)
+
+
+def _next(report: Report) -> list[str]:
+    """The words that train on what was prepared."""
+    run = {MULTI_LABEL: ["xc"], **dict.fromkeys(GRAPH_TASKS, ["graph"])}.get(report.task, [])
+    more = ["--model", "transformer", "--optimizer", "adamw", "--lr", "0.001"] if report.task == NEXT_TOKEN else []
+    return ["istmpi", "train", *run, "--data", str(report.target), *more]
 
 
 def _examples(report: Report) -> Iterator[tuple[str, str]]:
     for split, count in report.counts.items():
         yield split, f"{count:,} examples"
     yield "features", f"{report.features:,} ({' x '.join(map(str, report.shape))})"
-    yield "classes", f"{len(report.classes):,}" if report.classes else "none (regression)"
+    yield "classes", _of_class(report.classes, report.of_class) if report.classes else "none (regression)"
+
+
+def _of_class(classes: Sequence[str], counts: Sequence[int]) -> str:
+    """How many classes there are, and how many examples each has for training; of many the least and the most."""
+    named = [f"{printable(name)} {count:,}" for name, count in zip(classes, counts, strict=True)]
+    if len(named) > NAMED:
+        order = sorted(range(len(named)), key=lambda code: counts[code])
+        named = [named[order[0]], "...", named[order[-1]]]
+    return f"{len(classes):,}, for training: {', '.join(named)}"
 
 
 def _text(report: Report) -> Iterator[tuple[str, str]]:

@@ -1,18 +1,16 @@
 """``istmpi report``: finished runs side by side, without MPI and without torch."""
 
 import csv
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
-from istmpi.cli.reporting import as_targets, draw, print_comparison, reporting, write_page
+from istmpi.cli.reporting import as_targets, draw, print_comparison, print_json, reporting, write_page
 from istmpi.errors import OutputError
 from istmpi.report.comparison import Comparison, by_data, compare
 from istmpi.report.curves import Curve, read_curves
-from istmpi.report.sheets import notes
 
 MOST_NAMES = 4
 """In a title; of more their number is told."""
@@ -49,11 +47,7 @@ def command(
     curves = read_curves(map(Path, paths))
     found = {data: compare(those, wanted, watts) for data, those in by_data(curves).items()}
     if as_json:
-        trees = [
-            {"data": data, "score": one.score_name, "targets": one.targets, "notes": notes(one), "rows": one.rows()}
-            for data, one in found.items()
-        ]
-        print(json.dumps({"comparisons": trees}, indent=1))
+        print_json(found)
     elif as_csv:
         rows = [{"data": data, **row} for data, one in found.items() for row in one.rows()]
         writer = csv.DictWriter(sys.stdout, rows[0] if rows else ["data", "method"])

@@ -1,50 +1,77 @@
 """``istmpi train``: one run on all ranks of this job."""
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import click
 
 from istmpi.cli.following import logging, opened
-from istmpi.cli.settings import resolve, settings
+from istmpi.cli.quantities import WholeRange
+from istmpi.cli.settings import options, resolve
+from istmpi.cli.showing import Showing, showing
 from istmpi.cli.walltime import deadline, walltime
+from istmpi.foreign import is_file
+from istmpi.record import SETTINGS, run_of
+
+DEFAULT = "digits"
 
 
 @click.command("train")
-@settings
+@click.argument("run", required=False)
+@options
 @click.option("--sync-checkpoints", is_flag=True, help="Wait until a checkpoint is on the disk.")
 @click.option(
     "--resume",
     default="",
     metavar="auto|PATH",
-    help="Go on from a checkpoint, a run's folder, or this run's own folder.",
+    help="Go on from a checkpoint, a run's folder, or this run's own folder (auto).",
 )
 @walltime
 @logging
 @click.option("--profile", type=int, metavar="ROUND", help="Leave a trace of this round on all ranks in the folder.")
+@showing
 @click.option("--dry-run", is_flag=True, help="Print shapes, bytes, FLOPs and memory; train nothing.")
-@click.option("--ranks", type=click.IntRange(min=1), metavar="P", help="Ranks to plan for, with --dry-run.")
+@click.option("--ranks", type=WholeRange(min=1), metavar="P", help="Ranks to plan for, with --dry-run.")
 def command(
-    run: str,
+    run: str | None,
     assignments: tuple[str, ...],
     sync_checkpoints: bool,
     resume: str,
     stop_before_walltime: float | None,
     log: tuple[str, ...],
     profile: int | None,
+    progress: str | None,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
     dry_run: bool,
     ranks: int | None,
-    **options: str | None,
+    **given: str | None,
 ) -> None:
-    """Train RUN: a run file (TOML) or the name of a run that ships with istmpi (see: istmpi runs).
+    """Train RUN: a run file (TOML), the name of a run that ships with istmpi (istmpi runs lists them), or a folder.
+
+    Without RUN that is digits, or with --resume FOLDER the run of that folder. A run's folder goes on where it was
+    stopped. What neither RUN nor the command line sets has the default below.
 
     \b
     mpirun -n 4 istmpi train
     mpirun -n 8 istmpi train speech --data speech.h5 --hidden 4096,4096 --lr 0.01
     mpirun -n 8 istmpi train speech --checkpoint-every 10 --resume auto
+    mpirun -n 8 istmpi train runs/speech
     mpirun -n 4 istmpi train --model mynet.py:Net --set model.channels=[64,128]
 
     SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C or a file STOP in the run's folder save and stop it, exit code 75; --resume auto
     goes on from there, on any number of ranks.
+
+    \b
+    deal        who trains which units in a round; every rank draws the same
+    group       units that are dealt out together: those of a layer, mostly
+    subnet      the part of the network that a rank trains in a round
+    local step  a step of the optimizer on one rank, without the others
+    round       local steps of all ranks, and what they send each other then
+    pull, push  weights to the ranks that train them, and back to their owners
+    hop         weights straight to the ranks that train them next
+    redeal      the fraction of a group's units that change their rank
     """
     if ranks is not None and not dry_run:
         raise click.UsageError("--ranks goes with --dry-run; to train on P ranks use mpirun -n P.")
@@ -53,14 +80,18 @@ def command(
     if dry_run:
         from istmpi.cli.plan import show
 
-        show(resolve(run, assignments, options), ranks or 4)
+        show(resolve(run or DEFAULT, assignments, given), ranks or 4)
         return
+
+    shown = Showing(progress, quiet, verbose, as_json)
+    shown.begins("trains")
 
     from istmpi import comm
 
     communicator = comm.world()
     with communicator.agreed():
-        resolved = resolve(run, assignments, options)
+        run, resume, home = _asked(run, resume)
+        resolved = resolve(run, assignments, given if given["out"] else {**given, "out": home})
         stop_at = deadline(stop_before_walltime, communicator)
         loggers = opened(log, communicator)
 
@@ -68,9 +99,20 @@ def command(
     from istmpi.loggers.logged_watch import LoggedWatch
     from istmpi.training.run import run_training
 
-    with TrainingDisplay() if communicator.rank == 0 else nullcontext() as display:
+    with TrainingDisplay(shown) if communicator.rank == 0 else nullcontext() as display:
         watch = LoggedWatch(display, loggers) if display else None
         run_training(resolved, communicator, watch, resume, stop_at, signals=True, profile=profile)
     with communicator.agreed():
         if display:
             display.plots()
+
+
+def _asked(run: str | None, resume: str) -> tuple[str, str, str | None]:
+    """RUN, --resume and, for a run that goes on in its folder, --out, as they are meant."""
+    if run and is_file(Path(run) / SETTINGS):
+        return run, resume or "auto", run
+    if not run and resume not in ("", "auto"):
+        home = run_of(Path(resume))
+        if is_file(home / SETTINGS):
+            return str(home), resume, str(home)
+    return run or DEFAULT, resume, None

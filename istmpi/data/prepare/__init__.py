@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from istmpi.data.prepare import arrays, graph, idx, images, speech, tables, text, xc
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
@@ -22,6 +24,7 @@ from istmpi.data.prepare.xc import Facts as RowFacts
 from istmpi.data.prepare.xc import SparseMaterial
 from istmpi.data.writer import check_target
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.tasks import CLASSIFICATION
 
 AnyMaterial = Material | Corpus | SparseMaterial | GraphMaterial
 
@@ -41,6 +44,7 @@ KINDS: dict[str, Callable[..., AnyMaterial]] = {
 class Report:
     """What was written: ``counts`` per split, the names of the ``skipped`` files, ``bytes`` of the file.
 
+    ``split`` says how examples came to be in their splits, ``of_class`` how many each class has for training.
     Of text, whose counts are tokens, ``text`` says more, and there is no shape; of sparse rows ``rows`` says more, and
     of a graph, whose counts are nodes, ``graph``.
     """
@@ -51,6 +55,8 @@ class Report:
     features: int
     classes: tuple[str, ...] | None
     counts: dict[str, int]
+    split: str
+    of_class: tuple[int, ...] | None
     skipped: list[str]
     seconds: float
     bytes: int
@@ -90,7 +96,7 @@ def prepare(
     archive = Archive(source, target.parent)
     with Decoder(target.parent, progress, max_bad) as decoder:
         material = read(archive, decoder, **options)
-        _write(material, kind, str(source), target, force, progress)
+        of_class = _write(material, kind, str(source), target, force, progress)
     return Report(
         target=target,
         task=material.task,
@@ -98,6 +104,8 @@ def prepare(
         features=material.features,
         classes=material.classes,
         counts=material.counts,
+        split=decoder.split,
+        of_class=of_class,
         skipped=material.skipped,
         seconds=time.monotonic() - started,
         bytes=target.stat().st_size,
@@ -107,13 +115,20 @@ def prepare(
     )
 
 
-def _write(material: AnyMaterial, kind: str, source: str, target: Path, force: bool, progress: Progress) -> None:
+def _write(
+    material: AnyMaterial, kind: str, source: str, target: Path, force: bool, progress: Progress
+) -> tuple[int, ...] | None:
+    """Write the file; how many training examples each class has, where they have one each."""
     done, total = 0, sum(material.counts.values())
+    of_class = np.zeros(len(material.classes), np.int64) if material.task == CLASSIFICATION else None
     with material.writer(kind, source, target, force) as writer:
         for split, *rows in material.blocks:
             writer.append(split, *rows)
             done += len(rows[0])
             progress("writing", done, total)
+            if of_class is not None and split == "train":
+                of_class += np.bincount(rows[1], minlength=len(of_class))
+    return None if of_class is None else tuple(of_class.tolist())
 
 
 def _check_options(kind: str, read: Callable[..., AnyMaterial], options: dict[str, object]) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from istmpi.data.arrays import load_arrays
+from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
@@ -21,6 +22,8 @@ def read(archive: Archive, decoder: Decoder, *, task: str | None = None) -> Mate
     """
     arrays = _load(archive)
     splits = split_arrays(arrays, str(archive.path))
+    if "x" in arrays and len(splits["train"][0]) < len(arrays["x"]):
+        decoder.split = ONE_IN_FIVE
     raw = {split: np.asarray(y) for split, (_, y) in splits.items()}
     task, classes, labels = read_labels(raw, task, str(archive.path))
     outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]

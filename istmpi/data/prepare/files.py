@@ -41,6 +41,8 @@ class Decoder:
 
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
         self.folder, self.progress, self._max_bad = scratch, progress, max_bad
+        self.split = "as SRC has it"
+        """How the examples came to be in their splits, in words."""
         self._stack = ExitStack()
         self._rows: int | None = None
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from istmpi.data.graph import Graph
 from istmpi.data.graph_file import GraphHeader, GraphWriter
-from istmpi.data.holdout import held_out
+from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.moments import Moments
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
@@ -110,6 +110,8 @@ def read(
     x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"))
     neighbours, loops, repeated = adjacency(raw.sources, raw.targets, count, directed, source)
     classes, labels = _labels(raw, source)
+    if not raw.splits:
+        decoder.split = f"of the nodes {ONE_IN_FIVE}"
     nodes = _splits(raw, labels, source)
     _require_trained(labels, nodes, classes, source)
     edges = int(neighbours.offsets[-1])

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import numpy as np
 
+from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.prepare import cifar
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import BadFileError, Decoder, Example, with_holdout
@@ -59,6 +60,9 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
             raise ConfigError("size is for images in class folders; CIFAR's are 32x32.")
         return cifar.read(archive)
     examples = find_examples(archive)
+    if not any(example.split for example in examples):
+        decoder.split = f"{ONE_IN_FIVE} of each class"
+        examples = with_holdout(examples)
     pillow = optional("PIL.Image", "Pillow", "images")
     first, mode, extent = _first(archive, examples, pillow, size)
 
@@ -74,7 +78,10 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
 
 
 def find_examples(archive: Archive) -> list[Example]:
-    """The images of an archive by the names of their folders; DataError where these are none of the layouts."""
+    """The images of an archive by the names of their folders; DataError where these are none of the layouts.
+
+    Their splits are empty texts where the archive has none.
+    """
     examples = []
     for name in archive.names:
         *above, label, file = ("", "", *name.split("/"))[-3:]
@@ -93,7 +100,7 @@ def find_examples(archive: Archive) -> list[Example]:
         raise DataError(
             f"{archive.path} has train/ or test/ but {of_none.name} is in neither. Move it there, or take it away."
         )
-    return with_holdout(examples)
+    return examples
 
 
 def _in_splits(archive: Archive, examples: list[Example]) -> list[Example]:

@@ -37,7 +37,9 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     Without a testing list, a tenth of the speakers (by a hash of the name) are for testing. All clips must have one
     sample rate: a band would mean another pitch at another rate. Folders such as _background_noise_ are ignored.
     """
-    examples = _examples(archive)
+    if (lists := _listed(archive)) is None:
+        decoder.split = "by speakers, a tenth of them for testing (Speech Commands' rule)"
+    examples = _examples(archive, lists)
     with one_thread():
         return decoder.run(archive, examples, clip_decoder(), (1, BANDS, FRAMES), np.dtype(np.float32), 1, MOST_BYTES)
 
@@ -47,9 +49,8 @@ def one_thread() -> AbstractContextManager:
     return optional("threadpoolctl", "threadpoolctl", "spectrograms").threadpool_limits(1, user_api="blas")
 
 
-def _examples(archive: Archive) -> list[Example]:
-    """Every wav file with its word and its split."""
-    listed = _listed(archive)
+def _examples(archive: Archive, listed: dict[str, str] | None) -> list[Example]:
+    """Every wav file with its word and its split, as listed or by its speaker."""
     examples = []
     for name in archive.names:
         folder, _, file = name.rpartition("/")

@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from istmpi.data.holdout import held_out
+from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
@@ -42,6 +42,7 @@ def read(archive: Archive, decoder: Decoder, *, label: str | None = None, task: 
     task, classes, labels = read_labels(_typed(raw), task, str(archive.path))
     outputs = len(classes) if task == CLASSIFICATION else 1
     if "" in tables:
+        decoder.split = ONE_IN_FIVE + " of each class" * (task == CLASSIFICATION)
         test = held_out(len(labels[""]), labels[""] if task == CLASSIFICATION else None)
         counts = {"train": int((~test).sum()), "test": int(test.sum())}
         blocks = _dealt(tables[""].blocks(labels[""]), test)

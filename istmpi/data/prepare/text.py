@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from istmpi.data.dataset import SPLITS
-from istmpi.data.holdout import held_out
+from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.prepare import images
 from istmpi.data.prepare.archive import Archive, store
 from istmpi.data.prepare.files import Decoder
@@ -205,6 +205,7 @@ class _Documents:
 
     def _cut(self, nbytes: int) -> tuple[dict[str, _Runs], dict[str, int]]:
         """The only document in two parts, and bytes of each, which are taken to be as many as its tokens say."""
+        self.decoder.split = "the end of the only document for testing"
         at = max(int(self._end * CUT), 1)
         test = max(round(nbytes * (self._end - at) / self._end), 1)
         return {"train": [(0, at)], "test": [(at, self._end - at)]}, {"train": max(nbytes - test, 1), "test": test}
@@ -214,6 +215,7 @@ class _Documents:
         if any(splits):
             return np.array([SPLITS.index(split) for split in splits])[np.array(self._file)]
         # By the names, so that the order in a tar file does not matter.
+        self.decoder.split = f"of the documents {ONE_IN_FIVE}"
         of = np.empty(len(self), np.int64)
         of[np.argsort(self._file, kind="stable")] = held_out(len(self))
         return of

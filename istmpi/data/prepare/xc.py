@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from istmpi.data.holdout import held_out
+from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.csr import Csr, OfArrays, Stored
 from istmpi.data.prepare.files import Decoder
@@ -177,6 +177,7 @@ def _of_text(archive: Archive, decoder: Decoder) -> dict[str, Part]:
     source = sources[whole[""]]
     if rows_of:
         return {split: Part(source, _mask(source, whole[split], rows)) for split, rows in rows_of.items()}
+    decoder.split = f"of the rows {ONE_IN_FIVE}"
     test = held_out(len(source))
     return {"train": Part(source, ~test), "test": Part(source, test)}
 

@@ -1,0 +1,5 @@
+"""``python -m istmpi`` is ``istmpi``."""
+
+from istmpi.cli.main import main
+
+main()

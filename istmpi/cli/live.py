@@ -1,0 +1,85 @@
+"""The live view of a run on a terminal: a bar, and beneath it what its width has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rich import progress as bars
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from istmpi.report.units import number, size
+
+if TYPE_CHECKING:
+    from istmpi.training.progress import Progress
+
+LONGEST_ROUNDS = 4 * 3600.0
+"""Seconds that have two rounds in them, from which the time left is known."""
+BEHIND = 0.02
+"""A rank whose local steps take that much longer than the median's is the slowest one."""
+
+
+class LiveView:
+    """Shows a run of so many rounds, on the ranks of these hosts, until it is stopped."""
+
+    def __init__(self, console: Console, rounds: int, hosts: Sequence[str], title: str = "round"):
+        self._console, self._hosts = console, hosts
+        columns = bars.TextColumn(title), bars.MofNCompleteColumn(), bars.BarColumn(bar_width=None)
+        times = (
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("+"),
+            bars.TimeRemainingColumn(),
+        )
+        self._bar = bars.Progress(*columns, *times, console=console, speed_estimate_period=LONGEST_ROUNDS)
+        self._task = self._bar.add_task("", total=rounds)
+        self._figures: list[str] = []
+        self._score = ""
+        self._compute = [0.0] * len(hosts)
+        self._live = Live(console=console, get_renderable=self.view, transient=True)
+
+    def start(self) -> None:
+        self._live.start()
+
+    def stop(self) -> None:
+        self._live.stop()
+
+    def progressed(self, progress: Progress) -> None:
+        """A round is done."""
+        self._bar.update(self._task, completed=progress.round)
+        if progress.score:
+            self._score = f"{progress.score_name} {progress.score.score:.4f}"
+        self._figures = [f"loss {progress.loss:.4f}", *([self._score] if self._score else ())]
+        last = progress.last_round
+        if last and last.seconds > 0:
+            self._figures.append(f"{number(last.examples / last.seconds)} examples/s")
+            if len(self._hosts) > 1:
+                self._figures.append(f"{size(last.bytes / last.seconds)}/s")
+            self._compute = [before + now for before, now in zip(self._compute, last.compute, strict=True)]
+            self._figures.append(slowest(self._compute, self._hosts))
+
+    def view(self) -> Group:
+        """The bar and the figures."""
+        return Group(self._bar.get_renderable(), Text(fitting(self._figures, self._console.width)))
+
+
+def slowest(compute: Sequence[float], hosts: Sequence[str]) -> str:
+    """Which rank needs most for its local steps; empty where none lags behind the others. ``compute`` in seconds."""
+    usual, most = median(compute), max(compute)
+    if len(compute) < 2 or not usual or most < usual * (1 + BEHIND):
+        return ""
+    rank = compute.index(most)
+    return f"slowest rank {rank} ({hosts[rank]}) by {most / usual - 1:.0%}"
+
+
+def fitting(figures: Sequence[str], width: int) -> str:
+    """As many of these as a line of that width has room for, whole ones, the first first."""
+    line = ""
+    for figure in filter(None, figures):
+        longer = f"{line}  {figure}" if line else figure
+        if cell_len(longer) <= width:
+            line = longer
+    return line

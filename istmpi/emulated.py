@@ -1,0 +1,160 @@
+"""An emulated slow cluster on one Linux host: each MPI rank in a network namespace of its own, at a given line rate.
+
+The hosts hang on one bridge, which is in a namespace too, as is mpirun: the machine's own network is never touched. A
+token bucket on both ends of each host's cable limits what it sends and what it receives. Ranks talk TCP only. Every
+host is bound to one core, the cores in turn, and has its own host name; ISTMPI_NETWORK tells the ranks the line rate,
+for their records, MASTER_ADDR and the like tell torch.distributed where host 0 is. Needs root, iproute2 (ip, tc) and
+MPICH's mpirun on the PATH.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from istmpi.errors import ConfigError, OutputError
+
+ENTER = """#!/bin/sh
+# Stands in for ssh: [-x] HOST COMMAND... runs the command in that host's namespace, under its name, on its core.
+[ "$1" = -x ] && shift
+host=$1; shift
+core=$(echo {cores} | cut -d " " -f $(( ${{host##*-}} % {count} + 1 )))
+export UCX_TLS=tcp,self UCX_NET_DEVICES=eth0 ISTMPI_NETWORK="{network}"
+export MASTER_ADDR=10.0.1.1 MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0
+exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0" && exec taskset -c "$1" sh -c "$2"' "$host" "$core" "$*"
+"""
+
+
+class Cluster:
+    """P namespaces ``istmpi-NAME-0`` ... around the namespace ``istmpi-NAME``, in which bridge and mpirun are."""
+
+    def __init__(self, name: str):
+        self.switch = f"istmpi-{name}"
+
+    @property
+    def hosts(self) -> list[str]:
+        """The namespaces of the hosts that are up."""
+        prefix = f"{self.switch}-"
+        names = [entry["name"] for entry in json.loads(_output("ip", "-json", "netns", "list") or "[]")]
+        return sorted((name for name in names if name.startswith(prefix)), key=lambda name: int(name[len(prefix) :]))
+
+    def up(self, hosts: int, rate: str) -> None:
+        """Make the cluster anew; ``rate`` is tc's: 250mbit, 1gbit."""
+        self.down()
+        _do("ip", "netns", "add", self.switch)
+        _do("ip", "-n", self.switch, "link", "set", "lo", "up")
+        _do("ip", "-n", self.switch, "link", "add", "bridge", "type", "bridge")
+        _do("ip", "-n", self.switch, "address", "add", "10.0.0.1/16", "dev", "bridge")
+        _do("ip", "-n", self.switch, "link", "set", "bridge", "up")
+        for number in range(hosts):
+            host, port = f"{self.switch}-{number}", f"port{number}"
+            _do("ip", "netns", "add", host)
+            _do("ip", "-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host)
+            _do("ip", "-n", self.switch, "link", "set", port, "master", "bridge", "up")
+            _do("ip", "-n", host, "address", "add", f"10.0.{1 + number // 250}.{1 + number % 250}/16", "dev", "eth0")
+            for interface in ("lo", "eth0"):
+                _do("ip", "-n", host, "link", "set", interface, "up")
+            for namespace, interface in ((self.switch, port), (host, "eth0")):
+                bucket = ("rate", rate, "burst", "256kb", "latency", "50ms")
+                _do("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *bucket)
+
+    def run(self, command: list[str]) -> int:
+        """One rank of a command on every host; returns mpirun's exit code, after the interfaces' counters."""
+        hosts = self.hosts
+        if not hosts:
+            raise ConfigError(
+                f"no cluster {self.switch} is up. Start one: benchmarks/cluster up --hosts 4 --rate 1gbit"
+            )
+        before = self._counters()
+        with tempfile.TemporaryDirectory(prefix=f"{self.switch}-") as folder:
+            enter = Path(folder) / "enter"
+            network = f"emulated, {self._line_rate(hosts[0]) / 1e6:g} Mbit/s per host, TCP"
+            cores = sorted(os.sched_getaffinity(0))
+            enter.write_text(ENTER.format(cores=" ".join(map(str, cores)), count=len(cores), network=network))
+            enter.chmod(0o755)
+            launch = ["mpirun", "-launcher", "ssh", "-launcher-exec", str(enter), "-iface", "bridge"]
+            launch += ["-hosts", ",".join(hosts), "-ppn", "1", "-n", str(len(hosts))]
+            code = subprocess.run(["ip", "netns", "exec", self.switch, *launch, *command]).returncode
+        print("host                    MB sent  MB received   (by the interfaces' counters)", file=sys.stderr)
+        for host, (sent, received) in self._counters().items():
+            sent, received = sent - before[host][0], received - before[host][1]
+            print(f"{host:20} {sent / 1e6:10.3f} {received / 1e6:12.3f}", file=sys.stderr)
+        return code
+
+    def down(self) -> None:
+        """Remove the cluster and whatever still runs in it."""
+        names = [*self.hosts, self.switch]
+        existing = [name for name in names if Path("/run/netns", name).exists()]
+        for name in existing:
+            for process in _output("ip", "netns", "pids", name).split():
+                with _ignore_dead():
+                    os.kill(int(process), signal.SIGKILL)
+        for name in existing:
+            _do("ip", "netns", "delete", name)
+
+    def _line_rate(self, host: str) -> float:
+        """Bits per second that a host may send."""
+        (bucket,) = json.loads(_output("tc", "-n", host, "-json", "qdisc", "show", "dev", "eth0"))
+        return bucket["options"]["rate"] * 8
+
+    def _counters(self) -> dict[str, tuple[int, int]]:
+        """Bytes that each host's interface sent and received since it is up, with all headers."""
+        counters = {}
+        for host in self.hosts:
+            (link,) = json.loads(_output("ip", "-n", host, "-json", "-statistics", "link", "show", "eth0"))
+            counters[host] = link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
+        return counters
+
+
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Nobody else works on the cluster of that name meanwhile."""
+    with open(f"/run/istmpi-{name}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting: another emulated cluster has the name {name}", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _ignore_dead() -> Iterator[None]:
+    try:
+        yield
+    except ProcessLookupError:
+        pass
+
+
+def _output(*command: str) -> str:
+    return _do(*command).stdout
+
+
+def _do(*command: str) -> subprocess.CompletedProcess:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise OutputError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+    return done
+
+
+def obstacle() -> str:
+    """Why there can be no emulated cluster on this machine, with what would help; empty where there can be one."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "network namespaces are made: it needs Linux and root. Try: sudo -E env PATH=$PATH"
+    for tool, package in {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "taskset": "util-linux"}.items():
+        if shutil.which(tool) is None:
+            return f"it needs the program {tool}. Install the package {package}."
+    if shutil.which("mpirun") is None or "hydra" not in _output("mpirun", "--version").lower():
+        return "it needs MPICH's mpirun on the PATH. Activate its environment or load its module."
+    name = f"istmpi-probe-{os.getpid()}"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
+        return "network namespaces are not allowed here. Use a machine, or a container, in which they are."
+    _do("ip", "netns", "delete", name)
+    return ""

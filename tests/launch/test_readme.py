@@ -1,0 +1,62 @@
+"""The README, followed by a new user: its commands in order in one folder, and its links."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from patience import patient
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+WORDS = 1200
+
+
+def blocks(language):
+    """The blocks of code in a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def test_its_commands_run_in_order_in_one_folder(mpirun, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "my-run.toml").write_text(*blocks("toml"))
+    rows = "".join(f"{n % 7},{n % 3},{n % 5 * 0.5},{'odd' if n % 2 else 'even'}\n" for n in range(60))
+    (tmp_path / "table.csv").write_text(f"a,b,c,label\n{rows}")
+    ranks = re.compile(r"mpirun -n (\d+) ")
+    commands = [line for block in blocks("sh") for line in block.splitlines()]
+    assert len(commands) > 12
+    for line in commands:
+        words = shlex.split(line, comments=True)
+        if found := ranks.match(line):
+            done = mpirun(int(found[1]), *words[3:], timeout=100)
+        else:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(words, capture_output=True, text=True, timeout=patient(100), env=environment)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {"runs", "digits.html", "answers.jsonl", "table.h5", "classes.csv"} <= left
+    assert {"digits", "compare-digits", "table", "my-run", "convnet"} == {
+        path.name for path in (tmp_path / "runs").iterdir()
+    }
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md"))])
+def test_what_a_page_links_to_is_there(page):
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), f"{page}: {target}"
+        if anchor and path.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{page}: {target}"
+
+
+def test_it_is_short():
+    assert len(README.split()) < WORDS
