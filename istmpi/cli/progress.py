@@ -42,7 +42,7 @@ class TrainingDisplay(Watch):
         # A rank's output is no sign under mpirun: MPICH gives it a pipe, Open MPI a terminal, whatever mpirun's own is.
         columns = comm.terminal_columns()
         terminal = columns is not None or (sys.stdout.isatty() and sys.stderr.isatty())
-        coloured = True if terminal or os.environ.get("FORCE_COLOR") else None
+        coloured = terminal or bool(os.environ.get("FORCE_COLOR"))
         self._way = showing.progress or ("bar" if terminal else "lines")
         self._console = Console(
             highlight=False,
