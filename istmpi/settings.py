@@ -3,7 +3,8 @@
     rounds: Annotated[int, Meta(ge=1, description="Rounds to train.")] = 30
 
 What msgspec cannot say stands in ``extra``: ``at_most`` for bounds beyond 64 bits, ``at_most_bytes`` of a text,
-``rising`` for a list in which each number is above the one before it, and ``must`` for words that say a range better.
+``rising`` for a list in which each number is above the one before it, ``known`` for the names that a text may be, with
+``or`` for what else it may be, and ``must`` for words that say a range better.
 """
 
 import dataclasses
@@ -18,7 +19,19 @@ from msgspec import Meta
 
 from istmpi.errors import ConfigError, did_you_mean
 
-__all__ = ["Meta", "checked", "help_of", "holds_text", "own", "range_of", "shown", "types_of"]
+__all__ = [
+    "Meta",
+    "checked",
+    "choices_of",
+    "help_of",
+    "holds_text",
+    "kind_of_value",
+    "own",
+    "range_of",
+    "schema_of",
+    "shown",
+    "types_of",
+]
 
 MOST = 2**64
 """No number that is given for a setting is larger."""
@@ -53,11 +66,61 @@ def holds_text(hint: Any) -> bool:
     return kind is str or get_origin(kind) is Literal
 
 
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """The names that a setting of this type may be; none where it is no choice among names."""
+    kind, metas = _bare(hint)
+    if kind is bool:
+        return "true", "false"
+    return get_args(kind) if get_origin(kind) is Literal else tuple(_extra(metas, "known", ()))
+
+
+def kind_of_value(hint: Any, several: bool = False) -> str:
+    """What a value of this type is, in words: ``list of whole numbers``."""
+    kind, _ = _bare(hint)
+    if get_origin(kind) is tuple:
+        first, *others = get_args(kind)
+        if others == [...]:
+            return f"list{'s' * several} of {kind_of_value(first, several=True)}"
+        return f"[{', '.join(map(kind_of_value, (first, *others)))}]"
+    if kind is bool:
+        return "true or false"
+    words = {int: "whole number", float: "number"}.get(kind, "text")
+    return words + "s" * several
+
+
+def schema_of(hint: Any, default: Any = None) -> dict[str, Any]:
+    """JSON Schema (draft 7, as editors of TOML read it) of a setting's values."""
+    schema = _draft_7(msgspec.json.schema(hint))
+    _, metas = _bare(hint)
+    if schema.get("type") != "boolean" and (names := choices_of(hint)):
+        schema |= {"examples": [*names]} if _extra(metas, "or") else {"enum": [*names]}
+    if (most := _extra(metas, "at_most")) is not None:
+        schema["maximum"] = most
+    if default is not None:
+        schema["default"] = default
+    return schema
+
+
+def _draft_7(node: Any) -> Any:
+    """A schema of msgspec's, without null, which TOML has not, and with tuples as draft 7 has them."""
+    if isinstance(node, list):
+        return [_draft_7(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: _draft_7(value) for key, value in node.items()}
+    if "prefixItems" in node:
+        node |= {"items": node.pop("prefixItems"), "additionalItems": False}
+    if "anyOf" in node:
+        (one,) = [item for item in node.pop("anyOf") if item != {"type": "null"}]
+        node = {**one, **node}
+    return node
+
+
 def range_of(hint: Any) -> str:
     """Which values a setting of this type may have, in words; empty for any of its kind."""
     kind, metas = _bare(hint)
-    if get_origin(kind) is Literal:
-        return " | ".join(get_args(kind))
+    if choices := choices_of(hint):
+        return " | ".join(filter(None, [*choices, _extra(metas, "or")]))
     if get_origin(kind) is tuple:
         return range_of(get_args(kind)[0])
     low, high, (left, right) = _interval(metas)

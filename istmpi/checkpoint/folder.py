@@ -15,6 +15,8 @@ FOLDER = "checkpoints"
 """In a run's folder: what training can go on from."""
 NETWORK = "network.h5"
 """In a run's folder: the trained network, the last checkpoint of all."""
+BEST = "best.h5"
+"""In a run's folder: the network that scored best on the validation split, where a run asks for it."""
 
 _PATTERN = "round-*.h5"
 _NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?\.h5")
@@ -121,6 +123,6 @@ def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed writes have left behind."""
-    for path in [*folder.glob(f".{_PATTERN}.*.tmp"), *folder.glob(f".{NETWORK}.*.tmp")]:
+    for path in (path for name in (_PATTERN, NETWORK, BEST) for path in folder.glob(f".{name}.*.tmp")):
         with contextlib.suppress(OSError):
             path.unlink()

@@ -44,6 +44,7 @@ _RANGES = {
     "bytes": (0, 2**63 - 1),
     "seconds": (0.0, 1e12),
     "side": (0, 2**31 - 1),
+    "temperature": (1e-6, 1e6),
 }
 """What the numbers of a header can be: what lies outside would otherwise be believed in files of version 1."""
 
@@ -99,6 +100,9 @@ class Header:
 
     fitted: Mapping[str, float] = field(default_factory=dict)
     """What it multiplies them by instead, where that was fitted or is left out."""
+
+    temperature: float = 1.0
+    """What a classifier's logits are divided by for its probabilities; 1 where nobody fitted it."""
 
     @property
     def full_scale(self) -> dict[str, float]:
@@ -187,7 +191,7 @@ def _attributes(header: Header) -> dict[str, str | int | float]:
     attributes: dict[str, str | int | float] = {"format": FORMAT, "version": VERSION, "seed": header.run.train.seed}
     for item in dataclasses.fields(header):
         value = getattr(header, item.name)
-        if item.name in ("network", "side") and not value:
+        if (item.name in ("network", "side") and not value) or (item.name == "temperature" and value == 1):
             continue
         plain = value.tree() if isinstance(value, Run) else value
         plain = dataclasses.asdict(value) if isinstance(value, DataSummary) else plain
@@ -252,6 +256,7 @@ def read_header(file: h5py.File, path: Any) -> Header:
     attributes.setdefault("network", "{}")
     attributes.setdefault("side", np.int64(0))
     attributes.setdefault("fitted", "{}")
+    attributes.setdefault("temperature", np.float64(1))
     values = {}
     for item in dataclasses.fields(Header):
         if item.name not in attributes:

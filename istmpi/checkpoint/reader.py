@@ -122,6 +122,21 @@ class Checkpoint:
         return (self.array("input/mean"), self.array("input/std")) if self._has("input/mean") else None
 
     @property
+    def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Mean and deviation ``[outputs]`` of numbers to predict, which outputs are relative to, if they are."""
+        return (self.array("output/mean"), self.array("output/std")) if self._has("output/mean") else None
+
+    @property
+    def rescaling(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """What outputs are multiplied by, and what is added then ``[outputs]``, for them to be what is predicted."""
+        if self.targets is not None:
+            return self.targets[::-1]
+        if self.header.temperature == 1:
+            return None
+        outputs = self.header.data.outputs
+        return np.full(outputs, 1 / self.header.temperature), np.zeros(outputs)
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """The classes' names; None for regression."""
         return tuple(name.decode() for name in self.array("input/classes")) if self._has("input/classes") else None
@@ -140,7 +155,7 @@ class Checkpoint:
     @property
     def inputs(self) -> dict[str, np.ndarray]:
         """All that there is of `istmpi.checkpoint.state.inputs_of`, by its place."""
-        return {path: self.array(path) for path in self._datasets if path.startswith("input/")}
+        return {path: self.array(path) for path in self._datasets if path.startswith(("input/", "output/"))}
 
     def own_data(self, rank: int) -> tuple[int, ...] | None:
         """What tells the data of a rank from others where each has its own; None in files of version 1."""
@@ -202,6 +217,7 @@ class Checkpoint:
             {place(Slot(name, kind)): parameters[name].pattern.shape(lengths) for kind in slots for name in parameters},
             {f"norm/{name}/{kind}": (norm.units,) for name, norm in norms.items() for kind in MOMENTS},
             {f"input/{kind}": (prod(data.shape),) for kind in MOMENTS},
+            {f"output/{kind}": (data.outputs,) for kind in MOMENTS},
         ]
         expected = self._of_a_stopped_round(found) | classes
         expected |= {place(name): parameters[name.parameter].pattern.shape(lengths) for name in some}

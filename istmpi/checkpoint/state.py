@@ -38,10 +38,12 @@ def model_pieces(store: ParameterStore) -> Iterator[Piece]:
 
 
 def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
-    """What it takes to make inputs of a network, and to read its outputs: normalisation, classes, tokenizer."""
+    """What it takes to make inputs of a network, and to read its outputs: normalisation, units, classes, tokenizer."""
     arrays = {}
     if data.mean is not None:
         arrays |= {"input/mean": data.mean, "input/std": data.std}
+    if data.targets is not None:
+        arrays |= dict(zip(("output/mean", "output/std"), data.targets))
     if data.classes is not None:
         arrays["input/classes"] = np.array([name.encode() for name in data.classes])
     if data.tokenizer is not None and data.tokenizer.json:

@@ -3,9 +3,13 @@
 import importlib
 
 import click
+from click.shell_completion import CompletionItem, add_completion_class
 
+from istmpi.cli.bash import Bash
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.renamed import COMMANDS, tell
+
+add_completion_class(Bash)
 
 
 class LazyGroup(click.Group):
@@ -25,6 +29,12 @@ class LazyGroup(click.Group):
         if name not in self._help:
             raise ConfigError(f"no command {name}{did_you_mean(name, self._help)}")
         return importlib.import_module(f"istmpi.cli.commands.{name}").command
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names of commands, none of which is imported, and options."""
+        known = {name: words for name, words in self._help.items() if name.startswith(incomplete)}
+        items = [CompletionItem(name, help=words) for name, words in known.items()]
+        return items + click.Command.shell_complete(self, context, incomplete)
 
     def resolve_command(
         self, context: click.Context, arguments: list[str]

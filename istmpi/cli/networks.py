@@ -72,7 +72,7 @@ def described(
     if shape is None:
         from istmpi.data.sources import open_for_training
 
-        data = open_for_training(run.data, 0)
+        data = open_for_training(run.data, 0, run.train.seed)
         shape, task, examples = (data.features, data.outputs), data.task, len(data.train)
     return Described(run, architecture(*shape, task, run.model), examples)
 
@@ -121,7 +121,7 @@ def _data_of_own(run: Run, layers: str | None) -> Dataset:
             f"--layers {layers} with {run.model.name}: it says the widths of an mlp. Give --data, and the widths of a "
             f"network of your own by --set model.ARGUMENT=VALUE."
         )
-    return open_for_training(run.data, 0)
+    return open_for_training(run.data, 0, run.train.seed)
 
 
 def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:

@@ -81,7 +81,7 @@ class TrainingDisplay(Watch):
             self._view.progressed(progress)
         now = time.monotonic()
         late = not self._view and now - self._line_at >= SECONDS_BETWEEN_LINES
-        due = late or self._showing.verbose or (progress.score and self.every_evaluation)
+        due = late or self._showing.verbose or ((progress.score or progress.validation) and self.every_evaluation)
         if due and self._way != "none":
             self._line_at = now
             self._console.print(self._line(progress), markup=False)
@@ -96,6 +96,8 @@ class TrainingDisplay(Watch):
         if self._showing.verbose and last and last.seconds > 0:
             line += f"  {number(last.examples / last.seconds)} examples/s  {size(last.bytes / last.seconds)}/s"
             line += f"  {phases(last.phases)}  {slowest(last.compute, self._hosts)}".rstrip()
+        if scored := progress.validation:
+            line += f"  validation loss {scored.loss:.4f}  {progress.score_name} {_scores(scored)}"
         if progress.score:
             line += f"  test loss {progress.score.loss:.4f}  {progress.score_name} {_scores(progress.score)}"
         return line
@@ -108,7 +110,7 @@ class TrainingDisplay(Watch):
 
     def finished(self, summary: Summary) -> None:
         self._stop_view()
-        self._facts(_outcome(summary, time.monotonic() - self._begun))
+        self._facts(_outcome(summary, self._rounds, time.monotonic() - self._begun))
         self._told(summary.folder)
         self._to_draw = summary.folder
 
@@ -203,6 +205,8 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
         counts = (
             f"{len(graph):,} nodes with {graph.edges:,} neighbours, {learnt:,} to learn from, {tested:,} for testing"
         )
+    if training.best:
+        counts += f", {len(training.sizes[0].dataset.splits['validation'].labels()):,} for validation"
     steps = f"{run.method.local_steps} local steps of {run.train.batch} {examples} a rank"
     if plan.spec.in_passes:
         passes = f"{run.method.epochs} pass{'es' * (run.method.epochs > 1)}"
@@ -242,11 +246,16 @@ def phases(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{phase} {part / total:.0%}" for phase, part in most_first if part / total >= 0.005)
 
 
-def _outcome(summary: Summary, elapsed: float) -> dict[str, str]:
+def _outcome(summary: Summary, rounds: int, elapsed: float) -> dict[str, str]:
     """How a run ended; ``elapsed`` seconds ago it was set up."""
     last, score = summary.last, summary.last.score
+    early = {} if last.round == rounds else {"ended": f"after round {last.round} of {rounds}: {summary.ended}"}
+    if best := summary.best:
+        words = f"{best.path} of round {best.round}: {summary.score_name} {best.validation:.4f} on the validation split"
+        early["best"] = f"{words}, {_scores(best.score)} on the test split"
     return {
         summary.score_name: f"{_scores(score)} on {score.examples:,} test examples, loss {score.loss:.4f}",
+        **early,
         "speed": f"{number(summary.examples_per_second)} examples/s over all ranks in {duration(last.seconds)}",
         "time": f"{duration(elapsed)} with evaluations and saving: {phases(summary.seconds)}",
         "sent": f"{size(last.bytes)} by all ranks",

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from istmpi import renamed
+from istmpi.cli.completion import complete_assignment, complete_values
 from istmpi.config import Run, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
 from istmpi.names import is_module
-from istmpi.settings import help_of, holds_text
+from istmpi.settings import choices_of, help_of, holds_text, range_of
 
 OPTIONS = {
     "--data": ("data.source", "FILE"),
@@ -33,6 +34,7 @@ OPTIONS = {
     "--schedule": ("optimizer.schedule", "NAME"),
     "--optimizer": ("optimizer.name", "NAME"),
     "--seed": ("train.seed", "N"),
+    "--init": ("train.init", "FILE"),
     "--evaluate-every": ("evaluate.every", "N"),
     "--checkpoint-every": ("checkpoint.every", "N"),
     "--keep": ("checkpoint.keep", "N"),
@@ -45,21 +47,23 @@ OPTIONS = {
 
 def options(command: Callable, without: Collection[str] = ()) -> Callable:
     """Decorate a click command with the options that change a run; it receives them as `resolve` takes them."""
-    command = click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Any other setting.")(
-        command
-    )
+    assigning = {"metavar": "A.B=VALUE", "help": "Any other setting: istmpi settings.", "multiple": True}
+    command = click.option("--set", "assignments", shell_complete=complete_assignment, **assigning)(command)
     for old in renamed.OPTIONS:
         command = click.option(old, hidden=True)(command)
     for option, (setting, metavar) in reversed(OPTIONS.items()):
         if option not in without:
-            command = click.option(option, metavar=metavar, help=_help(setting))(command)
+            shown = {"metavar": metavar, "help": _help(setting)}
+            command = click.option(option, shell_complete=complete_values(setting), **shown)(command)
     return command
 
 
 def _help(setting: str) -> str:
-    """What a setting is, and its default where that is a number or a word."""
-    said = help_of(type_of(setting))
-    default = _defaults()[setting]
+    """What a setting is, the names of a choice, and its default where that is a number or a word."""
+    hint = type_of(setting)
+    said, default = help_of(hint), _defaults()[setting]
+    if names := range_of(hint) if choices_of(hint) else "":
+        said += f"  [{names}]"
     if default is None or default == "" or default == () or "by default" in said:
         return said
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
@@ -68,12 +72,22 @@ def _help(setting: str) -> str:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    return {name: default for name, _, default in every_setting()}
+    return {one.name: one.default for one in reversed([*every_setting()])}
 
 
 def planning(command: Callable) -> Callable:
     """Decorate a click command that trains nothing with the options that change a run's cost, and with --layers."""
-    without = ("--out", "--evaluate-every", "--rounds", "--max-minutes", "--seed", "--lr", "--warm-up", "--finish")
+    without = (
+        "--out",
+        "--evaluate-every",
+        "--rounds",
+        "--max-minutes",
+        "--seed",
+        "--lr",
+        "--warm-up",
+        "--finish",
+        "--init",
+    )
     command = options(command, without)
     help = "Features, hidden widths and labels, instead of reading data."
     return click.option("--layers", metavar="N-N-...", help=help)(command)

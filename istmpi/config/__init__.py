@@ -1,6 +1,7 @@
 """A run's settings: `Run` and its sections."""
 
-from istmpi.config.run import SHIPPED, Run, every_setting, shipped, type_of
+from istmpi.config.described import Setting, every_setting
+from istmpi.config.run import SHIPPED, Run, shipped, type_of
 from istmpi.config.sections import Checkpoint, Data, Evaluate, Method, Model, Optimizer, Output, OwnModel, Train
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Output",
     "OwnModel",
     "Run",
+    "Setting",
     "Train",
     "every_setting",
     "shipped",

@@ -6,7 +6,7 @@ the same run.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -241,18 +241,6 @@ def type_of(setting: str, model: str = "mlp") -> Any:
     kinds = {"": Run, **types_of(Run), "model": OwnModel if is_module(model) else Model}
     kind = kinds.get(section)
     return types_of(kind).get(key) if dataclasses.is_dataclass(kind) else None
-
-
-def every_setting() -> Iterator[tuple[str, Any, Any]]:
-    """The dotted name, type and default of each setting that a run may have; of the network those of mlp."""
-    default = Run()
-    for section in dataclasses.fields(default):
-        value = getattr(default, section.name)
-        if dataclasses.is_dataclass(value):
-            for name, hint in types_of(type(value)).items():
-                yield f"{section.name}.{name}", hint, getattr(value, name)
-        else:
-            yield section.name, types_of(Run)[section.name], value
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -28,6 +28,23 @@ class Data:
         float,
         Meta(gt=0, description="Dirichlet concentration of by-label: the smaller, the fewer classes a rank sees."),
     ] = 0.5
+    validation: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="Fraction of the training examples that is held out by train.seed; while training goes on it "
+            "is scored in place of the test split, which is scored at the end. Of text the last tokens, of a graph "
+            "training nodes.",
+        ),
+    ] = 0.0
+    standardise: Annotated[
+        bool,
+        Meta(
+            description="Regression: targets are learnt less their mean over the training examples, divided by their "
+            "deviation; scores and predictions have the units of the data, losses have not."
+        ),
+    ] = True
     crop: Annotated[
         int,
         Meta(
@@ -62,9 +79,13 @@ class Data:
 
 
 Network = Annotated[
-    str, Meta(description=f"The network: mlp, {', '.join(NETWORKS)}, or one of your own as FILE.py:Class.")
+    str,
+    Meta(
+        description="The network: one that ships with istmpi, or a class of your own.",
+        extra={"known": ("mlp", *NETWORKS), "or": "FILE.py:Class"},
+    ),
 ]
-DType = Annotated[Literal["float32", "float64"], Meta(description="Of the weights, and of all that is computed.")]
+DType = Annotated[Literal["float32", "float64"], Meta(description="Type of the weights, and of all that is computed.")]
 
 
 Scale = Annotated[
@@ -89,8 +110,10 @@ class Model:
             extra={"must": "name at least one hidden layer, each at least one unit wide"},
         ),
     ] = (512,)
-    norm: Annotated[str, Meta(description=f"Normalisation: {', '.join(NORMS)}.")] = "batch"
-    activation: Annotated[str, Meta(description=f"{', '.join(ACTIVATIONS)}.")] = "relu"
+    norm: Annotated[str, Meta(description="Normalisation of hidden layers.", extra={"known": NORMS})] = "batch"
+    activation: Annotated[
+        str, Meta(description="What hidden units do with their sum.", extra={"known": tuple(ACTIVATIONS)})
+    ] = "relu"
     dropout: Annotated[float, Meta(ge=0, lt=1, description="Share of the units that a step leaves out.")] = 0.0
     bias: Annotated[bool, Meta(description="Whether products have a bias.")] = False
     output_norm: Annotated[
@@ -129,7 +152,7 @@ OWN_SETTINGS = ("name", "dtype", "scale")
 
 @dataclass(frozen=True)
 class _CommonMethod:
-    name: Annotated[str, Meta(description=f"{', '.join(METHODS)}.")] = "ist"
+    name: Annotated[str, Meta(description="How a round is run.", extra={"known": tuple(METHODS)})] = "ist"
     local_steps: Annotated[int, Meta(ge=1, description="Local steps in a round.")] = 20
     optimizer_state: Annotated[
         Literal["reset", "carry"],
@@ -162,22 +185,25 @@ Method = make_dataclass(
 class Optimizer:
     """The local optimizer."""
 
-    name: Annotated[str, Meta(description=f"{', '.join(OPTIMIZERS)}.")] = "sgd"
+    name: Annotated[str, Meta(description="The optimizer of local steps.", extra={"known": tuple(OPTIMIZERS)})] = "sgd"
     lr: Annotated[float, Meta(gt=0, description="Learning rate.")] = 0.01
-    momentum: Annotated[float, Meta(ge=0, lt=1, description="Of sgd.")] = 0.0
-    weight_decay: Annotated[float, Meta(ge=0, description="Of adamw decoupled, else added to the gradient.")] = 0.0
+    momentum: Annotated[float, Meta(ge=0, lt=1, description="Momentum of sgd's local steps.")] = 0.0
+    weight_decay: Annotated[
+        float, Meta(ge=0, description="Weight decay: of adamw decoupled, else added to the gradient.")
+    ] = 0.0
     warm_up: Annotated[
         int, Meta(ge=0, description="Local steps of a rank in which the learning rate rises linearly from 0 to lr.")
     ] = 0
     clip: Annotated[
-        float,
+        Annotated[float, Meta(ge=0)] | None,
         Meta(
-            ge=0, description="Norm of the gradient of all that a rank trains, to which a larger one is cut; 0: none."
+            description="Norm of the gradient of all that a rank trains, to which a larger one is cut; 0: none. By "
+            "default 1 for a regression whose targets are standardised, else none."
         ),
-    ] = 0.0
+    ] = None
     schedule: Annotated[
         Literal["constant", "cosine", "step"],
-        Meta(description="Of the learning rate behind the warm-up, over the local steps of the whole run."),
+        Meta(description="How the learning rate goes on behind the warm-up, over the local steps of the whole run."),
     ] = "constant"
     milestones: Annotated[
         tuple[Annotated[float, Meta(gt=0, lt=1)], ...],
@@ -236,6 +262,21 @@ class Train:
             "0 sets no limit.",
         ),
     ] = 0.0
+    init: Annotated[
+        str,
+        Meta(
+            description="A file of weights to begin with where names and shapes fit: a network.h5 of istmpi, "
+            ".safetensors, or a state dict of torch; a run that goes on does not read it."
+        ),
+    ] = ""
+    patience: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Evaluations in a row without a better score on the validation split after which training "
+            "ends; 0 trains all rounds.",
+        ),
+    ] = 0
     batch: Annotated[int, Meta(ge=1, description="Examples in a local step of one rank.")] = 128
     resolution: Annotated[
         tuple[tuple[Annotated[float, Meta(gt=0, le=1)], Annotated[int, Meta(ge=1)]], ...],
@@ -264,7 +305,7 @@ class Train:
     autocast: Annotated[bool, Meta(description="Matrix products in bfloat16.")] = False
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        Meta(description="With cuda, rank r of a host takes device r modulo the host's devices."),
+        Meta(description="Where to train; with cuda, rank r of a host takes device r modulo the host's devices."),
     ] = "auto"
     # Not this host's cores at most, for a run is repeated elsewhere; with very many torch crashes.
     threads: Annotated[
@@ -285,7 +326,8 @@ class Evaluate:
         int,
         Meta(
             ge=0,
-            description="Rounds between evaluations; 0 evaluates ten times in a run. The last round always is.",
+            description="Rounds between evaluations, on the validation split where there is one in use, else on the "
+            "test split; 0 evaluates ten times in a run. The last round always is.",
         ),
     ] = 0
     batch: Annotated[int, Meta(ge=1, description="Examples whose activations are gathered at a time.")] = 1024
@@ -313,11 +355,14 @@ class Checkpoint:
 
     every: Annotated[int, Meta(ge=0, description="Rounds between checkpoints; 0 takes none.")] = 0
     keep: Annotated[int, Meta(ge=1, description="Checkpoints to keep, the newest.")] = 2
+    best: Annotated[
+        bool, Meta(description="Keep the network that scored best on the validation split, as best.h5.")
+    ] = False
     writer: Annotated[
         Literal["auto", "mpio", "direct"],
         Meta(
-            description="mpio (parallel HDF5), direct (every rank writes its rows by itself), or auto: mpio where h5py "
-            "has MPI."
+            description="Who writes: mpio (parallel HDF5), direct (every rank its rows by itself), or auto: mpio where "
+            "h5py has MPI."
         ),
     ] = "auto"
     wait: Annotated[

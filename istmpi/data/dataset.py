@@ -13,7 +13,7 @@ import numpy as np
 
 from istmpi.data.batch import Batch
 from istmpi.data.tokenizer import Tokenizer
-from istmpi.errors import DataError
+from istmpi.errors import ConfigError, DataError
 
 SPLITS = ("train", "test", "validation")
 """Every data set has the first two."""
@@ -42,10 +42,22 @@ class Split(ABC):
     def reshaped(self, shape: tuple[int, ...]) -> Split:
         """The same examples, each of them in this shape for the network."""
 
+    def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Split:
+        """The same examples, their targets less a mean and divided by a deviation where they are numbers to predict."""
+        assert targets is None, targets
+        return self
+
     def resized(self, side: int) -> Split:
         """The same examples, downscaled to a side where they are images; 0 leaves them as they are."""
         assert not side, side
         return self
+
+    @abstractmethod
+    def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
+        """Two parts that have no example in common: what is left to learn from, and a fraction drawn by a seed.
+
+        Nothing is copied but labels. ConfigError where one would be empty.
+        """
 
     @property
     @abstractmethod
@@ -103,6 +115,8 @@ class Dataset:
     kind: str
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
+    targets: tuple[np.ndarray, np.ndarray] | None = None
+    """Of numbers to predict: mean and deviation ``[outputs]`` with which batches have them; None as they are."""
     bytes_per_token: float | None = None
     """Of text: bytes of the test documents for each of their tokens."""
     tokenizer: Tokenizer | None = None
@@ -118,9 +132,29 @@ class Dataset:
         mean, std = normalisation or (None, None)
         return replace(self, splits=splits, mean=mean, std=std)
 
+    def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
+        """The same data, whose batches have targets less a mean and divided by a deviation, or as they are."""
+        splits = {name: split.standardised(targets) for name, split in self.splits.items()}
+        return replace(self, splits=splits, targets=targets)
+
     def reshaped(self, shape: tuple[int, ...]) -> Dataset:
         """The same data, each example in the shape that a network takes."""
         return replace(self, splits={name: split.reshaped(shape) for name, split in self.splits.items()})
+
+    def with_validation(self, fraction: float, seed: int) -> Dataset:
+        """The same data, a fraction of the training examples held out as the split ``validation``; 0 leaves them.
+
+        ConfigError where the data have such a split of their own.
+        """
+        if not fraction:
+            return self
+        if "validation" in self.splits:
+            raise ConfigError(
+                f"data.validation = {fraction}, but {self.source} has {len(self.splits['validation']):,} examples for "
+                f"validation of its own. Leave data.validation out: these are taken."
+            )
+        train, validation = self.train.divided(fraction, seed)
+        return replace(self, splits={**self.splits, "train": train, "validation": validation})
 
     @property
     def train(self) -> Split:

@@ -14,6 +14,7 @@ import numpy as np
 from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Split
+from istmpi.data.holdout import divided
 
 SAMPLE_ROWS, SAMPLE_BYTES = 1024, 2**24
 """Rows of which the features' fingerprint is made, at most, where all of them together are more bytes than these."""
@@ -36,13 +37,18 @@ class DenseSplit(Split):
     """Of an example in the data; by default ``[features]``."""
     input_shape: tuple[int, ...] = ()
     """Of an example as the network gets it; by default as in the data."""
+    targets: tuple[np.ndarray, np.ndarray] | None = None
+    """Mean and deviation with which batches have ``y``; by default they have it as it is."""
+    chosen: np.ndarray | None = None
+    """Which rows of ``x`` its examples are, one for each row of ``y``; by default all."""
 
     def __post_init__(self) -> None:
         # A plain view: memmap's own indexing runs Python code for every result.
         self.x, self.y = self.x.view(np.ndarray), self.y.view(np.ndarray)
         self.shape = tuple(self.shape) or self.x.shape[1:]
         self.input_shape = tuple(self.input_shape) or self.read_shape
-        assert self.x.ndim == 2 and len(self.x) == len(self.y), (self.x.shape, self.y.shape)
+        rows = self.x if self.chosen is None else self.chosen
+        assert self.x.ndim == 2 and len(rows) == len(self.y), (self.x.shape, self.y.shape)
         assert prod(self.shape) == self.x.shape[1], (self.shape, self.x.shape)
         assert prod(self.read_shape) == prod(self.input_shape), (self.read_shape, self.input_shape)
         assert (self.mean is None) == (self.std is None)
@@ -57,7 +63,11 @@ class DenseSplit(Split):
 
         x = self._features_for(indices, key)
         inputs = torch.from_numpy(x.reshape(len(x), *self.input_shape))
-        return Batch((inputs,), torch.from_numpy(self.y.take(indices, axis=0)), len(x))
+        y = self.y.take(indices, axis=0)
+        if self.targets is not None:
+            mean, std = self.targets
+            y = (y - mean) / std
+        return Batch((inputs,), torch.from_numpy(y), len(x))
 
     def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
         """The features of a batch with a key; of plain numbers nothing is random."""
@@ -65,9 +75,14 @@ class DenseSplit(Split):
 
     def features(self, indices: np.ndarray) -> np.ndarray:
         """Copies of the rows ``indices``: ``[b, features]`` float32, C-contiguous, (x - mean) / std."""
+        rows = self._rows(indices)
         if self.guard is not None:
-            self.guard(indices)
-        return self._read(indices)
+            self.guard(rows)
+        return self._read(rows)
+
+    def _rows(self, indices: np.ndarray) -> np.ndarray:
+        """Where some examples lie in ``x``."""
+        return indices if self.chosen is None else self.chosen[indices]
 
     def _read(self, indices: np.ndarray) -> np.ndarray:
         x = self.x.take(indices, axis=0).astype(np.float32, copy=False)
@@ -79,9 +94,18 @@ class DenseSplit(Split):
     def labels(self) -> np.ndarray:
         return self.y
 
+    def divided(self, fraction: float, seed: int) -> tuple[DenseSplit, DenseSplit]:
+        labels = self.y if self.y.ndim == 1 else None
+        parts = divided(len(self), fraction, seed, labels)
+        train, validation = (replace(self, y=self.y[part], chosen=self._rows(part)) for part in parts)
+        return train, validation
+
     def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> DenseSplit:
         mean, std = normalisation or (None, None)
         return replace(self, mean=mean, std=std)
+
+    def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> DenseSplit:
+        return replace(self, targets=targets)
 
     def reshaped(self, shape: tuple[int, ...]) -> DenseSplit:
         assert prod(shape) == prod(self.read_shape), (shape, self.read_shape)
@@ -103,5 +127,5 @@ class DenseSplit(Split):
             rows = np.sort(rng.bits(rng.key("fingerprint"), 0, count) % np.uint64(len(self))).astype(np.int64)
         checksum, step = 0, max(2**20 // row_bytes, 1)
         for start in range(0, len(rows), step):
-            checksum = zlib.crc32(self._read(rows[start : start + step]), checksum)
+            checksum = zlib.crc32(self._read(self._rows(rows[start : start + step])), checksum)
         return checksum

@@ -16,6 +16,7 @@ import numpy as np
 from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
+from istmpi.data.holdout import divided
 from istmpi.data.sparse import Ragged
 from istmpi.errors import ConfigError
 from istmpi.tasks import GRAPH_TASKS, OFF
@@ -128,6 +129,13 @@ class GraphSplit(Split):
             return self.graph.labels[self.nodes]
         count = {"full": 1, "neighbours": len(self.nodes)}.get(self.how)
         return np.broadcast_to(np.int64(0), len(self.graph.members) if count is None else count)
+
+    def divided(self, fraction: float, seed: int) -> tuple[GraphSplit, GraphSplit]:
+        """Of the split's nodes; the edges stay as they are, as between training and test nodes."""
+        labels = self.graph.labels[self.nodes]
+        parts = divided(len(self.nodes), fraction, seed, labels if labels.ndim == 1 else None)
+        train, validation = (self.nodes[part] for part in parts)
+        return replace(self, nodes=train), GraphSplit(self.graph, validation)
 
     def size_of_example(self, batch: int, seed: int) -> tuple[float, float]:
         """Nodes and edges of a batch of so many examples, for each of these: of the whole graph, or a mean over some.

@@ -21,11 +21,20 @@ class Moments:
         mean = x.mean(axis=0, dtype=np.float64)
         deviation = x.astype(np.float64)
         deviation -= mean
+        self.merge(len(x), mean, np.einsum("ij,ij->j", deviation, deviation))
+
+    @property
+    def parts(self) -> tuple[int, np.ndarray, np.ndarray]:
+        """What `merge` takes: how many examples, their mean, and the sum of their squared deviations from it."""
+        return self._count, self._mean, self._squares
+
+    def merge(self, more: int, mean: np.ndarray, squares: np.ndarray) -> None:
+        """Take in examples of which no more is known than the `parts`."""
         shift = mean - self._mean
-        count = self._count + len(x)
-        self._squares += np.einsum("ij,ij->j", deviation, deviation)
-        self._squares += shift**2 * (self._count * len(x) / count)
-        self._mean += shift * (len(x) / count)
+        count = self._count + more
+        self._squares += squares
+        self._squares += shift**2 * (self._count * more / count)
+        self._mean += shift * (more / count)
         self._count = count
 
     def normalisation(self, groups: int) -> tuple[np.ndarray, np.ndarray]:

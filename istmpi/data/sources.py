@@ -31,10 +31,11 @@ _CHECKED = 2**22
 """Features that are checked at a time: bounds the memory of it."""
 
 
-def open_for_training(data: Data, stream: int | None = None) -> Dataset:
+def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> Dataset:
     """The data set of a run's settings, of whose images training sees the versions that these ask for.
 
-    Raises ConfigError where the data do not fit the settings, and what `open_dataset` does.
+    ``seed``: of what is held out for validation. Raises ConfigError where the data do not fit the settings, and what
+    `open_dataset` does.
     """
     opened = open_dataset(data.source, stream, data.length)
     if opened.task in (NEXT_TOKEN, MULTI_LABEL) and data.placement == "by-label":
@@ -61,7 +62,8 @@ def open_for_training(data: Data, stream: int | None = None) -> Dataset:
             f"or data.graph = 'clusters' or 'neighbours'."
         )
     opened = batched(opened, data.graph, data.fanout)
-    return augmented(opened, Augmentation(data.crop, data.flip, data.cutout))
+    opened = augmented(opened, Augmentation(data.crop, data.flip, data.cutout))
+    return opened.with_validation(data.validation, seed)
 
 
 def open_dataset(source: str, stream: int | None = None, length: int = WINDOW) -> Dataset:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from istmpi import rng
 from istmpi.data.batch import Batch, Labels
 from istmpi.data.dataset import Split
+from istmpi.data.holdout import divided
 
 SAMPLE_ROWS = 4096
 """Of which a split's fingerprint is made where it has more."""
@@ -51,9 +52,24 @@ class SparseSplit(Split):
     """Of labels int32."""
     guards: tuple[Callable[..., None] | None, ...] = ()
     """They are told of columns, and of values, before these are read: where rows begin, and how long they are."""
+    chosen: np.ndarray | None = None
+    """Which rows its examples are; by default all."""
 
     def __post_init__(self) -> None:
         assert len(self.rows) == len(self.targets), (len(self.rows), len(self.targets))
+
+    def _places(self, indices: np.ndarray) -> np.ndarray:
+        """Which rows some examples are."""
+        return indices if self.chosen is None else self.chosen[indices]
+
+    def _count(self, of: Ragged) -> int:
+        """How many items all its examples have."""
+        return int(of.offsets[-1] if self.chosen is None else np.diff(of.offsets)[self.chosen].sum())
+
+    @property
+    def _labels(self) -> Ragged:
+        """The labels of its examples alone."""
+        return self.targets if self.chosen is None else self.targets.take(self.chosen)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         """Inputs as `torch.nn.EmbeddingBag` takes them: columns, where each row begins ``[b]``, and values.
@@ -62,7 +78,8 @@ class SparseSplit(Split):
         """
         import torch
 
-        rows, labels = self.rows.take(indices, self.guards), self.targets.take(indices)
+        places = self._places(indices)
+        rows, labels = self.rows.take(places, self.guards), self.targets.take(places)
         columns, values = rows.arrays
         inputs = columns.astype(np.int64), rows.offsets[:-1], values.astype(np.float32, copy=False)
         targets = Labels(torch.from_numpy(labels.offsets), torch.from_numpy(labels.arrays[0].astype(np.int64)))
@@ -73,20 +90,25 @@ class SparseSplit(Split):
         return np.broadcast_to(np.int64(0), len(self))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.rows) if self.chosen is None else len(self.chosen)
+
+    def divided(self, fraction: float, seed: int) -> tuple[SparseSplit, SparseSplit]:
+        parts = divided(len(self), fraction, seed)
+        train, validation = (replace(self, chosen=self._places(part)) for part in parts)
+        return train, validation
 
     @property
     def density(self) -> float:
         """The mean number of features of a row."""
-        return int(self.rows.offsets[-1]) / len(self)
+        return self._count(self.rows) / len(self)
 
     def odds_of_a_label(self, labels: int) -> float:
         """How probable it is that a row has one of so many labels, the mean over all; above 0 and below 1."""
-        return (int(self.targets.offsets[-1]) + 1) / (len(self) * labels + 2)
+        return (self._count(self.targets) + 1) / (len(self) * labels + 2)
 
     def label_counts(self, labels: int) -> np.ndarray:
         """How many rows have each of so many labels: ``[labels]`` int64."""
-        return np.bincount(self.targets.arrays[0], minlength=labels)
+        return np.bincount(self._labels.arrays[0], minlength=labels)
 
     def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> SparseSplit:
         assert normalisation is None
@@ -98,8 +120,9 @@ class SparseSplit(Split):
 
     @cached_property
     def labels_checksum(self) -> int:
-        checksum = zlib.crc32(np.ascontiguousarray(self.targets.offsets, "<i8"))
-        return zlib.crc32(np.ascontiguousarray(self.targets.arrays[0], "<i4"), checksum)
+        labels = self._labels
+        checksum = zlib.crc32(np.ascontiguousarray(labels.offsets, "<i8"))
+        return zlib.crc32(np.ascontiguousarray(labels.arrays[0], "<i4"), checksum)
 
     @cached_property
     def features_checksum(self) -> int:
@@ -110,7 +133,7 @@ class SparseSplit(Split):
             rows = np.sort(drawn).astype(np.int64)
         checksum = 0
         for start in range(0, len(rows), 64):
-            part = self.rows.take(rows[start : start + 64])
+            part = self.rows.take(self._places(rows[start : start + 64]))
             for array in (part.offsets.astype("<i8"), part.arrays[0].astype("<i4"), part.arrays[1].astype("<f4")):
                 checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
         return checksum

@@ -12,7 +12,7 @@ import numpy as np
 from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
-from istmpi.errors import DataError
+from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import NEXT_TOKEN
 
 WINDOW = 128
@@ -64,6 +64,20 @@ class TextSplit(Split):
 
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.length
+
+    def divided(self, fraction: float, seed: int) -> tuple[TextSplit, TextSplit]:
+        """The beginning of the stream and its end, whatever the seed, for windows of training begin anywhere."""
+        cut = len(self.tokens) - round(len(self.tokens) * fraction)
+        guard = self.guard and (lambda starts, length: self.guard(starts + cut, length))
+        train = replace(self, tokens=self.tokens[:cut])
+        validation = replace(self, tokens=self.tokens[cut:], guard=guard)
+        if min(len(train), len(validation)) < 1:
+            raise ConfigError(
+                f"data.validation = {fraction} of {len(self.tokens):,} tokens leaves {len(train)} windows of "
+                f"{self.length:,} to learn from and {len(validation)} for validation; both need at least one. Give "
+                f"another fraction, or lower data.length."
+            )
+        return train, validation
 
     @cached_property
     def labels_checksum(self) -> int:

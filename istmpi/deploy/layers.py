@@ -1,7 +1,7 @@
 """A checkpoint's network as a chain of plain PyTorch layers, with the calibration as running statistics.
 
-What examples are normalised with becomes a first layer of its own. Only what the full network multiplies a product by
-is folded into its weights.
+What examples are normalised with becomes a first layer of its own, what outputs are rescaled with a last one. Only
+what the full network multiplies a product by is folded into its weights.
 """
 
 from collections.abc import Iterator
@@ -87,7 +87,17 @@ def plain_layers(checkpoint: Checkpoint, moments: Moments) -> list[Layer]:
                 tensors |= dict(zip(("running_mean", "running_var"), running, strict=True))
             if not isinstance(module, nn.Dropout):
                 layers.append(Layer(name, *_description(module, network.lengths[stage]), tensors))
+    if checkpoint.rescaling:
+        layers.append(_rescaling(*checkpoint.rescaling, checkpoint.header.run.model.dtype))
     return layers
+
+
+def _rescaling(factor: np.ndarray, shift: np.ndarray, dtype: str) -> Layer:
+    """What multiplies outputs and adds to them: a normalisation that has only weight and bias."""
+    factor, shift = factor.astype(dtype), shift.astype(dtype)
+    settings = {"num_features": len(factor), "eps": 0.0, "affine": True}
+    neutral = {"running_mean": np.zeros_like(factor), "running_var": np.ones_like(factor)}
+    return Layer("output", "BatchNorm1d", settings, {"weight": factor, "bias": shift, **neutral})
 
 
 def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:

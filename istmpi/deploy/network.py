@@ -55,6 +55,7 @@ class CalibratedNetwork:
         self._norms = architecture.batch_norm_layers(self.module)
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self._data, self._example_shape = checkpoint.header.data, architecture.example_shape
+        self._rescaling = checkpoint.rescaling
         self._normalisation, self._side = checkpoint.normalisation, checkpoint.header.side
         if calibrate_on is None:
             self._adopt(stored_moments(checkpoint))
@@ -64,9 +65,17 @@ class CalibratedNetwork:
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data; DataError for others.
 
-        Of a network with several exits, the last one's.
+        In the units of the data where these are numbers to predict, logits divided by the temperature of a classifier;
+        of a network with several exits, the last one's.
         """
-        return outputs_of(self._run(x))[-1].numpy()
+        return self._rescaled(outputs_of(self._run(x))[-1].numpy())
+
+    def _rescaled(self, outputs: np.ndarray) -> np.ndarray:
+        """Outputs as they are to be read."""
+        if self._rescaling is None:
+            return outputs
+        factor, shift = (values.astype(outputs.dtype) for values in self._rescaling)
+        return outputs * factor + shift
 
     @torch.no_grad()
     def of_rows(self, rows: Ragged) -> torch.Tensor:
@@ -90,7 +99,7 @@ class CalibratedNetwork:
         returned = self._run(x)
         taken = exit_taken(entropies(returned), threshold)
         outputs = torch.stack(outputs_of(returned))[taken, torch.arange(len(taken))]
-        return outputs.numpy(), taken.numpy() + 1
+        return self._rescaled(outputs.numpy()), taken.numpy() + 1
 
     def require_early_exits(self) -> None:
         """Refuse, with a ConfigError, a network that no example can leave early."""
@@ -138,6 +147,8 @@ def calibration_inputs(checkpoint: Checkpoint, source: str, shape: tuple[int, ..
     """The inputs, examples of a shape, of those training examples of some data that training would calibrate on."""
     run, side = checkpoint.header.run, checkpoint.header.side
     data = open_dataset(source, length=run.data.length)
+    if "validation" not in data.splits:
+        data = data.with_validation(run.data.validation, run.train.seed)
     require_fitting(data, checkpoint)
     train = resized(data.normalised_by(checkpoint.normalisation), side).reshaped(shape).train
     return train.batch(calibration_rows(run, len(train))).to("cpu", getattr(torch, run.model.dtype)).inputs

@@ -21,7 +21,7 @@ from torch import nn
 
 from istmpi.deploy.layers import Layer, Values
 from istmpi.errors import ConfigError
-from istmpi.exits import joined
+from istmpi.exits import joined, outputs_of
 from istmpi.foreign import reason
 from istmpi.models.inferred import InferredNetwork
 from istmpi.optional import optional
@@ -38,18 +38,30 @@ TOLERANCE = 1e-4
 
 
 class Normalising(nn.Module):
-    """A network with the normalisation of its examples before it."""
+    """A network with the normalisation of its examples before it, and what rescales its outputs behind it."""
 
-    def __init__(self, network: nn.Module, shape: Sequence[int], normalisation: tuple[np.ndarray, np.ndarray] | None):
+    def __init__(
+        self,
+        network: nn.Module,
+        shape: Sequence[int],
+        normalisation: tuple[np.ndarray, np.ndarray] | None,
+        rescaling: tuple[np.ndarray, np.ndarray] | None = None,
+    ):
         super().__init__()
         self.network = network
-        self.normalised = normalisation is not None
+        self.normalised, self.rescaled = normalisation is not None, rescaling is not None
         for name, values in zip(("mean", "std"), normalisation or ()):
             self.register_buffer(name, torch.from_numpy(values).view(*shape))
+        for name, values in zip(("factor", "shift"), rescaling or ()):
+            self.register_buffer(name, torch.from_numpy(values))
 
     def forward(self, input: torch.Tensor) -> Outputs:
         """The outputs for examples ``[b, *shape]`` as they are in the data."""
-        return self.network((input - self.mean) / self.std if self.normalised else input)
+        outputs = self.network((input - self.mean) / self.std if self.normalised else input)
+        if not self.rescaled:
+            return outputs
+        several = [of * self.factor + self.shift for of in outputs_of(outputs)]
+        return several[0] if isinstance(outputs, torch.Tensor) else tuple(several)
 
 
 def chain_module(layers: Sequence[Layer], state: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -65,6 +77,7 @@ def own_module(
     state: Mapping[str, torch.Tensor],
     untied: Sequence[str],
     normalisation: tuple[np.ndarray, np.ndarray] | None,
+    rescaling: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> nn.Module:
     """The user's class with this state, of which the tensors ``untied`` have values of their own."""
     module = network.plain()
@@ -76,7 +89,7 @@ def own_module(
         elif name not in known:  # of a batch normalisation that the class makes without running statistics
             module.get_submodule(path).register_buffer(key, torch.empty_like(values))
     module.load_state_dict(state)
-    ready = Normalising(module, network.example_shape, normalisation)
+    ready = Normalising(module, network.example_shape, normalisation, rescaling)
     return ready.to(next(module.parameters()).dtype).eval().requires_grad_(False)
 
 

@@ -54,8 +54,12 @@ def evaluate(
         source = source or checkpoint.header.run.data.source
         run = checkpoint.header.run.override({"data.source": source, "data.placement": "shared"}).with_implied()
         data = open_dataset(source, communicator.rank, run.data.length)
+        if "validation" not in data.splits:
+            data = data.with_validation(run.data.validation, run.train.seed)
         require_fitting(data, checkpoint)
         data = data.normalised_by(checkpoint.normalisation)
+        if checkpoint.targets:
+            data = data.standardised(checkpoint.targets)
         if split not in data.splits:
             raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
         network = runnable(checkpoint, model)

@@ -25,6 +25,7 @@ from istmpi.data.dataset import Dataset, Split
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.fitting import fitted_scale
 from istmpi.evaluation.full import FullNetwork
+from istmpi.evaluation.temperature import fitted_temperature
 from istmpi.exits import THRESHOLDS, ExitPoint, entropies, exit_taken, outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import Parts, Ranking
@@ -45,8 +46,9 @@ class Score:
     """What the full network achieves on a split: mean loss, mean score (accuracy, say) and the number of examples."""
 
     loss: float
+    """As in training: of standardised targets, where they are."""
     score: float
-    """Of the last exit, where there are several."""
+    """In the units of the data; of the last exit, where there are several."""
     examples: int
     exits: tuple[float, ...] | None = None
     """The score of every exit, where there are several."""
@@ -57,7 +59,7 @@ class Score:
 
 
 class Evaluator:
-    """Scores the full network on the test split, after calibrating it on a sample of the training data. Collective."""
+    """Scores the full network on a split, after calibrating it on a sample of the training data. Collective."""
 
     def __init__(
         self,
@@ -89,10 +91,10 @@ class Evaluator:
         spread = self._ranks_labels, self.plan.by_units
         self.network = FullNetwork(architecture, store, communicator, self.plan.sharded, self._local, *spread)
 
-    def score(self) -> Score:
-        """The score on the whole test split, at the store's present weights."""
+    def score(self, split: str = "test") -> Score:
+        """The score on a whole split, at the store's present weights."""
         self.calibrate()
-        score = self.measure(self._dataset.test)
+        score = self.measure(self._dataset.splits[split])
         self.network.release()
         return score
 
@@ -104,7 +106,7 @@ class Evaluator:
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
             loss = float(weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum"))
-            points = [self._task.points(of, batch.targets) for of in outputs_of(outputs)]
+            points = [self._task.points(*self._in_units(of, batch.targets)) for of in outputs_of(outputs)]
             return np.concatenate([[loss, batch.examples], np.reshape(points, -1)])
 
         numbers = self._task.numbers
@@ -115,6 +117,13 @@ class Evaluator:
         if self._dataset.bytes_per_token:
             bits = loss / examples / log(2) / self._dataset.bytes_per_token
         return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None, bits)
+
+    def _in_units(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs and targets in the units of the data, where targets are standardised."""
+        if self._dataset.targets is None:
+            return outputs, targets
+        mean, std = (torch.from_numpy(values).to(outputs.dtype) for values in self._dataset.targets)
+        return outputs * std + mean, targets * std + mean
 
     def _ranked(self, split: Split) -> Score:
         """The score of ranked labels: each rank ranks those that it has, and the first of them are merged."""
@@ -190,6 +199,28 @@ class Evaluator:
             self.network.load_moments({})  # a pass over a graph is too long for nothing
             return
         self.network.calibrate(*self._dataset.train.batch(self._sample()).to("cpu", self._dtype).inputs)
+
+    def temperature(self, split: str) -> float:
+        """What a classifier's logits are to be divided by, with the normalisation as it is. Collective.
+
+        Fitted on a split; of the training examples, on those that it was calibrated on.
+        """
+        examples = self._dataset.splits[split]
+        rows = self._sample() if split == "train" else self._scored(len(examples))
+        self.network.load_moments(self.network.moments)
+        spread = not self._local and not self.network.same_examples
+        first, step = (self._communicator.rank, self._communicator.size) if spread else (0, 1)
+        logits = [torch.zeros(0, self._dataset.outputs, dtype=torch.float64)]
+        labels = [torch.zeros(0, dtype=torch.int64)]
+        for part in islice(self._batches(len(rows)), first, None, step):
+            batch = examples.batch(rows[part]).to("cpu", self._dtype)
+            logits.append(outputs_of(self.network(*batch.inputs))[-1].double())
+            labels.append(batch.targets)
+        self.network.finish()
+        self.network.release()
+        summed = self._communicator.allreduce_sum if self._local or spread else lambda own: own
+        found = fitted_temperature(torch.cat(logits), torch.cat(labels), summed)
+        return self._communicator.broadcast_from_root(found)
 
     def fitted_scale(self) -> dict[str, float]:
         """The factors of the store's scale with which the training loss is least, at its present weights."""

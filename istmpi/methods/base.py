@@ -36,7 +36,10 @@ from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.models.architecture import Architecture
 from istmpi.models.label_blocks import defer, label_layers
 from istmpi.record import Clock
-from istmpi.tasks import MULTI_LABEL, task_of
+from istmpi.tasks import MULTI_LABEL, REGRESSION, task_of
+
+CLIP_OF_REGRESSION = 1.0
+"""Where a run does not say otherwise: a squared error has no largest gradient, and wide layers make steps too long."""
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -218,7 +221,15 @@ class Method(ABC):
     def _has_sparse_gradients(self) -> bool:
         """Tables have gradients of the rows alone that are read: where nobody needs all of them."""
         settings = self.job.run.optimizer
-        return settings.name == "sgd" and not settings.clip and not self.averages_gradients
+        return settings.name == "sgd" and not self.clip and not self.averages_gradients
+
+    @property
+    def clip(self) -> float:
+        """The norm to which a larger gradient is cut; 0 where it is not."""
+        run = self.job.run
+        if run.optimizer.clip is not None:
+            return run.optimizer.clip
+        return CLIP_OF_REGRESSION if self.job.task == REGRESSION and run.data.standardise else 0.0
 
     def own(self) -> Mapping[str, torch.Tensor]:
         """Tensors of which every rank has its own values between rounds, whole, in host memory; none by default."""
@@ -263,8 +274,8 @@ class Method(ABC):
                 objective, loss = self.objective(network, batch)
                 objective.backward()
                 self.before_update()
-                if run.optimizer.clip:
-                    nn.utils.clip_grad_norm_(network.parameters(), run.optimizer.clip)
+                if self.clip:
+                    nn.utils.clip_grad_norm_(network.parameters(), self.clip)
                 for group in optimizer.param_groups:
                     group["lr"] = rate
                 if self._sparse_rows:

@@ -9,12 +9,12 @@ from torch.nn import functional
 class ResNet(nn.Module):
     """A stem, sections of residual blocks, each but the first halving the image, and a linear classifier.
 
-    ``shape``: channels, height, width. ``blocks``: residual blocks of each section; ``channels``: of the residual
-    stream in each section; ``inner``: channels inside the section's blocks, which are dealt out (LOFT, arXiv
-    2210.16169): a block's input and output stay whole. ``bottleneck``: three convolutions a block, 1x1, 3x3, 1x1,
-    instead of two of 3x3; the stream is usually four times as wide as ``inner`` then. ``stem``: 3 for small images; 7
-    for large ones, with a stride and a pooling. ``exits``: the sections, numbered from 1, behind which another
-    classifier sits; its outputs are returned before the last one's.
+    ``shape``: channels, height, width. ``blocks``: residual blocks of each section. ``channels``: channels of the
+    residual stream in each section. ``inner``: channels inside each section's blocks, which are dealt out (LOFT, arXiv
+    2210.16169): a block's input and output stay whole. ``bottleneck``: whether a block has three convolutions, 1x1,
+    3x3, 1x1, instead of two of 3x3; the stream is usually four times as wide as ``inner`` then. ``stem``: side of the
+    first convolution: 3 for small images; 7 for large ones, with a stride and a pooling. ``exits``: the sections,
+    numbered from 1, behind which another classifier sits; its outputs are returned before the last one's.
     """
 
     DEALT = ("inner",)

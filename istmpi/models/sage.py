@@ -11,10 +11,11 @@ from istmpi.models.aggregation import Edges, dropped, multiplied, norm_of
 class SAGE(nn.Module):
     """Layers of a product with a node's own numbers and one with the mean of its neighbours'; the last makes logits.
 
-    That is one product with both beside each other: the same units of both are dealt out. ``features``: of a node;
-    ``outputs``: the classes. ``hidden``: the width of each hidden layer. ``norm``: of hidden layers, before their ReLU:
-    layer or none. ``dropout``: of what goes into a layer. ``aggregate_first``: the first layer takes the mean of
-    features, not of products with them, which is cheaper where there are fewer of them than units.
+    That is one product with both beside each other: the same units of both are dealt out. ``features``: of a node.
+    ``outputs``: the classes. ``hidden``: the width of each hidden layer. ``norm``: normalisation of hidden layers,
+    before their ReLU: layer or none. ``dropout``: share of what goes into a layer that a step leaves out.
+    ``aggregate_first``: whether the first layer takes the mean of features, not of products with them, which is cheaper
+    where there are fewer of them than units.
     """
 
     DEALT = ("hidden",)

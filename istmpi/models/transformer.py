@@ -13,11 +13,13 @@ EPSILON = 1e-5
 class Transformer(nn.Module):
     """Embedded tokens, layers of attention and feed-forward units that add to the residual stream, logits of the next.
 
-    ``shape``: the tokens of a window; ``outputs``: the vocabulary. ``embed``: the width of the residual stream.
-    ``heads`` and ``hidden`` (feed-forward units) have a number for each layer, the last of which stands for all further
-    ones; layers with one number are dealt out alike. A head is one of keys and values, with so many ``queries`` of
-    ``head_dim`` numbers each. ``positions``: rotary or learnt; ``feed_forward``: swiglu or gelu; ``norm``: rms or
-    layer; ``tied``: the logits are made with the embedding's weight.
+    ``shape``: the tokens of a window. ``outputs``: the vocabulary. ``layers``: the number of layers. ``embed``: the
+    width of the residual stream. ``heads``: heads of keys and values, a number for each layer, the last of which stands
+    for all further ones; layers with one number are dealt out alike. ``queries``: queries of each head. ``head_dim``:
+    the length of a query. ``hidden``: feed-forward units, a number for each layer as of heads. ``norm``: the
+    normalisation, rms or layer. ``positions``: how places are told, rotary or learnt. ``feed_forward``: what
+    feed-forward units are, swiglu or gelu. ``tied``: whether the logits are made with the embedding's weight.
+    ``dropout``: share of what each layer adds to the stream that a step leaves out.
     """
 
     DEALT = ("heads", "hidden")

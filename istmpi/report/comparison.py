@@ -108,8 +108,9 @@ class Comparison:
         return Spread(tuple(measure(curve, curve.points[-1]) for curve in group.curves if curve.points))
 
     def final(self, group: Group) -> Spread:
-        """The last evaluation's score, as it is."""
-        return Spread(tuple(curve.points[-1].score for curve in group.curves if curve.points))
+        """The score at the end, as it is: on the test split where that was scored."""
+        ends = (curve.points[-1].score if curve.test is None else curve.test for curve in group.curves if curve.points)
+        return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
         """How many times the best group's figure: the median over seeds that both have; None where not reached.

@@ -35,7 +35,7 @@ class Point:
     examples: int
     """Consumed by all ranks."""
     score: float
-    """On the test split."""
+    """On the validation split of a run that has one in use, else on the test split."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Curve:
     """Where this was read from."""
     data: str = ""
     """A fingerprint of the training data, where it is known."""
+    test: float | None = None
+    """The score on the test split at the end, where the points are on the validation split."""
 
     def save(self, path: Path) -> None:
         """Write it as a file that `read` reads."""
@@ -123,10 +125,12 @@ def _of_run(folder: Path) -> Curve:
         problem = f"failed: {failure.text('error')}"
     elif not summary and done < rounds:
         problem = f"not finished: {done} of {rounds} rounds"
+    key = "validation_score" if any("validation_score" in line for line in lines) else "score"
+    tested = [line for line in lines if "score" in line] if key != "score" else []
     known = [*([summary] if summary else []), *lines[-1:], *([failure] if failure else [])]
     return Curve(
         run.method.name,
-        _points([_of_line(line) for line in lines if "score" in line], str(folder)),
+        _points([_of_line(line, key) for line in lines if key in line], str(folder)),
         run.train.seed,
         next((one.whole("ranks", 1) for one in known if "ranks" in one), None),
         next((one.text("score_name") for one in known if "score_name" in one), ""),
@@ -136,12 +140,13 @@ def _of_run(folder: Path) -> Curve:
         problem,
         source=printable(str(folder)),
         data=printable(summary.text("data")) if summary and "data" in summary else "",
+        test=tested[-1].figure("score") if tested else None,
     )
 
 
-def _of_line(line: Fields) -> Point:
-    """An evaluation, of a line of metrics."""
-    return _point(line, line.figure("score"))
+def _of_line(line: Fields, key: str) -> Point:
+    """An evaluation, of a line of metrics that has its score under a key."""
+    return _point(line, line.figure(key))
 
 
 def _point(figures: Fields, score: float) -> Point:
@@ -170,6 +175,7 @@ def _load(path: Path) -> Curve:
         seed=tree.whole("seed") if "seed" in tree else 0,
         ranks=tree.whole("ranks", 1),
         phases=tree.figures("phases", 0) if "phases" in tree else {},
+        test=tree.figure("test") if "test" in tree and tree.value("test") is not None else None,
         settings={printable(key): plain_value(settings.value(key)) for key in settings},
     )
 

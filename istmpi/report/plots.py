@@ -78,8 +78,10 @@ def missing(folder: Path) -> bool:
 def _progress(lines: Sequence[Fields], score_name: str, about: About, path: Path) -> Path:
     from matplotlib.figure import Figure
 
-    scored = [line for line in lines if "score" in line]
-    scores, errors = ([line.figure(name) for line in scored] for name in ("score", "test_loss"))
+    split = "validation" if any("validation_score" in line for line in lines) else "test"
+    keys = ("validation_score", "validation_loss") if split == "validation" else ("score", "test_loss")
+    scored = [line for line in lines if keys[0] in line]
+    scores, errors = ([line.figure(name) for line in scored] for name in keys)
     losses = [line.figure("loss") for line in lines]
     rates = [line.figure("learning_rate", 0) for line in lines if "learning_rate" in line]
     changing = len(rates) == len(lines) and len(set(rates)) > 1  # none in the record of an earlier istmpi
@@ -97,16 +99,16 @@ def _progress(lines: Sequence[Fields], score_name: str, about: About, path: Path
         bottom.plot(everywhere, losses, "--", color=GRID)
         bottom.plot(where, errors, "o-", color=colour)
         trained = "training, subnets" if about.deals else "training"
-        named = [Named(everywhere, losses, GRID, trained), Named(where, errors, colour, "test, whole network")]
+        named = [Named(everywhere, losses, GRID, trained), Named(where, errors, colour, f"{split}, whole network")]
         bottom.margins(y=0.15)
         labelled.append((bottom, named))
-        for axis, what in zip(axes[:, column], (f"Test {score_name}", "Loss", "Learning rate")):
+        for axis, what in zip(axes[:, column], (f"{split.capitalize()} {score_name}", "Loss", "Learning rate")):
             axis.set_title(plain(f"{what} against {against}"))
         for axis in rest:
             axis.step([0, *everywhere], [rates[0], *rates], color=INK, where="pre")
             axis.set_ylim(bottom=0)
         axes[-1, column].set_xlabel(f"{against}{unit}")
-    axes[0, 0].set_ylabel(plain(f"test {score_name}"))
+    axes[0, 0].set_ylabel(plain(f"{split} {score_name}"))
     axes[1, 0].set_ylabel("loss")
     if changing:
         axes[2, 0].set_ylabel("learning rate")

@@ -36,11 +36,14 @@ from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 from istmpi.record import Clock
-from istmpi.tasks import TASKS
+from istmpi.tasks import CLASSIFICATION, TASKS
+from istmpi.training.best import Best
+from istmpi.training.first_scale import first_scale
 from istmpi.training.progress import LastRound, Progress
-from istmpi.training.resolution import Size, carried, sides_of, sizes_of, starting_anew
+from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
 from istmpi.training.resuming import Present, changes_since
 from istmpi.training.same_data import contents, require_same_everywhere
+from istmpi.training.targets import standardised
 from istmpi.training.transfers import told
 
 
@@ -56,9 +59,10 @@ class Training:
         self.clock = Clock()
         with communicator.agreed():
             self.run = run = run.with_implied()
-            data = open_for_training(run.data, communicator.rank)
+            data = open_for_training(run.data, communicator.rank, run.train.seed)
+            self.best = Best.of(run, data)
         require_same_everywhere(run, data, communicator)
-        self.sizes = sizes_of(run, data, communicator)
+        self.sizes = sizes_of(run, standardised(run, data, communicator), communicator)
         self.size = next(iter(self.sizes.values()))
         with communicator.agreed():
             self._sides = sides_of(run, data)
@@ -77,7 +81,7 @@ class Training:
         self._data_summary = self._summarise_data()
         self.stop = stop or StopSign(communicator)
         self.rounds_done = self.local_step = self._most_steps = self._examples = self._bytes = 0
-        self._seconds = self._loss = 0.0
+        self._seconds, self._loss, self._temperature = 0.0, 0.0, 1.0
         self._last_round: LastRound | None = None
         self._on_the_clock: dict[str, float] = {}
         self._interrupted = InterruptedRound()
@@ -86,7 +90,7 @@ class Training:
         with communicator.agreed():
             network = self.architecture
             self.store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
-            self.store.scale = self._first_scale()
+            self.store.scale = first_scale(self.phases[0][0], self.architecture, communicator.size)
             if run.model.scale == "none":
                 self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
             if communicator.rank == 0:
@@ -123,14 +127,7 @@ class Training:
     @property
     def plan_of_sizes(self) -> str:
         """Which rounds train on images of which side, and what starts anew in between, in words."""
-        said, first, before = [], 0, None
-        for (end, side), (_, known) in zip(self.run.sides(), self._sides):
-            network = self.sizes[known].architecture
-            anew = starting_anew(before.parameters, before.lengths, network) if before else frozenset()
-            of = f", {', '.join(sorted(anew))} anew" if anew else ""
-            said.append(f"{side} x {side} for {end - first} rounds{of}")
-            first, before = end, network
-        return "; ".join(said)
+        return plan_in_words(self.run, self._sides, self.sizes)
 
     def _go_on_at(self, size: Size) -> None:
         """Have network, data and store at another size of images; what can be carried is, once it is in the store."""
@@ -151,19 +148,6 @@ class Training:
         self._interrupted = InterruptedRound(
             tensors={name: values for name, values in own.items() if parameter_of(name) not in anew}
         )
-
-    def _first_scale(self) -> dict[str, float]:
-        """By how much the full network multiplies each group's contributions: the share that a first subnet has of it.
-
-        It stays with the weights from then on, whatever method goes on and on however many ranks.
-        """
-        network, (first, _) = self.architecture, self.phases[0]
-        spec, ranks = spec_of(first.method.name), self.communicator.size
-        summed = {*network.blocks, *(group for groups in network.sums.values() for group in groups)}
-        dealt = [group for group in spec.groups(first, network) if group in summed]
-        least = spec.least(first, network)
-        # Each rank has that share of a group's units: more than a P-th where several hold the same.
-        return {group: max(1 / ranks, min(least.get(group, 0) / network.lengths[group], 1)) for group in dealt}
 
     def _next_method(self, before: Method | None = None) -> Method:
         """The method of the next round, and its slots in the store; ``before`` itself where it goes on."""
@@ -214,13 +198,25 @@ class Training:
                 if not self._run_round():
                     return
                 self._look_at_the_clock()
-                due = self.rounds_done % every == 0 and not self.stop.reason
-                yield self.progress(self.evaluate() if self.done or due else None)
+                due = self.done or (self.rounds_done % every == 0 and not self.stop.reason)
+                validation = self._validate() if due and self.best else None
+                yield self.progress(self.evaluate() if self.done or (due and not self.best) else None, validation)
 
     @property
     def done(self) -> bool:
-        """No round is left, or no time for one."""
-        return self.time_is_up or self.rounds_done >= self.run.train.rounds
+        """No round is left, or no time or reason for one."""
+        return bool(self.ended)
+
+    @property
+    def ended(self) -> str:
+        """Why no further round is to be trained, in words; empty as long as one is."""
+        if self.rounds_done >= self.run.train.rounds:
+            return f"all {self.run.train.rounds} rounds are done"
+        if self.time_is_up:
+            return f"train.max_minutes = {self.run.train.max_minutes:g} are over"
+        if self.best and self.best.exhausted and not self.local_step:
+            return self.best.told(self.score_name)
+        return ""
 
     def _look_at_the_clock(self) -> None:
         """See whether the run's time is up; a round that has begun still has its time."""
@@ -268,24 +264,13 @@ class Training:
             self._interrupted = InterruptedRound(tensors=self._own())
         return not stopped
 
-    def progress(self, score: Score | None = None) -> Progress:
+    def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
         """What is known after the last round."""
         done, steps = (self.method.first_step(rounds) for rounds in (self.rounds_done, self.run.train.rounds))
         rate = self.run.optimizer.lr_at(max(done - 1, 0), steps)
         last = self._last_round and self._last_round.followed_by(self._since_the_round("evaluate"))
-        return Progress(
-            self.rounds_done,
-            done,
-            self._examples,
-            self._seconds,
-            self._bytes,
-            self._loss,
-            rate,
-            score,
-            self.score_name,
-            self.communicator.size,
-            last,
-        )
+        known = self.rounds_done, done, self._examples, self._seconds, self._bytes, self._loss, rate
+        return Progress(*known, score, self.score_name, self.communicator.size, last, validation=validation)
 
     def _since_the_round(self, phase: str) -> dict[str, float]:
         """This rank's seconds in a phase since the last round, where it was in it."""
@@ -297,13 +282,19 @@ class Training:
         inside = f" and {self.local_step} of {self._most_steps} local steps" * (self.local_step > 0)
         return f"after {self.rounds_done} of {self.run.train.rounds} rounds{inside}"
 
-    def evaluate(self) -> Score:
-        """The full network's score on the test split."""
+    def evaluate(self, split: str = "test") -> Score:
+        """The full network's score on a split."""
         with self.clock("evaluate"):
             self.method.publish()
             self._calibrated = self.rounds_done, self.local_step
             self._fit_scale()
-            return self.evaluator.score()
+            return self.evaluator.score(split)
+
+    def _validate(self) -> Score:
+        """The full network's score on the validation split, of which all ranks know what it means. Collective."""
+        score = self.evaluate("validation")
+        self.best.take(self.rounds_done, self.communicator.broadcast_from_root(score.score))
+        return score
 
     def _fit_scale(self) -> None:
         """Fit the factors of what is dealt out now to the present weights, if the run asks for that."""
@@ -329,6 +320,8 @@ class Training:
             self.evaluator.calibrate()
             self.evaluator.network.release()
             self._calibrated = position
+        if calibrated and self.dataset.task == CLASSIFICATION:
+            self._temperature = self.evaluator.temperature("validation" if self.best else "train")
         moments = self.evaluator.network.moments if self._calibrated == position else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank
         pieces = [*model_pieces(self.store), *deployment_pieces(moments, norms, inputs_of(self.dataset), rank)]
@@ -338,9 +331,9 @@ class Training:
             pieces += partial_pieces(interrupted, self.store, steps)
         if self.run.data.placement == "local":
             pieces.append(own_data_piece(contents(self.dataset.train), self.store))
-        return self._header(), pieces
+        return self._header(calibrated), pieces
 
-    def _header(self) -> Header:
+    def _header(self, calibrated: bool = False) -> Header:
         return Header(
             self.run,
             self.communicator.size,
@@ -356,6 +349,7 @@ class Training:
             self.architecture.table.tree() if isinstance(self.architecture, InferredNetwork) else {},
             self.size.side,
             self.store.fitted,
+            self._temperature if calibrated else 1.0,
         )
 
     def resume(self, path: Path) -> list[str]:
@@ -383,7 +377,8 @@ class Training:
 
     def _changes(self, checkpoint: Checkpoint) -> list[str]:
         own = contents(self.dataset.train) if self.run.data.placement == "local" else None
-        here = Present(self.run, self._data_summary, self.architecture, self.communicator.size, self.store.rank, own)
+        ranks, targets = self.communicator.size, self.dataset.targets
+        here = Present(self.run, self._data_summary, self.architecture, ranks, self.store.rank, own, targets)
         return changes_since(checkpoint, here)
 
     def _summarise_data(self) -> DataSummary:

@@ -71,6 +71,8 @@ class Progress:
     """None before a round of this job is done."""
     time: float = field(default_factory=time.time)
     """Unix time at which this was known."""
+    validation: Score | None = None
+    """As ``score``, on the validation split, where a run has one in use; then the test split is scored at the end."""
 
     def record(self) -> dict[str, str | int | float]:
         """All of it under one name each, as a line of metrics.jsonl has it and as loggers are told it."""
@@ -88,13 +90,15 @@ class Progress:
         }
         if self.score:
             line |= _scores(self.score)
+        if self.validation:
+            line |= {f"validation_{name}": of for name, of in _scores(self.validation, "").items()}
         if self.last_round:
             line |= _last_round(self.last_round)
         return line
 
 
-def _scores(score: Score) -> dict[str, float]:
-    line = {"score": score.score, "test_loss": score.loss, "test_examples": score.examples}
+def _scores(score: Score, split: str = "test_") -> dict[str, float]:
+    line = {"score": score.score, f"{split}loss": score.loss, f"{split}examples": score.examples}
     line |= {f"exit{number}_score": each for number, each in enumerate(score.exits or (), 1)}
     if score.bits_per_byte is not None:
         line["bits_per_byte"] = score.bits_per_byte

@@ -5,7 +5,7 @@ Parameters whose shapes do not depend on the size are carried, with their optimi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from istmpi.comm import Communicator
@@ -58,6 +58,18 @@ def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, S
         batches = Batches(images.train, rows, run.train.batch, run.train.seed, rank)
         sizes[side] = Size(side, network, images, batches)
     return sizes
+
+
+def plan_in_words(run: Run, sides: Sequence[tuple[int, int]], sizes: Mapping[int, Size]) -> str:
+    """Which rounds train on images of which side, and what starts anew in between; ``sides`` as of `sides_of`."""
+    said, first, before = [], 0, None
+    for (end, side), (_, known) in zip(run.sides(), sides):
+        network = sizes[known].architecture
+        anew = starting_anew(before.parameters, before.lengths, network) if before else frozenset()
+        of = f", {', '.join(sorted(anew))} anew" if anew else ""
+        said.append(f"{side} x {side} for {end - first} rounds{of}")
+        first, before = end, network
+    return "; ".join(said)
 
 
 def require_resizable(run: Run, network: Architecture) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from istmpi.checkpoint.format import DataSummary
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.config import Run
@@ -12,9 +14,16 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 from istmpi.names import class_of
 
-MAY_CHANGE = ("data.source", "optimizer.lr", "optimizer.weight_decay", "train.rounds", "train.max_minutes")
+MAY_CHANGE = (
+    "data.source",
+    "optimizer.lr",
+    "optimizer.weight_decay",
+    "train.rounds",
+    "train.max_minutes",
+    "train.patience",
+)
 """Settings that a resumed run may have otherwise; the data may have moved, but not changed."""
-WITHOUT_EFFECT = ("name", "train.threads", "train.device", "evaluate.", "checkpoint.", "output.")
+WITHOUT_EFFECT = ("name", "train.threads", "train.device", "train.init", "evaluate.", "checkpoint.", "output.")
 """Settings, or sections of them, that do not change what is learnt."""
 
 
@@ -29,6 +38,8 @@ class Present:
     rank: int
     own_data: tuple[int, int, int] | None
     """The contents of this rank's own training data; None where all ranks read the same."""
+    targets: tuple[np.ndarray, np.ndarray] | None = None
+    """What targets are standardised with."""
 
 
 def changes_since(checkpoint: Checkpoint, here: Present) -> list[str]:
@@ -44,6 +55,8 @@ def changes_since(checkpoint: Checkpoint, here: Present) -> list[str]:
         wanted = getattr(here.data, fact)
         if saved not in (None, wanted) and fact != "source":
             refused.append(f"data: {fact} = {saved} there, {wanted} here")
+    if not same_targets(checkpoint.targets, here.targets):
+        refused.append("data: targets are standardised by other numbers than there")
     if isinstance(here.architecture, InferredNetwork) and isinstance(checkpoint.architecture, InferredNetwork):
         old, new = checkpoint.architecture.table, here.architecture.table
         if difference := old.difference(new):
@@ -59,6 +72,13 @@ def changes_since(checkpoint: Checkpoint, here: Present) -> list[str]:
             f"{checkpoint.path} is of another run: {'; '.join(refused)}. Give the same settings, or a new --out."
         )
     return changed
+
+
+def same_targets(one: tuple[np.ndarray, ...] | None, other: tuple[np.ndarray, ...] | None) -> bool:
+    """Whether targets are standardised alike, or not at all."""
+    if one is None or other is None:
+        return one is other
+    return all(np.allclose(mine, theirs, rtol=1e-5) for mine, theirs in zip(one, other))
 
 
 def _moved(checkpoint: Checkpoint, architecture: Architecture) -> bool:

@@ -9,18 +9,33 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from istmpi.checkpoint.folder import NETWORK, listed, newest_valid, require_valid, set_aside
+from istmpi.checkpoint.folder import BEST, NETWORK, listed, newest_valid, require_valid, set_aside
+from istmpi.checkpoint.initial import begin_with
+from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
+from istmpi.checkpoint.state import fill
 from istmpi.comm import Communicator
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import DataError, DivergedError, IstmpiError, OutputError, StoppedError
+from istmpi.evaluation.evaluator import Score
 from istmpi.lock import FolderLock
-from istmpi.record import SETTINGS, SUMMARY, RunFolder, known
+from istmpi.record import METRICS, SETTINGS, SUMMARY, RunFolder, known
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.trace import profiled, require_round
+
+
+@dataclass(frozen=True)
+class BestNetwork:
+    """The network that scored best on the validation split."""
+
+    path: Path
+    round: int
+    validation: float
+    score: Score
+    """On the test split."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,10 @@ class Summary:
     """Where the time went: by phase, the mean over ranks."""
     data: str = ""
     """A fingerprint of the training data; empty where each rank has its own."""
+    ended: str = ""
+    """Why no further round was trained."""
+    best: BestNetwork | None = None
+    """Of a run that keeps it."""
 
     @property
     def examples_per_second(self) -> float:
@@ -105,6 +124,8 @@ def run_training(
         if start:
             for change in training.resume(start):
                 note(f"changed since {start}: {change}")
+            _recall_scores(training, folder, note)
+        began = begun_with(training) if run.train.init and not start else ()
         trained = start == folder.path / NETWORK and training.done
         if trained and communicator.broadcast_from_root((folder.path / SUMMARY).is_file()):
             note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
@@ -128,6 +149,8 @@ def run_training(
             folder.keep_metrics(training.rounds_done)
             at_the_end.push(partial(_close, watch))
             watch.started(training, folder, saver)
+            for line in began:
+                note(line)
             if start:
                 note(f"going on from {start}, {training.position}.")
         if start and not inside and not training.done:
@@ -138,11 +161,62 @@ def run_training(
         per_rank = communicator.allgather(dict(training.clock.seconds))
         phases = {phase: sum(seconds[phase] for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}
         last = replace(progress or training.progress(training.evaluate()), last_round=None)
-        summary = Summary(folder.path, communicator.size, training.score_name, last, phases, training.data_fingerprint)
+        best = _best(training, folder, last) if run.checkpoint.best else None
+        names = folder.path, communicator.size, training.score_name
+        summary = Summary(*names, last, phases, training.data_fingerprint, training.ended, best)
         if first:
             folder.write(SUMMARY, json.dumps(asdict(summary, dict_factory=known), default=str, indent=2) + "\n")
             watch.finished(summary)
         return summary
+
+
+def begun_with(training: Training) -> list[str]:
+    """Take what fits of the weights that the run says to begin with; what did, a line each. Collective."""
+    with training.communicator.agreed():
+        return begin_with(Path(training.run.train.init), training.architecture, training.store).lines
+
+
+def _recall_scores(training: Training, folder: RunFolder, note: Callable[[str], None]) -> None:
+    """Let a run that goes on know the scores on the validation split that its metrics tell of. Collective.
+
+    They begin anew where the network that is kept is not that of the best one.
+    """
+    best, communicator, path = training.best, training.communicator, folder.path / BEST
+    if not best:
+        return
+    with communicator.agreed():
+        first = communicator.rank == 0
+        lines = folder.metrics() if first and (folder.path / METRICS).is_file() else []
+        kept = _round_of(path) if first and training.run.checkpoint.best else None
+    lines, kept = communicator.broadcast_from_root((lines, kept))
+    best.take_metrics(lines, training.rounds_done)
+    if training.run.checkpoint.best and best.round not in (None, kept):
+        note(f"{path} is not of round {best.round}, which scored best so far: the best begins anew.")
+        best.forget()
+
+
+def _round_of(path: Path) -> int | None:
+    """The rounds that were done when a checkpoint was saved; None where there is none that can be read."""
+    try:
+        with open_checkpoint(path) as checkpoint:
+            return checkpoint.header.round
+    except DataError:
+        return None
+
+
+def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork | None:
+    """What the network that was kept as the best one reaches on the test split. Collective, the last thing of all."""
+    best, path = training.best, folder.path / BEST
+    if best.round is None or not training.communicator.broadcast_from_root(path.is_file()):
+        return None
+    score = last.score
+    if best.round != last.round:
+        with training.clock("evaluate"):
+            with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
+                training.store.drop_slots(except_for=())
+                fill(checkpoint, training.store)
+            score = training.evaluator.score()
+    return BestNetwork(path, best.round, best.score, score)
 
 
 def _close(watch: Watch, kind: type | None, error: BaseException | None, traceback: object) -> None:
@@ -169,7 +243,7 @@ def _train(
     save_network: bool,
 ) -> Progress | None:
     """Train to the end, with record and checkpoints; returns what is known after the last round, if there was one."""
-    communicator, network, progress = training.communicator, folder.path / NETWORK, None
+    run, communicator, network, progress = training.run, training.communicator, folder.path / NETWORK, None
     first = communicator.rank == 0
 
     def require_lock() -> None:
@@ -186,6 +260,10 @@ def _train(
                     if len(folder.pending) == 1:
                         watch.noticed(f"{error} The run goes on; its metrics are kept until they can be.")
                 watch.progressed(progress)
+            if run.checkpoint.best and progress.validation and training.best.round == progress.round:
+                with training.clock("save"):
+                    require_lock()
+                    saver.save_now(*training.state(calibrated=True), folder.path / BEST)
             if training.checkpoint_due:
                 with training.clock("save"):
                     require_lock()

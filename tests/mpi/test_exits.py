@@ -56,7 +56,7 @@ def test_what_leaves_early_is_what_each_example_says(comm, shared_tmp):
     test = open_dataset("digits").test
     x, _ = examples_of(test.normalised_by(None), np.arange(len(test)))
     with open_checkpoint(path) as checkpoint:
-        network = CalibratedNetwork(checkpoint)
+        network, temperature = CalibratedNetwork(checkpoint), checkpoint.header.temperature
     logits = [of.double() for of in network._run(x)]
     right = [(of.argmax(1).numpy() == test.labels()) for of in logits]
     assert result.score.exits == pytest.approx([each.mean() for each in right])
@@ -76,8 +76,9 @@ def test_what_leaves_early_is_what_each_example_says(comm, shared_tmp):
     taken = np.concatenate([one.exits for one in predicted])
     assert taken.tolist() == np.where(entropy < middle, 1, 2).tolist() and {*taken} == {1, 2}
     expected = np.where((taken == 1)[:, None], logits[0], logits[1])
-    np.testing.assert_array_equal(np.concatenate([one.outputs for one in predicted]), expected)
-    np.testing.assert_array_equal(network(x), logits[1])
+    outputs = np.concatenate([one.outputs for one in predicted])
+    np.testing.assert_allclose(outputs * temperature, expected, rtol=1e-12)
+    np.testing.assert_allclose(network(x) * temperature, logits[1], rtol=1e-12)
     comm.barrier()
 
 
@@ -109,7 +110,8 @@ def test_an_export_has_the_outputs_of_every_exit(comm, shared_tmp):
     saved(comm, path, **RESNET | {"model__exits": [1], "model__dtype": "float32"})
     x = np.random.default_rng(0).normal(8, 4, (5, 64)).astype(np.float32)
     with open_checkpoint(path) as checkpoint:
-        expected = [of.numpy() for of in CalibratedNetwork(checkpoint)._run(x)]
+        temperature = checkpoint.header.temperature
+        expected = [of.numpy() / temperature for of in CalibratedNetwork(checkpoint)._run(x)]
     program = torch.export.load(export(path, "torch").beside).module()
     for found, wanted in zip(program(torch.from_numpy(x.reshape(-1, 1, 8, 8))), expected, strict=True):
         np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)

@@ -198,6 +198,7 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
     assert evaluate(path, comm, model=name, calibrate=True).score.loss == pytest.approx(loss, rel=1e-9)
     with open_checkpoint(path) as checkpoint:
         assert list(checkpoint.errors()) == []
+        logits, outputs = outputs, outputs / checkpoint.header.temperature
         test_data = open_dataset("digits").normalised_by(None).test
         raw = examples_of(test_data, np.arange(len(test_data)))[0]
         found = CalibratedNetwork(checkpoint, model=name)(raw.copy())
@@ -210,7 +211,7 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
             network = networks.Convolutional((1, 8, 8), 10, **training.run.model.arguments).double()
             network.load_state_dict(exported(done.path))
             with torch.no_grad():
-                torch.testing.assert_close(network.eval()(x.double().view(-1, 1, 8, 8)), outputs)
+                torch.testing.assert_close(network.eval()(x.double().view(-1, 1, 8, 8)), logits)
             if form == "torch":
                 program = torch.export.load(done.beside).module()
                 torch.testing.assert_close(program(torch.from_numpy(raw).double().view(-1, 1, 8, 8)), outputs)
@@ -279,5 +280,6 @@ def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp, 
             network.load_state_dict(exported(done.path))
             mean, std = checkpoint.normalisation
             normalised = torch.from_numpy((x - mean) / std).double().view(3, 1, 8, 8)
-            torch.testing.assert_close(network(normalised), torch.from_numpy(CalibratedNetwork(checkpoint)(x)))
+            logits = CalibratedNetwork(checkpoint)(x) * checkpoint.header.temperature
+            torch.testing.assert_close(network(normalised), torch.from_numpy(logits))
     comm.barrier()

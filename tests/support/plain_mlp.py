@@ -34,4 +34,7 @@ def plain(path, x):
                 x = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-5)
             x = x * values.get("norm.weight", 1) + values.get("norm.bias", 0)
             x = x if stage == "labels" else ACTIVATIONS[model["activation"]](x)
+        x = x / file.attrs.get("temperature", 1)
+        if "output" in file:
+            x = x * file["output/std"][...] + file["output/mean"][...]
     return x

@@ -54,7 +54,9 @@ def outputs_of(network, metadata):
     x, normalisation = raw(), json.loads(metadata["input"])
     x = (x - np.float32(normalisation["mean"])) / np.float32(normalisation["std"])
     with torch.no_grad():
-        return network(shaped(x, network)).numpy()
+        outputs = network(shaped(x, network)).numpy()
+    output = json.loads(metadata.get("output", '{"factor": 1, "shift": 0}'))
+    return outputs * np.float32(output["factor"]) + np.float32(output["shift"])
 
 
 def shaped(x, network):

@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 import click
 
+from istmpi.cli.completion import complete_runs
 from istmpi.cli.following import logging, opened
 from istmpi.cli.quantities import WholeRange
 from istmpi.cli.reporting import as_targets, draw, print_comparison, print_json, reporting, write_page
@@ -21,7 +22,7 @@ def _settings(command: Callable) -> Callable:
 
 
 @click.command("compare")
-@click.argument("run", default="digits")
+@click.argument("run", default="digits", shell_complete=complete_runs)
 @click.option("--methods", metavar="NAME,...", default=METHODS, show_default=True, help="What to compare.")
 @click.option(
     "--repeats", type=WholeRange(min=1), default=1, show_default=True, metavar="N", help="Seeds to compare them on."
@@ -77,7 +78,7 @@ def command(
     from istmpi.training.comparison import Comparison
 
     with communicator.agreed():
-        task = open_for_training(resolved.with_implied().data, communicator.rank).task
+        task = open_for_training(resolved.with_implied().data, communicator.rank, resolved.train.seed).task
         check_targets(wanted, TASKS[task].score)
     comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
     comparison.rehearse()

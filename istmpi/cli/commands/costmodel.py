@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from istmpi.cli import quantities
+from istmpi.cli.completion import complete_runs
 from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, Sizes, described
 from istmpi.cli.quantities import WholeRange
 from istmpi.cli.settings import changes, planning, resolve
@@ -34,7 +35,7 @@ COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
 
 
 @click.command("costmodel")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_runs)
 @planning
 @click.option("--examples", type=WholeRange(min=1), metavar="N", help="In an epoch.  [default: the data's]")
 @click.option("--row-features", type=WholeRange(min=1), metavar="N", help="xc with --layers: of a row.  [default: 75]")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from istmpi.cli.completion import complete_runs
 from istmpi.cli.quantities import WholeRange
 from istmpi.cli.settings import resolve
 from istmpi.config import Run
@@ -19,7 +20,7 @@ def command() -> None:
 
 
 @command.command("slurm")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @click.option("--nodes", type=WholeRange(min=1), metavar="N", help="Nodes, one rank on each.")
 @click.option("--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.")
@@ -83,7 +84,7 @@ def slurm(
 
 
 @command.command("ec2")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @click.option("--instances", type=WholeRange(min=1), required=True, metavar="N", help="Instances, one rank on each.")
 @click.option("--type", "kind", default="m5.2xlarge", metavar="TYPE", help="Their type (m5.2xlarge).")

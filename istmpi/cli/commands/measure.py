@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
+from istmpi.cli.completion import complete_runs
 from istmpi.cli.settings import planning, resolve
 from istmpi.foreign import one_line
 
 
 @click.command("measure")
-@click.argument("run", default="digits")
+@click.argument("run", default="digits", shell_complete=complete_runs)
 @planning
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON, too.")
 @click.option("--out", default="cluster.json", show_default=True, metavar="FILE", help="Where the figures go.")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from istmpi.cli.completion import complete_runs
 from istmpi.cli.following import logging, opened
 from istmpi.cli.quantities import WholeRange
 from istmpi.cli.settings import options, resolve
@@ -17,7 +18,7 @@ DEFAULT = "digits"
 
 
 @click.command("train")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_runs)
 @options
 @click.option("--sync-checkpoints", is_flag=True, help="Wait until a checkpoint is on the disk.")
 @click.option(

@@ -1,0 +1,52 @@
+"""What the constructors of the networks that ship take, read from their files' text: no network need be imported.
+
+Of each argument the class's docstring says what it is, in a clause that begins with its name: ````hidden``: widths.``
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from istmpi.models.own import FACTS
+from istmpi.names import NETWORKS
+from istmpi.settings import Field, Meta
+
+TYPES = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "tuple[int, ...]": tuple[int, ...],
+}
+"""By what stands in the constructor."""
+
+
+def arguments_of(network: str) -> Iterator[Field]:
+    """Name, described type and default of each argument that is no fact of the data."""
+    module, _, kind = NETWORKS[network].partition(":")
+    path = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind)
+    (made,) = (node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    clauses = described(ast.get_docstring(found) or "")
+    arguments = made.args.args
+    defaults = dict(zip([one.arg for one in arguments[-len(made.args.defaults) :]], made.args.defaults))
+    for one in arguments[1:]:
+        if one.arg not in FACTS:
+            hint = Annotated[TYPES[ast.unparse(one.annotation)], Meta(description=clauses.get(one.arg, ""))]
+            yield one.arg, hint, _value(defaults[one.arg])
+
+
+def described(docstring: str) -> dict[str, str]:
+    """What a docstring says of each argument, as sentences."""
+    parts = re.split(r"``(\w+)``: ", " ".join(docstring.split()))[1:]
+    return {name: text[0].upper() + text[1:].rstrip(" ;.") + "." for name, text in zip(parts[::2], parts[1::2])}
+
+
+def _value(node: ast.expr) -> Any:
+    """The value of a default that is written out, products and powers of numbers included."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return _value(node.left) ** _value(node.right)
+    return ast.literal_eval(node)

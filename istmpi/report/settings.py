@@ -1,0 +1,118 @@
+"""The settings of a run as a page, and as a JSON Schema with which editors check and complete run files."""
+
+import json
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+from istmpi.config import Setting, every_setting
+from istmpi.names import NETWORKS
+from istmpi.settings import schema_of
+
+SCHEMA = "http://json-schema.org/draft-07/schema#"
+"""The draft that editors of TOML read."""
+
+_PAGE = """# Settings
+
+All that a run file may say. `istmpi settings NAME` prints an entry, `--set NAME=VALUE` gives one on the command line,
+and what a run leaves out has its default. *Made from the code by `istmpi settings --markdown`; do not edit.*
+
+[run.schema.json](run.schema.json) (`istmpi settings --schema`) is the same for editors: they complete names and values
+and mark what cannot be. With taplo (Even Better TOML in VS Code, Helix, Zed), write as the first line of a run file
+
+```toml
+#:schema https://host/path/run.schema.json
+```
+
+with the address or the absolute path (`file:///...`) of that file.
+
+Shells complete names and values behind TAB (`--method d`, `--set method.na`, runs) once they are told:
+
+```
+eval "$(_ISTMPI_COMPLETE=bash_source istmpi)"                        # in ~/.bashrc
+eval "$(_ISTMPI_COMPLETE=zsh_source istmpi)"                         # in ~/.zshrc
+_ISTMPI_COMPLETE=fish_source istmpi > ~/.config/fish/completions/istmpi.fish
+```
+
+"""
+
+
+def shown_default(setting: Setting) -> str:
+    """A setting's default as TOML has it; empty where nothing stands for it."""
+    return "" if setting.default is None else json.dumps(setting.default)
+
+
+def markdown() -> str:
+    """The page of all settings."""
+    page = _PAGE
+    for section, settings in groupby(every_setting(), key=_section):
+        for owner, group in groupby(settings, key=lambda one: one.owner if section == "model" else ""):
+            page += f"## {_heading(section, owner)}\n\n"
+            page += "| setting | type | default | range | what it is |\n| --- | --- | --- | --- | --- |\n"
+            page += "".join(_row(setting, section) for setting in group) + "\n"
+    return page.rstrip("\n") + "\n"
+
+
+def _section(setting: Setting) -> str:
+    return setting.name.rpartition(".")[0]
+
+
+def _heading(section: str, owner: str) -> str:
+    if not section:
+        return "Outside of sections"
+    return f"[{section}]" + f" of {owner}" * bool(owner)
+
+
+def _row(setting: Setting, section: str) -> str:
+    whose = f"*{setting.owner}.* " if setting.owner and section == "method" else ""
+    default = shown_default(setting)
+    cells = (
+        f"`{setting.name}`",
+        setting.kind,
+        f"`{default}`" if default else "",
+        setting.range.replace("|", "\\|"),
+        whose + setting.help.replace("|", "\\|"),
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a run file."""
+    properties: dict[str, Any] = {}
+    for section, group in groupby(every_setting(), key=_section):
+        settings = list(group)
+        if section == "model":
+            properties[section] = _networks(settings)
+        elif section:
+            properties[section] = _object(settings)
+        else:
+            properties |= {one.name: schema_of(one.hint) for one in settings}
+    return {"$schema": SCHEMA, "title": "A run of istmpi", **_closed(properties)}
+
+
+def _object(settings: Iterable[Setting]) -> dict[str, Any]:
+    return _closed({_key(one): schema_of(one.hint, one.default) for one in settings})
+
+
+def _closed(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _networks(settings: Iterable[Setting]) -> dict[str, Any]:
+    """Of [model], whose other settings depend on the name: what a class of one's own takes nobody knows."""
+    of: dict[str, list[Setting]] = {}
+    for setting in settings:
+        of.setdefault(setting.owner, []).append(setting)
+    common = of.pop("")
+    cases = []
+    for network in ("mlp", *NETWORKS):
+        named = {"properties": {"name": {"const": network}}}
+        if network != "mlp":
+            named["required"] = ["name"]  # without one it is mlp
+        cases.append({"if": named, "then": _object([*common, *of[network]])})
+    properties = {_key(one): schema_of(one.hint, one.default) for one in common}
+    return {"type": "object", "properties": properties, "allOf": cases}
+
+
+def _key(setting: Setting) -> str:
+    return setting.name.rpartition(".")[2]

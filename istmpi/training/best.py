@@ -1,0 +1,75 @@
+"""The best score on the validation split so far, and whether training has gone on without a better one for too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from istmpi.config import Run
+from istmpi.data.dataset import Dataset
+from istmpi.errors import ConfigError
+from istmpi.tasks import TASKS
+
+
+class Best:
+    """Told of every evaluation in order; of equal scores the first is the best. The same on all ranks if told alike."""
+
+    def __init__(self, higher_is_better: bool, patience: int):
+        self._higher, self._patience = higher_is_better, patience
+        self.forget()
+
+    @staticmethod
+    def of(run: Run, data: Dataset) -> Best | None:
+        """That of a run that scores the validation split while it trains; None for any other.
+
+        It does where it holds examples out, and where it asks what to do with their score. ConfigError where it asks
+        for a split that is not there.
+        """
+        reasons = [f"train.patience = {run.train.patience}"] * (run.train.patience > 0)
+        reasons += ["checkpoint.best = true"] * run.checkpoint.best
+        if reasons and "validation" not in data.splits:
+            raise ConfigError(
+                f"{reasons[0]} needs a validation split, and {data.source} has none. Hold some examples out: "
+                f"--set data.validation=0.1."
+            )
+        if run.checkpoint.best and run.train.resolution:
+            raise ConfigError(
+                "checkpoint.best = true does not go with train.resolution: networks for images of different sizes are "
+                "not compared. Leave one out."
+            )
+        watched = reasons or run.data.validation
+        return Best(TASKS[data.task].higher_is_better, run.train.patience) if watched else None
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.round: int | None = None
+        """Rounds done when it was reached; None before the first evaluation."""
+        self.score: float | None = None
+        self.without_better = 0
+        """Evaluations since then."""
+
+    def take(self, round: int, score: float) -> None:
+        """An evaluation after so many rounds."""
+        better = self.score is None or (score > self.score if self._higher else score < self.score)
+        if better and score == score:
+            self.round, self.score, self.without_better = round, score, 0
+        else:
+            self.without_better += 1
+
+    def take_metrics(self, lines: Iterable[Mapping[str, Any]], rounds: int) -> None:
+        """The evaluations of the first ``rounds`` that a run's metrics tell of."""
+        for line in lines:
+            if "validation_score" in line and line["round"] <= rounds:
+                self.take(line["round"], line["validation_score"])
+
+    def told(self, score_name: str) -> str:
+        """That it is exhausted, in words."""
+        return (
+            f"no better {score_name} on the validation split in {self.without_better} evaluations (train.patience), "
+            f"the best after round {self.round}"
+        )
+
+    @property
+    def exhausted(self) -> bool:
+        """No better one came in as many evaluations as the run waits for."""
+        return 0 < self._patience <= self.without_better

@@ -1,0 +1,20 @@
+"""What the full network multiplies the contributions of dealt units by when a run begins."""
+
+from __future__ import annotations
+
+from istmpi.config import Run
+from istmpi.methods import spec_of
+from istmpi.models.architecture import Architecture
+
+
+def first_scale(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
+    """For each group that is dealt out, the share that a first subnet has of it; ``run`` has the first method.
+
+    It stays with the weights from then on, whatever method goes on and on however many ranks.
+    """
+    spec = spec_of(run.method.name)
+    summed = {*network.blocks, *(group for groups in network.sums.values() for group in groups)}
+    dealt = [group for group in spec.groups(run, network) if group in summed]
+    least = spec.least(run, network)
+    # Each rank has that share of a group's units: more than a P-th where several hold the same.
+    return {group: max(1 / ranks, min(least.get(group, 0) / network.lengths[group], 1)) for group in dealt}

@@ -1,0 +1,32 @@
+"""What numbers to predict are standardised with: the same on all ranks, whoever has the examples."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from istmpi.comm import Communicator
+from istmpi.config import Run
+from istmpi.data.dataset import Dataset
+from istmpi.data.moments import Moments
+from istmpi.tasks import REGRESSION
+
+ROWS = 2**16
+"""That are in memory at a time."""
+
+
+def standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset:
+    """The data with targets of mean 0 and deviation 1 over the training examples, if a run wants that. Collective.
+
+    Where each rank has examples of its own, over those of all ranks.
+    """
+    if data.task != REGRESSION or not run.data.standardise:
+        return data
+    labels, moments = data.train.labels(), Moments(data.outputs)
+    for start in range(0, len(labels), ROWS):
+        moments.add(labels[start : start + ROWS])
+    if run.data.placement == "local":
+        parts, moments = communicator.allgather(moments.parts), Moments(data.outputs)
+        for count, mean, squares in parts:
+            moments.merge(count, mean, squares)
+    mean, std = moments.normalisation(data.outputs)
+    return data.standardised((mean.astype(np.float32), std.astype(np.float32)))

@@ -1,0 +1,111 @@
+"""Numbers to predict: learnt in units of their deviation, told in their own."""
+
+import numpy as np
+import pytest
+from batches import examples_of
+from small import assert_same_bits, small_run, trained, whole
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import commit
+from istmpi.config import Run
+from istmpi.data.sources import open_dataset
+from istmpi.deploy.network import CalibratedNetwork
+from istmpi.deploy.scoring import evaluate
+from istmpi.errors import ConfigError
+from istmpi.training.loop import Training
+
+pytestmark = pytest.mark.ranks(only=[1, 3])
+
+
+def like_diabetes(folder, rank=0, rows=442):
+    """As scikit-learn's diabetes: few rows, features around 0 with a deviation of 0.05, targets of 150 and 77."""
+    generator = np.random.default_rng(rank)
+    x = generator.normal(0, 0.0476, (rows, 10)).astype(np.float32)
+    y = 152 + 60 * x[:, 2] / 0.0476 + 30 * x[:, 8] / 0.0476 + generator.normal(0, 40, rows)
+    path = folder / f"diabetes-{rank}.npz"
+    np.savez(path, x=x, y=y.astype(np.float32))
+    return str(path)
+
+
+def shared(comm, folder):
+    path = like_diabetes(folder) if comm.rank == 0 else None
+    return comm.broadcast_from_root(path)
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+def test_the_defaults_learn_targets_far_from_zero(comm, shared_tmp, method):
+    run = {"data__source": shared(comm, shared_tmp), "method__name": method, "train__rounds": 8, "optimizer__lr": 0.01}
+    training, progress = trained(comm, **run, train__batch=64, method__local_steps=20, model__dtype="float32")
+    score = progress[-1].score
+    data = open_dataset(run["data__source"])
+    mean = data.train.labels().mean()
+    nothing_learnt = np.abs(data.test.labels() - mean).mean()
+    assert all(np.isfinite(one.loss) for one in progress)
+    assert score.score < 0.85 * nothing_learnt and nothing_learnt > 50
+    commit(shared_tmp / "network.h5", *training.state(calibrated=True), "direct", comm)
+    again = evaluate(shared_tmp / "network.h5", comm)
+    assert again.score.score == pytest.approx(score.score, rel=1e-6)
+    assert again.score.loss == pytest.approx(score.loss, rel=1e-6)
+    with open_checkpoint(shared_tmp / "network.h5") as checkpoint:
+        network = CalibratedNetwork(checkpoint)
+    x, y = examples_of(data.test, np.arange(len(data.test)))
+    assert np.abs(network(x) - y).mean() == pytest.approx(score.score, rel=1e-5)
+    resumed = Training(small_run(**run, train__batch=64, method__local_steps=20, model__dtype="float32"), comm)
+    resumed.resume(shared_tmp / "network.h5")
+    other = small_run(**run, train__batch=64, method__local_steps=20, model__dtype="float32", data__standardise=False)
+    with pytest.raises(ConfigError, match="data.standardise"):
+        Training(other, comm).resume(shared_tmp / "network.h5")
+
+
+def test_scikit_learns_diabetes_is_learnt_by_the_default_run(comm, shared_tmp):
+    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn has the data")
+    x, y = datasets.load_diabetes(return_X_y=True)
+    path = shared_tmp / "diabetes.npz"
+    if comm.rank == 0:
+        np.savez(path, x=x.astype(np.float32), y=y.astype(np.float32))
+    comm.barrier()
+    learns_by_default(comm, str(path))
+
+
+def test_what_is_like_diabetes_is_learnt_by_the_default_run(comm, shared_tmp):
+    learns_by_default(comm, shared(comm, shared_tmp))
+
+
+def learns_by_default(comm, source):
+    """Not a round diverges, wide as the layers are and large as the learning rate is for a squared error."""
+    run = Run.load("digits").override({"data.source": source, "train.rounds": 8, "evaluate.every": 8})
+    progress = list(Training(run, comm).rounds())
+    labels = open_dataset(source)
+    nothing_learnt = np.abs(labels.test.labels() - labels.train.labels().mean()).mean()
+    assert max(one.loss for one in progress) < 1.5
+    assert progress[-1].score.score < nothing_learnt
+
+
+def test_targets_that_are_standardised_beforehand_give_the_same_network(comm, shared_tmp):
+    data = open_dataset(shared(comm, shared_tmp))
+    arrays = {}
+    y = data.train.labels().astype(np.float64)
+    mean, std = y.mean(axis=0).astype(np.float32), y.std(axis=0).astype(np.float32)
+    for name, split in data.splits.items():
+        arrays |= {f"x_{name}": split.x, f"y_{name}": (split.y - mean) / std}
+    if comm.rank == 0:
+        np.savez(shared_tmp / "ready.npz", **arrays)
+    comm.barrier()
+    mine, progress = trained(comm, data__source=data.source, optimizer__lr=0.01, optimizer__clip=1)
+    settings = {"data__source": str(shared_tmp / "ready.npz"), "data__standardise": False, "optimizer__lr": 0.01}
+    theirs, expected = trained(comm, **settings, optimizer__clip=1)
+    assert_same_bits(whole(mine), whole(theirs))
+    assert progress[-1].score.loss == expected[-1].score.loss
+    assert progress[-1].score.score == pytest.approx(expected[-1].score.score * float(std[0]), rel=1e-6)
+    assert "output/mean" not in {piece.path for piece in theirs.state()[1]}
+
+
+def test_ranks_with_examples_of_their_own_agree_on_the_units(comm, shared_tmp):
+    path = like_diabetes(shared_tmp, comm.rank, rows=50 + 20 * comm.rank)
+    training = Training(small_run(data__source=path.replace(f"-{comm.rank}.", "-{rank}.")), comm)
+    per_rank = comm.allgather(open_dataset(path).train.labels())
+    everything = np.concatenate(per_rank).astype(np.float64)
+    mean, std = training.dataset.targets
+    np.testing.assert_allclose(mean, everything.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(std, everything.std(axis=0), rtol=1e-6)
+    assert comm.allgather((mean.tolist(), std.tolist())) == [(mean.tolist(), std.tolist())] * comm.size

@@ -1,0 +1,161 @@
+"""Weights to begin with: what has the name and the shape is taken, so that the full network is the one of the file."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from istmpi.checkpoint.initial import begin_with
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.deploy.export import export
+from istmpi.deploy.network import CalibratedNetwork, with_values
+from istmpi.engine.store import ParameterStore
+from istmpi.errors import ConfigError, DataError
+from istmpi.models.mlp import MLP
+
+SCALE = {"hidden1": 0.25, "hidden2": 0.125}
+OTHER = {"hidden1": 0.5, "hidden2": 0.2}
+
+
+def network():
+    return MLP(6, (7, 5), 3, norm="none", bias=True)
+
+
+def plain():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def state_of(module, prefix=""):
+    """Its tensors by the names of istmpi's network of the same layers."""
+    names = {"0": "hidden1.linear", "2": "hidden2.linear", "4": "labels.linear"}
+    return {f"{prefix}{names[name[0]]}{name[1:]}": of.clone() for name, of in module.state_dict().items()}
+
+
+def begun(path, ranks=1, scale=None, of=None):
+    """The stores of all ranks after they have begun with a file."""
+    of = of or network()
+    stores = []
+    for rank in range(ranks):
+        store = ParameterStore(of.parameters, of.lengths, ranks, rank)
+        store.scale = scale or {}
+        store.initialise(1)
+        fit = begin_with(path, of, store)
+        stores.append(store)
+    return stores, fit
+
+
+def outputs(stores, x, of=None):
+    """Of the full network, put together from all ranks' rows."""
+    of = of or network()
+    whole = ParameterStore(of.parameters, of.lengths, 1, 0)
+    whole.scale = stores[0].scale
+    for name in whole.tensors:
+        whole.tensors[name].copy_(torch.cat([store.tensors[name] for store in stores]))
+    with torch.no_grad():
+        return with_values(of, whole)(x)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("scale", [None, SCALE])
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"epoch": 3, "state_dict": state}])
+def test_the_full_network_is_that_of_a_state_dict(tmp_path, ranks, scale, wrap):
+    torch.save(wrap(state_of(plain(), "module.")), tmp_path / "theirs.pt")
+    stores, fit = begun(tmp_path / "theirs.pt", ranks, scale)
+    assert fit.weights == (107, 107) and len(fit.fitted) == 6
+    assert fit.lines == [f"began with {tmp_path / 'theirs.pt'}: 6 of 6 parameters fit, 107 of 107 weights."]
+    x = torch.randn(20, 6)
+    torch.testing.assert_close(outputs(stores, x), plain()(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_full_network_is_that_of_safetensors(tmp_path, dtype):
+    safetensors = pytest.importorskip("safetensors.torch")
+    module = plain().to(dtype)
+    safetensors.save_file(state_of(module), tmp_path / "theirs.safetensors")
+    stores, _ = begun(tmp_path / "theirs.safetensors", 2, SCALE)
+    x = torch.randn(20, 6)
+    torch.testing.assert_close(outputs(stores, x), module.float()(x))
+
+
+@pytest.mark.parametrize("name", ["dealt", "layer"])
+@pytest.mark.parametrize("form", ["safetensors", "torch"])
+def test_the_full_network_is_that_of_another_run_or_its_export(checkpoints, tmp_path, name, form):
+    path = checkpoints / f"{name}.h5"
+    with open_checkpoint(path) as checkpoint:
+        of, features = checkpoint.architecture, checkpoint.header.data.shape
+        x = np.random.default_rng(0).normal(size=(9, int(np.prod(features)))).astype(np.float32)
+        expected = CalibratedNetwork(checkpoint)(x.copy()) * checkpoint.header.temperature
+        mean, std = checkpoint.normalisation
+    x = torch.from_numpy((x - mean) / std)
+    file = export(path, form, tmp_path / f"network{'.pt' if form == 'torch' else '.safetensors'}").path
+    for start in (path, file):
+        stores, fit = begun(start, 2, OTHER, of)
+        torch.testing.assert_close(outputs(stores, x, of).numpy(), expected, rtol=1e-4, atol=1e-4)
+        assert not fit.missing and not fit.misshapen
+    assert {name.partition(".")[0] for name in fit.unused} == {"input", "output"}
+
+
+def test_the_same_scale_gives_the_same_bits(checkpoints):
+    path = checkpoints / "dealt.h5"
+    with open_checkpoint(path) as checkpoint:
+        of, scale = checkpoint.architecture, checkpoint.header.full_scale
+        (store,), _ = begun(path, 1, scale, of)
+        for name, tensor in checkpoint.tensors.items():
+            np.testing.assert_array_equal(store.tensors[name].numpy(), tensor.rows())
+
+
+def test_what_fits_and_what_does_not_is_told(tmp_path):
+    state = state_of(plain()) | {f"other{n}": torch.zeros(2) for n in range(9)}
+    state["labels.linear.weight"] = torch.zeros(10, 5)
+    del state["hidden1.linear.bias"]
+    torch.save(state, tmp_path / "some.pth")
+    (store,), fit = begun(tmp_path / "some.pth")
+    fresh = ParameterStore(network().parameters, network().lengths, 1, 0)
+    fresh.initialise(1)
+    for name in ("labels.linear.weight", "hidden1.linear.bias"):
+        assert torch.equal(store.tensors[name], fresh.tensors[name])
+    assert torch.equal(store.tensors["hidden2.linear.weight"], plain()[2].weight)
+    assert fit.lines[0].endswith("4 of 6 parameters fit, 85 of 107 weights.")
+    assert fit.lines[1:] == [
+        "of another shape, not taken: labels.linear.weight (10 x 5 there, 3 x 5 here).",
+        "not in the file, as at any beginning: hidden1.linear.bias.",
+        "in the file alone: other0, other1, other2, other3, other4, other5, and 3 more.",
+    ]
+
+
+def test_a_file_of_which_nothing_fits_is_refused(tmp_path):
+    torch.save({"a": torch.zeros(2)}, tmp_path / "none.pt")
+    with pytest.raises(ConfigError, match="nothing in it fits the network: not in the file.*in the file alone: a"):
+        begun(tmp_path / "none.pt")
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".safetensors", ".pt"])
+def test_what_is_no_file_of_weights_is_refused_in_one_line(tmp_path, suffix, capsys):
+    path = tmp_path / f"bad{suffix}"
+    contents = [
+        b"",
+        b"no weights at all",
+        (2**40).to_bytes(8, "little") + b"{}",
+        b"\x10" + bytes(7) + b'{"a": 3}        ',
+    ]
+    contents.append(b"\x40" + bytes(7) + b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}  ')
+    for content in contents:
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="bad") as refused:
+            begun(path)
+        assert "\n" not in str(refused.value)
+    torch.save({"a": Evil()}, path)
+    with pytest.raises(DataError, match="bad"):
+        begun(path)
+    assert "run" not in capsys.readouterr().out
+    with pytest.raises(DataError, match="is not there"):
+        begun(tmp_path / f"absent{suffix}")
+    (tmp_path / f"folder{suffix}").mkdir()
+    with pytest.raises(DataError, match="is a folder; it must be a file"):
+        begun(tmp_path / f"folder{suffix}")

@@ -1,0 +1,230 @@
+"""What a run file may say: described on the screen, on a page, for editors and for shells, all from the code."""
+
+import ast
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.shell_completion import shell_complete
+
+from istmpi.cli.commands.settings import command
+from istmpi.cli.main import istmpi
+from istmpi.config import SHIPPED, Run, every_setting, shipped
+from istmpi.errors import ConfigError
+from istmpi.foreign import read_toml
+from istmpi.methods import METHODS
+from istmpi.models.arguments import arguments_of
+from istmpi.models.own import FACTS
+from istmpi.names import NETWORKS
+from istmpi.report.settings import markdown, schema
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def said(capsys, *arguments):
+    command.main([*arguments], standalone_mode=False)
+    return capsys.readouterr().out
+
+
+# ---- described
+
+
+def test_the_page_and_the_schema_in_docs_are_what_the_code_makes(capsys):
+    cure = "istmpi settings --markdown > docs/settings.md; istmpi settings --schema > docs/run.schema.json"
+    assert (DOCS / "settings.md").read_text(encoding="utf-8") == said(capsys, "--markdown"), cure
+    assert (DOCS / "run.schema.json").read_text(encoding="utf-8") == said(capsys, "--schema"), cure
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_arguments_of_a_network_are_those_of_its_constructor(network):
+    module, _, kind = NETWORKS[network].partition(":")
+    made = inspect.signature(getattr(__import__(module, fromlist=[kind]), kind)).parameters
+    expected = {name: one.default for name, one in made.items() if name not in FACTS}
+    assert {name: default for name, _, default in arguments_of(network)} == expected
+
+
+def test_every_setting_stands_on_the_page_with_its_owner_and_default():
+    page, settings = markdown(), [*every_setting()]
+    assert len(settings) == len({(one.name, one.owner) for one in settings})
+    owners = {one.owner for one in settings}
+    assert {"", "mlp", *NETWORKS} <= owners <= {"", "mlp", *NETWORKS, *METHODS}
+    for one in settings:
+        assert f"| `{one.name}` | {one.kind} |" in page
+    for name, value in Run().flat().items():
+        assert any(one.name == name and json.loads(json.dumps(one.default)) == value for one in settings)
+
+
+def test_a_setting_a_section_a_method_and_a_key_are_found(capsys):
+    assert said(capsys, "method.redeal").split("\n")[:2] == [
+        "method.redeal  (ist)",
+        "  Fraction of each group's units that are redealt every round.",
+    ]
+    assert "  range:   in [0, 1]\n  default: 1.0\n" in said(capsys, "redeal")
+    assert said(capsys, "fedavg").count("(fedavg)") == 2
+    assert {"(xc)", "(mlp)", "(transformer)"} <= {*said(capsys, "model.hidden").split()}
+    assert "optimizer.lr\n" in said(capsys, "[optimizer]")
+    assert "range:   above 0" in said(capsys, "optimizer.lr")
+
+
+@pytest.mark.parametrize("name, near", [("method.redael", "method.redeal"), ("locl_steps", "local_steps"), ("", "")])
+def test_a_name_that_is_none_is_refused_with_the_nearest(name, near):
+    with pytest.raises(ConfigError, match=f"no setting {name}.*{near}" if name else "no setting"):
+        command.main([name or "[]"], standalone_mode=False)
+
+
+def test_settings_are_listed_with_default_range_and_owner(capsys):
+    listed = " ".join(said(capsys).split())
+    assert "method.redeal 1.0 ist: Fraction of each group's units that are redealt every round. (in [0, 1])" in listed
+    assert 'model.dtype "float32" Type of the weights, and of all that is computed. (float32 | float64)' in listed
+    assert "train.rounds 30 Rounds to train. (at least 1)" in listed
+
+
+# ---- for editors
+
+SOUND = """
+name = "mine"
+data = {source = "x.h5", fanout = [3, 4]}
+optimizer = {lr = 1, milestones = [0.2]}
+train = {resolution = [[0.4, 8], [0.6, 16]]}
+evaluate = {propensity = [0.5, 1.5], examples = 7}
+"""
+
+
+def parsed(text, folder):
+    (folder / "run.toml").write_text(text)
+    return read_toml(folder / "run.toml", "")
+
+
+def validator():
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft7Validator.check_schema(schema())
+    return jsonschema.Draft7Validator(schema())
+
+
+def test_the_schema_takes_what_a_run_takes(tmp_path):
+    check = validator()
+    for name in shipped():
+        check.validate(read_toml(SHIPPED / f"{name}.toml", ""))
+        check.validate(Run.load(name).tree())
+    check.validate(parsed(SOUND, tmp_path))
+    for network in NETWORKS:
+        given = {name: json.loads(json.dumps(default)) for name, _, default in arguments_of(network)}
+        check.validate({"model": {"name": network, "dtype": "float64", **given}})
+    check.validate({"model": {"name": "mine.py:Net", "anything": 3}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rounds = 3",
+        "train = {rounds = 0}",
+        "train = {rounds = 2.5}",
+        "train = {resolution = [[0.4, 8, 9]]}",
+        "method = {name = 'isst'}",
+        "method = {redael = 1}",
+        "method = {redeal = 1.5}",
+        "optimizer = {lr = 0}",
+        "data = {placement = 'everywhere'}",
+        "model = {hidden = []}",
+        "model = {embed = 3}",
+        "model = {name = 'transformer', bias = true}",
+        "evaluate = {propensity = [0.5]}",
+    ],
+)
+def test_the_schema_refuses_what_a_run_refuses(text, tmp_path):
+    tree = parsed(text, tmp_path)
+    assert not validator().is_valid(tree)
+    if tree.get("model", {}).get("name") == "transformer" or "isst" in text:
+        return  # found when the network and the method are made
+    with pytest.raises(ConfigError):
+        Run.from_tree(tree, "here")
+
+
+# ---- for shells
+
+
+def completed(monkeypatch, capsys, *words, shell="bash"):
+    """What the shell is told for a line whose last word is typed."""
+    if shell == "bash":
+        monkeypatch.setenv("COMP_WORDS", " ".join(words))
+        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    else:
+        monkeypatch.setenv("COMP_WORDS", " ".join(words))
+        monkeypatch.setenv("COMP_CWORD", words[-1] if shell == "fish" else str(len(words) - 1))
+    assert shell_complete(istmpi, {}, "istmpi", "_ISTMPI_COMPLETE", f"{shell}_complete") == 0
+    return capsys.readouterr().out.rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    "words, offered",
+    [
+        (["set"], ["plain,settings"]),
+        (["train", "--method", "d"], ["plain,data-parallel", "plain,diloco", "plain,dynamic-averaging"]),
+        (["train", "--model", "tr"], ["plain,transformer"]),
+        (["train", "--model", "./my"], ["file,"]),
+        (["train", "--optimizer", "ada"], ["plain,adam", "plain,adamw"]),
+        (["train", "--finish", "loc"], ["plain,local-sgd:10%"]),
+        (["train", "--schedule", ""], ["plain,constant", "plain,cosine", "plain,step"]),
+        (["train", "--threads", "a"], ["plain,auto"]),
+        (["train", "--out", "x"], ["dir,"]),
+        (["train", "--optimizer-s"], ["plain,--optimizer-state"]),
+        (["train", "spe"], ["plain,speech"]),
+        (["costmodel", "xc", "--method", "ist"], ["plain,ist"]),
+        (["train", "--set", "method.na"], ["plain,method.name="]),
+        (["train", "--set", "train.autocast", "=", "t"], ["plain,true"]),
+        (["train", "--set", "method.name", "=", "dil"], ["plain,diloco"]),
+        (["train", "--set", "method.name", "="], [f"plain,{name}" for name in METHODS]),
+        (["train", "--set", "optimizer.lr", "=", "0"], [""]),
+        (["settings", "method.rede"], ["plain,method.redeal"]),
+        (["settings", "fed"], ["plain,fedavg"]),
+    ],
+)
+def test_values_are_completed(monkeypatch, capsys, words, offered):
+    assert completed(monkeypatch, capsys, "istmpi", *words) == offered
+
+
+def test_runs_of_this_folder_are_completed(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("mine", "other"):
+        (tmp_path / "runs" / folder).mkdir(parents=True)
+    (tmp_path / "runs/mine/run.toml").touch()
+    (tmp_path / "local.toml").touch()
+    assert completed(monkeypatch, capsys, "istmpi", "train", "r") == ["plain,runs/mine"]
+    assert completed(monkeypatch, capsys, "istmpi", "compare", "lo") == ["plain,local.toml"]
+
+
+def test_other_shells_are_told_words_of_help(monkeypatch, capsys):
+    told = completed(monkeypatch, capsys, "istmpi", "train", "--method", "dil", shell="zsh")
+    assert told[:2] == ["plain", "diloco"] and told[2].startswith("local SGD whose mean")
+    told = completed(monkeypatch, capsys, "istmpi", "train", "--set", "method.name=dil", shell="fish")
+    assert told[0].split("\t")[0].endswith("method.name=diloco")
+
+
+def test_a_real_bash_completes(tmp_path):
+    program = tmp_path / "istmpi"
+    program.write_text(f"#!{sys.executable}\nfrom istmpi.cli.main import main\nmain()\n")
+    program.chmod(0o755)
+    script = (
+        'eval "$(_ISTMPI_COMPLETE=bash_source istmpi)"\n'
+        "complete_it() { COMPREPLY=(); _istmpi_completion istmpi; echo ${COMPREPLY[@]}; }\n"
+        "COMP_WORDS=(istmpi train --set method.name = d); COMP_CWORD=5; complete_it\n"
+        "COMP_WORDS=(istmpi comp); COMP_CWORD=1; complete_it\n"
+    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "PATH": path})
+    assert result.stdout.splitlines() == ["data-parallel diloco dynamic-averaging", "compare"], result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["settings"], ["settings", "--schema"], ["settings", "xc"]])
+def test_looking_at_settings_imports_neither_torch_nor_mpi(arguments):
+    code = (
+        "import sys; from istmpi.cli.main import istmpi\n"
+        f"istmpi({arguments!r}, standalone_mode=False)\n"
+        "print(sorted({'torch', 'mpi4py', 'h5py', 'matplotlib'} & {*sys.modules}))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ast.literal_eval(result.stdout.splitlines()[-1]) == []
