@@ -137,6 +137,11 @@ class Checkpoint:
         return np.full(outputs, 1 / self.header.temperature), np.zeros(outputs)
 
     @property
+    def output_names(self) -> tuple[str, ...] | None:
+        """What the numbers that it predicts are called, where the data said so."""
+        return tuple(name.decode() for name in self.array("output/names")) if self._has("output/names") else None
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """The classes' names; None for regression."""
         return tuple(name.decode() for name in self.array("input/classes")) if self._has("input/classes") else None
@@ -218,6 +223,7 @@ class Checkpoint:
             {f"norm/{name}/{kind}": (norm.units,) for name, norm in norms.items() for kind in MOMENTS},
             {f"input/{kind}": (prod(data.shape),) for kind in MOMENTS},
             {f"output/{kind}": (data.outputs,) for kind in MOMENTS},
+            {"output/names": (data.outputs,)},
         ]
         expected = self._of_a_stopped_round(found) | classes
         expected |= {place(name): parameters[name.parameter].pattern.shape(lengths) for name in some}

@@ -46,6 +46,8 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
         arrays |= dict(zip(("output/mean", "output/std"), data.targets))
     if data.classes is not None:
         arrays["input/classes"] = np.array([name.encode() for name in data.classes])
+    if data.output_names is not None:
+        arrays["output/names"] = np.array([name.encode() for name in data.output_names])
     if data.tokenizer is not None and data.tokenizer.json:
         arrays["input/tokenizer"] = np.frombuffer(data.tokenizer.json.encode(), np.uint8)
     return arrays

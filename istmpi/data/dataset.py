@@ -121,6 +121,8 @@ class Dataset:
     """Of text: bytes of the test documents for each of their tokens."""
     tokenizer: Tokenizer | None = None
     """Of text: what made its tokens."""
+    output_names: tuple[str, ...] | None = None
+    """What the numbers to predict are called, where the data say so."""
 
     @property
     def features(self) -> int:

@@ -3,6 +3,7 @@
     /                       attributes: format "istmpi-data", version 2, kind, source, task, outputs, skipped (files),
                             shape (of one example, channels first), train, test[, validation] (how many examples)
     /classes                names, UTF-8; absent for regression. (A dataset: an attribute ends at 64 KiB.)
+    /outputs                names of the numbers to predict, UTF-8, where they are known
     /SPLIT/x                (n, features) float32 or uint8; SPLIT is train, test and perhaps validation
     /SPLIT/y                (n) int64, or (n, outputs) float32 for regression
     /normalisation/mean     (features) float32, over the training split
@@ -78,6 +79,7 @@ class Header:
     dtype: np.dtype
     groups: int
     skipped: int = 0
+    output_names: tuple[str, ...] | None = None
 
 
 class Writer(FileWriter):
@@ -102,6 +104,8 @@ class Writer(FileWriter):
         header = self._header
         if header.classes is not None:
             self._whole("classes", names_array(header.classes))
+        if header.output_names is not None:
+            self._whole("outputs", names_array(header.output_names))
         for split, count in header.counts.items():
             labels = (count,) if header.task == CLASSIFICATION else (count, header.outputs)
             self._dataset(f"{split}/x", (count, prod(header.shape)), header.dtype)
@@ -195,7 +199,9 @@ class PreparedFile:
         shape = tuple(int(length) for length in self.attribute("shape"))
         outputs = int(self.attribute("outputs"))
         features = prod(shape)
-        classes = self.classes(outputs) if task == CLASSIFICATION else None
+        classes = self.names("classes", outputs) if task == CLASSIFICATION else None
+        known = task == REGRESSION and dataset_at(self._file, "outputs") is not None
+        output_names = self.names("outputs", outputs) if known else None
         mean = np.array(self.mapped("normalisation/mean", (features,), _TYPES["x"][:1]))
         std = np.array(self.mapped("normalisation/std", (features,), _TYPES["x"][:1]))
         if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
@@ -204,7 +210,9 @@ class PreparedFile:
         for split in self.splits:
             x, y = self._split(split, features, task, outputs)
             splits[split] = split_of(kind, shape, x, y, (mean, std), self.guard(f"{split}/x", x))
-        return Dataset(splits, task, shape, outputs, classes, self.text("source"), kind, mean, std)
+        return Dataset(
+            splits, task, shape, outputs, classes, self.text("source"), kind, mean, std, output_names=output_names
+        )
 
     @property
     def splits(self) -> list[str]:
@@ -230,13 +238,13 @@ class PreparedFile:
             raise self.error(f"has features in {split}/x that are not finite; remove or fill such examples first")
         return x, y
 
-    def classes(self, outputs: int) -> tuple[str, ...]:
-        """The names of so many classes."""
-        if (dataset := dataset_at(self._file, "classes")) is None:
-            raise self.error("has no dataset classes; prepare it again")
+    def names(self, path: str, outputs: int) -> tuple[str, ...]:
+        """The names of so many classes, or of other outputs."""
+        if (dataset := dataset_at(self._file, path)) is None:
+            raise self.error(f"has no dataset {path}; prepare it again")
         names = tuple(dataset.asstr()[()])
         if len(names) != outputs:
-            raise self.error(f"names {len(names)} classes but has {outputs} outputs; prepare it again")
+            raise self.error(f"names {len(names)} {path} but has {outputs} outputs; prepare it again")
         return names
 
     def mapped(self, name: str, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]) -> np.memmap:

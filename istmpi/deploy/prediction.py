@@ -49,15 +49,19 @@ def lines(
     all_outputs: bool,
     form: str,
     example: str = "example",
+    named: Sequence[str] | None = None,
 ) -> Iterator[str]:
     """Text, piece by piece: ``csv`` with a line of names first, or ``jsonl``.
 
     A classifier's example gets its class, the probability of that class, the exit at which it left where it may leave
     early and, with ``all_outputs``, every output as it leaves the network; otherwise an example gets its outputs.
-    ``example``: what it is called.
+    ``example``: what it is called. ``named``: what outputs that are no classes are called.
     """
     classes = classes and tuple(map(printable, classes))
     names = [f"output_{name}" for name in classes or range(outputs)] if all_outputs or classes is None else []
+    named = tuple(map(printable, named)) if named and classes is None else None
+    if named:
+        names = [f"output_{name}" if name in (example, "exit") else name for name in named]
     first = True
     for examples, values, exits in predictions:
         early = [] if exits is None else ["exit"]
@@ -67,7 +71,7 @@ def lines(
             for n, (name, row) in enumerate(zip(examples, values))
         ]
         if form == "jsonl":
-            yield "".join(_json(dict(zip(header, row)), names, classes) + "\n" for row in rows)
+            yield "".join(_json(dict(zip(header, row)), names, classes or named) + "\n" for row in rows)
             continue
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows] if first else rows)
@@ -84,11 +88,11 @@ def _class(outputs: np.ndarray, classes: Sequence[str] | None) -> list[Any]:
     return [classes[best], _number(outputs.dtype.type(1 / odds.sum()))]
 
 
-def _json(row: dict[str, Any], names: Sequence[str], classes: Sequence[str] | None) -> str:
-    """One example as an object, its outputs as one inside it, or as a list."""
+def _json(row: dict[str, Any], names: Sequence[str], keys: Sequence[str] | None) -> str:
+    """One example as an object, its outputs as one inside it, or without ``keys`` as a list."""
     outputs = [row.pop(name) for name in names]
     if outputs:
-        row["outputs"] = dict(zip(classes, outputs)) if classes else outputs
+        row["outputs"] = dict(zip(keys, outputs)) if keys else outputs
     return json.dumps(row, ensure_ascii=False)
 
 

@@ -14,11 +14,16 @@ from batches import examples_of
 from damage import reseal
 from patience import patient
 from plain_mlp import plain
+from small import small_run
 
 from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.comm import world
+from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.network import CalibratedNetwork
+from istmpi.deploy.prediction import Predicted, lines
 from istmpi.errors import DataError
+from istmpi.training.run import run_training
 
 NAMES = ["batch", "layer", "none", "dealt", "leaky", "double", "regression"]
 
@@ -175,3 +180,22 @@ def test_predicting_needs_no_mpi_and_head_is_no_error(checkpoints):
     assert result.stderr == ""
     assert result.stdout.splitlines()[0].startswith("example,class,probability,output_0")
     assert result.stdout.splitlines()[1] == "0"
+
+
+def test_numbers_to_predict_have_the_name_of_their_column(tmp_path):
+    """From the table's header into the prepared file, the network's file and its answers."""
+    table = tmp_path / "houses.csv"
+    table.write_text("rooms,price\n" + "".join(f"{n % 5},{n % 5 * 100.5}\n" for n in range(40)))
+    prepare("csv", table, tmp_path / "houses.h5")
+    assert open_dataset(tmp_path / "houses.h5").output_names == ("price",)
+    run = small_run(data__source=str(tmp_path / "houses.h5"), output__folder=str(tmp_path / "run"), train__rounds=1)
+    run_training(run, world())
+    command = [sys.executable, "-m", "istmpi", "predict", tmp_path / "run/network.h5", tmp_path / "houses.h5"]
+    for form, expected in (("csv", "example,price"), ("jsonl", '{"example": 0, "outputs": {"price": ')):
+        done = subprocess.run([*command, "--format", form], capture_output=True, text=True, timeout=patient(60))
+        assert done.stdout.startswith(expected), done
+
+
+def test_a_name_that_a_column_of_answers_has_already():
+    (text,) = lines([Predicted([0], np.ones((1, 2), np.float32))], None, 2, False, "jsonl", named=("example", "b"))
+    assert json.loads(text) == {"example": 0, "outputs": {"example": 1.0, "b": 1.0}}

@@ -107,6 +107,7 @@ def command(
     with open_checkpoint(path) as checkpoint:
         network = CalibratedNetwork(checkpoint, calibrate_on, model)
         data, classes, tokenizer = checkpoint.header.data, checkpoint.classes, checkpoint.tokenizer
+        named = checkpoint.output_names
         run = checkpoint.header.run
     of_text = {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
     others = {"--outputs": all_outputs or None, "--exit-threshold": threshold, "--label": label}
@@ -133,7 +134,7 @@ def command(
     else:
         options = {"split": split, "label": label, "resize": resize, "skipped": _tell_skipped}
         blocks = read_inputs(source, data.kind, data.shape, **options)
-        text = lines(predict(network, blocks, threshold), classes, data.outputs, all_outputs, form)
+        text = lines(predict(network, blocks, threshold), classes, data.outputs, all_outputs, form, named=named)
     if not out:
         _print(text)
         return

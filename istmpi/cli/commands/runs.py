@@ -1,5 +1,6 @@
 """``istmpi runs``: what can be trained without writing a run file."""
 
+import json
 from collections.abc import Iterator
 
 import click
@@ -11,8 +12,12 @@ from istmpi.config import SHIPPED, shipped
 
 
 @click.command("runs")
-def command() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+def command(as_json: bool) -> None:
     """List the runs that ship with istmpi: istmpi train NAME. What a run may say: istmpi settings."""
+    if as_json:
+        print(json.dumps(dict(_runs()), indent=1))
+        return
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, *words in _runs():
         table.add_row(f"[bold]{name}", *map(escape, words))

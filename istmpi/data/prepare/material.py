@@ -36,6 +36,8 @@ class Material:
     counts: dict[str, int]
     blocks: Iterator[Block]
     skipped: list[str] = field(default_factory=list)
+    output_names: tuple[str, ...] | None = None
+    """Of numbers to predict, where the source has some."""
 
     @property
     def features(self) -> int:
@@ -54,6 +56,7 @@ class Material:
             dtype=self.dtype,
             groups=self.groups,
             skipped=len(self.skipped),
+            output_names=self.output_names,
         )
         return Writer(target, header, force)
 

@@ -14,8 +14,8 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.material import Block, Material, rows_per_block
 from istmpi.errors import DataError, did_you_mean
-from istmpi.foreign import MEGABYTE, one_line, reading
-from istmpi.tasks import CLASSIFICATION
+from istmpi.foreign import MEGABYTE, one_line, printable, reading
+from istmpi.tasks import CLASSIFICATION, REGRESSION
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 LONGEST_LINE = 32 * MEGABYTE
@@ -53,7 +53,9 @@ def read(archive: Archive, decoder: Decoder, *, label: str | None = None, task: 
         if count == 0:
             raise DataError(f"{archive.path} has no {split} examples; it needs at least one.")
     features = first.columns - 1
-    return Material(task, (features,), outputs, classes, np.dtype(np.float32), features, counts, blocks)
+    named = (first.name_of_label,) if task == REGRESSION and first.name_of_label else None
+    dtype = np.dtype(np.float32)
+    return Material(task, (features,), outputs, classes, dtype, features, counts, blocks, output_names=named)
 
 
 class Table:
@@ -71,6 +73,11 @@ class Table:
             raise DataError(f"{name}: the first line has {self.columns} columns; needed are features and a label.")
         self._label = None if label is None else self._find_label(first, label)
         self.header = first if self._is_header(first, second) else None
+
+    @property
+    def name_of_label(self) -> str | None:
+        """What the header calls the label's column; None without a header."""
+        return printable(self.header[self._label].strip()) if self.header and self._label is not None else None
 
     def _is_header(self, first: list[str], second: list[str]) -> bool:
         if not all(map(_is_number, self._features(first))):
