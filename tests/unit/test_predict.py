@@ -187,7 +187,7 @@ def test_numbers_to_predict_have_the_name_of_their_column(tmp_path):
     table = tmp_path / "houses.csv"
     table.write_text("rooms,price\n" + "".join(f"{n % 5},{n % 5 * 100.5}\n" for n in range(40)))
     prepare("csv", table, tmp_path / "houses.h5")
-    assert open_dataset(tmp_path / "houses.h5").output_names == ("price",)
+    assert open_dataset(str(tmp_path / "houses.h5")).output_names == ("price",)
     run = small_run(data__source=str(tmp_path / "houses.h5"), output__folder=str(tmp_path / "run"), train__rounds=1)
     run_training(run, world())
     command = [sys.executable, "-m", "istmpi", "predict", tmp_path / "run/network.h5", tmp_path / "houses.h5"]
