@@ -1,15 +1,18 @@
-"""Job scripts: the templates of jobs/ filled in for one run. Every text of the user's is quoted, never executed."""
+"""Job scripts: the templates of job_scripts/ filled in for one run. A text of the user's is quoted, never executed."""
 
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 
-from istmpi.errors import ConfigError, LaunchError
+from istmpi.errors import ConfigError
 
-_HERE = Path(__file__).resolve().parents[1]
+_TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
+"""jobs/ of the project: a link to it in a clone, a copy in an installation."""
+
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
 """The lines of a template that are filled in."""
 
@@ -23,20 +26,10 @@ _SHAPES = {
 _NAME = re.compile(r"[\w.,@%+/:=-]+")
 
 
-def folder_of_templates() -> Path:
-    """jobs/ of the project, or its copy in the environment that istmpi is installed in."""
-    for folder in (_HERE / "jobs", Path(sys.prefix) / "share" / "istmpi" / "jobs"):
-        if folder.is_dir():
-            return folder
-    raise LaunchError(
-        f"the folder jobs of istmpi is neither in {_HERE} nor in {sys.prefix}/share/istmpi. Reinstall it."
-    )
-
-
 def folders_of_programs() -> list[str]:
     """Where istmpi-run and istmpi are: what a job puts in front of its PATH."""
     own = str(Path(sys.executable).parent)
-    bin = _HERE / "bin"
+    bin = _TEMPLATES.resolve().parent / "bin"
     return [str(bin), own] if bin.is_dir() else [own]
 
 
@@ -71,7 +64,7 @@ class Slurm:
             settings["nodes"] = str(largest)
         elif self.nodes is not None:
             settings["nodes"] = str(self.nodes)
-        template = folder_of_templates() / "slurm" / f"{self.script}.sbatch"
+        template = _TEMPLATES / "slurm" / f"{self.script}.sbatch"
         text = template.read_text(encoding="utf-8")
         for name, value in settings.items():
             text = _with_option(text, name, value)
@@ -107,7 +100,7 @@ class Ec2:
 
     def text(self) -> str:
         """The script."""
-        folder = folder_of_templates() / "ec2"
+        folder = _TEMPLATES / "ec2"
         send = [word for file in self.files for word in ("--send", file)]
         lines = [
             "# ---- filled in by istmpi job ec2",

@@ -56,7 +56,7 @@ class FolderLock:
     def require(self) -> None:
         """OutputError when somebody took the folder for left, as may happen to a process that was suspended."""
         if _read(self.path) not in (self._own, ""):
-            raise OutputError(f"{self.path} is no longer this run's: another one goes on in its place.")
+            raise OutputError(f"{self.path} is no longer this run's: another one has taken its place.")
 
     def release(self) -> None:
         """Let others have the folder."""

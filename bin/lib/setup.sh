@@ -16,8 +16,24 @@ TORCH_INDEX=${ISTMPI_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 say() { printf '%s: %s\n' "$(basename "$0")" "$*"; }
 die() { say "$*" >&2; exit 1; }
 
+# A line every few seconds says what pip is at, and how much there is by now: on a slow line it takes minutes. What pip
+# says of an error comes whole.
 pip_install() {
-    "$PYTHON" -m pip install -qq --disable-pip-version-check "$@"
+    local log=$VENV/pip.log tmp=$VENV/pip.tmp start=$SECONDS next=$((SECONDS + 3)) step code=0
+    rm -rf "$tmp" && mkdir -p "$tmp"
+    TMPDIR=$tmp "$PYTHON" -m pip install --disable-pip-version-check --progress-bar off "$@" >"$log" 2>&1 </dev/null &
+    while kill -0 $! 2>/dev/null; do
+        if [ $SECONDS -ge $next ]; then
+            next=$((SECONDS + 10))
+            step=$(sed -n 's/^ *\(Collecting\|Downloading\|Building\|Preparing\|Installing\) /\1 /p' "$log" | tail -n 1 | cut -c 1-70)
+            say "  $((SECONDS - start)) s, $(du -sm "$VENV" 2>/dev/null | cut -f 1) MB so far: ${step:-looking for packages}"
+        fi
+        sleep 0.2
+    done
+    wait $! || code=$?
+    [ $code = 0 ] || cat "$log" >&2
+    rm -rf "$tmp"
+    return $code
 }
 
 # A plain path instead of setuptools' finder: to the finder Python prefers a folder istmpi/ in the current one, such as the

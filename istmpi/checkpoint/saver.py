@@ -172,7 +172,9 @@ class Saver:
             self._failures += 1
             last = self._failures >= self._settings.max_failures
             then = (
-                f"That was failure {self._failures} in a row." if last else "The run goes on; older ones are untouched."
+                f"That was failure {self._failures} in a row."
+                if last
+                else "The run continues; older ones are untouched."
             )
             error.args = (f"checkpoint of round {header.round}: {error} {then}",)
             self._outcome = error

@@ -125,7 +125,7 @@ def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
     for name, values in store.tensors.items():
         tensor = checkpoint.tensors.get(name)
         if tensor is None:
-            raise DataError(f"{checkpoint.path}: it has no optimizer state {name}, which this run goes on with.")
+            raise DataError(f"{checkpoint.path}: it has no optimizer state {name}, which this run resumes with.")
         rows = store.owners.rows(tensor.shape[0], store.rank)
         tensor.read_bytes(rows.start, rows.stop, _bytes(values).reshape(-1))
 

@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -42,7 +43,10 @@ FOR_THE_LAUNCHER = 5.0
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
 3 the loss is no longer finite, 74 a result cannot be written,
-75 stopped early and saved (train --resume auto goes on; so does the same compare), 130 interrupted."""
+75 stopped early and saved (train --resume auto resumes it; so does the same compare), 130 interrupted."""
+
+DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
+"""Where the pages lie that were installed with this code; a folder's name must stay in one piece to be copied."""
 
 
 @click.group(
@@ -67,7 +71,7 @@ Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
         "job": "Print scripts that run istmpi on SLURM and EC2.",
         "doctor": "Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints.",
     },
-    epilog=EXIT_CODES,
+    epilog=f"{EXIT_CODES}\n\n{DOCUMENTATION}",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.version_option(__version__, prog_name="istmpi")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from istmpi.cli import quantities
 from istmpi.config import Run
 from istmpi.cost import Cost
+from istmpi.engine.axes import narrowed
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
@@ -128,5 +129,7 @@ def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:
     """Refuse, with a ConfigError, a deal that training would refuse, or subnets that the network's code does."""
     if cost.spec.deals and run.method.partition != ():
         network.require_dealable(cost.groups)
+    deal = cost.spec.deal(run, network, cost.ranks, 0)  # a part's own lengths are expected ones where blocks are dealt
     for part in cost.parts:
-        network.require_usable(part.part.lengths)
+        held = deal.held(part.part.ranks[0])
+        network.require_usable(narrowed(network.lengths, network.parameters, held))

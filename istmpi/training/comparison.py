@@ -171,7 +171,7 @@ class Comparison:
         if self._stop.reason:
             error = StoppedError(
                 f"stopped by {self._stop.reason} at {turn.folder.name}; what is done is saved in {self.folder}. "
-                f"{self._stop.cure} command goes on."
+                f"{self._stop.cure} command resumes it."
             )
             error.everywhere = True
             raise error

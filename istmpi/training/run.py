@@ -139,7 +139,7 @@ def run_training(
                 if not trained:
                     folder.forget(SUMMARY)
                 for path in set_aside(folder.path, start) if start else ():
-                    note(f"set aside, for the run goes on from {start}: {path}")
+                    note(f"set aside, for the run resumes from {start}: {path}")
         inside = first and start and next((path for path in listed(folder.path) if path.samefile(start)), None)
         inside = communicator.broadcast_from_root(inside)
         saver = Saver(folder.path, run.checkpoint, communicator, note, inside, training.makes_communicators)
@@ -152,7 +152,7 @@ def run_training(
             for line in began:
                 note(line)
             if start:
-                note(f"going on from {start}, {training.position}.")
+                note(f"resuming from {start}, {training.position}.")
         if start and not inside and not training.done:
             saver.save(*training.state())  # so that --resume auto goes on from there, too
             saver.wait()
@@ -258,7 +258,7 @@ def _train(
                     folder.append(progress.record())
                 except OutputError as error:
                     if len(folder.pending) == 1:
-                        watch.noticed(f"{error} The run goes on; its metrics are kept until they can be.")
+                        watch.noticed(f"{error} The run continues; its metrics are kept until they can be.")
                 watch.progressed(progress)
             if run.checkpoint.best and progress.validation and training.best.round == progress.round:
                 with training.clock("save"):
@@ -274,7 +274,7 @@ def _train(
                 path = saver.save_now(*training.state())
                 error = StoppedError(
                     f"stopped by {training.stop.reason}, {training.position}; saved in {path}. "
-                    f"{training.stop.cure} command with --resume auto goes on."
+                    f"{training.stop.cure} command with --resume auto resumes it."
                 )
                 error.everywhere = True
                 raise error

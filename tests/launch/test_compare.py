@@ -62,7 +62,7 @@ def test_a_comparison_that_was_stopped_goes_on_with_the_same_command(start, mpir
     done = len(lines(out / "local-sgd-0"))
     again = mpirun(2, *command)
     assert again.returncode == 0, again.stderr
-    assert "ist-0 is finished already" in again.stdout and "going on from" in again.stdout
+    assert "ist-0 is finished already" in again.stdout and "resuming from" in again.stdout
     assert (out / "ist-0" / "metrics.jsonl").read_bytes() == finished
     assert [line["round"] for line in lines(out / "local-sgd-0")] == list(range(1, 301)) and done < 300
 

@@ -56,7 +56,7 @@ def test_kills_lose_an_interval_each_and_change_nothing(start, mpirun, tmp_path)
         assert int(newest[-1].stem.split("-")[1]) >= allowed, (newest, allowed)
     rounds = len(lines(folder)) + 10
     last = mpirun(2, "istmpi", *RUN, "--rounds", rounds, "--out", folder, timeout=300)
-    assert last.returncode == 0 and "going on from" in last.stdout
+    assert last.returncode == 0 and "resuming from" in last.stdout
     assert not list(folder.rglob("*.tmp")) and len(list((folder / "checkpoints").iterdir())) == 2
     assert [line["round"] for line in lines(folder)] == list(range(1, rounds + 1))
     alone = [*RUN, "--rounds", rounds, "--checkpoint-every", "0", "--out", tmp_path / "peace"]
@@ -138,7 +138,7 @@ def test_damaged_checkpoints_are_passed_over_by_name(mpirun, tmp_path, saved):
     assert went_on.returncode == 0, went_on.stderr
     for damage, path in damaged.items():
         assert re.search(f"{path}.*{DAMAGES[damage][1]}.*Passed over", went_on.stdout), damage
-    assert f"going on from {valid}, after 2 of 6 rounds" in went_on.stdout
+    assert f"resuming from {valid}, after 2 of 6 rounds" in went_on.stdout
     assert [line["round"] for line in lines(folder)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -171,7 +171,7 @@ def test_a_full_disk_loses_nothing(mpirun, tmp_path, how):
         assert full.returncode == 74, full
         why = "cannot be written (No space left on device)" if "direct" in how else "MB are free there"
         assert why in full.stderr and why in full.stdout
-        said = full.stdout.count("The run goes on; older ones are untouched.")
+        said = full.stdout.count("The run continues; older ones are untouched.")
         assert said == 2 and "failure 3 in a row" in full.stderr, full.stdout
         assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["round-00000002.h5"]
         subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)
@@ -187,7 +187,7 @@ def test_a_disk_without_room_for_the_structure_of_a_file_is_no_worse(mpirun, tmp
         command = ["train", "--checkpoint-every", "1", "--local-steps", "2", "--rounds", "2", "--out", disk / "run"]
         full = mpirun(2, "istmpi", *command)
         assert full.returncode == 74 and "Traceback" not in full.stderr, full.stderr
-        assert full.stdout.count("cannot be written (No space left on device). The run goes on") == 1, full.stdout
+        assert full.stdout.count("cannot be written (No space left on device). The run continues") == 1, full.stdout
         (said,) = full.errors
         assert said == f"istmpi: {disk}/run/network.h5: cannot be written (No space left on device)."
         assert list((disk / "run" / "checkpoints").iterdir()) == []

@@ -35,7 +35,7 @@ def test_a_signal_to_one_rank_stops_all_in_the_round_they_are_in(start, tmp_path
     assert result.returncode == 75, result
     said = result.errors
     assert len(said) == 1 and f"stopped by {number.name}, after " in said[0], result.stderr
-    assert "--resume auto goes on" in said[0]
+    assert "--resume auto resumes it" in said[0]
     rounds, steps = reached(tmp_path / "run")
     assert rounds == len(lines(tmp_path / "run")) and f"after {rounds} of 100000 rounds" in said[0]
     assert (f"and {steps} of 50 local steps" in said[0]) == (steps > 0)

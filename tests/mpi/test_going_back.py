@@ -86,7 +86,7 @@ def test_what_is_trained_after_going_back_is_kept(comm, trained):
     assert names(trained.checkpoints) == ([4, 6], [6, 8])
     for path in trained.checkpoints.glob("*.aside-1"):
         assert str(path) in said
-    assert "going on from" in trained(20, killed_after=9, optimizer__lr=0.05)
+    assert "resuming from" in trained(20, killed_after=9, optimizer__lr=0.05)
     assert names(trained.checkpoints) == ([6, 8], [6, 8])
     before = weights(trained.checkpoints / "round-00000008.h5.aside-1")
     trained(20, trained.checkpoints / "round-00000006.h5", killed_after=9)

@@ -87,7 +87,7 @@ def test_a_job_that_is_signalled_requeued_and_killed_goes_on(submit, cluster, tm
     after(3, 3, "scancel", "--signal=KILL", f"{job.number}.2")
     assert "the run was killed (exit code 137); queued again, restart 3 of 20" in job.output
     assert job.end() == "COMPLETED", job.output
-    assert job.output.count("going on from") == 3
+    assert job.output.count("resuming from") == 3
     assert weights(out) == undisturbed
 
 

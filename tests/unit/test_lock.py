@@ -121,7 +121,7 @@ def test_a_damaged_lock_is_left_over_once_nobody_touches_it(tmp_path, text):
 def test_one_that_lost_its_lock_is_told(tmp_path):
     first = FolderLock(tmp_path)
     held_by(tmp_path, host="elsewhere")
-    with pytest.raises(OutputError, match="another one goes on in its place"):
+    with pytest.raises(OutputError, match="another one has taken its place"):
         first.require()
     first.release()
     assert (tmp_path / lock.FILE).exists(), "the other's"

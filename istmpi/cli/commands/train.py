@@ -25,7 +25,7 @@ DEFAULT = "digits"
     "--resume",
     default="",
     metavar="auto|PATH",
-    help="Go on from a checkpoint, a run's folder, or this run's own folder (auto).",
+    help="Resume from a checkpoint, a run's folder, or this run's own folder (auto).",
 )
 @walltime
 @logging
@@ -62,7 +62,7 @@ def command(
     mpirun -n 4 istmpi train --model mynet.py:Net --set model.channels=[64,128]
 
     SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C or a file STOP in the run's folder save and stop it, exit code 75; --resume auto
-    goes on from there, on any number of ranks.
+    continues from there, on any number of ranks.
 
     \b
     deal        who trains which units in a round; every rank draws the same

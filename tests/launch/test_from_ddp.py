@@ -1,0 +1,28 @@
+"""The page for those who come from DDP: its programs and its command, as they stand."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "from-ddp.md"
+
+
+def test_both_ways_of_the_page_train_its_network(tmp_path, mpirun, monkeypatch):
+    text = PAGE.read_text(encoding="utf-8")
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
+        (tmp_path / re.match(r"# (\w+\.py)", block).group(1)).write_text(block)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "make_data.py"], check=True, timeout=60)
+    one = ["env", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=0", "RANK=0", "WORLD_SIZE=1", sys.executable, "ddp.py"]
+    peer = subprocess.run(one, capture_output=True, text=True, timeout=100)
+    assert peer.returncode == 0, peer.stderr
+    assert float(re.search(r"accuracy (\S+)", peer.stdout).group(1)) > 0.9
+
+    commands = re.search(r"^```bash\n(.*?)^```", text, re.M | re.S).group(1).splitlines()
+    assert len({re.sub(r"--method \S+", "", command) for command in commands}) == 1
+    launcher, _, _, *words = commands[-1].split()
+    assert (launcher, words[words.index("--method") + 1]) == ("mpirun", "ist")
+    done = mpirun(2, *words)
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"accuracy +(\S+)", done.stdout).group(1).rstrip("%,")) > 0.9, done.stdout

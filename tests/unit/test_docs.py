@@ -1,0 +1,42 @@
+"""What the pages refer to is there: files, headings, settings, and the run files that they show."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from istmpi.config import Run
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md")])
+
+
+def anchors(page):
+    """The fragments that GitHub makes of a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    found = []
+    for heading in re.findall(r"^#+ (.*)$", text, re.M):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        name = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        found.append(f"{name}-{found.count(name)}" if name in found else name)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", link):
+            continue
+        path, _, fragment = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{link}: there is no such file"
+        assert not fragment or fragment in anchors(target), f"{link}: there is no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_run_file_that_is_shown_is_one(page, tmp_path):
+    for number, block in enumerate(re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(block)
+        Run.load(str(file))
