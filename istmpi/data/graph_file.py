@@ -100,7 +100,7 @@ def read_graph(file: PreparedFile) -> Dataset:
     guards = file.guard("x", x), file.guard("indices", indices)
     graph = Graph(x, Ragged(indptr, (indices,)), labels.view(np.ndarray), cut, guards)
     splits = {split: GraphSplit(graph, _nodes(file, split, graph)) for split in file.splits}
-    classes = file.classes(outputs) if one else None
+    classes = file.names("classes", outputs) if one else None
     return Dataset(splits, task, shape, outputs, classes, file.text("source"), file.text("kind"))
 
 
