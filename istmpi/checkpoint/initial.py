@@ -98,7 +98,10 @@ class _Safetensors(_File):
 
 class _StateDict(_File):
     def __init__(self, path: Path):
-        tree = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            tree = torch.load(path, map_location="cpu", weights_only=True)
+        except IndexError:  # of its unpickler, on bytes that are no pickle
+            raise ValueError("it is no file of torch.save") from None
         for name in _INSIDE:
             if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
                 tree = tree[name]

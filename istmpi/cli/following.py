@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 def logging(command: Callable) -> Callable:
     """Decorate a click command with --log; it receives the names as ``log``."""
-    help = "Tell another program of each round, too; may be given several times. csv: metrics.csv in the run's folder."
-    return click.option("--log", type=click.Choice(list(LOGGERS)), multiple=True, help=help)(command)
+    help = (
+        "Tell another program of each round, too; may be given several times. csv: metrics.csv in the run's folder.  "
+        f"[{' | '.join(LOGGERS)}]"
+    )
+    return click.option("--log", type=click.Choice(list(LOGGERS)), metavar="NAME", multiple=True, help=help)(command)
 
 
 def opened(log: Sequence[str], communicator: Communicator) -> dict[str, Watch]:

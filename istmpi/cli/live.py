@@ -50,8 +50,8 @@ class LiveView:
     def progressed(self, progress: Progress) -> None:
         """A round is done."""
         self._bar.update(self._task, completed=progress.round)
-        if progress.score:
-            self._score = f"{progress.score_name} {progress.score.score:.4f}"
+        if scored := progress.validation or progress.score:
+            self._score = f"{progress.score_name} {scored.score:.4f}"
         self._figures = [f"loss {progress.loss:.4f}", *([self._score] if self._score else ())]
         last = progress.last_round
         if last and last.seconds > 0:

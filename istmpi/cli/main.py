@@ -15,7 +15,7 @@ import click
 
 from istmpi import __version__, comm
 from istmpi.cli.lazy import LazyGroup
-from istmpi.errors import IstmpiError, OutputError, UserError
+from istmpi.errors import IstmpiError, OutputError, UserError, did_you_mean
 from istmpi.foreign import one_line, past_a_limit
 from istmpi.renamed import RenamedWarning
 from istmpi.signals import SIGNALS
@@ -41,9 +41,14 @@ FOR_THE_LAUNCHER = 5.0
 """Seconds in which a launcher ends the job with the code of a rank that is gone, before one that misses it does."""
 
 EXIT_CODES = """\b
-Exit codes: 0 done, 1 an error of istmpi's own, 2 input that cannot be used,
-3 the loss is no longer finite, 74 a result cannot be written,
-75 stopped early and saved (train --resume auto resumes it; so does the same compare), 130 interrupted."""
+Exit codes:
+    0  done
+    1  an error of istmpi's own
+    2  input that cannot be used
+    3  the loss is no longer finite
+   74  a result cannot be written
+   75  stopped early and saved: train --resume auto goes on
+  130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
 """Where the pages lie that were installed with this code; a folder's name must stay in one piece to be copied."""
@@ -120,7 +125,7 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
             click.echo(error.ctx.get_help())
         return 0, True
     except click.ClickException as error:
-        return _report(UserError(error.format_message()))
+        return _report(UserError(_plainly(error)))
     except IstmpiError as error:
         return _report(error)
     except SystemExit as error:
@@ -141,6 +146,18 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
         if lost:
             time.sleep(FOR_THE_LAUNCHER)
         return 1, False
+
+
+def _plainly(error: click.ClickException) -> str:
+    """What is wrong with a command line, with the cure: the nearest name that there is, or where help is."""
+    said = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
+        near = did_you_mean(error.option_name, [name for name in known if name.startswith("--")])
+        said = f"no option {error.option_name}{near if near.endswith('?') else '.'}"
+    if isinstance(error, click.UsageError) and error.ctx and "elp" not in said:
+        said = f"{said} See: {error.ctx.command_path} --help"
+    return said
 
 
 def _refusal_of_output(error: BaseException) -> OutputError | None:

@@ -3,17 +3,23 @@
 Torch is needed for a network of one's own alone, whose code is run.
 """
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
 from rich.console import Console
 
 from istmpi.cli.networks import described, require_dealable
 from istmpi.config import Run
-from istmpi.cost import cost, phase_costs
+from istmpi.cost import Cost, cost, phase_costs
 from istmpi.exits import require_fitting
+from istmpi.models.architecture import Architecture
 from istmpi.report import tables
 
 
-def show(run: Run, ranks: int) -> None:
-    """Print the plan of a run on so many ranks."""
+def show(run: Run, ranks: int, as_json: bool = False) -> None:
+    """Print the plan of a run on so many ranks, as a table or for programs."""
     found = described(run, None)
     run, network = found.run, found.architecture
     require_fitting(run.train.exit_weights, network.exits, run.model.name)
@@ -22,4 +28,37 @@ def show(run: Run, ranks: int) -> None:
         require_dealable(run, network, phase)
     run.optimizer.require_usable(sum(rounds * phase.local_steps for phase, rounds in costs))
     alone = cost(run.override({"method.shares": None}), network, 1)
+    if as_json:
+        print(json.dumps(_figures(run, network, costs, alone), default=float))  # FLOPs are fractions
+        return
     tables.plan(Console(highlight=False), run, network, costs, alone)
+
+
+def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> dict[str, Any]:
+    """The figures of the table, in bytes, weights and FLOPs; the shapes and the memory are those of the first phase."""
+    first = phases[0][0]
+    largest, lengths = first.largest, first.largest.part.lengths
+    parameters = [
+        {"name": name, "axes": str(of.pattern), "network": of.pattern.shape(network.lengths)}
+        | {"largest_subnet": of.pattern.shape(lengths)}
+        for name, of in network.parameters.items()
+    ]
+    before, told = 0, []
+    for phase, rounds in phases:
+        examples = rounds * phase.local_steps * phase.examples_per_step
+        told.append({"method": phase.method, "rounds": rounds, "local_steps": phase.local_steps, "examples": examples})
+        told[-1] |= {"round_bytes": phase.round_bytes, "sent_bytes": phase.sent_bytes(before, rounds)}
+        before += rounds
+    return {
+        "run": run.name,
+        "ranks": first.ranks,
+        "dealt_out": list(first.groups),
+        "parameters": parameters,
+        "weights": {"largest_rank": largest.elements, "all_ranks": first.held.held_elements}
+        | {"one_process": alone.largest.elements},
+        "flops_per_local_step": {"largest_rank": max(part.flops.products for part in first.parts)}
+        | {"all_ranks": first.flops("products"), "one_process": alone.largest.flops.products},
+        "memory_of_largest_rank": asdict(largest.memory),
+        "memory_of_one_process": asdict(alone.largest.memory),
+        "phases": told,
+    }

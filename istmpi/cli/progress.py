@@ -110,7 +110,7 @@ class TrainingDisplay(Watch):
 
     def finished(self, summary: Summary) -> None:
         self._stop_view()
-        self._facts(_outcome(summary, self._rounds, time.monotonic() - self._begun))
+        self._facts(_outcome(summary, self._rounds, self._begun - self._showing.since, time.monotonic() - self._begun))
         self._told(summary.folder)
         self._to_draw = summary.folder
 
@@ -222,7 +222,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
         "compute": f"{training.device}, {training.threads} thread{'s' * (training.threads > 1)} a rank",
         "data": f"{run.data.source}, {counts}, placement {run.data.placement}" + versions,
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
-        "method": f"{run.method.name}, {run.train.rounds} rounds of {steps}",
+        "method": f"{run.method.name}, {run.train.rounds} round{'s' * (run.train.rounds > 1)} of {steps}",
         **sizes,
         "lr": tables.learning_rate(run.optimizer, training.method.first_step(run.train.rounds)),
         "dealt out": f"{dealt}; each rank trains {number(plan.largest.elements)} weights",
@@ -246,8 +246,8 @@ def phases(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{phase} {part / total:.0%}" for phase, part in most_first if part / total >= 0.005)
 
 
-def _outcome(summary: Summary, rounds: int, elapsed: float) -> dict[str, str]:
-    """How a run ended; ``elapsed`` seconds ago it was set up."""
+def _outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> dict[str, str]:
+    """How a run ended; setting it up took ``loading`` seconds, and ended ``elapsed`` seconds ago."""
     last, score = summary.last, summary.last.score
     early = {} if last.round == rounds else {"ended": f"after round {last.round} of {rounds}: {summary.ended}"}
     if best := summary.best:
@@ -257,7 +257,8 @@ def _outcome(summary: Summary, rounds: int, elapsed: float) -> dict[str, str]:
         summary.score_name: f"{_scores(score)} on {score.examples:,} test examples, loss {score.loss:.4f}",
         **early,
         "speed": f"{number(summary.examples_per_second)} examples/s over all ranks in {duration(last.seconds)}",
-        "time": f"{duration(elapsed)} with evaluations and saving: {phases(summary.seconds)}",
+        "time": f"{duration(elapsed)} with evaluations and saving: {phases(summary.seconds)}; "
+        f"before it {duration(loading)} of loading",
         "sent": f"{size(last.bytes)} by all ranks",
         "network": str(summary.folder / NETWORK),
         "run folder": str(summary.folder),

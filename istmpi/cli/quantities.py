@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -16,11 +18,18 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _QUANTITY = re.compile(r"\s*([0-9.eE+-]+?)\s*([^\d\s.]*)\s*")
 
 
+TINY = 1e-9
+"""A least number that stands for any above zero."""
+
+
 class WholeRange(click.IntRange):
     """click's range of whole numbers, told in words."""
 
     def _describe_range(self) -> str:
         return _words(self.min, self.max)
+
+    def convert(self, value, param, ctx):
+        return _checked(self, super().convert, value, param, ctx, "a whole number")
 
 
 class FiniteRange(click.FloatRange):
@@ -30,14 +39,25 @@ class FiniteRange(click.FloatRange):
         return _words(self.min, self.max, self.min_open)
 
     def convert(self, value, param, ctx):
-        number = super().convert(value, param, ctx)
+        number = _checked(self, super().convert, value, param, ctx, "a number")
         if not math.isfinite(number):
             self.fail(f"{value!r} is no finite number.", param, ctx)
         return number
 
 
+def _checked(kind: Any, convert: Callable, value: Any, param: Any, ctx: Any, what: str) -> Any:
+    """A number by click's ``convert``, whose error names a type where it should say what the number must be."""
+    try:
+        return convert(value, param, ctx)
+    except click.BadParameter:
+        limits = kind._describe_range()
+        kind.fail(f"{value!r} must be {what}{', ' * bool(limits)}{limits}.", param, ctx)
+
+
 def _words(least: float | None, most: float | None, above: bool = False) -> str:
     """A range as a person says it; nothing of a largest number that is none but for the machine."""
+    if least is not None and 0 < least <= TINY:
+        least, above = 0, True
     low = f"{'above' if above else 'at least'} {least:g}" if least is not None else ""
     if most is None or most >= 1e5:
         return low

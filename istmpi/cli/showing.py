@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import click
 
@@ -26,6 +27,8 @@ class Showing:
     """A line for every round, with all figures."""
     as_json: bool = False
     """The outcome as JSON on the standard output, and everything else on the standard error."""
+    since: float = field(default_factory=time.monotonic, compare=False)
+    """When the command began, by the clock of `time.monotonic`."""
 
     def begins(self, work: str) -> None:
         """Say at once that a command has begun, by the first rank: what it needs takes seconds to load."""

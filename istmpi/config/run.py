@@ -263,7 +263,8 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if key not in known:
-            raise ConfigError(f"{source}: unknown key {name}{did_you_mean(key, known, prefix)}")
+            nearest = f"; did you mean {inner}?" if (inner := _in_a_section(name)) else did_you_mean(key, known, prefix)
+            raise ConfigError(f"{source}: unknown key {name}{nearest}")
         section = known[key]
         if key == "model":
             section = OwnModel if isinstance(value, Mapping) and is_module(value.get("name")) else Model
@@ -278,6 +279,12 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
         else:
             values[key] = checked(value, section, name, source)
     return kind(**values)
+
+
+def _in_a_section(name: str) -> str:
+    """The first setting of a section whose key is this name, given without a section; empty where there is none."""
+    sections = {key: kind for key, kind in {**types_of(Run), "model": Model}.items() if dataclasses.is_dataclass(kind)}
+    return next((f"{section}.{name}" for section, kind in sections.items() if name in types_of(kind)), "")
 
 
 def _usable_arguments(arguments: Mapping[str, Any], source: str) -> Mapping[str, Any]:

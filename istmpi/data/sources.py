@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 RANK = "{rank}"
 _CHECKED = 2**22
 """Features that are checked at a time: bounds the memory of it."""
+_KINDS = {".csv": "csv", ".npy": "arrays", ".txt": "text", ".jsonl": "text", ".svm": "xc"}
+"""As what `istmpi prepare` mostly takes a file, by its ending."""
 
 
 def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> Dataset:
@@ -86,7 +88,10 @@ def open_dataset(source: str, stream: int | None = None, length: int = WINDOW) -
         return open_npz(path)
     if path.suffix in SUFFIXES:
         return windowed(open_prepared(path), length)
-    raise DataError(f"data {path} is neither .h5 nor .npz; prepare it first: istmpi prepare KIND {path} DATA.h5")
+    kind = _KINDS.get(path.suffix, "KIND")
+    raise DataError(
+        f"data {path} is neither .h5 nor .npz; prepare it first: istmpi prepare {kind} {path} {path.stem}.h5"
+    )
 
 
 def open_npz(path: Path) -> Dataset:

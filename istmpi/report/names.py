@@ -52,7 +52,9 @@ def differing(known: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def text(value: Any) -> str:
-    """A setting's value as people write it: ``512-512``."""
+    """A setting's value as people write it: ``512-512``; of one that is not set ``none``."""
+    if value is None or value == "":
+        return "none"
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

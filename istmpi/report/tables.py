@@ -31,7 +31,9 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
         f"[bold]{escape(run.name)}[/]: {cost.method} on {cost.ranks} ranks, "
         f"{', '.join(cost.groups) or 'nothing'} dealt out"
     )
-    shapes = Table("parameter", "axes", "network", "largest subnet", box=None, pad_edge=False)
+    shapes = Table(box=None, pad_edge=False)
+    for title in "parameter", "axes", "network", "largest subnet":
+        shapes.add_column(title, overflow="fold")
     for name, parameter in network.parameters.items():
         pattern = parameter.pattern
         both = network.lengths, largest.part.lengths
@@ -62,7 +64,7 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
         if len(phases) > 1 and phases[0][0].side:
             method += f" on images of {phase.side} x {phase.side} ({number(phase.flops('products'))}FLOP a local step)"
         console.print(
-            f"{rounds} rounds{method} with {phase.local_steps} local steps: {consumed} examples, "
+            f"{rounds} round{'s' * (rounds > 1)}{method} with {phase.local_steps} local steps: {consumed} examples, "
             f"{size(phase.sent_bytes(first, rounds))} sent by all ranks"
         )
         first += rounds
@@ -154,7 +156,7 @@ def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
     """The methods in groups, each as many as have room in a table on a console of that width, with whole names."""
     group, used = [], len("ranks")
     for method in methods:
-        needed = max(len(method), FIGURE) + 1
+        needed = max(len(method), FIGURE) + 2
         if group and used + needed > width:
             yield group
             group, used = [], len("ranks")

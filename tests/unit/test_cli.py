@@ -138,7 +138,11 @@ def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path,
         (["train", "--ranks", "4"], "--ranks goes with --dry-run"),
         (["compare", "--repeats", "0"], "'--repeats'"),
         (["compare", "--watts", "-5"], "'--watts'"),
-        (["compare", "--method", "ist"], "No such option '--method'"),
+        (["compare", "--method", "ist"], "no option --method; did you mean --methods? See: istmpi compare --help"),
+        (["train", "--dry-run", "--ranks", "x"], "'x' must be a whole number, at least 1. See: istmpi train --help"),
+        (["prepare", "csv"], "Missing argument 'SRC'. See: istmpi prepare --help"),
+        (["train", "--set", "hidden=3", "--dry-run"], "unknown key hidden; did you mean model.hidden?"),
+        (["settings", "zzz"], "no setting zzz. All of them: istmpi settings"),
         (["train", "--dry-run", "--data", "d{rank}.npz", "--set", "data.placement=sharded"], "Leave placement out"),
     ],
 )
@@ -147,6 +151,21 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
     assert result.returncode == 2
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("istmpi: ")
+
+
+def test_a_plan_for_programs_has_the_figures_of_the_table():
+    result = cli("train", "--dry-run", "--ranks", "4", "--json", "--hidden", "512,512", "--rounds", "60")
+    plan = json.loads(result.stdout)
+    assert plan["parameters"][1] == {
+        "name": "hidden1.norm.weight",
+        "axes": "hidden1",
+        "network": [512],
+        "largest_subnet": [128],
+    }
+    (phase,) = plan["phases"]
+    assert (phase["method"], phase["rounds"], plan["ranks"]) == ("ist", 60, 4)
+    assert phase["examples"] == 60 * phase["local_steps"] * 128 * 4
+    assert plan["weights"]["one_process"] == 64 * 512 + 4 * 512 + 512 * 512 + 10 * 512
 
 
 def full():

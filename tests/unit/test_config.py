@@ -110,7 +110,7 @@ def test_differences_name_the_setting_and_both_values():
     [
         ("method.local_step", "unknown key method.local_step; did you mean method.local_steps?"),
         ("modle.hidden", "unknown key modle; did you mean model?"),
-        ("rounds", "unknown key rounds"),
+        ("rounds", "unknown key rounds; did you mean train.rounds?"),
         ("train.zzz", "unknown key train.zzz; known: train.autocast, train.batch, "),
     ],
 )

@@ -19,7 +19,7 @@ def invoke(*words):
 def test_the_table_at_the_end(tmp_path):
     result = invoke("idx", make_idx(tmp_path / "input"), tmp_path / "data.h5")
     assert result.exit_code == 0 and result.stderr == ""
-    for words in ("data.h5", "20 examples", "6 examples", "20 (1 x 5 x 4)", "0 files"):
+    for words in ("data.h5", "20 examples", "6 examples", "20 (1 x 5 x 4)"):
         assert words in result.stdout
 
 
@@ -52,3 +52,9 @@ def test_a_log_file_gets_a_line_now_and_then(tmp_path, monkeypatch):
 def test_the_help_names_every_kind():
     text = command.get_help(click.Context(command))
     assert all(f"\n    {kind} " in text for kind in KINDS)
+
+
+def test_a_small_file_has_a_size_and_a_table_no_files_to_skip(tmp_path):
+    (tmp_path / "table.csv").write_text("size,kind\n" + "".join(f"{row},{row % 2}\n" for row in range(10)))
+    said = invoke("csv", tmp_path / "table.csv", tmp_path / "table.h5").stdout
+    assert "0.0 MB" not in said and " kB" in said and "skipped" not in said

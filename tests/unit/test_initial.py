@@ -141,6 +141,8 @@ def test_what_is_no_file_of_weights_is_refused_in_one_line(tmp_path, suffix, cap
     contents = [
         b"",
         b"no weights at all",
+        b"a,b\n1,2\n",
+        b"sepal,kind\n0.1,iris\n",
         (2**40).to_bytes(8, "little") + b"{}",
         b"\x10" + bytes(7) + b'{"a": 3}        ',
     ]

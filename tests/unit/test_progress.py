@@ -95,5 +95,5 @@ def test_the_outcome_as_json(tmp_path, capsys):
 def test_a_round_of_fedavg_is_told_in_passes(tmp_path, capsys, epochs, passes):
     settings = {"method__name": "fedavg", "method__epochs": epochs, "train__batch": 200, "train__rounds": 1}
     run_training(small_run(**settings, output__folder=str(tmp_path / "run")), world(), TrainingDisplay())
-    said = f"method     fedavg, 1 rounds of {passes} over a rank's examples, 200 at a time"
+    said = f"method     fedavg, 1 round of {passes} over a rank's examples, 200 at a time"
     assert said in capsys.readouterr().out

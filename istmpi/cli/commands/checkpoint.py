@@ -24,7 +24,7 @@ def command() -> None:
     """
 
 
-@command.command("ls")
+@command.command("ls", short_help="List the checkpoints of a run.")
 @click.argument("folder")
 @click.option("--verify", is_flag=True, help="Read every byte of every file.")
 @as_json
@@ -48,7 +48,7 @@ def ls(folder: str, verify: bool, as_json: bool) -> None:
     _console().print(listing(entries, verify))
 
 
-@command.command("show")
+@command.command("show", short_help="Show what a checkpoint holds.")
 @click.argument("path", metavar="CKPT")
 @click.option("--ranks", type=WholeRange(min=1), metavar="P", help="Also show the deal among P ranks.")
 @click.option("--round", type=WholeRange(min=0), metavar="R", help="Of round R, from 0.  [default: the next]")
@@ -82,7 +82,7 @@ def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None
         console.print(table, "")
 
 
-@command.command("verify")
+@command.command("verify", short_help="Read every byte and say what is damaged.")
 @click.argument("paths", metavar="CKPT...", nargs=-1, required=True)
 @as_json
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
@@ -96,7 +96,7 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
     verify_files([file for inside in given.values() for file in inside], open_checkpoint, unguarded, listed, as_json)
 
 
-@command.command("diff")
+@command.command("diff", short_help="Say in what two checkpoints differ.")
 @click.argument("one", metavar="A")
 @click.argument("other", metavar="B")
 @click.option("--tensors", "tensors_only", is_flag=True, help="Leave the headers out.")

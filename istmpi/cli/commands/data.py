@@ -12,7 +12,7 @@ def command() -> None:
     """Look at prepared data; needs neither MPI nor torch."""
 
 
-@command.command("verify")
+@command.command("verify", short_help="Read every byte of prepared files and say what is damaged.")
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
 def verify(paths: tuple[str, ...], as_json: bool) -> None:

@@ -19,7 +19,7 @@ def command() -> None:
     """Scripts that run istmpi on SLURM and EC2, printed ready to be submitted."""
 
 
-@command.command("slurm")
+@command.command("slurm", short_help="Print a job script that trains a run.")
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @click.option("--nodes", type=WholeRange(min=1), metavar="N", help="Nodes, one rank on each.")
@@ -83,7 +83,7 @@ def slurm(
     _print_script(text)
 
 
-@command.command("ec2")
+@command.command("ec2", short_help="Print a script that trains a run on a cluster it makes on EC2.")
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @click.option("--instances", type=WholeRange(min=1), required=True, metavar="N", help="Instances, one rank on each.")
@@ -145,7 +145,7 @@ def ec2(
     _print_script(Ec2(name, region, up, given, files, str(out), arguments).text())
 
 
-@command.command("folder")
+@command.command("folder", short_help="Check a run as train would, and print its folder.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--ranks", type=WholeRange(min=1), default=1, metavar="P", help="Ranks that shall train.")
 def folder(arguments: tuple[str, ...], ranks: int) -> None:
@@ -159,7 +159,7 @@ def folder(arguments: tuple[str, ...], ranks: int) -> None:
     click.echo(home(run.output.folder, run.name))
 
 
-@command.command("table")
+@command.command("table", short_help="Print a table of the finished runs in a folder.")
 @click.argument("folder", type=click.Path(path_type=Path))
 def show_table(folder: Path) -> None:
     """Print a table of the finished runs in FOLDER's folders, and write it to FOLDER/table.md."""

@@ -14,8 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from istmpi.cli.bars import progress
+from istmpi.cli.quantities import FiniteRange, WholeRange
 from istmpi.foreign import printable
 from istmpi.record import known
+from istmpi.report.units import size
 from istmpi.tasks import GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
 
 if TYPE_CHECKING:
@@ -30,13 +32,18 @@ NAMED = 12
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST.h5")
 @click.option(
-    "--size", type=int, metavar="N", help="images: the largest square in the middle of each, resized to N x N pixels."
+    "--size",
+    type=WholeRange(),
+    metavar="N",
+    help="images: the largest square in the middle of each, resized to N x N pixels.",
 )
 @click.option("--label", metavar="COLUMN", help="csv: the column of labels, name or number from 0.  [default: last]")
 @click.option("--task", metavar="TASK", help="csv, arrays: classification or regression.  [default: by the labels]")
 @click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
 @click.option("--key", metavar="KEY", help="text: where a line of .jsonl has its text.  [default: text]")
-@click.option("--clusters", type=int, metavar="N", help="graph: cut it into N parts with METIS, for batches of these.")
+@click.option(
+    "--clusters", type=WholeRange(), metavar="N", help="graph: cut it into N parts with METIS, for batches of these."
+)
 @click.option("--directed", is_flag=True, default=None, help="graph: a node hears from sources of its edges alone.")
 @click.option(
     "--normalise",
@@ -46,7 +53,7 @@ NAMED = 12
 )
 @click.option(
     "--max-bad",
-    type=float,
+    type=FiniteRange(),
     default=0.01,
     show_default=True,
     metavar="SHARE",
@@ -83,10 +90,10 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
         table.add_row(*row)
     table.add_row("split", report.split)
     what = "documents" if report.text else "files"
-    if not (report.rows or report.graph):
+    if report.skipped:
         table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} {what}", *report.skipped[:3]])))
     table.add_row("took", f"{report.seconds:.1f} s")
-    table.add_row("size", f"{report.bytes / 1e6:,.1f} MB")
+    table.add_row("size", size(report.bytes))
     console = Console(highlight=False)
     console.print(escape(printable(report.target.name)), style="bold")
     console.print(table)
@@ -103,7 +110,8 @@ def _next(report: Report) -> list[str]:
 def _examples(report: Report) -> Iterator[tuple[str, str]]:
     for split, count in report.counts.items():
         yield split, f"{count:,} examples"
-    yield "features", f"{report.features:,} ({' x '.join(map(str, report.shape))})"
+    shape = f" ({' x '.join(map(str, report.shape))})" if len(report.shape) > 1 else ""
+    yield "features", f"{report.features:,}{shape}"
     yield "classes", _of_class(report.classes, report.of_class) if report.classes else "none (regression)"
 
 

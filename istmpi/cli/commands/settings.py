@@ -57,7 +57,8 @@ def _found(name: str) -> list[Setting]:
         if wanted and (found := [one for one in settings if fits(one)]):
             return found
     known = [*dict.fromkeys(one.name for one in settings), *sorted({*sections, *owners, *keys} - {""})]
-    raise ConfigError(f"no setting {name}{did_you_mean(wanted, known)}")
+    near = did_you_mean(wanted, known)
+    raise ConfigError(f"no setting {name}{near if near.endswith('?') else '. All of them: istmpi settings'}")
 
 
 def _list(settings: Sequence[Setting]) -> None:

@@ -29,7 +29,9 @@ DEFAULT = "digits"
 )
 @walltime
 @logging
-@click.option("--profile", type=int, metavar="ROUND", help="Leave a trace of this round on all ranks in the folder.")
+@click.option(
+    "--profile", type=WholeRange(), metavar="ROUND", help="Leave a trace of this round on all ranks in the folder."
+)
 @showing
 @click.option("--dry-run", is_flag=True, help="Print shapes, bytes, FLOPs and memory; train nothing.")
 @click.option("--ranks", type=WholeRange(min=1), metavar="P", help="Ranks to plan for, with --dry-run.")
@@ -81,7 +83,7 @@ def command(
     if dry_run:
         from istmpi.cli.plan import show
 
-        show(resolve(run or DEFAULT, assignments, given), ranks or 4)
+        show(resolve(run or DEFAULT, assignments, given), ranks or 4, as_json)
         return
 
     shown = Showing(progress, quiet, verbose, as_json)
