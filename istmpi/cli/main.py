@@ -84,7 +84,7 @@ def istmpi() -> None:
     """Independent Subnet Training over MPI: train a network across machines with a slow network between them."""
 
 
-def main(program: Callable[[], object] = lambda: istmpi(standalone_mode=False)) -> NoReturn:
+def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", standalone_mode=False)) -> NoReturn:
     """The console script. Whatever ends the program on one rank ends it on all, with that rank's message."""
     comm.announce(sys.argv[1:])
     warnings.showwarning = _show(warnings.showwarning)

@@ -133,7 +133,8 @@ def test_bad_input_is_told_once_by_one_rank(refused, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, message", [(["--hidden", "1"], "hidden1 has 1 units"), (["--hiddn", "2"], "no option --hiddn; did you mean --hidden?")]
+    "options, message",
+    [(["--hidden", "1"], "hidden1 has 1 units"), (["--hiddn", "2"], "no option --hiddn; did you mean --hidden?")],
 )
 def test_bad_input_ends_a_job(mpirun, tmp_path, options, message):
     result = mpirun(2, "istmpi", "train", *options, "--out", tmp_path / "run")

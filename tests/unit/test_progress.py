@@ -1,5 +1,6 @@
 """The progress of training on a terminal."""
 
+import dataclasses
 import io
 import json
 import re
@@ -45,6 +46,14 @@ def test_the_time_left_is_told_however_long_a_round_takes(seconds, left):
     assert f"{timedelta(seconds=3 * seconds)} +" in re.sub("\x1b.*?m", "", said)
 
 
+def test_the_live_view_has_the_score_on_the_validation_split_while_training_goes_on():
+    console = screen()
+    view = LiveView(console, 10, ["n0"])
+    view.progressed(dataclasses.replace(after(1), validation=Score(0.3, 0.8125, 90)))
+    console.print(view.view())
+    assert "accuracy 0.8125" in console.file.getvalue()
+
+
 @pytest.mark.parametrize("width", [30, 50, 67, 80, 120])
 def test_the_live_view_fits_the_terminal(width):
     """Figures are whole or not there, what matters most first; nothing wraps."""
@@ -77,7 +86,9 @@ def ended(tmp_path, capsys, showing):
 def test_what_is_told_of_a_run(tmp_path, capsys):
     told = ended(tmp_path / "a", capsys, Showing())
     assert re.findall(r"^round (\S+)", told.out, re.M)[-1] == "3/3" and not told.err
-    assert re.search(r"^time +\S+ s with evaluations and saving: .*compute \d+%", told.out, re.M)
+    assert re.search(
+        r"^time +\S+ s with evaluations and saving: .*compute \d+%.*; before it \S+ s of loading$", told.out, re.M
+    )
     told = ended(tmp_path / "b", capsys, Showing(verbose=True))
     assert len(re.findall(r"^round \d/3 .* lr \S+  \S+ k? ?examples/s  .*B/s  \w+ \d+%", told.out, re.M)) == 3
     told = ended(tmp_path / "c", capsys, Showing("none"))
