@@ -253,11 +253,13 @@ def _outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> d
     if best := summary.best:
         words = f"{best.path} of round {best.round}: {summary.score_name} {best.validation:.4f} on the validation split"
         early["best"] = f"{words}, {_scores(best.score)} on the test split"
+    # Training counts from the run's first job on; where that is more than this job took, the times would disagree.
+    since = " since it was resumed" if elapsed < last.seconds else ""
     return {
         summary.score_name: f"{_scores(score)} on {score.examples:,} test examples, loss {score.loss:.4f}",
         **early,
         "speed": f"{number(summary.examples_per_second)} examples/s over all ranks in {duration(last.seconds)}",
-        "time": f"{duration(elapsed)} with evaluations and saving: {phases(summary.seconds)}; "
+        "time": f"{duration(elapsed)}{since} with evaluations and saving: {phases(summary.seconds)}; "
         f"before it {duration(loading)} of loading",
         "sent": f"{size(last.bytes)} by all ranks",
         "network": str(summary.folder / NETWORK),

@@ -36,6 +36,8 @@ def facts(contents: Mapping[str, Any]) -> Table:
     shape = " x ".join(map(str, data["shape"]))
     ranks = f"{header['ranks']} rank{'s' * (header['ranks'] > 1)}"
     calibrated = "yes" if contents["calibrated"] else "no: predictions need --calibrate-on"
+    if header["temperature"] != 1:
+        calibrated += f"; outputs divided by a temperature of {header['temperature']:.4g}"
     table = Table.grid(padding=(0, 2))
     for name, value in {
         "run": f"{run['name']}, method {method['name']}, seed {run['train']['seed']}",

@@ -72,7 +72,7 @@ def test_show_names_everything(istmpi_command, checkpoints):
         "hidden2 hidden1",
         "11 x 13",
         "hidden1.norm.bias/momentum_buffer",
-        "calibrated  yes",
+        "calibrated  yes; outputs divided by a temperature of ",
     ):
         assert fact in out
     code, out, _ = istmpi_command("checkpoint", "show", checkpoints / "stopped.h5")
