@@ -22,7 +22,9 @@ SLOW += ["--local-steps", str(LOCAL_STEPS)]
 
 def reached(folder):
     """Rounds, and local steps in the one that follows, of the newest checkpoint."""
-    with h5py.File(max((folder / "checkpoints").glob("*.h5"))) as file:
+    # By name a round's end would come behind the steps that follow it.
+    newest = max((folder / "checkpoints").glob("*.h5"), key=lambda path: path.stat().st_mtime_ns)
+    with h5py.File(newest) as file:
         return int(file.attrs["round"]), int(file.attrs["local_step"])
 
 
