@@ -54,10 +54,11 @@ class LiveView:
             self._score = f"{progress.score_name} {scored.score:.4f}"
         self._figures = [f"loss {progress.loss:.4f}", *([self._score] if self._score else ())]
         last = progress.last_round
-        if last and last.seconds > 0:
-            self._figures.append(f"{number(last.examples / last.seconds)} examples/s")
+        if last and last.rates:
+            examples, sent = last.rates
+            self._figures.append(f"{number(examples)} examples/s")
             if len(self._hosts) > 1:
-                self._figures.append(f"{size(last.bytes / last.seconds)}/s")
+                self._figures.append(f"{size(sent)}/s")
             self._compute = [before + now for before, now in zip(self._compute, last.compute, strict=True)]
             self._figures.append(slowest(self._compute, self._hosts))
 

@@ -93,8 +93,9 @@ class TrainingDisplay(Watch):
         last = progress.last_round
         if self._showing.verbose:
             line += f"  lr {progress.learning_rate:.3g}"
-        if self._showing.verbose and last and last.seconds > 0:
-            line += f"  {number(last.examples / last.seconds)} examples/s  {size(last.bytes / last.seconds)}/s"
+        if self._showing.verbose and last and last.rates:
+            examples, sent = last.rates
+            line += f"  {number(examples)} examples/s  {size(sent)}/s"
             line += f"  {phases(last.phases)}  {slowest(last.compute, self._hosts)}".rstrip()
         if scored := progress.validation:
             line += f"  validation loss {scored.loss:.4f}  {progress.score_name} {_scores(scored)}"

@@ -41,6 +41,11 @@ class LastRound:
         compute, wait = (by_name.get(name, none) for name in ("compute", "wait"))
         return LastRound(seconds, nbytes, examples, mean | saving, compute, wait)
 
+    @property
+    def rates(self) -> tuple[float, float] | None:
+        """Examples and bytes a second, of all ranks; None where the clock saw no time pass."""
+        return (self.examples / self.seconds, self.bytes / self.seconds) if self.seconds > 0 else None
+
     def followed_by(self, evaluating: Mapping[str, float]) -> LastRound:
         """The same with what was done since."""
         return replace(self, phases={**self.phases, **evaluating})
@@ -107,8 +112,8 @@ def _scores(score: Score, split: str = "test_") -> dict[str, float]:
 
 def _last_round(last: LastRound) -> dict[str, float]:
     line = {"round_seconds": last.seconds, "round_bytes": last.bytes}
-    if last.seconds > 0:
-        line |= {"examples_per_second": last.examples / last.seconds, "bytes_per_second": last.bytes / last.seconds}
+    if last.rates:
+        line |= dict(zip(("examples_per_second", "bytes_per_second"), last.rates))
     line |= {f"{phase.replace('-', '_')}_seconds": seconds for phase, seconds in last.phases.items()}
     for rank, (compute, wait) in enumerate(zip(last.compute, last.wait, strict=True)):
         line |= {f"rank{rank}_compute_seconds": compute, f"rank{rank}_wait_seconds": wait}

@@ -102,5 +102,4 @@ def _environment() -> dict[str, str]:
 
 def _require(code: int, words: list[str]) -> None:
     if code:
-        error = IstmpiError(f"{shlex.join(words)} ended with exit code {code}; what it said is above.")
-        raise error
+        raise IstmpiError(f"{shlex.join(words)} ended with exit code {code}; what it said is above.")
