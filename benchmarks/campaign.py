@@ -1,9 +1,12 @@
 """Campaigns against istmpi itself: seeded, bounded in time, repeatable; figures go into ``results/campaign-NAME.*``.
 
-    python benchmarks/campaign.py bad-input --cases 2000 --seed 1
-    python benchmarks/campaign.py kill --kills 300
-    python benchmarks/campaign.py corrupt --cases 2000
-    python benchmarks/campaign.py soak --rounds 10000
+    python benchmarks/campaign.py kill --minutes 30          # or so many: --kills 300
+    python benchmarks/campaign.py corrupt --minutes 30       # --cases 2000
+    python benchmarks/campaign.py hang --minutes 30          # --cases 60
+    python benchmarks/campaign.py soak --minutes 30          # --rounds 10000
+    python benchmarks/campaign.py bad-input --minutes 30     # --cases 2000
+
+The same --seed draws the same cases, one after the other, however many there is time for.
 
 Each is a module of the folder ``campaigns/``; its ``main(arguments)`` returns the exit code: 0 when nothing was found.
 """
@@ -11,7 +14,7 @@ Each is a module of the folder ``campaigns/``; its ``main(arguments)`` returns t
 import importlib
 import sys
 
-CAMPAIGNS = {"bad-input": "bad_input", "kill": "kill", "corrupt": "corrupt", "soak": "soak"}
+CAMPAIGNS = {"bad-input": "bad_input", "kill": "kill", "corrupt": "corrupt", "hang": "hang", "soak": "soak"}
 
 
 def main(arguments: list[str]) -> int:

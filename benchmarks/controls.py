@@ -30,7 +30,7 @@ from pathlib import Path
 from controls_data import make_validation_data
 from controls_plan import control_cells, rate_cells, speed_cells, tasks, validation
 from controls_report import controls, with_rates_of
-from reporting import HERE
+from reporting import HERE, RESULTS
 from time_plan import FULL, Cell
 from time_to_accuracy import ROOT, Bench, measure
 
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=120, help="no cell begins after that (120)")
     parser.add_argument("--cells", type=Path, default=HERE / "cells", help="the folder of the cells (benchmarks/cells)")
     parser.add_argument("--raw", type=Path, default=ROOT.parent / "shared/data", help="the raw data (../shared/data)")
-    parser.add_argument("--results", type=Path, default=HERE / "results", help="where the report goes (results/)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes (results/)")
     parser.add_argument("--name", default="controls", help="of the emulated cluster")
     parser.add_argument("--earlier", type=Path, help="a report, controls.json: its rates are taken, its rows kept")
     parser.add_argument("--list", action="store_true", help="list the cells that are known by now, and end")

@@ -17,19 +17,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import convolutions_plan as plan
 from convolutions_plan import Cell, best_rate
 from convolutions_report import write
-from reporting import HERE, commit, host
+from reporting import HERE, RESULTS, keep_cell
 from small_images import prepare, train
 
 SIZE = 16
@@ -77,19 +75,7 @@ class Bench:
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             summary = train(Path(folder) / "run", cell.row.ranks, settings)
-        about = {
-            "cell": cell.name,
-            "commit": commit(),
-            "date": datetime.now(timezone.utc).date().isoformat(),
-            "host": host(),
-            "load": os.getloadavg()[0],
-            "took": time.perf_counter() - start,
-            "settings": settings,
-        }
-        path = self._folder / f"{cell.name}.json"
-        unfinished = path.with_suffix(".part")
-        unfinished.write_text(json.dumps(about | summary, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        keep_cell(self._folder / f"{cell.name}.json", cell.name, start, {"settings": settings, **summary})
 
     def data(self, validation: bool = False) -> Path:
         """The images, prepared once; ``validation``: those that decide on the rate."""
@@ -125,7 +111,7 @@ def main() -> int:
             print(f"{'done' if bench.record(cell) else '    '} {cell.name}")
         return 0
     failed = 0 if options.report else measure(bench, wanted, options.minutes)
-    write(bench.record, bench.data(), options.results or (folder if options.tiny else HERE / "results"))
+    write(bench.record, bench.data(), options.results or (folder if options.tiny else RESULTS))
     return 1 if failed else 0
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 from memory import status, watched
-from reporting import HERE, report
+from reporting import RESULTS, report
 from torch.utils.flop_counter import FlopCounterMode
 
 from istmpi.cli.main import main
@@ -190,8 +190,8 @@ def benchmark() -> None:
         f"{median('time error %', [row for row in rows if row['P'] == ranks])} at P = {ranks}"
         for ranks in sorted({row["P"] for row in rows})
     )
-    (HERE / "results").mkdir(exist_ok=True)
-    draw(rows, HERE / "results" / "costmodel.png")
+    RESULTS.mkdir(exist_ok=True)
+    draw(rows, RESULTS / "costmodel.png")
     report(
         "costmodel",
         "The cost model against real training",

@@ -19,7 +19,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from reporting import HERE, report
+from reporting import HERE, RESULTS, report
 from small_images import train
 
 RANKS = 4
@@ -99,9 +99,9 @@ def main() -> None:
     """Run the rows that are not there yet, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", action="store_true", help="the main rows with five million weights")
-    parser.add_argument("--only", default="", help="rows whose names contain this")
+    parser.add_argument("--only", action="append", help="rows whose names contain this; may be repeated")
     parser.add_argument("--cells", type=Path, default=HERE / "cells-decoder", help="the folder of the rows")
-    parser.add_argument("--results", type=Path, default=HERE / "results", help="where the report goes (results/)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes (results/)")
     parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args()
     sizes, rows = (LARGE, MAIN) if options.large else (NETWORK, tuple(ROWS))
@@ -112,7 +112,8 @@ def main() -> None:
     for name in rows:
         ranks, settings, narrower = ROWS[name]
         cell = cell_of(cells, name)
-        if not (options.report or cell.exists()) and options.only in name:
+        asked = not options.only or any(part in name for part in options.only)
+        if asked and not (options.report or cell.exists()):
             common = COMMON | (LARGE_ROUNDS if options.large else {}) | network(sizes, narrower)
             with tempfile.TemporaryDirectory() as folder:
                 found = train(Path(folder) / "run", ranks, common | {"data.source": str(data)} | settings)

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reporting import HERE, report
+from reporting import HERE, RESULTS, report
 
 HIDDEN = (256, 256)
 RANKS = (2, 4, 8)
@@ -110,10 +110,10 @@ def main() -> None:
     """Run the cells that are not there yet, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--raw", type=Path, help="Cora, as istmpi prepare graph reads it")
-    parser.add_argument("--only", default="", help="rows whose names contain this")
+    parser.add_argument("--only", action="append", help="rows whose names contain this; may be repeated")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"so many for each row ({SEEDS})")
     parser.add_argument("--cells", type=Path, default=HERE / "cells-graphs", help="the folder of the cells")
-    parser.add_argument("--results", type=Path, default=HERE / "results", help="where the report goes (results/)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes (results/)")
     parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args()
     options.cells.mkdir(exist_ok=True)
@@ -121,7 +121,7 @@ def main() -> None:
     if not options.report and not data.exists():
         words = ["istmpi", "prepare", "graph", options.raw, data, "--clusters", str(CLUSTERS)]
         subprocess.run(words, check=True)
-    wanted = [row for row in rows() if options.only in row.title]
+    wanted = [row for row in rows() if not options.only or any(part in row.title for part in options.only)]
     for seed in range(0 if options.report else options.seeds):
         for ranks in (1, *RANKS):
             plan = {}

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from reporting import HERE, report
+from reporting import RESULTS, report
 
 FEATURES, CLASSES, CLUSTERS = 128, 40, 200
 EXPONENT, LEAST = 2.5, 5
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=24e9, help="bytes that a rank may have (24e9)")
     parser.add_argument("--limit", type=float, default=1800, help="seconds that a start may take (1800)")
     parser.add_argument("--folder", type=Path, help="for the graph, kept and used again (a temporary one)")
-    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from own_network import SETTINGS
-from reporting import HERE, report
+from reporting import HERE, RESULTS, report
 from small_images import prepare, train
 
 RANKS = 2
@@ -142,7 +142,7 @@ def main() -> None:
                 }
             )
         title = f"Growing images and early exits on CIFAR-10 at 16 x 16, one image in {options.one_in}"
-        report("growing", title, rows, NOTES, folder=folder / "results" if options.tiny else HERE / "results")
+        report("growing", title, rows, NOTES, folder=folder / "results" if options.tiny else RESULTS)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ Nothing is trained or timed: the rates follow from bytes and FLOPs alone. A rank
 import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,25 @@ import numpy as np
 
 from istmpi.cli.networks import described
 from istmpi.config import Run
-from istmpi.cost import cost
-from istmpi.cost.cluster import Cluster, network, preset
+from istmpi.cost import cost, time
+from istmpi.cost.cluster import Cluster, preset
 from istmpi.cost.time import round_time
 from istmpi.models.architecture import Architecture
 
 PAGE = Path(__file__).parents[1] / "docs" / "link-rates.md"
-RANKS, LOCAL_STEPS, COMPUTING = 8, 20, 0.95
+RANKS, LOCAL_STEPS = 8, 20
 TENTH = "ist, redeal 0.1"
-METHODS = ("ist", TENTH, "local-sgd", "diloco", "dynamic-averaging", "codistillation", "data-parallel")
+METHODS = (
+    "ist",
+    TENTH,
+    "local-sgd",
+    "diloco",
+    "streaming-diloco",
+    "sparse-loco",
+    "dynamic-averaging",
+    "codistillation",
+    "data-parallel",
+)
 """fedavg is left out: its rounds are passes, not local steps."""
 
 
@@ -71,18 +81,8 @@ def head() -> list[str]:
 
 
 def link_rate(run: Run, architecture: Architecture, method: str, cluster: Cluster) -> float:
-    """Bits per second, in each direction, at which a rank computes so much of a round's time; to a per mille."""
-    plan = cost(run, architecture, RANKS, method)
-
-    def computing(rate: float) -> float:
-        time = round_time(plan, replace(cluster, links=network(0, rate / 8)))
-        return time.compute / time.total
-
-    low, high = 1.0, 1e18
-    while high / low > 1.001:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if computing(middle) >= COMPUTING else (middle, high)
-    return high
+    """Bits per second, in each direction, at which a rank computes so much of a round's time."""
+    return time.link_rate(cost(run, architecture, RANKS, method), cluster)
 
 
 def _line(one: Network, folder: Path) -> str:

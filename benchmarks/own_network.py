@@ -12,7 +12,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from reporting import HERE, report
+from reporting import HERE, RESULTS, report
 from small_images import prepare, train
 
 NETWORK = HERE.parent / "examples" / "convnet.py"
@@ -84,7 +84,7 @@ def main() -> None:
                 }
             )
         title = f"A convolutional network of one's own on CIFAR-10 at 16 x 16, one image in {options.one_in}"
-        results = folder / "results" if options.tiny else HERE / "results"
+        results = folder / "results" if options.tiny else RESULTS
         report("own-network", title, rows, NOTES, folder=results)
 
 

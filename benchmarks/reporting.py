@@ -6,11 +6,14 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 HERE = Path(__file__).parent
+RESULTS = Path(os.environ.get("ISTMPI_RESULTS", HERE / "results"))
+"""Where reports go."""
 
 Row = Mapping[str, str | int | float]
 
@@ -21,7 +24,7 @@ def report(
     rows: Sequence[Row],
     notes: str,
     launcher: str = "",
-    folder: Path = HERE / "results",
+    folder: Path = RESULTS,
     facts: Mapping[str, object] | None = None,
 ) -> None:
     """Print the rows as a table and write them with what is needed to repeat them; for one rank only.
@@ -63,6 +66,21 @@ def commit() -> str:
         "status", "--porcelain", "--untracked-files=no", "--", "istmpi", "benchmarks/*.py", "benchmarks/cluster"
     )
     return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+
+
+def keep_cell(path: Path, name: str, began: float, record: Mapping[str, object]) -> None:
+    """Write what a cell found once all of it is there, with where it ran and how long it took since ``began``."""
+    about = {
+        "cell": name,
+        "commit": commit(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "host": host(),
+        "load": os.getloadavg()[0],
+        "took": time.perf_counter() - began,
+    }
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps({**about, **record}, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
 
 
 def host() -> str:

@@ -30,6 +30,8 @@ NAMES = {
 ALL_NAMES = {
     **NAMES,
     "diloco": "DiLoCo",
+    "streaming-diloco": "Streaming DiLoCo",
+    "sparse-loco": "SparseLoCo",
     "fedavg": "FedAvg",
     "dynamic-averaging": "dynamic averaging",
     "codistillation": "codistillation",

@@ -18,7 +18,7 @@ CONTESTANTS = {
     "synchronous": ("data-parallel", "pytorch-ddp", "ist", TENTH),
 }
 """What races in turns in one job."""
-OTHERS = ("diloco", "fedavg", "dynamic-averaging", "codistillation")
+OTHERS = ("diloco", "streaming-diloco", "sparse-loco", "fedavg", "dynamic-averaging", "codistillation")
 """What is measured for its samples a second alone."""
 JOBS = {**CONTESTANTS, "others": OTHERS, "controls": OF_A_SUBNET}
 METHODS = ("ist", TENTH, "local-sgd", "data-parallel")

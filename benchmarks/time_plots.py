@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from reporting import HERE
+from reporting import RESULTS
 from time_analysis import mean_curve
 from time_found import ALL_NAMES, Contestant, Situation
 from time_plan import BATCH, TENTH
@@ -186,7 +186,7 @@ def _of_controls(controls: list[dict], network: str, accuracy: float) -> dict[st
 
 
 if __name__ == "__main__":
-    results = HERE / "results"
+    results = RESULTS
     tables = {
         name: json.loads((results / f"{name}.json").read_text("utf-8")) for name in ("time-to-accuracy", "controls")
     }

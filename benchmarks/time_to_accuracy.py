@@ -32,10 +32,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 
-from reporting import HERE, commit, host
+from reporting import HERE, RESULTS, keep_cell
 from time_analysis import step_seconds
 from time_plan import AS_MEASURED, BATCH, CONTESTANTS, FULL, JOBS, PEERS, QUICK, Cell, Scale, Task, cells, settings_of
 
@@ -82,17 +81,7 @@ class Bench:
         }
         start = time.perf_counter()
         record = work[cell.kind](cell)
-        about = {
-            "cell": cell.name,
-            "commit": commit(),
-            "date": datetime.now(timezone.utc).date().isoformat(),
-            "host": host(),
-            "load": os.getloadavg()[0],
-            "took": time.perf_counter() - start,
-        }
-        unfinished = self.path(cell).with_suffix(".part")
-        unfinished.write_text(json.dumps(about | record, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(self.path(cell))
+        keep_cell(self.path(cell), cell.name, start, record)
 
     def rate(self, ranks: int, bandwidth: str) -> float:
         """Bits a second of every host."""
@@ -266,7 +255,7 @@ def main() -> int:
         failed = measure(bench, wanted, options.minutes)
     from time_report import report
 
-    report(bench, options.results or (folder if options.quick else HERE / "results"), failed)
+    report(bench, options.results or (folder if options.quick else RESULTS), failed)
     return 1 if failed else 0
 
 

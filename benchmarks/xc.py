@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from reporting import HERE, report
+from reporting import HERE, RESULTS, report
 from small_images import train
 
 HIDDEN = 256
@@ -125,17 +125,18 @@ def main() -> None:
     parser.add_argument(
         "--raw", type=Path, help="rows in the Extreme Classification Repository's format, as a tar file"
     )
-    parser.add_argument("--only", default="", help="rows whose names contain this")
+    parser.add_argument("--only", action="append", help="rows whose names contain this; may be repeated")
     parser.add_argument("--loss", default="", help="of this loss alone: softmax or binary")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"so many for each row ({SEEDS})")
     parser.add_argument("--cells", type=Path, default=HERE / "cells-xc", help="the folder of the cells")
-    parser.add_argument("--results", type=Path, default=HERE / "results", help="where the report goes (results/)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes (results/)")
     parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args()
     options.cells.mkdir(exist_ok=True)
     if not options.report:
         validation, test = prepare(options.raw, options.cells)
-        chosen = [row for row in rows() if options.only in row.name and row.loss.startswith(options.loss)]
+        named = [row for row in rows() if not options.only or any(part in row.name for part in options.only)]
+        chosen = [row for row in named if row.loss.startswith(options.loss)]
         for row in (row for row in chosen if row.tuned_as is None):
             for rate in RATES:
                 run(row, row.cell(options.cells, rate, None), validation, rate, 0)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from reporting import HERE, report
+from reporting import RESULTS, report
 from xc_rows import AMAZON_670K, write
 
 NOTES = (
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--no-checkpoint", action="store_true", help="train and evaluate alone, in one start")
     parser.add_argument("--one-process", action="store_true", help="the plain PyTorch step alone")
     parser.add_argument("--folder", type=Path, help="for rows and runs, kept and used again (a temporary one)")
-    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.one_process:
         one_process(options)

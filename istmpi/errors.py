@@ -6,8 +6,10 @@
     │   ├── DataError                   a data file that is missing, damaged or of the wrong kind
     │   └── LaunchError                 mpirun, the MPI library and the ranks do not fit together
     ├── DivergedError          exit 3   the loss is no longer finite
+    ├── SimulationError        exit 1   simulated ranks wait for ever, or one of them was killed (exit 137)
     ├── OutputError            exit 74  a result cannot be written
-    └── StoppedError           exit 75  stopped early as asked, and saved; can be resumed
+    ├── StoppedError           exit 75  stopped early as asked, and saved; can be resumed
+    └── StuckError             exit 76  a rank is stuck, or the launcher gone; can be resumed from the last checkpoint
 
 A message names the subject, its value, the constraint and the cure, in one line:
 
@@ -51,6 +53,10 @@ class DivergedError(IstmpiError):
     exit_code = 3
 
 
+class SimulationError(IstmpiError):
+    """The job of a simulated cluster came to no end of its own."""
+
+
 class OutputError(IstmpiError):
     """A result cannot be written."""
 
@@ -61,6 +67,12 @@ class StoppedError(IstmpiError):
     """The run was asked to stop and did, with its state saved."""
 
     exit_code = 75
+
+
+class StuckError(IstmpiError):
+    """Ranks wait for one that does not come."""
+
+    exit_code = 76
 
 
 LONGEST_WORD = 100

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,16 @@ class FolderLock:
     it cannot be written.
     """
 
-    def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
+    def __init__(
+        self, folder: Path, note: Callable[[str], None] = lambda _: None, inherited: Collection[str] = (), own: str = ""
+    ):
+        """``own``: its `text`, if others know it; ``inherited``: those of processes that are gone if they hold it."""
         self.path = folder / FILE
-        self._own = json.dumps(_this_process()) + "\n"
+        self._own = own or text_of_this_process()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if (said := _read(self.path)) and said in inherited:
+                self._remove(said)
             while not _link(self._own, self.path):
                 self._await_end(note)
             self._remove_leftovers()
@@ -52,6 +57,11 @@ class FolderLock:
         self._released = threading.Event()
         with contextlib.suppress(RuntimeError):  # without a thread this host can still tell
             threading.Thread(target=self._touch, name="lock", daemon=True).start()
+
+    @property
+    def text(self) -> str:
+        """What tells this process's file from others."""
+        return self._own
 
     def require(self) -> None:
         """OutputError when somebody took the folder for left, as may happen to a process that was suspended."""
@@ -133,6 +143,11 @@ def _create(text: str, path: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def text_of_this_process() -> str:
+    """What this process's file says, other than that of any other."""
+    return json.dumps(_this_process()) + "\n"
 
 
 def _this_process() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 NETWORKS = {
+    "gat": "istmpi.models.gat:GAT",
     "gcn": "istmpi.models.gcn:GCN",
     "resnet": "istmpi.models.resnet:ResNet",
     "sage": "istmpi.models.sage:SAGE",
@@ -15,8 +16,8 @@ NETWORKS = {
 DECLARED = ("gcn", "sage", "xc")
 """Those of which the table is known without building them, for they may be larger than memory."""
 
-OF_GRAPHS = ("gcn", "sage")
-"""Those that take a graph."""
+UNITWISE = ("gcn", "sage")
+"""Those of graphs in which the units of a layer meet in products and layer normalisations alone."""
 
 ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
 """Of mlp, as `torch.nn` calls them."""

@@ -34,6 +34,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        self.background = 0.0
+        """Seconds of sending by a thread, beside these phases or waited for in one of them."""
         self.followers: list[Callable[[str], AbstractContextManager]] = []
         """Each makes of a phase's name what is entered and left with it."""
         self._running: list[str] = []
@@ -146,11 +148,11 @@ class RunFolder:
         """All lines of metrics.jsonl; half a line at its end, of a run that was killed, does not count."""
         return [line.tree for line in self.lines()]
 
-    def lines(self) -> list[Fields]:
+    def lines(self, name: str = METRICS) -> list[Fields]:
         """The same lines, as what may hold anything but has a round; DataError where they are none."""
-        subject = f"{self.path / METRICS}: not the metrics of a run"
+        subject = f"{self.path / name}: not the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
-            texts = content(self.path / METRICS, METRICS_BYTES).split(b"\n")[:-1]
+            texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]
         lines = [Fields.parsed(text, f"{subject}, line {number}", CURE) for number, text in enumerate(texts, 1)]
         for line in lines:
             line.whole("round")

@@ -76,11 +76,12 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 def kind_of_value(hint: Any, several: bool = False) -> str:
     """What a value of this type is, in words: ``list of whole numbers``."""
-    kind, _ = _bare(hint)
+    kind, metas = _bare(hint)
     if get_origin(kind) is tuple:
         first, *others = get_args(kind)
         if others == [...]:
-            return f"list{'s' * several} of {kind_of_value(first, several=True)}"
+            other = _extra(metas, "or")
+            return f"list{'s' * several} of {kind_of_value(first, several=True)}{f', {other}' if other else ''}"
         return f"[{', '.join(map(kind_of_value, (first, *others)))}]"
     if kind is bool:
         return "true or false"
@@ -111,8 +112,8 @@ def _draft_7(node: Any) -> Any:
     if "prefixItems" in node:
         node |= {"items": node.pop("prefixItems"), "additionalItems": False}
     if "anyOf" in node:
-        (one,) = [item for item in node.pop("anyOf") if item != {"type": "null"}]
-        node = {**one, **node}
+        kinds = [item for item in node.pop("anyOf") if item != {"type": "null"}]
+        node = {**kinds[0], **node} if len(kinds) == 1 else {"anyOf": kinds, **node}
     return node
 
 
@@ -177,7 +178,8 @@ def _demand(value: Any, hint: Any) -> str:
     kind, metas = _bare(hint)
     if get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
-            return "must be a list."
+            other = _extra(metas, "or")
+            return f"must be a list{f', {other}' if other else ''}."
         of, _ = _bare(get_args(kind)[0])
         wrong = [item for item in value if not _fits(item, of)]
         if wrong and of in _ENGLISH:

@@ -50,7 +50,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "corrupt", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--cases", type=int, help="so many (2000; with --minutes as many as there is time)")
+    parser.add_argument("--minutes", type=float, help="after which no further one begins")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", type=int, help="This one alone.")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="Leave the damaged files of wrong cases there.")
@@ -65,7 +66,10 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as place:
         files = real_files(Path(place), options.launcher.split())
         expected = {path: contents_of(path)(path) for path in files}
-        for number in range(options.cases) if options.case is None else [options.case]:
+        cases = options.cases or (10**7 if options.minutes else 2000)
+        for number in range(cases) if options.case is None else [options.case]:
+            if options.minutes and time.monotonic() - started > 60 * options.minutes:
+                break
             name, problem, outcome = run_training(
                 number, options.seed, files, expected, Path(place) / "case", options.keep
             )
@@ -82,7 +86,7 @@ def main(arguments: list[str]) -> int:
             "header and all contents are those of the file before, as when padding was hit. Wrong: anything else. "
             f"{libraries()}."
         )
-        title = f"{options.cases} damaged checkpoints and prepared files"
+        title = f"{sum(counts['all'].values())} damaged checkpoints and prepared files"
         report("campaign-corrupt", title, rows, notes, folder=options.results)
     return int(wrong > 0)
 

@@ -1,5 +1,6 @@
 """Kills runs again and again, lets the same command go on, and compares what comes out with an uninterrupted run.
 
+    python benchmarks/campaign.py kill --minutes 30 --seed 1
     python benchmarks/campaign.py kill --kills 300 --seed 1
     MPIRUN=/usr/bin/mpirun python benchmarks/campaign.py kill --kills 50 --ranks 3 --minutes 20
 
@@ -14,20 +15,19 @@ import contextlib
 import json
 import os
 import random
-import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import h5py
+from campaigns.job import SECONDS_TO_START, Job, rounds_of, wait_until
 from campaigns.libraries import WRITERS, libraries
 from reporting import HERE, report
 
@@ -38,10 +38,10 @@ MOMENTS = ("starting", "training", "writing", "ending")
 """Drawn for each kill; evaluations fall into training. The last kills of a run come at its end."""
 LAST_ROUNDS = 6
 """Trained once a run has been killed often enough."""
-SECONDS_TO_START = 300
+MANY = 10**5
+"""No campaign has time for more."""
 SECONDS_TO_END = 120
 """After a kill."""
-_LOOK = 0.002
 
 
 @dataclass
@@ -104,86 +104,7 @@ def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS) -
     return settings
 
 
-# ---- jobs
-
-
-class Job:
-    """A started command: `ranks` has the processes, `end` waits for the launcher."""
-
-    def __init__(self, case: Case, out: Path, rounds: int):
-        self._log = case.folder / "log"
-        self._processes = Path(tempfile.mkdtemp(dir=case.folder))
-        self._count = case.ranks
-        # The shell turns into the rank, so that its number is the rank's.
-        note = 'rank=${PMI_RANK:-$OMPI_COMM_WORLD_RANK}; echo $$ >"$0/.$rank"; mv "$0/.$rank" "$0/$rank"; exec "$@"'
-        command = ["sh", "-c", note, str(self._processes), *case.command(out, rounds)]
-        self.words = shlex.join(command[4:])
-        with self._log.open("w", encoding="utf-8") as log:
-            self.process = subprocess.Popen(
-                [*launcher(), "-n", str(case.ranks), *command],
-                env={**ENVIRONMENT, **os.environ},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text(encoding="utf-8", errors="replace")
-
-    @property
-    def over(self) -> bool:
-        return self.process.poll() is not None
-
-    def ranks(self) -> list[int]:
-        """Their process numbers, as soon as all have begun; fewer when the job ends before."""
-        end = time.monotonic() + SECONDS_TO_START
-        while len(found := list(self._processes.glob("[0-9]*"))) < self._count and not self.over:
-            if time.monotonic() > end:
-                raise TimeoutError("ranks do not begin")
-            time.sleep(_LOOK)
-        return [int(path.read_text()) for path in found]
-
-    def end(self, seconds: float) -> int:
-        """Its exit code; TimeoutError, with everything killed, when it does not end."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise TimeoutError(f"it does not end within {seconds:g} s") from None
-
-    def kill(self) -> None:
-        """End launcher and ranks, whatever they do."""
-        for process in [self.process.pid, *(int(path.read_text()) for path in self._processes.glob("[0-9]*"))]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        self.process.wait()
-
-
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "NO_COLOR": "1",
-    # Open MPI refuses root and more ranks than cores unless told.
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
-
-
-def launcher() -> list[str]:
-    """The mpirun to take: $MPIRUN, or the one on the PATH."""
-    return shlex.split(os.environ.get("MPIRUN", "mpirun"))
-
-
 # ---- one run through its kills
-
-
-def rounds_of(out: Path) -> int:
-    """The rounds that the run's metrics have."""
-    with contextlib.suppress(OSError):
-        return (out / "metrics.jsonl").read_bytes().count(b"\n")
-    return 0
 
 
 def newest(out: Path) -> str:
@@ -199,20 +120,11 @@ def at_its_end(out: Path) -> bool:
     return (out / "network.h5").exists() or any(out.glob(".network.h5.*.tmp"))
 
 
-def wait_until(happens: Callable[[], bool], job: Job, seconds: float = SECONDS_TO_START) -> None:
-    """Until it does, or the job is over; TimeoutError after so long."""
-    end = time.monotonic() + seconds
-    while not happens() and not job.over:
-        if time.monotonic() > end:
-            raise TimeoutError(f"nothing happens within {seconds:g} s")
-        time.sleep(_LOOK)
-
-
 def kill_once(case: Case, chance: random.Random, moment: str, start_takes: float) -> float:
     """Start the run, kill ranks at the moment, see how the job ends; returns how long it took to begin to train."""
     out, begun = case.folder / "run", time.monotonic()
     had, checkpoint = rounds_of(out), newest(out)
-    job = Job(case, out, case.rounds if moment == "ending" else 10**6)
+    job = Job(case.folder, case.ranks, case.command(out, case.rounds if moment == "ending" else 10**6))
     try:
         ranks = job.ranks()
         every = case.settings["checkpoint.every"]
@@ -261,7 +173,7 @@ def check_words(case: Case, job: Job, moment: str) -> None:
 
 def finish(case: Case, out: Path) -> None:
     """Let the run come to its end."""
-    job = Job(case, out, case.rounds)
+    job = Job(case.folder, case.ranks, case.command(out, case.rounds))
     try:
         code = job.end(SECONDS_TO_START + SECONDS_TO_END)
     except TimeoutError as error:
@@ -315,27 +227,28 @@ def carry_through(case: Case, chance: random.Random, kills: int) -> None:
 def main(arguments: list[str]) -> int:
     """The campaign; 1 when anything was found."""
     parser = argparse.ArgumentParser(prog="campaign.py kill", description=__doc__.partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=300, help="of all runs together (300)")
+    parser.add_argument("--kills", type=int, help="of all runs together (300; with --minutes as many as there is time)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=600, help="after which no further run begins")
+    parser.add_argument("--minutes", type=float, help="after which no further run begins")
     parser.add_argument("--kills-of-a-run", type=int, default=KILLS_OF_A_RUN)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     parser.add_argument("--first", type=int, default=0, help="number of the first run: others of the same seed")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER", help="for the table")
     options = parser.parse_args(arguments)
+    kills = options.kills or (MANY if options.minutes else 300)
     begun = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix="istmpi-kill-"))
 
     def run(done: int) -> Case | None:
         """One run, ``done`` kills having been given to others; None when it is too late to begin."""
-        if time.monotonic() - begun > 60 * options.minutes:
+        if options.minutes and time.monotonic() - begun > 60 * options.minutes:
             return None
         number = options.first + done // options.kills_of_a_run
         chance = random.Random(f"{options.seed} {number}")
         case = Case(number, draw(chance, number), options.ranks, place / str(number))
         case.folder.mkdir()
-        carry_through(case, chance, min(options.kills_of_a_run, options.kills - done))
+        carry_through(case, chance, min(options.kills_of_a_run, kills - done))
         what = "; ".join(case.findings) or "as if nothing had been"
         print(f"run {number}, {case.settings['method.name']}, {case.kills.total()} kills: {what}", flush=True)
         if not case.findings:
@@ -343,7 +256,7 @@ def main(arguments: list[str]) -> int:
         return case
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        cases = list(filter(None, pool.map(run, range(0, options.kills, options.kills_of_a_run))))
+        cases = list(filter(None, pool.map(run, range(0, kills, options.kills_of_a_run))))
     found = [case for case in cases if case.findings]
     tell(cases, options)
     if found:

@@ -1,10 +1,11 @@
 """Many rounds of a tiny network: whether memory, open descriptors or threads of a rank grow with the rounds.
 
+    python benchmarks/campaign.py soak --minutes 30
     python benchmarks/campaign.py soak --rounds 10000
     MPIRUN=/usr/bin/mpirun python benchmarks/campaign.py soak --rounds 500 --ranks 2 --only "ist;local-sgd"
 
-Every rank notes after each hundredth of the rounds what its process has. The medians of the first tenth, the warm-up
-left out, and of the last are compared.
+Every rank notes after each hundredth of the rounds, or each 20 of them, what its process has. The medians of the first
+tenth, the warm-up left out, and of the last are compared.
 """
 
 import argparse
@@ -14,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -40,6 +43,8 @@ TINY = {
     "checkpoint.writer": WRITERS[-1],
 }
 SAMPLES = 100
+BETWEEN = 20
+"""Rounds between two samples where the rounds are not known beforehand."""
 MEGABYTES = 4.0
 """By which a rank's memory may grow: allocators keep a little of what a thread once used."""
 FIGURES = {"memory MB": MEGABYTES, "descriptors": 0, "threads": 0}
@@ -55,15 +60,19 @@ def main(arguments: list[str]) -> int:
     """Run every method, each in a job of its own; 1 if anything grew, or if a job failed."""
     options = _options(arguments)
     names = options.only.split(";") if options.only else list(METHODS)
+    rounds = options.rounds or (10**6 if options.minutes else 10_000)
+    seconds = 60 * options.minutes * options.jobs / len(names) if options.minutes else None
+    every = BETWEEN if options.minutes else max(rounds // SAMPLES, 1)
     rows = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        per_rank = list(pool.map(lambda name: soak(METHODS[name], options.ranks, options.rounds), names))
+        per_rank = list(pool.map(lambda name: soak(METHODS[name], options.ranks, rounds, every, seconds), names))
     for name, samples in zip(names, per_rank, strict=True):
         for figure, allowed in FIGURES.items():
             first, last = max((ends(rank[figure]) for rank in samples), key=lambda both: both[1] - both[0])
             verdict = "grows" if last - first > allowed else "stays"
             rows.append({"method": name, "figure": figure, "first": first, "last": last, "verdict": verdict})
-    title = f"{options.rounds:,} rounds on {options.ranks} ranks"
+    least = min(len(samples[0][figure]) for samples in per_rank for figure in FIGURES) * every
+    title = f"{least:,} rounds{' or more' if options.minutes else ''} on {options.ranks} ranks"
     notes = f"{NOTES} Writer of checkpoints: {WRITERS[-1]}. {libraries()}."
     report("campaign-soak", title, rows, notes, folder=options.results)
     return int(any(row["verdict"] == "grows" for row in rows))
@@ -75,14 +84,28 @@ def ends(values: list[float]) -> tuple[float, float]:
     return float(median(values[tenth // 5 : tenth])), float(median(values[-tenth:]))
 
 
-def soak(method: dict[str, object], ranks: int, rounds: int) -> list[dict[str, list[float]]]:
-    """One job; of every rank the samples of each figure, in the order of the rounds."""
+def soak(
+    method: dict[str, object], ranks: int, rounds: int, every: int, seconds: float | None
+) -> list[dict[str, list[float]]]:
+    """One job; of every rank the samples of each figure, in the order of the rounds, one in so many.
+
+    It is stopped after so many seconds.
+    """
     launcher = os.environ.get("MPIRUN") or shutil.which("mpirun")
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        every = max(rounds // SAMPLES, 1)
         settings = {**TINY, **method, "train.rounds": rounds, "evaluate.every": every, "checkpoint.every": every}
         settings["output.folder"] = f"{folder}/run"
-        words = [launcher, "-n", str(ranks), sys.executable, __file__, folder, str(every), json.dumps(settings)]
+        words = [
+            launcher,
+            "-n",
+            str(ranks),
+            sys.executable,
+            __file__,
+            folder,
+            str(every),
+            json.dumps(settings),
+            str(seconds or 0),
+        ]
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -94,10 +117,11 @@ def soak(method: dict[str, object], ranks: int, rounds: int) -> list[dict[str, l
         return [json.loads(Path(folder, f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def _on_a_rank(folder: str, every: int, settings: dict[str, object]) -> int:
+def _on_a_rank(folder: str, every: int, settings: dict[str, object], seconds: float) -> int:
     """The run, its samples left beside it."""
     from istmpi import comm
     from istmpi.config import Run
+    from istmpi.errors import StoppedError
     from istmpi.training.loop import Training
     from istmpi.training.run import run_training
 
@@ -113,7 +137,8 @@ def _on_a_rank(folder: str, every: int, settings: dict[str, object]) -> int:
 
     Training.progress = noting
     communicator = comm.world()
-    run_training(Run().override(settings), communicator)
+    with suppress(StoppedError):
+        run_training(Run().override(settings), communicator, deadline=time.time() + seconds if seconds else None)
     Path(folder, f"rank-{communicator.rank}.json").write_text(json.dumps(samples))
     return 0
 
@@ -130,7 +155,8 @@ def held() -> dict[str, float]:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="campaign.py soak")
-    parser.add_argument("--rounds", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, help="of each method (10,000; with --minutes as many as there is time)")
+    parser.add_argument("--minutes", type=float, help="for all methods together")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="methods at a time (1)")
     parser.add_argument("--only", help=f"some of: {', '.join(METHODS)}; separated by ;")
@@ -141,4 +167,4 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     from istmpi.cli.main import main as as_istmpi
 
-    as_istmpi(lambda: _on_a_rank(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])))
+    as_istmpi(lambda: _on_a_rank(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), float(sys.argv[4])))

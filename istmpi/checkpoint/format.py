@@ -67,6 +67,11 @@ class DataSummary:
     features: int | None = None
     """CRC-32 of a sample of the training features; 0 where each rank has its own, None in files of version 1."""
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells training data of the same name apart; empty where each rank has its own."""
+        return f"{self.features:08x}{self.labels:08x}" if self.features or self.labels else ""
+
 
 @dataclass(frozen=True)
 class Header:
@@ -104,6 +109,10 @@ class Header:
     temperature: float = 1.0
     """What a classifier's logits are divided by for its probabilities; 1 where nobody fitted it."""
 
+    shares: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """Where they change on the way: those of the round that was trained last and the two behind it, by the number of
+    the first round that has them."""
+
     @property
     def full_scale(self) -> dict[str, float]:
         """What the full network multiplies the contributions of each unit group by."""
@@ -113,6 +122,18 @@ class Header:
     def shape(self) -> tuple[int, ...]:
         """The shape of an example as it was trained on last."""
         return (self.data.shape[0], self.side, self.side) if self.side else self.data.shape
+
+    def shares_in(self, ranks: int, round: int) -> Sequence[float] | None:
+        """The shares of a round on so many ranks; None for those of the run's settings. ConfigError where forgotten."""
+        log = self.shares
+        if not log or ranks != self.ranks:
+            return None
+        if round < min(log):
+            raise ConfigError(
+                f"round {round}: its shares of the ranks are in metrics.jsonl alone; the checkpoint knows those from "
+                f"round {min(log)} on. Give such a round."
+            )
+        return log[max(first for first in log if first <= round)]
 
     @property
     def position(self) -> tuple[int, int]:
@@ -191,7 +212,7 @@ def _attributes(header: Header) -> dict[str, str | int | float]:
     attributes: dict[str, str | int | float] = {"format": FORMAT, "version": VERSION, "seed": header.run.train.seed}
     for item in dataclasses.fields(header):
         value = getattr(header, item.name)
-        if (item.name in ("network", "side") and not value) or (item.name == "temperature" and value == 1):
+        if (item.name in ("network", "side", "shares") and not value) or (item.name == "temperature" and value == 1):
             continue
         plain = value.tree() if isinstance(value, Run) else value
         plain = dataclasses.asdict(value) if isinstance(value, DataSummary) else plain
@@ -257,6 +278,7 @@ def read_header(file: h5py.File, path: Any) -> Header:
     attributes.setdefault("side", np.int64(0))
     attributes.setdefault("fitted", "{}")
     attributes.setdefault("temperature", np.float64(1))
+    attributes.setdefault("shares", "{}")
     values = {}
     for item in dataclasses.fields(Header):
         if item.name not in attributes:
@@ -271,6 +293,10 @@ def read_header(file: h5py.File, path: Any) -> Header:
     for name in ("scale", "fitted"):
         if not all(isinstance(factor, float) and 0 < factor < np.inf for factor in values[name].values()):
             raise DataError(f"{path}: damaged: its attribute {name} has other values than positive numbers.")
+    ranks = values["ranks"]
+    if not all(number.isdecimal() and _are_shares(shares, ranks) for number, shares in values["shares"].items()):
+        raise DataError(f"{path}: damaged: its attribute shares has other values than a positive number for each rank.")
+    values["shares"] = {int(number): tuple(shares) for number, shares in values["shares"].items()}
     if not all(isinstance(version, str) for version in values["versions"].values()):
         raise DataError(f"{path}: damaged: its attribute versions has other values than texts.")
     if (seed := attributes.get("seed")) != values["run"].train.seed:
@@ -313,6 +339,11 @@ def _data_summary(tree: Mapping[str, Any], path: Any) -> DataSummary:
     if wrong := [name for name in fits if not fits[name]]:
         raise DataError(f"{path}: damaged: its attribute data has {wrong[0]} = {shown(tree.get(wrong[0]))}.")
     return DataSummary(**{**tree, "shape": tuple(shape)})
+
+
+def _are_shares(value: Any, ranks: int) -> bool:
+    numbers = isinstance(value, list) and all(isinstance(share, float) and 0 < share < np.inf for share in value)
+    return numbers and len(value) == ranks
 
 
 def _text(value: Any) -> str:

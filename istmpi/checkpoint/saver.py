@@ -138,6 +138,16 @@ class Saver:
         commit(path, header, pieces, self.writer, self._communicator)
         return path
 
+    @property
+    def newest(self) -> Path | None:
+        """The last checkpoint that is known to be valid."""
+        return self._valid[-1] if self._valid else None
+
+    def give_up(self) -> None:
+        """Wait until what is under way has failed, with a communicator that is of no use any more; save no more."""
+        self._idle.wait()
+        self.close()
+
     def close(self) -> None:
         """Let the thread end, when it has nothing left to do."""
         self._jobs.put(None)

@@ -96,6 +96,7 @@ def header_values(header: Header) -> dict[str, Any]:
         "scale": dict(header.scale),
         "fitted": dict(header.fitted),
         "versions": dict(header.versions),
+        "shares": {number: list(shares) for number, shares in header.shares.items()},
         "network": dict(header.network),
     }
 
@@ -128,7 +129,7 @@ def deal(checkpoint: Checkpoint, ranks: int, round: int | None) -> dict[str, Any
     """
     run, network = checkpoint.header.run, checkpoint.architecture
     round = checkpoint.header.round if round is None else round
-    partition = spec_of(run.method.name).deal(run, network, ranks, round)
+    partition = spec_of(run.method.name).deal(run, network, ranks, round, checkpoint.header.shares_in(ranks, round))
     units = {name: [_units(part) for part in parts] for name, parts in partition.units.items()}
     return {"ranks": ranks, "round": round, "units": units}
 

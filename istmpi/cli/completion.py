@@ -18,7 +18,13 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 _FILES = CompletionItem("", type="file")
 _FOLDERS = CompletionItem("", type="dir")
-OF_FILES = {"data.source": ("digits",), "output.folder": (), "model.name": (), "train.init": ()}
+OF_FILES = {
+    "data.source": ("digits",),
+    "output.folder": (),
+    "model.name": (),
+    "train.init": (),
+    "method.shares": ("auto",),
+}
 """Settings that are paths, with what else they may be; of a network its names are known from its type."""
 
 

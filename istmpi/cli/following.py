@@ -11,7 +11,7 @@ from istmpi.comm import Communicator
 from istmpi.loggers import LOGGERS, open_loggers
 
 if TYPE_CHECKING:
-    from istmpi.training.run import Watch
+    from istmpi.training.watch import Watch
 
 
 def logging(command: Callable) -> Callable:

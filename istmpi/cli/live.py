@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
 from rich import progress as bars
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 LONGEST_ROUNDS = 4 * 3600.0
 """Seconds that have two rounds in them, from which the time left is known."""
-BEHIND = 0.02
-"""A rank whose local steps take that much longer than the median's is the slowest one."""
 
 
 class LiveView:
@@ -38,7 +35,6 @@ class LiveView:
         self._task = self._bar.add_task("", total=rounds)
         self._figures: list[str] = []
         self._score = ""
-        self._compute = [0.0] * len(hosts)
         self._live = Live(console=console, get_renderable=self.view, transient=True)
 
     def start(self) -> None:
@@ -59,21 +55,12 @@ class LiveView:
             self._figures.append(f"{number(examples)} examples/s")
             if len(self._hosts) > 1:
                 self._figures.append(f"{size(sent)}/s")
-            self._compute = [before + now for before, now in zip(self._compute, last.compute, strict=True)]
-            self._figures.append(slowest(self._compute, self._hosts))
+        if progress.slowest:
+            self._figures.append(str(progress.slowest))
 
     def view(self) -> Group:
         """The bar and the figures."""
         return Group(self._bar.get_renderable(), Text(fitting(self._figures, self._console.width)))
-
-
-def slowest(compute: Sequence[float], hosts: Sequence[str]) -> str:
-    """Which rank needs most for its local steps; empty where none lags behind the others. ``compute`` in seconds."""
-    usual, most = median(compute), max(compute)
-    if len(compute) < 2 or not usual or most < usual * (1 + BEHIND):
-        return ""
-    rank = compute.index(most)
-    return f"slowest rank {rank} ({hosts[rank]}) by {most / usual - 1:.0%}"
 
 
 def fitting(figures: Sequence[str], width: int) -> str:

@@ -34,6 +34,7 @@ ALONE = (
     "export",
     "job",
     "model",
+    "simulate",
 )
 """Commands that need no MPI: each process is on its own, however many were started."""
 
@@ -48,6 +49,7 @@ Exit codes:
     3  the loss is no longer finite
    74  a result cannot be written
    75  stopped early and saved: train --resume auto goes on
+   76  a rank was stuck, or its launcher gone: train --resume auto goes on from the last checkpoint
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
@@ -58,6 +60,7 @@ DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] 
     cls=LazyGroup,
     commands={
         "train": "Train a network on all ranks of an MPI job.",
+        "simulate": "Train on simulated ranks in one process, with delays, stops and losses drawn from a seed; no MPI.",
         "compare": "Train one run with several methods and say what each needs to reach a score.",
         "report": "Compare finished runs: table, pictures, HTML; no MPI.",
         "runs": "List the runs that ship with istmpi.",
@@ -96,6 +99,8 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
         # that are slower to leave than another a launcher sends SIGTERM.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+    if together:
+        comm.leave_survivors(code)
     sys.exit(code)
 
 

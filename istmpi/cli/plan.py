@@ -14,6 +14,7 @@ from istmpi.cli.networks import described, require_dealable
 from istmpi.config import Run
 from istmpi.cost import Cost, cost, phase_costs
 from istmpi.exits import require_fitting
+from istmpi.methods import METHODS
 from istmpi.models.architecture import Architecture
 from istmpi.report import tables
 
@@ -27,6 +28,8 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     for phase, _ in costs:
         require_dealable(run, network, phase)
     run.optimizer.require_usable(sum(rounds * phase.local_steps for phase, rounds in costs))
+    if run.method.shares is not None and METHODS[run.method.name].shares(run) is None:
+        METHODS[run.method.name].require_changing_shares(run, network, ranks)
     alone = cost(run.override({"method.shares": None}), network, 1)
     if as_json:
         print(json.dumps(_figures(run, network, costs, alone), default=float))  # FLOPs are fractions

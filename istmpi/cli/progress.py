@@ -13,7 +13,7 @@ from rich.table import Table
 from istmpi import comm
 from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.saver import Saver
-from istmpi.cli.live import LiveView, slowest
+from istmpi.cli.live import LiveView
 from istmpi.cli.showing import Showing
 from istmpi.cost import cost
 from istmpi.errors import IstmpiError
@@ -26,7 +26,7 @@ from istmpi.tasks import GRAPH_TASKS
 from istmpi.training.comparison import ComparisonWatch, Turn
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
-from istmpi.training.run import Summary, Watch
+from istmpi.training.watch import Summary, Watch
 
 SECONDS_BETWEEN_LINES = 10
 
@@ -70,7 +70,7 @@ class TrainingDisplay(Watch):
 
     def _follow(self, training: Training, title: str = "round") -> None:
         """Begin to show the progress of a run."""
-        self._rounds, self._hosts = training.run.train.rounds, training.hosts
+        self._rounds = training.run.train.rounds
         self._begun = time.monotonic()
         if self._way == "bar" and not self._showing.quiet:
             self._view = LiveView(self._console, self._rounds, training.hosts, title)
@@ -96,7 +96,11 @@ class TrainingDisplay(Watch):
         if self._showing.verbose and last and last.rates:
             examples, sent = last.rates
             line += f"  {number(examples)} examples/s  {size(sent)}/s"
-            line += f"  {phases(last.phases)}  {slowest(last.compute, self._hosts)}".rstrip()
+            line += f"  {phases(last.phases)}"
+            if progress.slowest:
+                line += f"  {progress.slowest}"
+            if last.shares:
+                line += f"  shares {','.join(f'{share:.3g}' for share in last.shares)}"
         if scored := progress.validation:
             line += f"  validation loss {scored.loss:.4f}  {progress.score_name} {_scores(scored)}"
         if progress.score:
@@ -259,6 +263,7 @@ def _outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> d
     return {
         summary.score_name: f"{_scores(score)} on {score.examples:,} test examples, loss {score.loss:.4f}",
         **early,
+        **({"slowest": str(summary.slowest)} if summary.slowest else {}),
         "speed": f"{number(summary.examples_per_second)} examples/s over all ranks in {duration(last.seconds)}",
         "time": f"{duration(elapsed)}{since} with evaluations and saving: {phases(summary.seconds)}; "
         f"before it {duration(loading)} of loading",

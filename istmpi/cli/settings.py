@@ -25,7 +25,7 @@ OPTIONS = {
     "--outer-momentum": ("method.outer_momentum", "M"),
     "--finish": ("method.finish", "NAME:SHARE%"),
     "--redeal": ("method.redeal", "FRACTION"),
-    "--shares": ("method.shares", "S,S,..."),
+    "--shares": ("method.shares", "S,S,...|auto|FILE"),
     "--rounds": ("train.rounds", "N"),
     "--max-minutes": ("train.max_minutes", "M"),
     "--batch": ("train.batch", "N"),
@@ -156,12 +156,15 @@ def _read(option: str, setting: str, text: str, model: str) -> Any:
         return text
     if setting == "train.threads" and text == "auto":
         return 0
+    given = text
     is_list = setting == "method.shares" or (setting == "model.hidden" and ("," in text or not is_module(model)))
-    if is_list and not text.startswith("["):
+    if is_list and not text.startswith(("[", "'", '"')):
         text = f"[{text}]"
     try:
         return toml_value(text)
     except ValueError:
+        if setting == "method.shares" and any(sign.isalpha() for sign in given):
+            return given
         if text.startswith("["):
             raise ConfigError(f"{option} {text.strip('[]')}: must be numbers with commas between them.") from None
         return text

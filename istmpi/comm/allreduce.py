@@ -1,34 +1,53 @@
 """The mean of tensors over all ranks, in place, moved in the background while the caller still computes.
 
 They travel round a ring (`istmpi.comm.ring`). Chunk c is added up in the order of ranks c+1, c+2, ..., c, whatever the
-timing: two runs agree bit for bit, and so do all ranks.
+timing: two runs agree bit for bit, and so do all ranks. What is encoded is added up in the order c, c-1, ..., c+1;
+every rank's copy is, and so is the mean, which all decode from the same bytes.
 """
 
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from istmpi import rng
 from istmpi.comm import Backoff, Communicator, ring, threads_may_call
+from istmpi.comm.codec import CODECS, EXACT, Codec
 
 Array = np.ndarray | torch.Tensor
 
 _TAGS = 2**15
 
 
+@dataclass(frozen=True)
+class Traveller:
+    """A segment: a part of a bucket, or a whole flat tensor."""
+
+    values: torch.Tensor
+    codec: Codec | None
+    """None: it travels as it is."""
+    key: int
+    """Of its roundings."""
+
+
 class MeanOverRanks:
     """The mean of named tensors over all ranks; every rank hands over the same names in any order.
 
-    ``nbytes``: bytes of each tensor; they travel in the reverse of this order. No other point-to-point messages may be
-    under way on the communicator.
+    ``nbytes``: bytes of each tensor; they travel in the reverse of this order. ``forms``: of tensors that are encoded,
+    how (`istmpi.comm.codec`). No other point-to-point messages may be under way on the communicator.
     """
 
-    def __init__(self, nbytes: Mapping[str, int], communicator: Communicator):
-        self._communicator = communicator
-        self._buckets = ring.buckets(nbytes)
-        self._background = threads_may_call()
+    def __init__(
+        self, nbytes: Mapping[str, int], communicator: Communicator, forms: ring.Forms = ring.ALL_EXACT, key: int = 0
+    ):
+        self._communicator, self._forms = communicator, forms
+        self.key = key
+        """Of the roundings of what is encoded; another one for every mean."""
+        self._buckets = ring.buckets(nbytes, forms)
         self._reset()
 
     def _reset(self) -> None:
@@ -36,8 +55,8 @@ class MeanOverRanks:
         self._made: dict[str, int] = {}
         self._flat: list[torch.Tensor] = []
         self._journey = self._travellers()
-        self._runner = _Runner(self._communicator)
-        self._thread: threading.Thread | None = None
+        self._runner = Background(self._communicator)
+        self._count = 0
 
     def add(self, name: str, tensor: torch.Tensor, made: int | None = None) -> None:
         """Hand over a contiguous tensor, not to be touched until `finish`; begins with what there is by now.
@@ -51,12 +70,15 @@ class MeanOverRanks:
         for segment in self._journey:
             if segment is None:
                 break
-            self._runner.put(segment)
+            self._runner.put(_Segment(segment, self._count % _TAGS, self._communicator))
+            self._count += 1
         else:
-            return  # everything is there: `finish` comes next
-        if self._runner.busy and self._background and not self._thread:
-            self._thread = threading.Thread(target=self._runner.run_meanwhile, daemon=True)
-            self._thread.start()
+            return  # everything is there: `finish` comes next, or `begin` says that it does not
+        self._runner.begin()
+
+    def begin(self) -> None:
+        """Begin to move everything, all of it being there, while the caller goes on with something else."""
+        self._runner.begin()
 
     def finish(self) -> None:
         """Until all tensors hold their means."""
@@ -64,17 +86,12 @@ class MeanOverRanks:
             return
         missing = [name for names in self._buckets for name in names if not self._complete(name)]
         assert not missing, f"missing: {missing}"
-        if self._thread:
-            self._runner.come_back()
-            self._thread.join()
-        self._runner.run()
+        self._runner.finish()
         for names, flat in zip(self._buckets, self._flat, strict=True):
             self._unpack(names, flat)
-        runner = self._runner
-        self._communicator.traffic.add(runner.bytes_sent, "ring all-reduce", runner.began, runner.ended)
         self._reset()
 
-    def _travellers(self) -> Iterator[torch.Tensor | None]:
+    def _travellers(self) -> Iterator[Traveller | None]:
         """All segments in the order in which they travel; None as long as the next one is not there."""
         for names in self._buckets:
             while self._there(names) is None:
@@ -84,7 +101,8 @@ class MeanOverRanks:
             for segment in ring.segments(flat.numel(), flat.element_size(), self._communicator.size):
                 while self._there(names) < segment.stop:
                     yield None
-                yield flat[segment]
+                codec = CODECS.get(self._forms.get(names[0], EXACT))
+                yield Traveller(flat[segment], codec, rng.key(self.key, names[0], segment.start))
 
     def _there(self, names: Sequence[str]) -> int | None:
         """So many elements of a bucket can leave by now: of a single tensor, from where it is, those that are made."""
@@ -108,41 +126,72 @@ class MeanOverRanks:
                 tensor.view(-1).copy_(values)
 
 
-class _Runner:
-    """Moves segments round the ring, a few at a time, in the order in which they were put."""
+class EncodedMean:
+    """The mean over ranks of a flat float32 tensor in host memory, in a codec's bytes; making it begins to move.
+
+    No other point-to-point messages may be under way on the communicator, and nobody touches the values.
+    """
+
+    def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
+        self._runner = Background(communicator)
+        self._runner.put(_Segment(Traveller(flat, codec, key=0), 0, communicator))
+        self._runner.begin()
+
+    def finish(self) -> None:
+        """Until the values are their mean; on one rank, too, they have passed through the codec twice."""
+        self._runner.finish()
+
+
+class Background:
+    """Moves journeys, a few at a time, in the order in which they were put: in a thread from `begin` to `finish`.
+
+    A journey has requests, says when it is done and how many bytes it has sent, and takes its next step in `advance`.
+    """
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
-        self._waiting: list[_Segment] = []
+        self._waiting: list = []
         """Another thread appends to it."""
-        self._under_way: list[_Segment] = []
+        self._under_way: list = []
         self._requests: list = []
-        self._count = 0
+        self._thread: threading.Thread | None = None
         self._called_back = threading.Event()
         self._failure: BaseException | None = None
-        self.bytes_sent = 0
-        self.began = self.ended = 0.0
-        """When the first segment was put, and the last one done."""
+        self._bytes_sent = 0
+        self._began = self._ended = 0.0
+        """When the first journey was put, and the last one done."""
 
-    def put(self, flat: torch.Tensor) -> None:
-        """A segment, not to be touched until it is done."""
-        self.began = self.began or time.perf_counter()
-        self._waiting.append(_Segment(flat, self._count % _TAGS, self._communicator))
-        self._count += 1
+    def put(self, journey: Any) -> None:
+        """One that nobody touches until it is done."""
+        self._began = self._began or time.perf_counter()
+        self._waiting.append(journey)
 
     @property
     def busy(self) -> bool:
         return bool(self._waiting or self._under_way)
 
-    def run(self) -> None:
+    def begin(self) -> None:
+        """Move what was put, and will be, while the caller computes; nothing where threads may not call MPI."""
+        if self.busy and not self._thread and threads_may_call():
+            self._thread = threading.Thread(target=self._run_meanwhile, daemon=True)
+            self._thread.start()
+
+    def finish(self) -> None:
         """Until everything that was put is done."""
+        if self._thread:
+            self._called_back.set()
+            self._thread.join()
         if self._failure:
             raise self._failure
-        backoff = Backoff()
-        while self.busy:
-            backoff.wait_unless(self._advance())
+        self._communicator.meet()
+        backoff = Backoff(self._communicator.require_all)
+        with self._communicator.waiting("ring all-reduce"), self._communicator.kept_if_it_fails(self):
+            while self.busy:
+                backoff.wait_unless(self._advance())
+        if self._communicator.size > 1:
+            self._communicator.traffic.add(self._bytes_sent, "ring all-reduce", self._began, self._ended)
 
-    def run_meanwhile(self) -> None:
+    def _run_meanwhile(self) -> None:
         """In a thread, until it is called back."""
         backoff = Backoff()
         try:
@@ -150,9 +199,6 @@ class _Runner:
                 backoff.wait_unless(self._advance())
         except BaseException as failure:  # raised where the result is waited for
             self._failure = failure
-
-    def come_back(self) -> None:
-        self._called_back.set()
 
     def _advance(self) -> bool:
         """Do what can be done now; whether that was anything."""
@@ -163,23 +209,24 @@ class _Runner:
             found = True
         if not found:
             return False
-        moved = [segment.advance() for segment in self._under_way]
-        self.bytes_sent += sum(segment.bytes_sent for segment in self._under_way if segment.done)
-        self._under_way = [segment for segment in self._under_way if not segment.done]
-        self._requests = [request for segment in self._under_way for request in segment.requests]
+        moved = [journey.advance() for journey in self._under_way]
+        self._bytes_sent += sum(journey.bytes_sent for journey in self._under_way if journey.done)
+        self._under_way = [journey for journey in self._under_way if not journey.done]
+        self._requests = [request for journey in self._under_way for request in journey.requests]
         if not self.busy:
-            self.ended = time.perf_counter()
+            self._ended = time.perf_counter()
         return any(moved)
 
 
 class _Segment:
     """A flat tensor on its way round the ring: P-1 steps in which chunks are added up, P-1 in which they are spread."""
 
-    def __init__(self, values: torch.Tensor, tag: int, communicator: Communicator):
+    def __init__(self, traveller: Traveller, tag: int, communicator: Communicator):
         self._communicator, self._tag = communicator, tag
-        flat = _array(values.detach())
+        self._key = traveller.key
+        flat = _array(traveller.values.detach())
         self._chunks = [flat[chunk] for chunk in ring.chunks(len(flat), communicator.size)]
-        self._steps = self._exchanges()
+        self._steps = self._encoded_exchanges(traveller.codec) if traveller.codec else self._exchanges()
         self.requests: list = []
         self.done = False
         self.bytes_sent = 0
@@ -205,13 +252,40 @@ class _Segment:
         for step in range(ranks - 1):
             yield self._pass_on(self._chunks[(rank - step) % ranks], self._chunks[(rank - step - 1) % ranks])
 
+    def _encoded_exchanges(self, codec: Codec) -> Iterator[list]:
+        """The same of what is encoded: each chunk straight to its rank, and its mean round the ring."""
+        rank, ranks, chunks = self._communicator.rank, self._communicator.size, self._chunks
+        lengths = [*map(len, chunks)]
+
+        def encoded(number: int, sender: int) -> np.ndarray:
+            """A chunk's bytes; those of the mean have the number of ranks as their ``sender``."""
+            return codec.encode(chunks[number], rng.key(self._key, number, sender))
+
+        total = codec.decode(encoded(rank, rank), lengths[rank])
+        arriving = np.empty(codec.nbytes(lengths[rank]), np.uint8)
+        for step in range(1, ranks):
+            to, from_ = (rank + step) % ranks, (rank - step) % ranks
+            sent = encoded(to, rank)
+            yield self._exchange(sent, to, arriving, from_)
+            total += codec.decode(arriving, lengths[rank])
+        chunks[rank][:] = total / ranks
+        passed = encoded(rank, ranks)
+        chunks[rank][:] = codec.decode(passed, lengths[rank])
+        for step in range(ranks - 1):
+            number = (rank - step - 1) % ranks
+            arriving = np.empty(codec.nbytes(lengths[number]), np.uint8)
+            yield self._pass_on(passed, arriving)
+            passed, chunks[number][:] = arriving, codec.decode(arriving, lengths[number])
+
     def _pass_on(self, sent: Array, received: Array) -> list:
-        communicator = self._communicator
-        rank, ranks = communicator.rank, communicator.size
+        rank, ranks = self._communicator.rank, self._communicator.size
+        return self._exchange(sent, (rank + 1) % ranks, received, (rank - 1) % ranks)
+
+    def _exchange(self, sent: Array, to: int, received: Array, from_: int) -> list:
         self.bytes_sent += sent.nbytes
         return [
-            communicator.start_receive(_bytes(received), (rank - 1) % ranks, self._tag),
-            communicator.start_send(_bytes(sent), (rank + 1) % ranks, self._tag),
+            self._communicator.start_receive(_bytes(received), from_, self._tag),
+            self._communicator.start_send(_bytes(sent), to, self._tag),
         ]
 
 

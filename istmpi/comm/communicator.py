@@ -2,91 +2,67 @@
 
 Values travel as bytes, so that every dtype arrives as it left. Each call adds to `Traffic` the bytes that this rank
 hands to MPI for other ranks; what it keeps for itself does not count.
+
+No call blocks in MPI: it is begun, and asked for until it is done, with pauses that leave the core to ranks that share
+it; `Whereabouts` knows meanwhile for whom it waits.
 """
 
+import pickle
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
 
+from istmpi.comm import mpi, objects
+from istmpi.comm.backoff import Backoff
+from istmpi.comm.exchange import Exchange
+from istmpi.comm.guard import Guarded, keep, over
+from istmpi.comm.stand_in import stand_in
+from istmpi.comm.traffic import Traffic
+from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError
 from istmpi.foreign import past_a_limit
 
 T = TypeVar("T")
 
 STAGING_BYTES = 2**27
-"""Most bytes that a rank packs for one Alltoallv. It bounds the memory beside the weights, and keeps counts and
+"""Most bytes that a rank packs for one exchange. It bounds the memory beside the weights, and keeps counts and
 displacements far below the 2**31 that MPI libraries before MPI-4 can take."""
 
 LARGEST_CALL = 2**30
 """Bytes that one broadcast or all-gather moves at most, for the same reason."""
 
-SPIN_POLLS = 20
-"""So many polls in vain before the first sleep."""
-LONGEST_SLEEP = 5e-4
-"""Seconds; a line of 1 Gbit/s carries 62 kB meanwhile, which its socket buffers hold."""
-
 Staged = tuple[np.ndarray, list[int], list[int]]
 """A byte buffer with the count and the start of each rank's message in it."""
-
-
-@dataclass(frozen=True)
-class Sent:
-    """One call that hands values to MPI; times are those of ``time.perf_counter``."""
-
-    call: str
-    bytes: int
-    began: float
-    ended: float
-
-
-@dataclass
-class Traffic:
-    """What this rank handed to MPI."""
-
-    bytes: int = 0
-    calls: int = 0
-    followers: list[Callable[[Sent], None]] = field(default_factory=list)
-    """Each is told of every call."""
-
-    def add(self, nbytes: int, call: str, began: float, ended: float | None = None) -> None:
-        """Count a call that has ended, by default just now."""
-        self.bytes += nbytes
-        self.calls += 1
-        for follower in self.followers:
-            follower(Sent(call, nbytes, began, ended or time.perf_counter()))
-
-
-class Backoff:
-    """Waits for the network with sleeps that grow while nothing happens.
-
-    MPI libraries wait by spinning: a rank that waits would take the core from one that shares it and still computes.
-    """
-
-    def __init__(self) -> None:
-        self._idle = 0
-
-    def wait_unless(self, progress: bool) -> None:
-        """Sleep a little longer after every poll without progress; not at all after one that made some."""
-        self._idle = 0 if progress else self._idle + 1
-        if self._idle > SPIN_POLLS:
-            doublings = min(self._idle - SPIN_POLLS, 20)
-            time.sleep(min(2**doublings * 25e-6, LONGEST_SLEEP))
 
 
 class Communicator:
     """A group of ranks. Methods are collective, but those for scratch memory and those that name a peer or requests."""
 
-    def __init__(self, mpi_communicator: Any):
+    def __init__(
+        self,
+        mpi_communicator: Any,
+        name: str = "all",
+        ranks: Sequence[int] | None = None,
+        whereabouts: Whereabouts | None = None,
+    ):
+        """``ranks``: their numbers in the job, by default all; ``name``: the same on all of them, no other's."""
         self._mpi = mpi_communicator
         self.rank: int = mpi_communicator.Get_rank()
         self.size: int = mpi_communicator.Get_size()
+        self.ranks = tuple(range(self.size) if ranks is None else ranks)
+        self.whereabouts = whereabouts or Whereabouts()
         self.traffic = Traffic()
+        self._name, self._duplicates = name, 0
         self._scratch: dict[str, np.ndarray] = {}
+        self._hosts: int | None = None
+        """On so many the ranks are; known from the first exchange on."""
+        self._kin: list[Any] = []
+        self._part_of: Communicator | None = None
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
         """A reused byte buffer: fresh memory for every transfer would cost a page fault for every 4 KiB."""
@@ -101,16 +77,27 @@ class Communicator:
         self._scratch.clear()
 
     def alltoallv(self, send: Staged, receive: Staged) -> None:
-        """Every rank's message to every other, as bytes."""
-        from mpi4py import MPI
+        """Every rank's message to every other, as bytes: in pieces between hosts, else by MPI_Alltoallv."""
+        MPI = mpi.library_here()
 
+        if self._hosts is None:
+            self._hosts = len({*self.hosts()})
         began = time.perf_counter()
-        self._mpi.Alltoallv([*send, MPI.BYTE], [*receive, MPI.BYTE])
+        if self._hosts == 1:  # one copy from memory to memory, which pieces would only delay
+            self._finish(self._mpi.Ialltoallv([*send, MPI.BYTE], [*receive, MPI.BYTE]), "alltoallv")
+        else:
+            self.meet()
+            exchange = Exchange(self, send, receive)
+            with self.waiting("exchange"), self.kept_if_it_fails(exchange):
+                backoff = Backoff(self.require_all)
+                while not exchange.done:
+                    backoff.wait_unless(exchange.advance())
+                self.require_all()
         self.traffic.add(sum(send[1]) - send[1][self.rank], "alltoallv", began)
 
     def allgatherv(self, mine: np.ndarray, counts: list[int]) -> np.ndarray:
         """All ranks' flat arrays one after the other: rank r's has ``counts[r]`` elements; any dtype."""
-        from mpi4py import MPI
+        MPI = mpi.library_here()
 
         parts = [count * mine.dtype.itemsize for count in counts]
         starts = [sum(parts[:rank]) for rank in range(self.size)]
@@ -118,7 +105,7 @@ class Communicator:
         own, per_rank = np.ascontiguousarray(mine).view(np.uint8), result.view(np.uint8)
         if per_rank.nbytes <= LARGEST_CALL:
             began = time.perf_counter()
-            self._mpi.Allgatherv([own, MPI.BYTE], [per_rank, parts, starts, MPI.BYTE])
+            self._finish(self._mpi.Iallgatherv([own, MPI.BYTE], [per_rank, parts, starts, MPI.BYTE]), "allgatherv")
             self.traffic.add(own.nbytes * (self.size - 1), "allgatherv", began)
         else:
             per_rank[starts[self.rank] :][: own.nbytes] = own
@@ -128,22 +115,29 @@ class Communicator:
 
     def broadcast(self, values: np.ndarray, root: int) -> None:
         """Overwrite ``values`` (contiguous) by the root's, in place."""
-        from mpi4py import MPI
+        MPI = mpi.library_here()
 
         flat, began = values.reshape(-1).view(np.uint8), time.perf_counter()
         for start in range(0, flat.nbytes, LARGEST_CALL):
-            self._mpi.Bcast([flat[start : start + LARGEST_CALL], MPI.BYTE], root=root)
+            self._finish(self._mpi.Ibcast([flat[start : start + LARGEST_CALL], MPI.BYTE], root=root), "broadcast")
         if self.rank == root:
             self.traffic.add(values.nbytes * (self.size - 1), "broadcast", began)
 
     def exchange(self, peer: int, mine: np.ndarray, theirs: np.ndarray) -> None:
         """Send ``mine`` to a rank, receive as much from it; both contiguous. Each rank of a pair names the other."""
-        from mpi4py import MPI
+        MPI = mpi.library_here()
 
         began = time.perf_counter()
-        self._mpi.Sendrecv(
-            [mine.view(np.uint8), MPI.BYTE], peer, recvbuf=[theirs.view(np.uint8), MPI.BYTE], source=peer
-        )
+        requests = [
+            self._mpi.Irecv([theirs.view(np.uint8), MPI.BYTE], peer),
+            self._mpi.Isend([mine.view(np.uint8), MPI.BYTE], peer),
+        ]
+
+        def done() -> bool:
+            self.test_some(requests)
+            return self.all_done(requests)
+
+        self._wait(done, "sendrecv", [self.ranks[peer]])
         self.traffic.add(mine.nbytes, "sendrecv", began)
 
     def allreduce_sum(self, values: np.ndarray) -> np.ndarray:
@@ -156,24 +150,92 @@ class Communicator:
 
     def allgather(self, value: T) -> list[T]:
         """Every rank's value, on every rank: for small Python objects."""
-        return self._mpi.allgather(value)
+        MPI = mpi.library_here()
+
+        packed, size = objects.packed(value), objects.SLOT
+        while True:
+            slots = bytearray(self.size * size)
+            request = self._mpi.Iallgather([objects.slot(packed, size), MPI.BYTE], [slots, MPI.BYTE])
+            self._finish(request, "allgather")
+            if (needed := objects.needed(slots, size)) <= size:
+                return objects.unpacked(slots, size)
+            size = needed
 
     def gather_to_root(self, value: T) -> list[T] | None:
         """Every rank's value on rank 0, None on the others."""
-        return self._mpi.gather(value, root=0)
+        MPI = mpi.library_here()
+
+        first = self.rank == 0
+        packed = np.frombuffer(objects.packed(value), dtype=np.uint8)
+        lengths = np.zeros(self.size if first else 0, dtype=np.int64)
+        mine = np.array([packed.size], dtype=np.int64)
+        self._finish(self._mpi.Igather(mine, lengths if first else None), "gather")
+        lengths = lengths.tolist()
+        starts = [*accumulate(lengths, initial=0)][:-1]
+        whole = np.empty(sum(lengths), dtype=np.uint8)
+        target = [whole, lengths, starts, MPI.BYTE] if first else None
+        self._finish(self._mpi.Igatherv([packed, MPI.BYTE], target), "gather")
+        if not first:
+            return None
+        return [pickle.loads(whole[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
 
     def broadcast_from_root(self, value: T) -> T:
         """Rank 0's value, on every rank."""
-        return self._mpi.bcast(value, root=0)
+        MPI = mpi.library_here()
+
+        packed, size = objects.packed(value) if self.rank == 0 else b"", objects.SLOT
+        while True:
+            slot = bytearray(objects.slot(packed, size))
+            self._finish(self._mpi.Ibcast([slot, MPI.BYTE]), "broadcast")
+            if (needed := objects.needed(slot, size)) <= size:
+                return objects.unpacked(slot, size)[0]
+            size = needed
 
     def barrier(self) -> None:
-        self._mpi.Barrier()
+        """Until all ranks have come."""
+        self._finish(self._mpi.Ibarrier(), "barrier")
 
-    def idle_barrier(self) -> None:
-        """A barrier for ranks that may come long after each other."""
-        everybody, backoff = self._mpi.Ibarrier(), Backoff()
-        while not everybody.Test():
-            backoff.wait_unless(False)
+    def _finish(self, request: Any, call: str) -> None:
+        """Until a collective call is done."""
+        self.meet()
+        self._wait(request.Test, call)
+
+    def _wait(self, done: Callable[[], bool], call: str, peers: Sequence[int] = ()) -> None:
+        """Until it is done; ``peers``: whom it takes, by default all."""
+        with self.kept_if_it_fails(done):
+            if not done():
+                with self.waiting(call, peers):
+                    backoff = Backoff(self.require_all)
+                    while not done():
+                        backoff.wait_unless(False)
+            self.require_all()
+
+    def require_all(self) -> None:
+        """Raise where this rank knows of one that is lost, in this group or in the one that it is part of. Local.
+
+        Only from communicators that are to `guard` against that.
+        """
+        for one in filter(None, (self, self._part_of)):
+            if isinstance(one.mpi, Guarded):
+                one.mpi.require_all()
+
+    @contextmanager
+    def kept_if_it_fails(self, requests: object) -> Iterator[None]:
+        """A block that waits for requests: `keep` them, and the memory that they may be about, when it raises."""
+        try:
+            yield
+        except Exception:
+            keep(requests, self._scratch)
+            self._scratch = {}
+            raise
+
+    def waiting(self, call: str, peers: Sequence[int] = ()) -> AbstractContextManager[None]:
+        """A block in which this rank waits; ``peers``: for whom, by their numbers in the job, else for all."""
+        return self.whereabouts.waits(call, self._name, peers or self.ranks, not peers)
+
+    def meet(self) -> None:
+        """Say that this rank has come to a collective call."""
+        self.whereabouts.meet(self._name)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -200,6 +262,24 @@ class Communicator:
             first.everywhere = True
             raise first
 
+    def cannot_lose_ranks(self) -> str:
+        """Why this MPI cannot go on without a rank, in a few words; empty where it can."""
+        return mpi.cannot_lose_ranks()
+
+    def tells_of_a_loss(self, error: BaseException) -> bool:
+        """Whether an exception is how MPI tells that a rank is gone, or that another rank has noticed it."""
+        return mpi.tells_of_a_loss(error)
+
+    def agree(self, through: bool) -> bool:
+        """Whether all ranks that are left say yes: the same answer on all of them, whoever is lost meanwhile."""
+        while True:
+            self._mpi.Ack_failed()
+            try:
+                return bool(self._mpi.Agree(int(through)))
+            except Exception as error:
+                if not self.tells_of_a_loss(error):
+                    raise
+
     @property
     def mpi(self) -> Any:
         """The mpi4py communicator, for a library that takes one."""
@@ -207,7 +287,35 @@ class Communicator:
 
     def duplicate(self) -> "Communicator":
         """The same ranks on a communicator of their own: what goes on there mixes with nothing here."""
-        return Communicator(self._mpi.Dup())
+        self._duplicates += 1
+        made = Communicator(self._mpi.Dup(), f"{self._name}.{self._duplicates}", self.ranks, self.whereabouts)
+        if isinstance(self._mpi, Guarded):
+            made.guard()
+        self._kin.append(made.mpi)
+        return made
+
+    def guard(self) -> None:
+        """From now on believe no collective call after a rank was lost: `Guarded`. Local."""
+        if not isinstance(self._mpi, Guarded):
+            self._mpi = Guarded(self._mpi)
+
+    def revoke(self) -> None:
+        """Have every call of all ranks that is under way on it or its duplicates fail, and every later one. Local."""
+        for each in (*self._kin, self._mpi):
+            each.Revoke()
+
+    def shrink(self) -> None:
+        """Be the communicator of those ranks alone that are left, in the same order; its duplicates are void."""
+        before = self._mpi.Get_group()
+        self._mpi = Guarded(self._mpi.Shrink())
+        left = self._mpi.Get_group()
+        self.ranks = tuple(self.ranks[place] for place in left.Translate_ranks(None, before))
+        left.Free()
+        before.Free()
+        self._name, self._hosts = f"{self._name}'", None
+        mpi.incomplete = stand_in() is None  # of a simulated rank no process is left behind
+        self.rank, self.size = self._mpi.Get_rank(), self._mpi.Get_size()
+        self._kin = []
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
@@ -216,8 +324,9 @@ class Communicator:
             yield None
             return
         group = self._mpi.Get_group().Incl(ranks)
-        some = Communicator(self._mpi.Create_group(group))
-        some.traffic.followers = self.traffic.followers
+        in_job = [self.ranks[rank] for rank in ranks]
+        some = Communicator(self._mpi.Create_group(group), f"{self._name}:{in_job}", in_job, self.whereabouts)
+        some.traffic.followers, some._part_of = self.traffic.followers, self
         yield some
         self.traffic.bytes += some.traffic.bytes
         self.traffic.calls += some.traffic.calls
@@ -226,49 +335,55 @@ class Communicator:
 
     def start_allreduce_max(self, value: int) -> Callable[[], int]:
         """Begin to agree on the largest of all ranks' values; what it returns waits for it and tells."""
-        from mpi4py import MPI
+        MPI = mpi.library_here()
 
         result = np.array([value], dtype=np.int64)
         request = self._mpi.Iallreduce(MPI.IN_PLACE, result, op=MPI.MAX)
 
         def largest() -> int:
-            request.Wait()
+            self._finish(request, "allreduce")
             return int(result[0])
 
         return largest
 
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
         """Begin to send bytes, not to be touched until the request is `all_done`; not counted."""
-        from mpi4py import MPI
+        MPI = mpi.library_here()
 
         return self._mpi.Isend([values, MPI.BYTE], peer, tag)
 
     def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
         """Begin to receive bytes, which have arrived once the request is `all_done`."""
-        from mpi4py import MPI
+        MPI = mpi.library_here()
 
         return self._mpi.Irecv([values, MPI.BYTE], peer, tag)
 
-    @staticmethod
-    def test_some(requests: list[Any]) -> bool:
+    def test_some(self, requests: list[Any]) -> bool:
         """One call of MPI_Testsome for all these requests, sent and received: whether any was done."""
-        from mpi4py import MPI
+        MPI = mpi.library_here()
 
-        return bool(MPI.Request.Testsome(requests))
+        if isinstance(self._mpi, Guarded):
+            requests = over(requests)
+        return bool(requests) and bool(MPI.Request.Testsome(requests))
 
     @staticmethod
     def all_done(requests: Sequence[Any]) -> bool:
         """Whether all of them were done at the last `test_some`."""
-        from mpi4py import MPI
+        MPI = mpi.library_here()
 
         return all(request == MPI.REQUEST_NULL for request in requests)
 
     @contextmanager
     def on_this_host(self) -> Iterator["Communicator"]:
         """The ranks on this host, for as long as the block lasts. Entering and leaving it are collective."""
-        from mpi4py import MPI
+        MPI = mpi.library_here()
 
-        local = Communicator(self._mpi.Split_type(MPI.COMM_TYPE_SHARED))
+        split = self._mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        here, all_ranks = split.Get_group(), self._mpi.Get_group()
+        in_job = [self.ranks[rank] for rank in here.Translate_ranks(list(range(split.Get_size())), all_ranks)]
+        here.Free()
+        all_ranks.Free()
+        local = Communicator(split, f"{self._name}:{in_job}", in_job, self.whereabouts)
         yield local
         local.mpi.Free()
 

@@ -12,7 +12,8 @@ import numpy as np
 from istmpi import __version__
 from istmpi.comm import mpi
 from istmpi.comm.arrival import expected
-from istmpi.comm.communicator import Backoff, Communicator
+from istmpi.comm.backoff import Backoff
+from istmpi.comm.communicator import Communicator
 from istmpi.comm.launcher import launched
 from istmpi.comm.leaving import end_with_this_script
 from istmpi.errors import IstmpiError, LaunchError

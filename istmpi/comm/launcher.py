@@ -37,6 +37,32 @@ def on_this_host() -> tuple[list[int], int]:
     return [launched()[0]], 1
 
 
+def starter() -> tuple[int, str] | None:
+    """The process that started this rank, and when that began; None without a launcher, or where none can be seen."""
+    name = next((rank for rank, size, _ in LAUNCHERS.values() if rank in os.environ and size in os.environ), None)
+    if name is None:
+        return None
+    process = os.getpid()
+    try:
+        while name in _environment(process):
+            process = _parent(process)
+    except PermissionError:  # another user's, as a scheduler's are
+        pass
+    except (OSError, ValueError):
+        return None
+    began = process_facts(process)[1]
+    return (process, began) if process > 1 and began else None
+
+
+def process_facts(process: int) -> tuple[str, str]:
+    """The system's letter for a process's state, and when it began, in its own ticks; empty where there is none."""
+    try:
+        state, *facts = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return state, facts[18]
+
+
 def terminal_columns() -> int | None:
     """How wide the terminal is to which mpirun, on this host, hands on what ranks print; None where there is none."""
     for name, *_ in LAUNCHERS.values():

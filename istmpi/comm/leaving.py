@@ -2,13 +2,17 @@
 
 import atexit
 import builtins
+import ctypes
+import os
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import NoReturn
 
 from istmpi.comm import mpi
-from istmpi.comm.communicator import Backoff, Communicator
+from istmpi.comm.backoff import Backoff
+from istmpi.comm.communicator import Communicator
 
 GRACE = 3.0
 """Seconds in which all ranks of a script that fails on all of them come to its end."""
@@ -22,7 +26,7 @@ def final_barrier() -> None:
     Only for an end that every rank knows of.
     """
     MPI = mpi.if_up()
-    if MPI:
+    if MPI and not mpi.incomplete:
         MPI.COMM_WORLD.Barrier()
 
 
@@ -32,6 +36,23 @@ def abort_at_exit(code: int) -> None:
         from mpi4py.run import set_abort_status
 
         set_abort_status(code)
+
+
+def leave_survivors(code: int) -> None:
+    """End this process at once where ranks were lost, for MPI may wait for them for ever as it ends; else return."""
+    MPI = mpi.if_up()
+    if MPI and mpi.incomplete:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        threading.Timer(GRACE, os._exit, (code,)).start()
+        ctypes.CDLL(MPI.__file__).MPI_Finalize()  # without Python's lock
+        os._exit(code)
+
+
+def leave_the_lost(communicator: Communicator) -> None:
+    """Have this rank end by itself, as ranks are lost that nobody needs any more. Local."""
+    communicator.revoke()
+    mpi.incomplete = True
 
 
 def end_with_this_script(communicator: Communicator) -> None:

@@ -1,10 +1,12 @@
 """The MPI library itself: how it is loaded, what it says of itself, and what it lets us do."""
 
 import ctypes
+import os
 import sys
 import warnings
 from typing import Any
 
+from istmpi.comm.stand_in import stand_in
 from istmpi.errors import LaunchError
 
 
@@ -43,8 +45,20 @@ def _initialise(MPI: Any) -> None:
         communicator.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py makes exceptions of what is returned
 
 
+def library_here() -> Any:
+    """mpi4py's MPI module, which a communicator says is up; in a simulated rank what stands in for it."""
+    simulated = stand_in()
+    if simulated is not None:
+        return simulated
+    from mpi4py import MPI
+
+    return MPI
+
+
 def if_up() -> Any:
-    """mpi4py's MPI module while the library is up, else None; starts nothing."""
+    """mpi4py's MPI module while the library is up, else None; starts nothing. In a simulated rank its stand-in."""
+    if (simulated := stand_in()) is not None:
+        return simulated
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
@@ -72,6 +86,35 @@ _OF_THE_CONNECTION = (
 """Classes of MPI's errors that no wrong argument of ours leads to."""
 
 
+incomplete = False
+"""Ranks were lost, and this one went on without them: calls on all that were started fail."""
+
+
+def tells_of_a_loss(error: BaseException) -> bool:
+    """Whether an exception is how MPI tells that a rank is gone, or that another rank has noticed it."""
+    MPI = if_up()
+    if MPI is None or not isinstance(error, MPI.Exception):
+        return False
+    return error.Get_error_class() == MPI.ERR_REVOKED or bool(lost_connection(error))
+
+
+def cannot_lose_ranks() -> str:
+    """Why this MPI cannot go on without a rank, in a few words; empty where it can (ULFM)."""
+    MPI = library_here()
+    if stand_in() is not None:
+        return "" if MPI.survives else "these simulated ranks end with any of them"
+    name, version = MPI.get_vendor()
+    if name != "Open MPI" or version < (5,):
+        return f"{library()} is not Open MPI 5"
+    if os.environ.get(_SWITCHED_ON, "0").lower() not in ("1", "true", "yes", "enabled", "t", "y"):
+        return f"{library()} was started without mpirun --with-ft ulfm"
+    return ""
+
+
+_SWITCHED_ON = "OMPI_MCA_mpi_ft_enable"
+"""What that option sets for the ranks."""
+
+
 def library_before_start() -> str:
     """The MPI library's own words about itself, MPI not started; for a process that does nothing else."""
     import mpi4py
@@ -84,10 +127,8 @@ def library_before_start() -> str:
 
 def library() -> str:
     """The MPI library's name and version, in a few words."""
-    from mpi4py import MPI
-
-    name, version = MPI.get_vendor()
-    return f"{name} {'.'.join(map(str, version))}"
+    name, version = library_here().get_vendor()
+    return f"{name} {'.'.join(map(str, version))}".strip()
 
 
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
@@ -96,8 +137,7 @@ THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 
 def thread_level() -> str:
     """Which of `THREAD_LEVELS` the library grants."""
-    from mpi4py import MPI
-
+    MPI = library_here()
     levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
     return THREAD_LEVELS[levels.index(MPI.Query_thread())]
 
@@ -109,6 +149,4 @@ def threads_may_call() -> bool:
 
 def send_to_self(sent: Any, received: Any) -> None:
     """Through MPI from one buffer to another of this process; they may lie in device memory if the library takes it."""
-    from mpi4py import MPI
-
-    MPI.COMM_SELF.Sendrecv(sent, 0, 0, received, 0, 0)
+    library_here().COMM_SELF.Sendrecv(sent, 0, 0, received, 0, 0)

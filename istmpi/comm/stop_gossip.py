@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from istmpi.comm import mpi
 from istmpi.comm.communicator import Communicator
+from istmpi.comm.guard import keep
 
 
 class StopGossip:
@@ -12,7 +14,8 @@ class StopGossip:
     """
 
     def __init__(self, communicator: Communicator):
-        self._mpi = communicator.mpi.Dup()
+        self._communicator = communicator.duplicate()
+        self._mpi = self._communicator.mpi
         self._rank, self._size = communicator.rank, communicator.size
         self._steps = [2**power for power in range((self._size - 1).bit_length())]
         self._sent: list[Any] = []
@@ -24,7 +27,7 @@ class StopGossip:
 
     def poll(self) -> str:
         """The reason that has arrived by now, or an empty text."""
-        from mpi4py import MPI
+        MPI = mpi.library_here()
 
         status = MPI.Status()
         if not self._steps or not self._mpi.iprobe(status=status):
@@ -32,9 +35,13 @@ class StopGossip:
         self._received_from.add(status.source)
         return self._mpi.recv(source=status.source)
 
+    def give_up(self) -> None:
+        """Wait for nothing that is under way, as a rank is lost. Local."""
+        keep(*self._sent)
+
     def settle(self) -> None:
         """Receive what is still under way."""
-        sent = self._mpi.allgather(bool(self._sent))
+        sent = self._communicator.allgather(bool(self._sent))
         for step in self._steps:
             source = (self._rank - step) % self._size
             if sent[source] and source not in self._received_from:

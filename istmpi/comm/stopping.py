@@ -27,6 +27,9 @@ class StopSign:
 
     def __init__(self, communicator: Communicator, file: Path | None = None, deadline: float | None = None):
         self.reason = ""
+        self.survives = False
+        """A lost rank is no reason to end here."""
+        self._communicator = communicator
         self._rank = communicator.rank
         self._gossip = StopGossip(communicator)
         self._signal = ""
@@ -35,15 +38,33 @@ class StopSign:
 
     def asked(self) -> bool:
         """Whether this rank knows of a wish to stop; it passes the wish on. Cheap enough for every local step."""
-        if not self.reason and (reason := self._signal or self._look() or self._gossip.poll()):
-            self.reason = reason
-            self._gossip.notify(reason)
+        try:
+            if not self.reason and (reason := self._signal or self._look() or self._gossip.poll()):
+                self.reason = reason
+                self._gossip.notify(reason)
+        except Exception as error:
+            if not (self.survives and self._communicator.tells_of_a_loss(error)):
+                raise  # else the ranks find out where they meet
         return bool(self.reason)
+
+    def renewed(self) -> StopGossip:
+        """How wishes are passed on among the ranks that are left; takes the place of the one before. Collective."""
+        return StopGossip(self._communicator)
+
+    def go_on(self, gossip: StopGossip, reasons: list[str]) -> None:
+        """Have another way to pass wishes on, and the first reason that one of the ranks has."""
+        self._gossip.give_up()
+        self._gossip, self._rank = gossip, self._communicator.rank
+        self.reason = next(filter(None, reasons), "")
 
     @property
     def cure(self) -> str:
         """What to do, if anything, before the run can go on."""
         return f"Remove {self._file}; then the same" if self.reason.startswith(_FILE_REASON) else "The same"
+
+    def wished(self) -> str:
+        """Why this rank may be asked to stop as soon as it looks; passes nothing on. From any thread."""
+        return self.reason or self._signal or ("" if self._rank else self._seen())
 
     def settle(self, reasons: list[str]) -> None:
         """Adopt the first of all ranks' reasons, gathered from them, and end what `asked` began. Collective."""
@@ -63,7 +84,10 @@ class StopSign:
         if self._rank or now - self._looked < _SECONDS_BETWEEN_LOOKS:
             return ""
         self._looked = now
-        if self._deadline is not None and now >= self._deadline:
+        return self._seen()
+
+    def _seen(self) -> str:
+        if self._deadline is not None and time.time() >= self._deadline:
             return "the end of the job's time"
         return f"{_FILE_REASON}{self._file}" if self._file and self._file.exists() else ""
 

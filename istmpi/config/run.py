@@ -17,6 +17,7 @@ import tomli_w
 from istmpi.config.sections import (
     OWN_SETTINGS,
     Checkpoint,
+    Comm,
     Data,
     Evaluate,
     Method,
@@ -49,6 +50,7 @@ class Run:
     train: Train = field(default_factory=Train)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    comm: Comm = field(default_factory=Comm)
     output: Output = field(default_factory=Output)
     name: Annotated[
         str,
@@ -170,6 +172,10 @@ class Run:
             found.append((name, side, end - first))
             first = end
         return found
+
+    def last_rounds(self) -> set[int]:
+        """After so many rounds another method begins, or another size of images, or the run is over."""
+        return {end for end, _ in self.sides()} | {self.phases()[0][1]}
 
     def phases(self) -> list[tuple[str, int]]:
         """The methods to use one after the other, each with its number of rounds; ConfigError for a bad finish.

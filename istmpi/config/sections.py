@@ -166,6 +166,21 @@ class _CommonMethod:
         Annotated[float, Meta(ge=0, lt=1)] | None,
         Meta(description="Nesterov's momentum of whole rounds, as in DiLoCo; by default the method's own, mostly 0."),
     ] = None
+    wire: Annotated[
+        Literal["float32", "bfloat16", "int8"],
+        Meta(
+            description="How weights and gradients travel: as they are, or rounded at random to 2 bytes or 1 a value; "
+            "momentum that travels, and tensors of one axis, have 2 at least."
+        ),
+    ] = "float32"
+    delay: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="Local steps that ranks take while what they send is on its way; at most local_steps - 1. Of "
+            "ist (by default 0) weights leave so long before a round's end; of streaming-diloco (1) it is from when a "
+            "fragment leaves to when its mean is taken."
+        ),
+    ] = None
     finish: Annotated[str, Meta(description="Another method for the last rounds, and their share: local-sgd:10%.")] = ""
 
 
@@ -294,6 +309,14 @@ class Train:
             extra={"must": "be numbers that are not negative"},
         ),
     ] = ()
+    logit_adjustment: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Classes, where ranks have different ones: so many times the log of each class's share of a "
+            "rank's examples is added to its logits while it trains; 1 allows for all of it.",
+        ),
+    ] = 0.0
     multi_label_loss: Annotated[
         Literal["softmax", "binary"],
         Meta(
@@ -371,6 +394,28 @@ class Checkpoint:
     max_failures: Annotated[
         int, Meta(ge=1, description="So many checkpoints in a row that cannot be written end the run.")
     ] = 3
+
+
+@dataclass(frozen=True)
+class Comm:
+    """What becomes of ranks that wait for each other; nothing of it changes what is learnt."""
+
+    patience: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds, at least, after which ranks that others wait for are named, and after as many more "
+            "the job ends with exit code 76 where one is stuck; three times the slowest round where that is more. "
+            "0 waits for ever.",
+        ),
+    ] = 30.0
+    survive: Annotated[
+        bool, Meta(description="Go on without a rank that is lost, where the MPI can (mpirun --with-ft ulfm).")
+    ] = False
+    buddies: Annotated[
+        bool,
+        Meta(description="With survive each rank keeps a copy of its neighbour's weights, once a round."),
+    ] = True
 
 
 @dataclass(frozen=True)

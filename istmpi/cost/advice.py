@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from istmpi.cost.rivals import counted
 from istmpi.cost.survey import Scenario
-from istmpi.cost.time import round_time
+from istmpi.cost.time import COMPUTING, link_rate, round_time
 from istmpi.methods import METHODS
 
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
 """What is tried; the paper used 20 to 160."""
+LEAST_LOCAL_STEPS = {"streaming-diloco": 100, "sparse-loco": 30}
+"""Of methods whose papers have such rounds. Shorter ones pick and pack all values more often, which takes longer than
+the copies by which it is counted."""
 TRANSFER_SHARE = 0.2
 """Local steps are as few as keep the transfers below this share of a round: more would save little more."""
 LEAST_SHARE = 0.1
@@ -20,7 +24,7 @@ LEAST_EFFICIENCY = 0.5
 WORTH_IT = 1.25
 """A method that changes what is learnt must be faster by this factor than one that changes less."""
 
-FAITHFUL = ("data-parallel", "local-sgd", "ist")
+FAITHFUL = ("data-parallel", "local-sgd", "streaming-diloco", "sparse-loco", "ist")
 """From what trains exactly as one process would to what departs most from it."""
 
 
@@ -36,7 +40,7 @@ class Choice:
 
 
 def advise(scenario: Scenario, most_ranks: int) -> list[str]:
-    """Five lines: what to run, why this method, why so many ranks, why so many local steps, and what to beware of."""
+    """Six lines: what to run; why this method, so many ranks, and local steps; what link methods need; and beware."""
     alone = scenario.alone()
     counts = _powers_of_two(most_ranks)
     best = {name: choice for name in _candidates(scenario) if (choice := _best(scenario, name, counts, alone))}
@@ -52,6 +56,7 @@ def advise(scenario: Scenario, most_ranks: int) -> list[str]:
         _why_method(scenario, chosen, best),
         _why_ranks(scenario, chosen, counts, alone),
         _why_local_steps(scenario, chosen),
+        _links(scenario, chosen.ranks),
         _beware(scenario, chosen),
     ]
 
@@ -86,7 +91,8 @@ def _sensible(scenario: Scenario, method: str, ranks: int) -> bool:
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
     """The fewest local steps with which transfers are a small part of the time."""
     every_step = counted(method).synchronous
-    for local_steps in (1,) if every_step else LOCAL_STEPS:
+    least = LEAST_LOCAL_STEPS.get(method, 1)
+    for local_steps in (1,) if every_step else [steps for steps in LOCAL_STEPS if steps >= least]:
         choice = _at(scenario, method, ranks, local_steps)
         if choice.transfer_share <= TRANSFER_SHARE:
             break
@@ -144,6 +150,25 @@ def _why_local_steps(scenario: Scenario, chosen: Choice) -> str:
     )
 
 
+def _links(scenario: Scenario, ranks: int) -> str:
+    """The rate that each method needs for its ranks to hardly wait, as the run sets it."""
+    rates = []
+    for name, spec in METHODS.items():
+        if scenario.can(name) and not spec.in_passes and ranks <= (scenario.most_ranks(name) or ranks):
+            rate = link_rate(scenario.cost(name, ranks), scenario.cluster)
+            rates.append(f"{name} {_bits(rate)}" if rate < inf else f"{name} more than any rate")
+    steps = scenario.run.method.local_steps
+    return f"Link: to compute {COMPUTING:.0%} of its time at P = {ranks}, J = {steps} a rank needs {', '.join(rates)}."
+
+
+def _bits(rate: float) -> str:
+    """Bits a second with a prefix."""
+    for prefix, size in (("G", 1e9), ("M", 1e6)):
+        if rate >= size:
+            return f"{rate / size:.3g} {prefix}bit/s"
+    return f"{rate / 1e3:.3g} kbit/s"
+
+
 def _beware(scenario: Scenario, chosen: Choice) -> str:
     plan = scenario.cost(chosen.method, chosen.ranks)
     text = f"Memory {float(plan.largest.memory.total) / 1e9:.3g} GB a rank"
@@ -168,6 +193,7 @@ def _one_process(scenario: Scenario, alone: float, most_ranks: int) -> list[str]
         f"Method: with up to {most_ranks} ranks none reaches half of what its ranks could do.",
         tried,
         f"Local steps: up to {LOCAL_STEPS[-1]} were tried.",
+        _links(scenario, 2),
         f"Times rest on {scenario.cluster.name}: measure yours with istmpi measure.",
     ]
 

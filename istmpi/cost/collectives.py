@@ -4,18 +4,21 @@ Sizes are those of one tensor for every parameter, in bytes. ``sent`` leaves out
 bytes are those of the busiest rank, of a network in which every rank sends and receives at full rate at the same time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
 from istmpi.comm import STAGING_BYTES, ring
+from istmpi.config import Run
+from istmpi.cost import compressed
 from istmpi.cost.holdings import Holdings, Number
 from istmpi.cost.pairs import pair_bytes
 from istmpi.engine.axes import Parameter
 from istmpi.engine.layout import Layout, Owners
 from istmpi.engine.partition import Partition
+from istmpi.engine.wire import form_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Load:
     """Bytes of copies that the busiest rank takes the mean of."""
     buffers: Number = 0
     """Bytes beside the tensors themselves."""
+    parts: tuple[Number, ...] = (1,)
+    """Of all this, the parts that are sent one after the other, each behind local steps."""
+    steps_behind: int = 0
+    """So many for each part."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,10 @@ class Layouts:
     """Nobody has anything yet."""
     due: bool = True
     """This round ends with a mean of what stays on all ranks."""
+    wire: str = "float32"
+    """How values travel."""
+    pulled_exactly: bool = False
+    """What is pulled travels as it is for all that."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,17 @@ class Collective:
     """None where it is not used."""
     sent: Callable[[Mapping[str, Parameter], Layouts], np.ndarray] | None = None
     """Bytes that each rank hands to MPI: ``[rank]`` int64."""
+
+    def of(self, run: Run) -> "Collective":
+        """The same for every run."""
+        return self
+
+
+@dataclass(frozen=True)
+class ByRun:
+    """A way of sending that follows from a run's settings."""
+
+    of: Callable[[Run], Collective]
 
 
 def _pull(held: Holdings) -> Load:
@@ -101,6 +123,28 @@ def _hop(held: Holdings) -> Load | None:
     )
 
 
+def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Load]:
+    """The same of IST, where what leaves does so so many steps ``early``, and what nobody trains before that.
+
+    Both are waited for if they take longer, one by one: that the one may make up for the other is left out.
+    """
+    pull, hop, push, *rest = loads
+    return [
+        replace(pull, steps_behind=local_steps - early),
+        Load(
+            push.link,
+            hop.sent + push.sent,
+            hop.messages + push.messages,
+            hop.busiest + push.busiest,
+            hop.handled + push.handled,
+            hop.averaged + push.averaged,
+            max(hop.buffers, push.buffers),
+            steps_behind=early,
+        ),
+        *rest,
+    ]
+
+
 def _server(held: Holdings) -> Load:
     """Rank 0 collects all gradients, then sends all weights: what the paper counts, one way, for data parallel."""
     sent = 2 * (held.ranks - 1) * held.network_bytes
@@ -108,12 +152,15 @@ def _server(held: Holdings) -> Load:
 
 
 def _ring(held: Holdings) -> Load:
-    return _round_a_ring(held.network_bytes, held.ranks)
+    return _round_a_ring(held.network_bytes, held.ranks, held.wired_bytes(held.parameters))
 
 
-def _round_a_ring(nbytes: int, ranks: int) -> Load:
-    """Ring all-reduce (`istmpi.comm.ring`): reduce-scatter, then all-gather, a P-th of the bytes at a time."""
-    sent = 2 * (ranks - 1) * nbytes
+def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
+    """Ring all-reduce (`istmpi.comm.ring`): reduce-scatter, then all-gather, a P-th of the bytes at a time.
+
+    ``wired``: what the tensors have as they travel.
+    """
+    sent = 2 * (ranks - 1) * wired
     buffers = min(Fraction(nbytes, ranks), ring.SEGMENTS_AT_ONCE * ring.CHUNK_BYTES)
     return Load("allreduce", sent, messages=2 * (ranks - 1), busiest=Fraction(sent, ranks), buffers=buffers)
 
@@ -122,7 +169,7 @@ def _share(held: Holdings) -> Load | None:
     """What is not dealt out, and stays on all ranks, round a ring every so many rounds: of each round its part."""
     if not held.shared_every:
         return None
-    load, every = _round_a_ring(held.shared_bytes, held.ranks), held.shared_every
+    load, every = _round_a_ring(held.shared_bytes, held.ranks, held.wired_bytes(held.shared)), held.shared_every
     return replace(
         load,
         sent=Fraction(load.sent, every),
@@ -146,18 +193,20 @@ def _all_gather(held: Holdings) -> Load:
 
 def _pulled(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
     fetched = parameters if round.first else _travelling(parameters, round)
-    return _off_rank(pair_bytes(fetched, round.owners, round.holders, round.before))
+    wire = "float32" if round.pulled_exactly else round.wire
+    return _off_rank(pair_bytes(fetched, round.owners, round.holders, round.before, wire))
 
 
 def _hopped(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
     if round.before is None:
         return np.zeros(round.owners.ranks, dtype=np.int64)
     dealt = {name: one for name, one in parameters.items() if one.pattern.dealt(round.before.units)}
-    return _off_rank(pair_bytes(dealt, round.before, round.holders))
+    return _off_rank(pair_bytes(dealt, round.before, round.holders, wire=round.wire))
 
 
 def _pushed(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
-    return _off_rank(pair_bytes(_travelling(parameters, round), round.holders, round.owners, round.after))
+    travelling = _travelling(parameters, round)
+    return _off_rank(pair_bytes(travelling, round.holders, round.owners, round.after, round.wire))
 
 
 def _travelling(parameters: Mapping[str, Parameter], round: Layouts) -> Mapping[str, Parameter]:
@@ -180,13 +229,59 @@ def _off_rank(moved: np.ndarray) -> np.ndarray:
 
 def _reduced(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
     elements = {name: one.size(round.owners.lengths) for name, one in parameters.items()}
-    itemsize = next(iter(parameters.values())).itemsize
-    return np.array(ring.sent_bytes(elements, itemsize, round.owners.ranks))
+    itemsize = next((one.itemsize for one in parameters.values()), 0)
+    forms = {name: form_of(round.wire, name, one) for name, one in parameters.items()}
+    return np.array(ring.sent_bytes(elements, itemsize, round.owners.ranks, forms))
 
 
 def _gathered(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
     network = sum(one.size(round.owners.lengths) * one.itemsize for one in parameters.values())
     return np.full(round.owners.ranks, (round.owners.ranks - 1) * network)
+
+
+def _fragments(run: Run) -> Collective:
+    """The network in fragments, each as an all-reduce, of values as they are or packed."""
+
+    def load(held: Holdings) -> Load:
+        fragments = compressed.totals(run, held.parameters, held.lengths, held.ranks)
+        total = sum(fragments)
+        return Load(
+            "allreduce",
+            total,
+            messages=2 * (held.ranks - 1) * len(fragments),
+            busiest=Fraction(total, held.ranks),
+            handled=0 if run.method.differences == "full" else compressed.PACKING * held.network_bytes,
+            parts=tuple(Fraction(part, total) for part in fragments) if total else (1,),
+            steps_behind=compressed.steps_behind(run),
+        )
+
+    def sent(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
+        owners = round.owners
+        return np.array(compressed.fragments(run, parameters, owners.lengths, owners.ranks)).sum(axis=0)
+
+    return Collective(load, sent)
+
+
+def _largest(run: Run) -> Collective:
+    """The largest values of every rank's network to all others."""
+
+    def load(held: Holdings) -> Load:
+        message = compressed.largest(run, held.parameters, held.lengths)
+        busiest = (held.ranks - 1) * message
+        return Load(
+            "alltoallv",
+            held.ranks * busiest,
+            held.ranks - 1,
+            busiest,
+            handled=compressed.PICKING * held.network_bytes,
+            buffers=held.ranks * message,
+        )
+
+    def sent(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
+        message = compressed.largest(run, parameters, round.owners.lengths)
+        return np.full(round.owners.ranks, (round.owners.ranks - 1) * message)
+
+    return Collective(load, sent)
 
 
 PULL = Collective(_pull, _pulled)
@@ -202,5 +297,7 @@ COLLECTIVES = {
     "all-reduce": Collective(_ring, _reduced),
     "all-gather": Collective(_all_gather, _gathered),
     "halving-doubling": Collective(_halving_doubling),
+    "fragments": ByRun(_fragments),
+    "largest": ByRun(_largest),
 }
 """By the names that `istmpi.methods.MethodSpec` gives them."""

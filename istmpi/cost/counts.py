@@ -1,22 +1,19 @@
 """What a run costs in bytes, FLOPs and memory.
 
-Exact in what ranks hold and compute; expected over deals in what they send, where `round_bytes` is exact for one deal.
+Exact in what ranks hold and compute; expected over deals in what they send, of which `one_round` is exact for one deal.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
-import numpy as np
-
 from istmpi.config import Run
-from istmpi.cost.collectives import COLLECTIVES, HOP, PULL, Layouts, Load
+from istmpi.cost import buddies
+from istmpi.cost.collectives import COLLECTIVES, HOP, PULL, Load, beside_steps
 from istmpi.cost.holdings import Holdings, Number, Part
 from istmpi.cost.rivals import counted
-from istmpi.engine.axes import with_slots
-from istmpi.engine.layout import Owners, Replicated
-from istmpi.engine.partition import Partition, draw_ranks
 from istmpi.methods import MethodSpec, spec_of
 from istmpi.methods.optimizers import OptimizerSpec, optimizer_spec
 from istmpi.models.architecture import Architecture
@@ -27,6 +24,8 @@ FORWARD_NORMALISATION_FLOPS = 8
 """Of these, those of the forward pass."""
 KEPT_OUTPUTS = 2
 """Of each product and example the backward pass needs the output, and what activation made of it."""
+GATHERED = 2**24
+"""Numbers of a whole graph's nodes that are gathered at a time for a product, where units are spread over ranks."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,13 @@ class Memory:
     activations: Number
     copies: Number
     """Of networks beside the one that it trains: other ranks', or from before the round."""
+    evaluation: Number = 0
+    """What the evaluation of a whole graph makes, in the place of gradients and activations."""
 
     @property
     def total(self) -> Number:
-        trained = self.network + self.gradients + self.optimizer + self.activations
-        return self.owned + trained + self.buffers + self.copies
+        at_a_time = max(self.gradients + self.activations, self.evaluation)
+        return self.owned + self.network + self.optimizer + at_a_time + self.buffers + self.copies
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,16 @@ class Cost:
     sends: int
     """How often in a round all of ``loads`` are sent."""
     loads: list[Load]
+    sent_part: Number
+    """Of what is `received`."""
     tensors: int
     """Tensors for every parameter in each of them: 1, and the optimizer state where it travels along."""
     start_bytes: Number
     """Sent more in the first round than in a later one; less where negative."""
     since: int
     """The first round in which ``loads`` are sent."""
+    copied: Number = 0
+    """Bytes that all ranks send to their buddies in a round, in the background of its local steps."""
     side: int = 0
     """Of the images that it trains on, downscaled; 0 where they are as they are in the data."""
 
@@ -119,12 +124,12 @@ class Cost:
     @property
     def received_elements(self) -> Number:
         """A round as the paper counts it: what all ranks receive to train on, one way, own elements included."""
-        return self.sends * self.spec.received(self.held)
+        return self.sends * self.sent_part * self.spec.received(self.held)
 
     @property
     def round_bytes(self) -> Number:
         """A round as MPI counts it: by all ranks, what stays on its rank left out; expected over deals."""
-        return self.sends * self.tensors * sum(load.sent for load in self.loads)
+        return self.sends * self.tensors * sum(load.sent for load in self.loads) + self.copied
 
     def sent_bytes(self, first: int, rounds: int) -> Number:
         """Of so many rounds by this method from that round of a run on, its start included."""
@@ -160,17 +165,32 @@ def cost(
     name = method or run.method.name
     spec = counted(name)
     run = replace(run, method=replace(run.method, name=name))
+    spec.require_delay(run, architecture, ranks)
     groups = spec.groups(run, architecture)
     members = spec.members(run, ranks)
-    settings = run.method.shares, spec.least(run, architecture), members
+    settings = spec.shares(run), spec.least(run, architecture), members
     dealing = architecture.parameters, architecture.lengths, groups, ranks, *settings
     stays = spec.stays_with_holders(run, architecture, ranks)
     by_ring = spec.shares_by_ring(run, architecture, ranks)
-    held = Holdings(*dealing, run.method.redeal if stays else None, run.method.share_every if by_ring else 0)
+    resting = run.method.redeal if stays else None, run.method.share_every if by_ring else 0
+    held = Holdings(*dealing, *resting)
     made = optimizer_spec(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
     stored = len(spec.slots(run))
-    loads = [load for name in spec.sends if (load := COLLECTIVES[name].load(held))]
+    sends = [COLLECTIVES[name].of(run) for name in spec.sends]
+    loads = [load for one in sends if (load := one.load(held))]
+    early = spec.leaves_early(run, architecture, ranks)
+    tensors = moved = spec.moved(run)
+    wired, wire = held, spec.wire(run)
+    if wire != "float32":  # what is handled, averaged and buffered are values for all that
+        tensors, wired = 1, Holdings(*dealing, *resting, wire, moved - 1)
+        loads = [
+            replace(one.load(wired), handled=load.handled * moved, averaged=load.averaged * moved)
+            for one in sends
+            if (load := one.load(held))
+        ]
+    if early:
+        loads = beside_steps(loads, run.method.local_steps, early)
     lr, momentum = spec.shared_step(run)
     # Of an outer step of what is not dealt out: where it started, and the velocity.
     step = ((lr, momentum) != (1, 0)) + (momentum > 0)
@@ -179,16 +199,27 @@ def cost(
         owned += held.owned_shared_bytes * (step - (run.method.share_every == 1))
     buffers = max(load.buffers for load in loads)
     others = (ranks - 1) * spec.learns_from_others
-    moved = spec.moved(run)
     first = 0
     if stays or by_ring:  # nobody has held anything before the first round: all is pulled
-        hopping = HOP.load(held)
-        first = PULL.load(Holdings(*dealing)).sent - PULL.load(held).sent - (hopping.sent if hopping else 0)
+        hopping = HOP.load(wired)
+        later = PULL.load(wired).sent + (hopping.sent if hopping else 0)
+        first = moved * PULL.load(Holdings(*dealing)).sent - tensors * later
     # Of what stays on all ranks: where the network is another one in every round, or a mean is not taken in each.
     staying = by_ring and (run.method.share_every > 1 or any(name in architecture.blocks for name in groups))
-    parts = []
+    parts, copied, at_first = [], 0, 0
     for part in held.parts:
-        copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * stays
+        # Its part as the round began; what leaves early, and what arrives meanwhile.
+        copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * (
+            stays + 2 * bool(early)
+        )
+        if run.comm.survive and ranks > 1:  # what was trained
+            copies += (moved if groups else 1 + stored) * held.bytes(part)
+        if buddies.copies(run, ranks):
+            own, rows = buddies.copied_bytes(held, part)
+            # A neighbour's rows; its parts of two rounds, and what is on its way.
+            copies += owned + 3 * moved * (own + rows)
+            copied += len(part.ranks) * moved * (own + rows)
+            at_first += len(part.ranks) * moved * rows
         copies += (moved * staying + step) * held.shared_bytes
         sparse = made.name == "sgd" and not run.optimizer.clip and not spec.synchronous
         inside = batch * Fraction(architecture.nodes[0])
@@ -202,10 +233,13 @@ def cost(
         examples_per_step=batch * members,
         sends=spec.sends_in_a_round(run),
         loads=loads,
-        tensors=moved,
+        sent_part=spec.sent_part(run),
+        tensors=tensors,
         start_bytes=(1 + stored) * sum(COLLECTIVES[name].load(held).sent for name in spec.sends_at_start)
-        + moved * first,
+        + first
+        - at_first,
         since=spec.sends_since(run),
+        copied=copied,
     )
 
 
@@ -222,7 +256,7 @@ def phase_costs(
     size. Raises ConfigError for a method that istmpi cannot train with, or a deal that cannot be made.
     """
     for name, _ in run.phases():
-        spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
+        spec_of(name, "method.name =" if name == run.method.name else "method.finish =").require_wire(run)
     if smaller is None:
         return [
             (cost(run, architecture, ranks, name, examples=examples), rounds) for name, rounds in run.phases() if rounds
@@ -279,7 +313,14 @@ def _part_cost(
             2 * (2 + others) * added_up,
         ),
         Memory(
-            owned, weights, weights - (untouched + ungraded) * itemsize, slots * weights, buffers, activations, copies
+            owned,
+            weights,
+            weights - (untouched + ungraded) * itemsize,
+            slots * weights,
+            buffers,
+            activations,
+            copies,
+            whole_graph_bytes(architecture, held.ranks),
         ),
         # Read and written: a weight and its optimizer state; read: its gradient. Activations: there and back.
         touched=(3 + 2 * slots + others) * (weights - untouched * itemsize)
@@ -288,44 +329,20 @@ def _part_cost(
     )
 
 
-def owned_bytes(architecture: Architecture, ranks: int, rank: int) -> int:
-    """Of the rows that a rank owns, exactly."""
-    owners, total = Owners(architecture.lengths, ranks), 0
-    for parameter in architecture.parameters.values():
-        shape = parameter.pattern.shape(architecture.lengths)
-        total += len(owners.rows(shape[0], rank)) * prod(shape[1:]) * parameter.itemsize
-    return total
+def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
+    """What a forward pass over a whole graph makes, where they can be its units spread over ranks; 0 of other networks.
 
-
-def round_bytes(run: Run, architecture: Architecture, ranks: int, round: int) -> list[int]:
-    """Bytes that each rank hands to MPI in a round, exactly: for the deal of that round.
-
-    The first round includes what its method sends once at the start; of dynamic averaging it is the most that a round
-    sends in which all ranks average. Only for methods that istmpi runs.
+    Of the widest layer the input and what each of its products made; a sum over neighbours has the place of the input.
     """
-    spec, settings = spec_of(run.method.name), run.method
-    owners = Owners(architecture.lengths, ranks)
-
-    def deal(number: int) -> Partition:
-        return spec.deal(run, architecture, ranks, number)
-
-    if spec.members(run, ranks) < ranks:
-        drawn = draw_ranks(ranks, settings.fraction, run.train.seed, round)
-        layouts = Layouts(owners, Replicated(architecture.lengths, ranks, drawn))
-    elif spec.stays_with_holders(run, architecture, ranks):
-        layouts = Layouts(owners, deal(round), deal(round - 1) if round else None, deal(round + 1))
-    else:
-        layouts = Layouts(owners, deal(round))
-    if spec.shares_by_ring(run, architecture, ranks):
-        due = (round + 1) % settings.share_every == 0
-        layouts = replace(layouts, by_ring=True, first=round == 0, due=due)
-    uses = []
-    if round >= spec.sends_since(run):
-        uses += [(name, spec.sends_in_a_round(run), spec.moved(run)) for name in spec.sends]
-    if round == 0:
-        uses += [(name, 1, 1 + len(spec.slots(run))) for name in spec.sends_at_start]
-    sent = np.zeros(ranks, dtype=np.int64)
-    for name, times, tensors in uses:
-        slots = tuple(map(str, range(1, tensors)))
-        sent += times * COLLECTIVES[name].sent(with_slots(architecture.parameters, slots), layouts)
-    return sent.tolist()
+    nodes = architecture.nodes[1]
+    if not nodes:
+        return 0
+    itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
+    products = [one.parameter for one in architecture.operators if one.parameter]
+    made = Counter(architecture.parameters[name].pattern.axes[0] for name in products)
+    widest = max(one.outputs(architecture.lengths) // one.calls for one in architecture.operators)
+    gathered = 2 * min(GATHERED, nodes * widest) * (ranks > 1)
+    copies = 1 + max(made.values())
+    if not architecture.unitwise:
+        return itemsize * nodes * copies * widest
+    return itemsize * (-(-nodes * copies * widest // ranks) + gathered)

@@ -17,7 +17,7 @@ from fractions import Fraction
 from math import prod
 
 from istmpi.config import Run
-from istmpi.cost.counts import phase_costs
+from istmpi.cost.counts import phase_costs, whole_graph_bytes
 from istmpi.cost.holdings import Number
 from istmpi.engine.axes import Parameter
 from istmpi.models.architecture import Architecture, Chain
@@ -73,16 +73,17 @@ def windows_together(batch: int, logits: int) -> int:
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
-def pass_bytes(run: Run, architecture: Architecture) -> Number:
+def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
     """Bytes that a pass of an evaluation makes at least: its examples, and the widest outputs before and behind a norm.
 
     Of as many examples as evaluate.batch and evaluate.calibration_examples say, if there are so many; of fewer windows
-    of text. A residual block takes up to 2.5 times as much, which has the stream beside.
+    of text; of a graph all nodes, with a share of their units. A residual block takes up to 2.5 times as much, which
+    has the stream beside.
     """
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     widest = max(one.outputs(architecture.lengths) // one.calls for one in architecture.operators)
-    if architecture.nodes[1]:  # the whole graph
-        return architecture.nodes[1] * (prod(architecture.example_shape) + 2 * widest) * itemsize
+    if architecture.nodes[1]:
+        return whole_graph_bytes(architecture, ranks)
     batch, code = run.evaluate.batch, getattr(architecture, "code", None)
     if code is not None and (code.tokens or code.sparse):
         batch = windows_together(batch, code.numbers)

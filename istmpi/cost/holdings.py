@@ -10,8 +10,10 @@ from fractions import Fraction
 from functools import cached_property
 from math import ceil, prod
 
-from istmpi.engine.axes import Parameter, with_odds
+from istmpi.comm import ring
+from istmpi.engine.axes import Parameter, with_odds, with_slots
 from istmpi.engine.partition import NOTHING, blocks, check, overlaps
+from istmpi.engine.wire import form_of, scales_of, value_bytes
 
 Number = int | Fraction
 
@@ -45,6 +47,8 @@ class Holdings:
     ``redeal``: what is dealt out stays with its holders until the next deal, in which that fraction of the units
     changes places; None where all is flushed to its owners between two rounds. ``shared_every``: what is not dealt out
     stays on all ranks, which take its mean every so many rounds; 0 where it is flushed to its owners, too.
+    ``wire``: how values travel (method.wire). What travels then counts the ``slots`` that go along with each parameter,
+    too, for their values have other sizes; scales are counted of all messages between two ranks.
 
     Raises ConfigError for a deal that cannot be made.
     """
@@ -60,6 +64,8 @@ class Holdings:
         members: int | None = None,
         redeal: float | None = None,
         shared_every: int = 0,
+        wire: str = "float32",
+        slots: int = 0,
     ):
         check(lengths, groups, ranks, shares, least)
         self.overlapping = {
@@ -68,6 +74,7 @@ class Holdings:
         self.members = ranks if members is None else members
         self.taking_part = Fraction(self.members, ranks)
         self.redeal, self.shared_every = redeal, shared_every
+        self._wire, self._slots = wire, slots if wire != "float32" else 0
         self._origins: dict[tuple[tuple[str, ...], int], Origin] = {}
         self.parameters, self.lengths, self.groups, self.ranks = parameters, lengths, tuple(groups), ranks
         patterns = [parameter.pattern for parameter in parameters.values()]
@@ -100,17 +107,19 @@ class Holdings:
 
     def owner_bytes(self, part: Part) -> Number:
         """What each of these ranks gets from owners before a round, and what is flushed to them after it: expected."""
-        return sum(
-            parameter.size(part.lengths) * parameter.itemsize * self.origin(parameter, part).nobody
-            for parameter in self.parameters.values()
-        )
+        total: Number = 0
+        for parameter, itemsize, scales in self._travelling:
+            nobody = self.origin(parameter, part).nobody
+            total += parameter.size(part.lengths) * itemsize * nobody + scales * self.ranks * (nobody > 0)
+        return total
 
     def hop_bytes(self, part: Part) -> Number:
         """What each of these ranks gets from other ranks that held it in the round before: expected."""
-        return sum(
-            parameter.size(part.lengths) * parameter.itemsize * self.origin(parameter, part).others
-            for parameter in self.parameters.values()
-        )
+        total: Number = 0
+        for parameter, itemsize, scales in self._travelling:
+            others = self.origin(parameter, part).others
+            total += parameter.size(part.lengths) * itemsize * others + scales * (self.ranks - 1) * (others > 0)
+        return total
 
     def origin(self, parameter: Parameter, part: Part) -> "Origin":
         """Who held an element of a parameter in the round before that each of these ranks holds now."""
@@ -131,6 +140,31 @@ class Holdings:
             )
             self._origins[key] = Origin(1 - stays - others, others)
         return self._origins[key]
+
+    @cached_property
+    def _travelling(self) -> list[tuple[Parameter, int, int]]:
+        """Every tensor that travels, with the bytes of a value and the number of its scales in a message."""
+        found = []
+        for name, parameter in self.with_slots(self.parameters).items():
+            form = form_of(self._wire, name, parameter)
+            scales = scales_of(form, parameter, self.lengths, dict.fromkeys(self.groups), self.ranks)
+            found.append((parameter, value_bytes(form, parameter), scales))
+        return found
+
+    def with_slots(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+        """These parameters and the slots that are counted with them."""
+        return with_slots(parameters, tuple(map(str, range(self._slots))))
+
+    def wired_bytes(self, parameters: Mapping[str, Parameter]) -> int:
+        """Of these parameters, once, as they travel round a ring."""
+        if self._wire == "float32":
+            return sum(one.size(self.lengths) * one.itemsize for one in parameters.values())
+        travelling = self.with_slots(parameters)
+        if not travelling:
+            return 0
+        elements = {name: one.size(self.lengths) for name, one in travelling.items()}
+        forms = {name: form_of(self._wire, name, one) for name, one in travelling.items()}
+        return ring.once_round(elements, next(iter(travelling.values())).itemsize, self.ranks, forms)
 
     def _moving(self, name: str) -> Fraction:
         """The odds that a unit of a group comes from a certain place among the others.
@@ -174,41 +208,45 @@ class Holdings:
     def fetched_bytes(self) -> Number:
         """What all ranks get from owners that they are not themselves: expected over deals."""
         fetched = Fraction(0)
-        for parameter in self.parameters.values():
+        for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)
+            owners = min(rows, self.ranks)
             for part in self.parts:
                 first, stop = part.ranks.start, part.ranks.stop
                 # The rows that all these ranks own: the ends of their owners' blocks telescope.
                 owned = rows * stop // self.ranks - rows * first // self.ranks
-                size = parameter.size(part.lengths) * parameter.itemsize * self.origin(parameter, part).nobody
+                nobody = self.origin(parameter, part).nobody
+                size = parameter.size(part.lengths) * itemsize * nobody
                 fetched += size * (len(part.ranks) - Fraction(owned, rows))
+                fetched += scales * len(part.ranks) * Fraction(owners * (self.ranks - 1), self.ranks) * (nobody > 0)
         return self.taking_part * fetched
 
     @cached_property
     def served_bytes(self) -> Fraction:
         """What all ranks together get of the rows that one owner has, the owner with most rows."""
         served = Fraction(0)
-        for parameter in self.parameters.values():
+        for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)
             wanted = sum(
                 len(part.ranks) * parameter.size(part.lengths) * self.origin(parameter, part).nobody
                 for part in self.parts
             )
-            served += wanted * parameter.itemsize * Fraction(-(-rows // self.ranks), rows)
+            served += wanted * itemsize * Fraction(-(-rows // self.ranks), rows) + scales * self.ranks * (wanted > 0)
         return self.taking_part * served
 
     @cached_property
     def shared_bytes(self) -> int:
         """Of what is not dealt out, once."""
-        return sum(one.size(self.lengths) * one.itemsize for one in self._shared.values())
+        return sum(one.size(self.lengths) * one.itemsize for one in self.shared.values())
 
     @cached_property
     def owned_shared_bytes(self) -> int:
         """Of the rows of what is not dealt out that an owner has; no rank has more."""
-        return _owned_bytes(self._shared, self.lengths, self.ranks)
+        return _owned_bytes(self.shared, self.lengths, self.ranks)
 
     @property
-    def _shared(self) -> dict[str, Parameter]:
+    def shared(self) -> dict[str, Parameter]:
+        """What is not dealt out."""
         return {name: one for name, one in self.parameters.items() if not one.pattern.dealt(self.groups)}
 
     @cached_property

@@ -7,18 +7,23 @@ import numpy as np
 from istmpi.engine.axes import Axis, Parameter
 from istmpi.engine.layout import Layout
 from istmpi.engine.partition import Partition
+from istmpi.engine.wire import form_of, scales_of, value_bytes
 
 
 def pair_bytes(
-    parameters: Mapping[str, Parameter], source: Layout, target: Layout, exclude: Partition | None = None
+    parameters: Mapping[str, Parameter],
+    source: Layout,
+    target: Layout,
+    exclude: Partition | None = None,
+    wire: str = "float32",
 ) -> np.ndarray:
     """Bytes that every rank has for every other when all parameters move: ``[from, to]`` int64, exact.
 
     The diagonal is what stays on its rank and never reaches MPI. ``exclude``: of what this deal deals out only
-    the elements move that no rank has in it.
+    the elements move that no rank has in it. ``wire``: how values travel (method.wire).
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
-    for parameter in parameters.values():
+    for name, parameter in parameters.items():
         elements = np.ones_like(total)
         dealt = exclude is not None and parameter.pattern.dealt(exclude.units)
         held = np.ones((exclude.ranks if dealt else 0, *total.shape), dtype=np.int64)
@@ -28,7 +33,9 @@ def pair_bytes(
             if dealt:
                 for rank, marks in enumerate(_marks(exclude, axis, place)):
                     held[rank] *= ((here * marks) @ there.T).astype(np.int64)
-        total += (elements - held.sum(axis=0)) * parameter.itemsize
+        form, moved = form_of(wire, name, parameter), elements - held.sum(axis=0)
+        scales = scales_of(form, parameter, source.lengths, source.units | target.units, source.ranks)
+        total += moved * value_bytes(form, parameter) + (moved > 0) * scales
     return total
 
 

@@ -4,13 +4,17 @@ Ranks compute at the same time and meet at the end of the round, so the slowest 
 nothing but the ends of a message is ever the bottleneck.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from math import inf
 
-from istmpi.cost.cluster import Cluster
+from istmpi.cost.cluster import Cluster, Link
 from istmpi.cost.counts import Cost, PartCost
 
 BACKWARD_SHARE = 2 / 3
 """Of a step's time; what is sent in buckets while it runs hides behind it."""
+COMPUTING = 0.95
+"""The part of its time that a rank shall compute."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +40,67 @@ def step_seconds(part: PartCost, cluster: Cluster) -> float:
     )
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """What is sent at once: seconds that it takes at any rate, bytes of the busiest rank, and what it hides behind."""
+
+    fixed: float
+    nbytes: float
+    link: Link
+    hidden: float
+
+    def waited(self) -> float:
+        """Seconds that ranks wait for it."""
+        return max(self.fixed + self.nbytes * self.link.seconds_per_byte - self.hidden, 0)
+
+
+def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
+    """What is sent each time, one after the other; ``cost.sends`` times a round."""
+    step = max(step_seconds(part, cluster) for part in cost.parts)
+    of_a_step = BACKWARD_SHARE * step * cost.local_steps / cost.sends if cost.spec.overlaps else 0.0
+    found = []
+    for load in cost.loads:
+        link = cluster.links[load.link]
+        fixed = load.messages * link.latency
+        fixed += float(load.handled * cost.tensors) * cluster.handle_seconds_per_byte
+        fixed += float(load.averaged * cost.tensors) * cluster.average_seconds_per_byte
+        fixed += cluster.transfer_seconds
+        nbytes, hidden = float(load.busiest * cost.tensors), of_a_step + load.steps_behind * step
+        found += [Exchange(fixed * float(part), nbytes * float(part), link, hidden) for part in load.parts]
+    return found
+
+
 def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
     """One round: J local steps, and all that is sent in them."""
     step = max(step_seconds(part, cluster) for part in cost.parts)
-    once = 0.0
-    for load in cost.loads:
-        link = cluster.links[load.link]
-        once += load.messages * link.latency
-        once += float(load.busiest * cost.tensors) * link.seconds_per_byte
-        once += float(load.handled * cost.tensors) * cluster.handle_seconds_per_byte
-        once += float(load.averaged * cost.tensors) * cluster.average_seconds_per_byte
-        once += cluster.transfer_seconds
-    if cost.spec.overlaps:
-        once = max(once - BACKWARD_SHARE * step * cost.local_steps / cost.sends, 0)
-    deal = 0.0 if cost.spec.synchronous else cluster.deal_seconds
-    return RoundTime(cost.local_steps * step, cost.sends * once + deal)
+    once = sum(one.waited() for one in exchanges(cost, cluster))
+    return RoundTime(cost.local_steps * step, cost.sends * once + _deal_seconds(cost, cluster))
+
+
+def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
+    """Bits a second in each direction from which on a rank computes that part of its time; its link has no latency.
+
+    Infinite where no rate is enough, 0 where nothing is sent. What ranks wait for in a round is a sum of terms
+    max(bytes * seconds a byte + fixed - hidden, 0), of which ever more are above 0 as a byte takes longer.
+    """
+    bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
+    compute = cost.local_steps * max(step_seconds(part, bare) for part in cost.parts)
+    allowed = (compute * (1 - computing) / computing - _deal_seconds(cost, bare)) / cost.sends
+    terms = [one for one in exchanges(cost, bare) if one.nbytes]
+    if not terms:
+        return 0.0
+    terms.sort(key=lambda one: (one.hidden - one.fixed) / one.nbytes)
+    nbytes = room = 0.0
+    for one, following in zip_longest(terms, terms[1:]):
+        nbytes, room = nbytes + one.nbytes, room + one.hidden - one.fixed
+        seconds_a_byte = (allowed + room) / nbytes
+        if following is None or seconds_a_byte <= (following.hidden - following.fixed) / following.nbytes:
+            break
+    return 8 / seconds_a_byte if seconds_a_byte > 0 else inf
+
+
+def _deal_seconds(cost: Cost, cluster: Cluster) -> float:
+    return 0.0 if cost.spec.synchronous else cluster.deal_seconds
 
 
 def epoch_seconds(cost: Cost, cluster: Cluster, examples: int) -> float:

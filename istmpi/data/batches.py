@@ -29,6 +29,11 @@ class Batches:
         return self._split.batch(self.indices(step), self._key(step))
 
     @property
+    def labels(self) -> np.ndarray:
+        """Of all rows: ``[n]``."""
+        return self._split.labels()[self._rows]
+
+    @property
     def examples(self) -> int:
         """In a pass."""
         return len(self._rows)

@@ -116,7 +116,8 @@ def _of_rank(checkpoint: Checkpoint, whole: Architecture, which: OfRank) -> tupl
     if which.rank >= ranks:
         raise ConfigError(f"--rank {which.rank} with --ranks {ranks}: ranks are numbered from 0 to {ranks - 1}.")
     run, round = _dealing(checkpoint, whole, which.round)
-    deal = spec_of(run.method.name).deal(run, whole, ranks, round)
+    shares = checkpoint.header.shares_in(ranks, round)
+    deal = spec_of(run.method.name).deal(run, whole, ranks, round, shares)
     return dict(deal.held(which.rank)), f"rank {which.rank} of {ranks} in round {round}"
 
 
@@ -239,4 +240,5 @@ def _header(header: Header, narrow: Narrow, words: str) -> Header:
         scale=narrow.scale,
         fitted={},
         network=table,
+        shares={},
     )

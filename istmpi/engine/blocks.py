@@ -9,6 +9,8 @@ from math import prod
 import numpy as np
 import torch
 
+from istmpi.comm.codec import EXACT, FORMS
+
 _TEMPORARY_BYTES = 2**20
 _LONG_ROW = 512
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -29,6 +31,12 @@ class Block:
     """The receiver takes the mean over all senders of this block."""
     holders: tuple[np.ndarray | None, ...] = ()
     """Where elements that a rank has in a third layout are left out: who has each position there, of dealt axes."""
+    form: str = EXACT
+    """How its values travel (`istmpi.comm.codec`)."""
+    scales: int = 0
+    """So many go with its values."""
+    cut: tuple[int, int, int] | None = None
+    """Of a slab of a longer block: the axis, its first position there, and the length of all of it."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -44,6 +52,41 @@ class Block:
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * self.itemsize
+
+    @property
+    def sent_nbytes(self) -> int:
+        """As it travels; the scales of a block that is cut go with its first slab."""
+        values = prod(self.shape)
+        return values * (FORMS[self.form] or self.itemsize) + self.scales * self.is_first
+
+    @property
+    def is_first(self) -> bool:
+        """It is whole, or the first slab of one that is cut."""
+        return self.cut is None or self.cut[1] == 0
+
+    @property
+    def elements(self) -> int:
+        """Of the whole block that it is, or is a slab of; what is left out counts."""
+        if self.cut is None:
+            return prod(self.extent)
+        axis, _, length = self.cut
+        return prod(self.extent[:axis]) * length * prod(self.extent[axis + 1 :])
+
+    def places(self) -> np.ndarray | range:
+        """Where in the whole block its values are, in the order in which they travel: ascending if cut on axis 0."""
+        axis, start, length = self.cut or (0, 0, self.extent[0])
+        inner = prod(self.extent[axis + 1 :])
+        if prod(self.extent[:axis]) == 1 and not self.holders:
+            return range(start * inner, (start + self.extent[axis]) * inner)
+        at = np.flatnonzero(self.mask) if self.holders else np.arange(prod(self.extent))
+        outer, rest = np.divmod(at, self.extent[axis] * inner)
+        return outer * (length * inner) + rest + start * inner
+
+    def in_rows(self, elements: int) -> "Iterator[Block]":
+        """A whole block as slabs of some rows, at most so many elements unless one row has more."""
+        step = max(elements // max(prod(self.extent[1:]), 1), 1)
+        for start in range(0, self.extent[0], step):
+            yield _slab(self, 0, start, min(start + step, self.extent[0]))
 
     @property
     def dense_nbytes(self) -> int:
@@ -140,7 +183,8 @@ def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
     holders = block.holders
     if holders and holders[axis] is not None:
         holders = (*holders[:axis], holders[axis][start:stop], *holders[axis + 1 :])
-    return replace(block, index=index, extent=extent, holders=holders)
+    _, begin, length = block.cut or (axis, 0, block.extent[axis])
+    return replace(block, index=index, extent=extent, holders=holders, cut=(axis, begin + start, length))
 
 
 def _gather(values: np.ndarray, index: Index, out: np.ndarray) -> None:

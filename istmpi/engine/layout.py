@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -26,6 +27,10 @@ class Layout(Protocol):
 
     lengths: Mapping[str, int]
     ranks: int
+
+    @property
+    def units(self) -> Mapping[str, object]:
+        """The unit groups that are dealt out."""
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
         """The sorted positions that ``rank`` has along a tensor's axis number ``place``."""
@@ -46,6 +51,8 @@ class Owners:
 
     lengths: Mapping[str, int]
     ranks: int
+
+    units = MappingProxyType({})
 
     def rows(self, length: int, rank: int) -> range:
         """The rows that ``rank`` owns of an axis with ``length`` positions."""
@@ -73,6 +80,8 @@ class Replicated:
     lengths: Mapping[str, int]
     ranks: int
     members: tuple[int, ...] | None = None
+
+    units = MappingProxyType({})
 
     def held(self, rank: int) -> dict[str, Positions]:
         """As a partition's: no units are dealt out."""

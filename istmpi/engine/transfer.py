@@ -1,4 +1,4 @@
-"""Moves every parameter from one layout to another with one ``MPI_Alltoallv``.
+"""Moves every parameter from one layout to another with one exchange of all ranks with all.
 
 Two parts of a tensor meet in the outer product of their per-axis intersections, so a message is
 ``tensor[np.ix_(...)]`` for each parameter in turn. Sender and receiver both compute it from the layouts: no index ever
@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from istmpi.comm import STAGING_BYTES, Communicator
+from istmpi.comm.codec import EXACT, Wire
 from istmpi.engine.axes import Axis, Parameter, Positions, overlap
 from istmpi.engine.blocks import Block, Message, bits, split
 from istmpi.engine.layout import Layout
 from istmpi.engine.partition import Partition
+from istmpi.engine.wire import BlockCodec, form_of, scales_of
 
 _ALIGNMENT = 64
 _INTEGERS = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
@@ -40,16 +42,18 @@ class Transfer:
         staging_bytes: int | None = None,
         weights: Sequence[float] | None = None,
         exclude: Partition | None = None,
+        wire: Wire | None = None,
     ):
         """``weights``: how much each rank's values count in a mean; by default all the same.
 
-        ``exclude``: of what this deal deals out, only the elements that no rank has in it.
+        ``exclude``: of what this deal deals out, only the elements that no rank has in it. ``wire``: in which form
+        values travel, and a rank's own copy of those of which the mean is taken; by default as they are.
         """
         self.rank = rank
         self.ranks = source.ranks
         self._weights = weights or [1] * self.ranks
         self._capacity = (staging_bytes or STAGING_BYTES) // self.ranks
-        self._source, self._target, self._exclude = source, target, exclude
+        self._source, self._target, self._exclude, self._wire = source, target, exclude, wire
         self._parameters = sorted(parameters.items(), key=self._precedence)
         self.sends: list[Message] = self._messages(source, target)
         self.receives: list[Message] = self._messages(target, source)
@@ -57,7 +61,9 @@ class Transfer:
     @cached_property
     def bytes_sent(self) -> int:
         """Bytes that this rank hands to MPI; what stays on the rank does not count."""
-        return sum(block.nbytes for peer, message in enumerate(self.sends) if peer != self.rank for block in message)
+        return sum(
+            block.sent_nbytes for peer, message in enumerate(self.sends) if peer != self.rank for block in message
+        )
 
     def run(
         self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], communicator: Communicator
@@ -67,21 +73,41 @@ class Transfer:
         Both map each parameter's name to a contiguous tensor in host memory, of the shape of this rank's part.
         """
         means = {name: _MeanByElement(target[name]) for name in self._overlapping if name in target}
+        coding = BlockCodec(self._wire.key, self.sends, source) if self._wire else None
         for sends, receives in self._rounds(communicator):
             kept = sends[self.rank]
             sends = _without(sends, self.rank)
             outgoing = _Staging(sends, communicator.scratch("send", _staged(sends)))
             expected = _without(receives, self.rank)
             incoming = _Staging(expected, communicator.scratch("receive", _staged(expected)))
-            for message, parts in zip(sends, outgoing.parts, strict=True):
+            for peer, (message, parts) in enumerate(zip(sends, outgoing.parts, strict=True)):
                 for block, values in zip(message, parts, strict=True):
-                    block.pack(source[block.name], values)
+                    if block.form == EXACT:
+                        block.pack(source[block.name], values)
+                    else:
+                        coding.encode(block, self.rank, peer, values)
+                        if self._wire.settles:
+                            coding.settle(block, peer, values)
             if self.ranks > 1:
                 communicator.alltoallv(outgoing.layout, incoming.layout)
-            incoming.parts[self.rank] = [block.packed(source[block.name]) for block in kept]
+            incoming.parts = [
+                [one if block.form == EXACT else coding.decode(block, peer, one) for block, one in zip(message, parts)]
+                for peer, (message, parts) in enumerate(zip(expected, incoming.parts, strict=True))
+            ]
+            incoming.parts[self.rank] = [
+                coding.through(block, self.rank)
+                if block.mean and block.form != EXACT
+                else block.packed(source[block.name])
+                for block in kept
+            ]
             _unpack(receives, incoming.parts, target, self._weights, means)
         for name, mean in means.items():
             mean.write(target[name])
+
+    def stay(self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
+        """Fill what this rank has in both layouts from its own tensors, where no mean is taken. Local."""
+        for kept, block in zip(self.sends[self.rank], self.receives[self.rank], strict=True):
+            block.place(target[block.name], kept.packed(source[block.name]))
 
     def reached(self, target: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Which elements of these tensors of the target layout the transfer fills: true or false for each."""
@@ -126,11 +152,22 @@ class Transfer:
                 if any(ranks is not None for ranks in known):
                     left_out = tuple(ranks if ranks is None else ranks[where] for ranks, where in zip(known, index))
                 mean = self._source.copies(parameter.pattern.names) > 1
-                block = Block(name, index, extent, parameter.itemsize, mean, left_out)
+                block = Block(name, index, extent, parameter.itemsize, mean, left_out, *self._forms[name])
                 if block.nbytes:
                     blocks.append(block)
             messages.append(blocks)
         return messages
+
+    @cached_property
+    def _forms(self) -> dict[str, tuple[str, int]]:
+        """The form of every tensor, and its scales in a message."""
+        kind, dealt = self._wire.kind if self._wire else "float32", self._source.units | self._target.units
+        forms = {name: form_of(kind, name, parameter) for name, parameter in self._parameters}
+        lengths = self._source.lengths
+        return {
+            name: (forms[name], scales_of(forms[name], parameter, lengths, dealt, self.ranks))
+            for name, parameter in self._parameters
+        }
 
     def _holders(self, axis: Axis, mine: Positions) -> np.ndarray | None:
         """Who has these positions of an axis, if it is dealt, in the layout of which nothing is to be moved."""
@@ -167,18 +204,20 @@ class _Staging:
     """A flat byte buffer with one aligned message for each peer, and a view for each of their blocks."""
 
     def __init__(self, messages: Sequence[Message], buffer: np.ndarray):
-        counts = [sum(block.nbytes for block in message) for message in messages]
+        counts = [sum(block.sent_nbytes for block in message) for message in messages]
         starts = [0, *accumulate(map(_aligned, counts))][:-1]
         self.layout = (buffer, counts, starts)
         self.parts: list[list[np.ndarray]] = []
         for message, start in zip(messages, starts, strict=True):
-            ends = accumulate((block.nbytes for block in message), initial=start)
+            ends = accumulate((block.sent_nbytes for block in message), initial=start)
             self.parts.append(
-                [
-                    buffer[at : at + block.nbytes].view(_INTEGERS[block.itemsize]).reshape(block.shape)
-                    for block, at in zip(message, ends, strict=False)
-                ]
+                [_part(block, buffer[at : at + block.sent_nbytes]) for block, at in zip(message, ends, strict=False)]
             )
+
+
+def _part(block: Block, memory: np.ndarray) -> np.ndarray:
+    """A block's memory in a message: its values, or bytes where they are encoded."""
+    return memory.view(_INTEGERS[block.itemsize]).reshape(block.shape) if block.form == EXACT else memory
 
 
 def _aligned(nbytes: int) -> int:
@@ -187,7 +226,7 @@ def _aligned(nbytes: int) -> int:
 
 def _staged(messages: Sequence[Message]) -> int:
     """Bytes of the staging buffer for these messages."""
-    return sum(_aligned(sum(block.nbytes for block in message)) for message in messages)
+    return sum(_aligned(sum(block.sent_nbytes for block in message)) for message in messages)
 
 
 def _without(messages: Sequence[Message], rank: int) -> list[Message]:

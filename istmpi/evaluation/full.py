@@ -136,7 +136,7 @@ class FullNetwork:
     def _build(self) -> None:
         architecture, store = self._architecture, self._store
         self._scale = store.full_scale
-        self._network = architecture.without_values(self._scale).eval()
+        self._network = architecture.without_values({} if self._by_units else self._scale).eval()
         self._gathered = prepare(self._network, self._sharded)
         self._moments_of = moments_of
         if self._by_units:

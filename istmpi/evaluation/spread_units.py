@@ -14,13 +14,11 @@ from torch import nn
 from torch.nn import functional
 
 from istmpi.comm import Communicator
+from istmpi.cost.counts import GATHERED
 from istmpi.engine.store import ParameterStore
 from istmpi.models.aggregation import Bias
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import Leaf, leaves_of
-
-GATHERED = 2**24
-"""Numbers that are gathered at a time."""
 
 
 def spread_units(
@@ -32,20 +30,23 @@ def spread_units(
 ) -> None:
     """Have each layer of a network compute this rank's units, from products whose rows are ``sharded``. Collective.
 
-    The last product, whose weight is whole, adds up the ranks' contributions to its outputs.
+    The last product, whose weight is whole, adds up the ranks' contributions to its outputs. ``network`` has no scale
+    of its own: what is gathered is scaled, instead of a copy of all units.
     """
     units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
-    for leaf in leaves_of(network, architecture.leaves).values():
+    for path, leaf in leaves_of(network, architecture.leaves).items():
+        factor = architecture.factor(path, architecture.lengths, store.full_scale)
         before = architecture.parameters[leaf.names["weight"]].pattern.axes[1].factors[0].name
         if sharded.isdisjoint(leaf.names.values()):
-            leaf.replace(_contribution(leaf, units[before], communicator) if before in units else leaf.module.forward)
+            if before in units:
+                leaf.replace(_contribution(leaf, units[before], factor, communicator))
         else:
             values = {key: store.tensors[name] for key, name in leaf.names.items()}
             widths = None
             if before in units:
                 length = architecture.lengths[before]
                 widths = [len(store.owners.rows(length, rank)) for rank in range(store.owners.ranks)]
-            leaf.replace(_own_units(leaf, values, widths, communicator))
+            leaf.replace(_own_units(leaf, values, widths, factor, communicator))
     for path, module in network.named_modules():
         number = int(path.rpartition(".")[2]) if path.rpartition(".")[2].isdigit() else -1
         if not 0 <= number < len(architecture.groups):
@@ -58,9 +59,13 @@ def spread_units(
 
 
 def _own_units(
-    leaf: Leaf, values: dict[str, torch.Tensor], widths: list[int] | None, communicator: Communicator
+    leaf: Leaf,
+    values: dict[str, torch.Tensor],
+    widths: list[int] | None,
+    factor: float,
+    communicator: Communicator,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A product that makes this rank's units, of inputs that are whole, or of so many units on each rank."""
+    """A product that makes this rank's units, of inputs that are whole, or of so many units on each rank, scaled."""
 
     def whole(h: torch.Tensor) -> torch.Tensor:
         return leaf.whole(values, h)
@@ -76,18 +81,20 @@ def _own_units(
             parts = [
                 one.view(len(part), width) for one, width in zip(flat.split([len(part) * w for w in widths]), widths)
             ]
-            made[start : start + step] = leaf.whole(values, torch.cat(parts, dim=1))
+            made[start : start + step] = leaf.whole(values, torch.cat(parts, dim=1).mul_(factor))
         return made
 
     return whole if widths is None else gathered
 
 
-def _contribution(leaf: Leaf, units: range, communicator: Communicator) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A product with a whole weight that adds up what all ranks' units contribute to all outputs."""
+def _contribution(
+    leaf: Leaf, units: range, factor: float, communicator: Communicator
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A product with a whole weight that adds up what all ranks' units contribute to all outputs, scaled."""
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         parameters = leaf.module._parameters
-        outputs = functional.linear(h, parameters["weight"][:, units.start : units.stop])
+        outputs = functional.linear(h, parameters["weight"][:, units.start : units.stop]).mul_(factor)
         outputs = torch.from_numpy(communicator.allreduce_sum(outputs.numpy()))
         return outputs if parameters.get("bias") is None else outputs + parameters["bias"]
 
@@ -95,17 +102,17 @@ def _contribution(leaf: Leaf, units: range, communicator: Communicator) -> Calla
 
 
 def _normalised(epsilon: float, count: int, communicator: Communicator) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A layer normalisation over so many units of all ranks."""
+    """A layer normalisation over so many units of all ranks, in their place."""
 
-    def mean(h: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(communicator.allreduce_sum(h.sum(dim=1).numpy())).view(-1, 1) / count
+    def mean(sums: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(communicator.allreduce_sum(sums.numpy())).view(-1, 1) / count
 
     def forward(h: torch.Tensor) -> torch.Tensor:
-        h = h - mean(h)
-        return h * (mean(h**2) + epsilon).rsqrt()
+        h.sub_(mean(h.sum(dim=1)))
+        return h.mul_((mean(torch.einsum("nu,nu->n", h, h)) + epsilon).rsqrt_())
 
     return forward
 
 
 def _added(module: Bias, units: range) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda h: h + module.bias[units.start : units.stop]
+    return lambda h: h.add_(module.bias[units.start : units.stop])

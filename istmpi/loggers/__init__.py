@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from istmpi.training.run import Watch
+    from istmpi.training.watch import Watch
 
 LOGGERS = {
     "tensorboard": "TensorBoard",

@@ -13,7 +13,7 @@ from istmpi.record import RunFolder
 from istmpi.training.comparison import ComparisonWatch, Turn
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
-from istmpi.training.run import Summary, Watch
+from istmpi.training.watch import Summary, Watch
 
 LONGEST_REASON = 300
 

@@ -8,7 +8,7 @@ from istmpi.checkpoint.saver import Saver
 from istmpi.record import RunFolder
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
-from istmpi.training.run import Watch
+from istmpi.training.watch import Watch
 
 
 class Logger(Watch):

@@ -1,5 +1,8 @@
 """The methods of training, each described once; a new one needs an entry, its class and a line in report/styles.py."""
 
+from fractions import Fraction
+from typing import Literal
+
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods.spec import MethodSpec, gathered, reduced
 from istmpi.settings import own
@@ -57,11 +60,20 @@ _ALL = (
                 ge=0,
                 lt=1,
             ),
-            own("shares", tuple[float, ...] | None, None, "Relative sizes of the ranks' subnets; by default equal."),
+            own(
+                "shares",
+                tuple[float, ...] | str | None,
+                None,
+                "Relative sizes of the ranks' subnets; by default equal. auto: they follow the measured times. The "
+                "metrics.jsonl of such a run: as they were there, round by round.",
+                extra={"or": "auto, or a metrics.jsonl"},
+            ),
         ),
         deals=True,
         stays=True,
         outer_step=(1.0, 0.0),
+        encodes=True,
+        survives=True,
     ),
     MethodSpec(
         "local-sgd",
@@ -70,7 +82,9 @@ _ALL = (
         "local_sgd.LocalSGD",
         sends_at_start=("pull",),
         outer_step=(1.0, 0.0),
+        survives=True,
         copies=_outer_copies,
+        encodes=True,
     ),
     MethodSpec(
         "data-parallel",
@@ -83,6 +97,8 @@ _ALL = (
         received=reduced,
         synchronous=True,
         always_carries=True,
+        encodes=True,
+        survives=True,
     ),
     # arXiv 2311.08105. Rounds are long, some 100 local steps, and the local optimizer is usually AdamW.
     MethodSpec(
@@ -92,7 +108,56 @@ _ALL = (
         "local_sgd.LocalSGD",
         sends_at_start=("pull",),
         outer_step=(0.7, 0.9),
+        survives=True,
         copies=_outer_copies,
+        encodes=True,
+    ),
+    # arXiv 2501.18512. There: rounds of 100 local steps, fragments of 3 blocks of a transformer, delays up to 10.
+    MethodSpec(
+        "streaming-diloco",
+        "DiLoCo whose network is sent in fragments, in turn and in 4 bits, while ranks train on",
+        ("fragments",),
+        "streaming_diloco.StreamingDiLoCo",
+        settings=(
+            own("fragments", int, 4, "Parts of the network that are sent in turn, at most as many as layers.", ge=1),
+            own("mix", float, 0.5, "The part of its own values that a rank keeps where a mean arrives.", ge=0, le=1),
+            own(
+                "differences",
+                Literal["float4", "full"],
+                "float4",
+                "What travels: differences as floats of 4 bits, or values as they are.",
+            ),
+        ),
+        sends_at_start=("pull",),
+        received=reduced,
+        outer_step=(0.7, 0.9),
+        always_carries=True,
+        delay_by_default=1,
+        # What is common, its velocity, all of a round's start, and at most a whole network on its way.
+        copies=lambda run, ranks, slots: 4 + slots + (METHODS["streaming-diloco"].outer(run)[1] != 0),
+    ),
+    # arXiv 2508.15706. Rounds of 30 local steps there.
+    MethodSpec(
+        "sparse-loco",
+        "local SGD whose ranks send but the largest values of what they have changed, in 2 bits",
+        ("largest",),
+        "sparse_loco.SparseLoCo",
+        settings=(
+            own("top", int, 64, "Of every 4,096 values of a tensor, so many are sent.", ge=1, le=4096),
+            own("feedback", float, 0.95, "The part that is kept of what was not sent in earlier rounds.", ge=0, le=1),
+            own(
+                "top_values",
+                Literal["2bit", "full"],
+                "2bit",
+                "How they are sent: as 2 bits and two levels for 4,096, or as they are.",
+            ),
+        ),
+        sends_at_start=("pull",),
+        received=gathered,
+        sent_part=lambda run: Fraction(run.method.top, 4096),
+        outer_step=(1.0, 0.0),
+        always_carries=True,
+        copies=lambda run, ranks, slots: 4 + slots,  # start, error, mean, a flat copy; the optimizer's start
     ),
     MethodSpec(
         "fedavg",
@@ -106,6 +171,7 @@ _ALL = (
         members=_drawn,
         in_passes=True,
         outer_step=(1.0, 0.0),
+        encodes=True,
     ),
     # At most: what is sent where all ranks average in every round.
     MethodSpec(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +21,23 @@ from torch import nn
 
 from istmpi import rng
 from istmpi.comm import Communicator
+from istmpi.comm.codec import Wire
 from istmpi.comm.stopping import StopSign
 from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
 from istmpi.devices import to_empty
+from istmpi.engine.shares import Shares
 from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore
+from istmpi.engine.wire import form_of
 from istmpi.errors import DivergedError
 from istmpi.exits import outputs_of, weighted_loss
 from istmpi.methods import METHODS
+from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.methods.optimizers import optimizer_spec
 from istmpi.methods.outer import Outer
 from istmpi.methods.sparse_rows import SparseRows, bags
+from istmpi.methods.survival import Survival
 from istmpi.models.architecture import Architecture
 from istmpi.models.label_blocks import defer, label_layers
 from istmpi.record import Clock
@@ -44,6 +49,7 @@ CLIP_OF_REGRESSION = 1.0
 if TYPE_CHECKING:
     from istmpi.config import Run
     from istmpi.exits import Outputs
+    from istmpi.methods.survival import Values
 
 
 @dataclass
@@ -61,6 +67,10 @@ class Job:
     stop: StopSign
     state_since: int = 0
     """The round since which optimizer state has been kept, where it is kept from round to round."""
+    shares: Shares | None = None
+    """Of every round; None for those of the run's settings."""
+    survival: Survival | None = None
+    """What is kept for the loss of a rank, where that is to be survived."""
 
 
 @dataclass
@@ -97,6 +107,7 @@ class Method(ABC):
         self.examples = 0
         """That this rank has consumed."""
         self.task = task_of(job.task, job.run.train.multi_label_loss)
+        self._adjustment = LogitAdjustment(job.batches, job.run.train.logit_adjustment)
         self._built: tuple[dict[str, int], nn.Module] | None = None
         self._sparse_rows: SparseRows | None = None
         # torch imports its compiler for the first optimizer, which takes seconds: here rather than in the first round.
@@ -120,15 +131,18 @@ class Method(ABC):
         Raises DivergedError on every rank when the loss or the weights of any rank stop being finite; the store then
         still has the weights from before the round, or from where the round was gone on with.
         """
-        store = self.job.store
+        store, survival = self.job.store, self.job.survival
         self.begin(round, resume_from)
+        if survival:
+            survival.begun(round, self.values(), self.steps(round), resume_from.local_steps)
         try:
             outcome = self.local_steps(round, resume_from)
         except DivergedError:
             self.go_back()
             raise
-        if self._sparse_rows:
-            self._sparse_rows.finish()
+        self.settle()
+        if survival:
+            survival.trained()
         if isinstance(outcome, InterruptedRound):
             store.add_slots((*self.optimizer_spec.slots, *self.outer.slots_inside))
             outcome.tensors = self.suspend(round)
@@ -151,6 +165,15 @@ class Method(ABC):
 
         Returns the tensors of which other ranks have their own values: the store has but the mean of them.
         """
+
+    def settle(self) -> None:
+        """Have everything as it is after the last local step."""
+        if self._sparse_rows:
+            self._sparse_rows.finish()
+
+    def values(self) -> Values:
+        """What this rank has of the round under way, for a method that can lose ranks (`MethodSpec.survives`)."""
+        raise NotImplementedError
 
     def go_back(self) -> None:
         """Have the values from before the round again, where it diverged and the store does not have them."""
@@ -231,6 +254,16 @@ class Method(ABC):
             return run.optimizer.clip
         return CLIP_OF_REGRESSION if self.job.task == REGRESSION and run.data.standardise else 0.0
 
+    def wire(self, round: int, what: str, settles: bool = False) -> Wire | None:
+        """How one transfer of a round travels; None: as values are. Each name is used once in a round."""
+        kind, seed = self.spec.wire(self.job.run), self.job.run.train.seed
+        return None if kind == "float32" else Wire(kind, rng.key(seed, "wire", what, round), settles)
+
+    def forms(self, names: Iterable[str]) -> dict[str, str]:
+        """In which form each of these tensors travels in an all-reduce."""
+        kind, parameters = self.spec.wire(self.job.run), self.job.store.parameters
+        return {name: form_of(kind, name, parameters[name]) for name in names}
+
     def own(self) -> Mapping[str, torch.Tensor]:
         """Tensors of which every rank has its own values between rounds, whole, in host memory; none by default."""
         return {}
@@ -262,8 +295,10 @@ class Method(ABC):
         losses = []
         with self.job.clock("compute"):
             for local_step in range(resume_from.local_steps, self.steps(round)):
-                if self.asked_to_stop(local_step):
+                # A round resumes from exact values: it must not be begun, with what arrived rounded, a second time.
+                if self.asked_to_stop(local_step) and (local_step or self.spec.wire(run) == "float32"):
                     break
+                self.job.communicator.whereabouts.step(local_step + 1)
                 step = self.first_step(round) + local_step
                 if self.job.architecture.stochastic:
                     torch.manual_seed(rng.key(run.train.seed, "dropout", rank, step) >> 1)
@@ -283,6 +318,9 @@ class Method(ABC):
                 optimizer.step()
                 losses.append(loss.detach())
                 self.examples += batch.examples
+                self.after_update(local_step + 1)
+                if self.job.survival:
+                    self.job.survival.layers[-1].local_steps = local_step + 1
             done = resume_from.local_steps + len(losses)
             losses = (
                 torch.cat([resume_from.losses, torch.stack(losses).float().cpu()]) if losses else resume_from.losses
@@ -297,9 +335,13 @@ class Method(ABC):
         """Do with a local step's gradients what comes before the optimizer's step; by default nothing."""
         return
 
+    def after_update(self, done: int) -> None:
+        """Do what comes when so many local steps of the round are done; by default nothing."""
+        return
+
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """What a local step makes smaller, and the loss on the batch's targets: by default the same."""
-        loss = self.loss(self.forward(network, batch), batch.targets)
+        loss = self.loss(self._adjustment(self.forward(network, batch)), batch.targets)
         return loss, loss
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
@@ -324,9 +366,15 @@ class Method(ABC):
         self.job.stop.asked()
         complete = mine.local_steps >= self.steps(round)
         loss = float(mine.losses.mean()) if len(mine.losses) else None
+        survival = self.job.survival
+        if survival:
+            survival.layers[-1].loss = loss if step is None else math.nan
         with self.job.clock("wait"):
-            self.job.communicator.idle_barrier()
+            if survival:
+                survival.arrived()
             reports = self.job.communicator.allgather((loss, step, complete, self.job.stop.reason))
+        if survival:
+            survival.settled()
         losses, steps, done, reasons = zip(*reports, strict=True)
         # The earliest step tells where it began: averaged gradients have spread it to all ranks by the next.
         bad_steps = [(step, rank) for rank, step in enumerate(steps) if step is not None]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from istmpi.comm.allreduce import MeanOverRanks
+from istmpi.data.batch import Batch
 from istmpi.methods.base import InterruptedRound, Job
 from istmpi.methods.replicated import ReplicatedMethod
 from istmpi.models.linear import linear_layers
@@ -42,10 +43,16 @@ class DataParallel(ReplicatedMethod):
         self._vote = None if stop or last else self.job.communicator.start_allreduce_max(self.job.stop.asked())
         return stop
 
+    def batch(self, step: int) -> Batch:
+        wire = self.wire(step, "gradient")
+        self._mean.key = wire.key if wire else 0
+        return super().batch(step)
+
     def _hand_over_gradients(self) -> MeanOverRanks:
         """Have every gradient handed over as soon as it is made, large ones in parts."""
         parameters = dict(self.network.named_parameters())
-        mean = MeanOverRanks({name: values.nbytes for name, values in parameters.items()}, self.job.communicator)
+        nbytes = {name: values.nbytes for name, values in parameters.items()}
+        mean = MeanOverRanks(nbytes, self.job.communicator, self.forms(parameters))
         for name, parameter in parameters.items():
             parameter.register_post_accumulate_grad_hook(lambda values, name=name: mean.add(name, values.grad))
         for name, layer in linear_layers(self.network):

@@ -3,12 +3,13 @@
 In the next deal they go to their next holders straight from the last ones, or stay where they are.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 import torch
 
 from istmpi.comm import Communicator
+from istmpi.comm.codec import Wire
 from istmpi.engine.axes import Parameter
 from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
@@ -25,12 +26,24 @@ class Held:
     """In host memory; with the optimizer state that is carried along."""
     flushed: bool = False
 
+    @staticmethod
+    def fetched(deal: Partition, store: ParameterStore, communicator: Communicator) -> "Held":
+        """What its ranks had of a deal, from the owners, who have all of it. Collective."""
+        parameters = {name: of for name, of in store.parameters.items() if of.pattern.dealt(deal.units)}
+        tensors = {
+            name: torch.empty(part_shape(deal, of, store.rank), dtype=store.tensors[name].dtype)
+            for name, of in parameters.items()
+        }
+        Transfer(parameters, store.owners, deal, store.rank).run(store.tensors, tensors, communicator)
+        return Held(deal, tensors, flushed=True)
+
     def hop(
         self,
         holders: Partition,
         buffers: MutableMapping[str, torch.Tensor],
         store: ParameterStore,
         communicator: Communicator,
+        wire: Wire | None,
     ) -> dict[str, torch.Tensor]:
         """This rank's part of them in another deal, as far as anybody has it. Collective.
 
@@ -38,12 +51,8 @@ class Held:
         that is still read while they arrive.
         """
         parameters = self._parameters(store)
-        for name, parameter in parameters.items():
-            shape = part_shape(holders, parameter, store.rank)
-            if name not in buffers or buffers[name].shape != shape:
-                buffers[name] = torch.empty(shape, dtype=self.tensors[name].dtype)
-        arriving = {name: buffers[name] for name in parameters}
-        Transfer(parameters, self.deal, holders, store.rank).run(self.tensors, arriving, communicator)
+        arriving = room(buffers, parameters, holders, store.rank)
+        Transfer(parameters, self.deal, holders, store.rank, wire=wire).run(self.tensors, arriving, communicator)
         return arriving
 
     def flush_to_owners(self, store: ParameterStore, communicator: Communicator) -> None:
@@ -55,3 +64,14 @@ class Held:
 
     def _parameters(self, store: ParameterStore) -> dict[str, Parameter]:
         return {name: store.parameters[name] for name in self.tensors}
+
+
+def room(
+    buffers: MutableMapping[str, torch.Tensor], parameters: Mapping[str, Parameter], deal: Partition, rank: int
+) -> dict[str, torch.Tensor]:
+    """Host memory for a rank's part of these in a deal: out of ``buffers``, which are exchanged where they must be."""
+    for name, of in parameters.items():
+        shape = part_shape(deal, of, rank)
+        if name not in buffers or buffers[name].shape != shape:
+            buffers[name] = torch.empty(shape, dtype=getattr(torch, of.dtype))
+    return {name: buffers[name] for name in parameters}

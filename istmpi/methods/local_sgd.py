@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from istmpi.comm.allreduce import MeanOverRanks
+from istmpi.comm.codec import Wire
 from istmpi.engine.slots import without
 from istmpi.methods.base import InterruptedRound
 from istmpi.methods.replicated import ReplicatedMethod
@@ -23,7 +24,7 @@ class LocalSGD(ReplicatedMethod):
         self.outer.begin(self.tensors)
 
     def end(self, round: int) -> None:
-        self._average(self._own())
+        self._average(self._own(), self.wire(round, "mean"))
         self.outer.step(self.tensors)
         self.store_rows()
 
@@ -39,10 +40,12 @@ class LocalSGD(ReplicatedMethod):
         """What each rank has its own values of, at the end of its local steps."""
         return without(self.job.store.parameters, VELOCITY, START)
 
-    def _average(self, names: Iterable[str]) -> None:
+    def _average(self, names: Iterable[str], wire: Wire | None = None) -> None:
         tensors = {name: self.tensors[name] for name in names}
+        nbytes = {name: values.nbytes for name, values in tensors.items()}
         with self.job.clock("all-reduce"):
-            mean = MeanOverRanks({name: values.nbytes for name, values in tensors.items()}, self.job.communicator)
+            encoded = (self.forms(tensors), wire.key) if wire else ()
+            mean = MeanOverRanks(nbytes, self.job.communicator, *encoded)
             for name, values in tensors.items():
                 mean.add(name, values)
             mean.finish()

@@ -17,16 +17,19 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Outer:
-    """The outer optimizer of a run; ``start``: the weights from before the round under way, none where it idles."""
+    """The outer optimizer of a run; ``start``: the weights from before the round under way, none where it idles.
 
-    def __init__(self, lr: float = 1.0, momentum: float = 0.0):
-        self.lr, self.momentum = lr, momentum
+    ``needs_start``: it never idles, for somebody needs the start.
+    """
+
+    def __init__(self, lr: float = 1.0, momentum: float = 0.0, needs_start: bool = False):
+        self.lr, self.momentum, self._needs_start = lr, momentum, needs_start
         self.start: dict[str, torch.Tensor] = {}
 
     @property
     def idle(self) -> bool:
         """The weights stay where the round led."""
-        return self.lr == 1 and self.momentum == 0
+        return self.lr == 1 and self.momentum == 0 and not self._needs_start
 
     @property
     def slots_inside(self) -> tuple[str, ...]:

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 import torch
 
 from istmpi.comm.allreduce import MeanOverRanks
+from istmpi.comm.codec import Wire
 from istmpi.devices import copy_from_host, empty_on_host, on_host
 from istmpi.engine.layout import Replicated
 from istmpi.engine.slots import Slot, parameter_of, weights_among, without
 from istmpi.engine.transfer import Transfer
+from istmpi.engine.wire import form_of
 from istmpi.methods.base import Job
 from istmpi.methods.outer import Outer
 from istmpi.methods.spec import START, VELOCITY, MethodSpec
@@ -35,6 +37,12 @@ class Shared:
         """Its start is that of the rounds up to the next mean."""
         self._velocity: dict[str, torch.Tensor] = {}
 
+    @property
+    def names(self) -> list[str]:
+        """All tensors that stay on all ranks, those of which each trains its own."""
+        shared = {*self._parameters}
+        return [name for name in without(self._job.store.parameters, VELOCITY, START) if parameter_of(name) in shared]
+
     def begin(self, held: Mapping[str, torch.Tensor]) -> None:
         """Remember where the rounds up to the next mean start, of what this rank has to train. Collective."""
         if self.outer.idle or self.outer.start:
@@ -44,13 +52,15 @@ class Shared:
         starts = {name: values for name, values in fetched.items() if name.kind == START}
         self.outer.begin({name: held[name] for name in self._parameters} | starts)
 
-    def end(self, round: int, trained: Mapping[str, torch.Tensor]) -> None:
-        """Take over what was trained in a round, and its mean where that is due. Collective."""
-        shared = {*self._parameters}
-        names = [name for name in without(self._job.store.parameters, VELOCITY, START) if parameter_of(name) in shared]
+    def end(self, round: int, trained: Mapping[str, torch.Tensor], wire: Wire | None) -> None:
+        """Take over what was trained in a round, and its mean where that is due. Collective.
+
+        ``wire``: how that mean travels; where it is taken for an evaluation alone, it travels as it is.
+        """
+        names = self.names
         self._alike = (round + 1) % self._every == 0
         if self._alike:
-            self._average(trained, names)
+            self._average(trained, names, wire)
             self.outer.step({name: trained[name] for name in weights_among(names)} | self._velocity)
             self._job.store.keep(on_host({name: trained[name] for name in names} | self._velocity))
             self._job.store.drop_slots(except_for=self._kept)  # the start: these rounds are over
@@ -88,10 +98,13 @@ class Shared:
             copy_from_host(arriving, whole)
         return whole
 
-    def _average(self, tensors: Mapping[str, torch.Tensor], names: list[str]) -> None:
+    def _average(self, tensors: Mapping[str, torch.Tensor], names: list[str], wire: Wire | None = None) -> None:
         """Let these tensors have the mean over ranks."""
+        nbytes = {name: tensors[name].nbytes for name in names}
+        of = self._job.store.parameters
         with self._job.clock("all-reduce"):
-            mean = MeanOverRanks({name: tensors[name].nbytes for name in names}, self._job.communicator)
+            encoded = ({name: form_of(wire.kind, name, of[name]) for name in names}, wire.key) if wire else ()
+            mean = MeanOverRanks(nbytes, self._job.communicator, *encoded)
             for name in names:
                 mean.add(name, tensors[name])
             mean.finish()

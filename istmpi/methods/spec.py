@@ -6,7 +6,7 @@ It needs neither torch nor MPI; the class that runs the rounds is loaded by its 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -38,6 +38,10 @@ def _first(run: Run) -> int:
 
 def _everybody(run: Run, ranks: int) -> int:
     return ranks
+
+
+def _everything(run: Run) -> int:
+    return 1
 
 
 def _no_copies(run: Run, ranks: int, slots: int) -> int:
@@ -82,6 +86,8 @@ class MethodSpec:
     """What is sent in a step is sent while its backward pass still runs."""
     received: Callable[[Holdings], int | Fraction] = trained
     """Elements that all ranks receive each time, as the paper counts: what they train on, own ones included."""
+    sent_part: Callable[[Run], int | Fraction] = _everything
+    """The part of what is `received` that is really sent."""
     makes_communicators: bool = False
     """Rounds make MPI communicators of their own."""
     deals: bool = False
@@ -102,13 +108,50 @@ class MethodSpec:
     """The optimizer's state is never reset, whatever the run says; it rests with the owners, and is not sent along."""
     owned_tensors: int = 1
     """Tensors that an owner has for the rows of every parameter, slots left out."""
+    delay_by_default: int = 0
+    """method.delay, if the run does not say."""
+    encodes: bool = False
+    """What it sends in its rounds can travel in fewer bits (method.wire)."""
     copies: Callable[[Run, int, int], int] = _no_copies
     """Whole networks that a rank keeps beside the one it trains, on so many ranks and with so many slots stored."""
+
+    survives: bool = False
+    """The others can go on where a rank is lost."""
+
+    def dies_with_a_rank(self, run: Run, architecture: Architecture) -> str:
+        """Why a run of this method cannot go on without a rank; empty where it can."""
+        if not self.survives:
+            return f"{self.name} cannot go on without a rank"
+        if self.deals and (self.outer(run) != (1, 0) or self.shared_step(run) != (1, 0)):
+            return f"an outer step of {self.name} cannot go on without a rank"
+        if self.deals and run.method.shares is not None:
+            return "method.shares names one share a rank"
+        if self.stays and self.delay(run):
+            return f"{self.name} with method.delay = {run.method.delay} cannot go on without a rank"
+        return ""
 
     def load(self) -> type[Method]:
         """The class that runs its rounds; imports torch."""
         module, _, kind = self.rounds.partition(".")
         return getattr(importlib.import_module(f"istmpi.methods.{module}"), kind)
+
+    def wire(self, run: Run) -> str:
+        """In which form values travel in a run: float32 where the method sends them as they are."""
+        return run.method.wire if self.encodes else "float32"
+
+    def require_wire(self, run: Run) -> None:
+        """ConfigError where what is to travel in fewer bits cannot."""
+        wanted = run.method.wire
+        if wanted != "float32" and not self.encodes:
+            raise ConfigError(
+                f"method.wire = {wanted!r} does not go with {self.name}, which sends its values as they are. Leave it "
+                f"out, or use another method."
+            )
+        if wanted != "float32" and run.model.dtype != "float32":
+            raise ConfigError(
+                f"method.wire = {wanted!r} is for values of float32, but model.dtype = {run.model.dtype!r}. Leave one "
+                f"of the two out."
+            )
 
     def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
         """The unit groups that are dealt out in a run; ConfigError for one that the network does not have."""
@@ -157,15 +200,41 @@ class MethodSpec:
             return steps
         parameters = (architecture.parameters[name] for name in shared)
         nbytes = sum(one.size(architecture.lengths) * one.itemsize for one in parameters)
-        return not self.groups(run, architecture) or every > 1 or steps or nbytes * self.moved(run) >= RING_BYTES
+        if not self.groups(run, architecture) or every > 1 or steps or nbytes * self.moved(run) >= RING_BYTES:
+            return True
+        return bool(shared and self.leaves_early(run, architecture, ranks))  # what is at owners leaves at the end
 
-    def deal(self, run: Run, architecture: Architecture, ranks: int, round: int) -> Partition:
-        """A round's deal; ConfigError for one that cannot be made."""
+    def deal(
+        self, run: Run, architecture: Architecture, ranks: int, round: int, shares: Sequence[float] | None = None
+    ) -> Partition:
+        """A round's deal, by default with the shares of the run's settings; ConfigError for one that cannot be made."""
         from istmpi.engine.partition import Partition  # help must not wait for NumPy
 
         groups, least = self.groups(run, architecture), self.least(run, architecture)
-        seed, shares, redeal = run.train.seed, run.method.shares, run.method.redeal
+        seed, shares, redeal = run.train.seed, shares or self.shares(run), run.method.redeal
         return Partition.draw(architecture.lengths, groups, ranks, seed, round, shares, redeal, least)
+
+    def shares(self, run: Run) -> tuple[float, ...] | None:
+        """The shares that a run's settings have themselves; None for equal ones, and where they change on the way."""
+        return None if isinstance(run.method.shares, str) else run.method.shares
+
+    def require_changing_shares(self, run: Run, architecture: Architecture, ranks: int) -> None:
+        """ConfigError where shares of a run on so many ranks cannot change from round to round."""
+        from istmpi.engine.partition import overlaps
+
+        said, groups, least = (
+            f"method.shares = {run.method.shares!r}",
+            self.groups(run, architecture),
+            self.least(run, architecture),
+        )
+        if not groups:
+            raise ConfigError(f"{said} with {self.name}, which deals out nothing here. Leave shares out, or use ist.")
+        for name, count in least.items():
+            if overlaps(architecture.lengths[name], ranks, count):
+                raise ConfigError(
+                    f"{said} does not go with {count} units of {name} at least on every rank, of which ranks have some "
+                    f"in common. Leave one of the two out."
+                )
 
     def outer(self, run: Run) -> tuple[float, float]:
         """Learning rate and momentum of the outer step: as the run says, or else the method's own; 1, 0 for none."""
@@ -217,6 +286,27 @@ class MethodSpec:
         groups, least = self.groups(run, architecture), self.least(run, architecture)
         apart = not any(overlaps(architecture.lengths[name], ranks, count) for name, count in least.items())
         return bool(groups) and ranks > 1 and self.stays and self.outer(run) == (1, 0) and apart
+
+    def delay(self, run: Run) -> int:
+        """Local steps during which what has left is on its way: as the run says, or else the method's own."""
+        wanted = self.delay_by_default if run.method.delay is None else run.method.delay
+        return min(wanted, run.method.local_steps - 1)
+
+    def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
+        """So many local steps before a round's end what is dealt out leaves for its next holders, or its owners."""
+        return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
+
+    def require_delay(self, run: Run, architecture: Architecture, ranks: int) -> None:
+        """ConfigError where a run's weights are to leave their holders early, and do not stay with them at all."""
+        if not (self.stays and self.delay(run)) or ranks == 1 or self.stays_with_holders(run, architecture, ranks):
+            return
+        if self.outer(run) != (1, 0):
+            why = "an outer step (outer_lr, outer_momentum), which owners take of all weights when the round is over"
+        elif not self.groups(run, architecture):
+            why = "a network of which nothing is dealt out (method.partition)"
+        else:
+            why = f"blocks that several ranks hold (method.min_blocks = {run.method.min_blocks})"
+        raise ConfigError(f"method.delay = {run.method.delay} of {self.name} does not go with {why}. Leave one out.")
 
     def steps(self, run: Run, ranks: int, examples: int) -> int:
         """Local steps of a rank in a round, on so many ranks and examples."""

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 FEW = 0.1
 """Where fewer of the features are not zero, as in bags of words, a training step multiplies these alone."""
+
+SLOPE = 0.2
+"""Of the leaky ReLU behind the scores of attention, as its authors have it."""
 
 
 class Edges:
@@ -27,17 +31,36 @@ class Edges:
         matrix = torch.sparse_coo_tensor(
             self._places, ones, (self._nodes, self._nodes), is_coalesced=True, check_invariants=False
         )
-        return torch.sparse.mm(matrix, h)
+        # torch.sparse.mm would make as many zeros first.
+        return torch.sparse.addmm(h.new_zeros(1), matrix, h, beta=0)
 
     def mean(self, h: torch.Tensor) -> torch.Tensor:
         """The mean over what each node hears from; zero where that is nobody."""
         return self.total(h).div_(self.degrees.clamp(min=1).to(h.dtype)[:, None])
 
-    def convolved(self, h: torch.Tensor) -> torch.Tensor:
-        """With the adjacency as Kipf and Welling normalise it: ``D^-1/2 (A + I) D^-1/2 h``, D the row sums of A + I."""
+    def convolved(self, h: torch.Tensor, spare: bool = False) -> torch.Tensor:
+        """With the adjacency as Kipf and Welling normalise it: ``D^-1/2 (A + I) D^-1/2 h``, D the row sums of A + I.
+
+        ``spare``: nobody needs the values of ``h`` any more, and they may be changed.
+        """
         root = (self.degrees + 1).to(h.dtype).rsqrt()[:, None]
-        h = h * root
+        h = h.mul_(root) if spare else h * root
         return self.total(h).add_(h).mul_(root)
+
+    def attended(self, values: torch.Tensor, own: torch.Tensor, heard: torch.Tensor) -> torch.Tensor:
+        """The mean of ``values`` ``[n, heads, units]`` over what each node hears from and itself, weighted.
+
+        The weights are a softmax of ``leaky_relu(own[i] + heard[j])``, both ``[n, heads]``, with a slope of 0.2.
+        """
+        (rows, columns), heads = self._places, own.shape[1]
+        selves = functional.leaky_relu(own + heard, SLOPE)
+        scores = functional.leaky_relu(own[rows] + heard[columns], SLOPE)
+        at = rows[:, None].expand(-1, heads)
+        most = selves.detach().scatter_reduce(0, at, scores.detach(), "amax")
+        selves, weights = (selves - most).exp(), (scores - most[rows]).exp()
+        total = selves.index_add(0, rows, weights)
+        made = (selves[:, :, None] * values).index_add(0, rows, weights[:, :, None] * values[columns])
+        return made / total[:, :, None]
 
 
 class Bias(nn.Module):
@@ -48,8 +71,8 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(units))
 
     def forward(self, h):
-        """``h`` ``[n, units]`` with it."""
-        return h + self.bias
+        """``h`` ``[n, units]`` with it, in its place."""
+        return h.add_(self.bias)
 
 
 NORMS = ("layer", "none")

@@ -42,10 +42,9 @@ class GCN(nn.Module):
         for number, product in enumerate(self.products):
             if number == 0 and self.aggregate_first:
                 h = product(edges.convolved(self.dropout(h)))
-            elif number == 0:
-                h = edges.convolved(multiplied(product, dropped(h, self.dropout)))
             else:
-                h = edges.convolved(product(self.dropout(h)))
+                h = multiplied(product, dropped(h, self.dropout) if number == 0 else self.dropout(h))
+                h = edges.convolved(h, spare=True)
             h = self.biases[number](h)
             if number < len(self.norms):
                 h = functional.relu_(self.norms[number](h))

@@ -12,7 +12,7 @@ from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture, BatchNormalisation
 from istmpi.models.blocks import ResidualBlock
 from istmpi.models.table import Table
-from istmpi.names import DECLARED, OF_GRAPHS, class_of
+from istmpi.names import DECLARED, UNITWISE, class_of
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ class InferredNetwork(Architecture):
         self.leaves = dict(table.leaves)
         self.exits = table.exits
         self.head = table.head
-        self.unitwise = name in OF_GRAPHS
+        self.unitwise = name in UNITWISE
 
     @property
     def default_groups(self) -> tuple[str, ...]:

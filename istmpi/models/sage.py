@@ -43,10 +43,10 @@ class SAGE(nn.Module):
         for number, (own, heard) in enumerate(zip(self.own, self.heard)):
             if number == 0 and not self.aggregate_first:
                 h = dropped(h, self.dropout)
-                h = multiplied(own, h).add_(edges.mean(multiplied(heard, h)))
+                h = edges.mean(multiplied(heard, h)).add_(multiplied(own, h))
             else:
                 h = self.dropout(h)
-                h = own(h).add_(heard(edges.mean(h)) if number == 0 else edges.mean(heard(h)))
+                h = (heard(edges.mean(h)) if number == 0 else edges.mean(heard(h))).add_(own(h))
             if number < len(self.norms):
                 h = functional.relu_(self.norms[number](h))
         return h

@@ -14,6 +14,8 @@ ON_DARK, ON_LIGHT = "#fdfdfd", "#111111"
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILLION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 """The palette of Okabe and Ito, whose black is `INK` here: it holds under all three kinds of colour blindness."""
+BROWN, WINE = "#786048", "#a84878"
+"""What is farthest from it and from each other, for all eyes and on both pages."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ STYLES = {
     "local-sgd": Style(ORANGE, "s"),
     "data-parallel": Style(INK, "D"),
     "diloco": Style(PURPLE, "^"),
+    "streaming-diloco": Style(BROWN, "8"),
+    "sparse-loco": Style(WINE, "x"),
     "fedavg": Style(GREEN, "v"),
     "dynamic-averaging": Style(SKY, "P"),
     "codistillation": Style(VERMILLION, "X"),
@@ -42,7 +46,7 @@ STYLES = {
 }
 """By the name that a run file gives a method."""
 
-UNKNOWN_MARKERS = ("*", "H", "8", "1", "2", "3", "4", "+")
+UNKNOWN_MARKERS = ("*", "H", "1", "2", "3", "4", "+", "|")
 LINES = ("-", "--", "-.", ":")
 """For runs of one method that differ in their settings: its colour and marker, in this order."""
 

@@ -19,6 +19,9 @@ from istmpi.report.sheets import notes, sheets
 from istmpi.report.units import duration, number, size
 from istmpi.report.verdict import verdict
 
+CHANGING = "Shares change on the way: the figures are for equal ones. A faster rank will hold, compute and send more."
+"""Said of costs where nobody knows the shares beforehand."""
+
 
 def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> None:
     """What one run would hold, compute and send; ``alone`` is the same on one rank.
@@ -52,11 +55,13 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     costs.add_row("memory: network, gradients, optimizer", size(trained), "", size(its))
     rest = memory.buffers + memory.activations + memory.copies
     costs.add_row("memory: buffers, activations, copies", size(rest), "", size(whole.activations + whole.copies))
-    costs.add_row("memory: a pass of an evaluation, at least", size(pass_bytes(run, network)), "", "")
+    costs.add_row("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, cost.ranks)), "", "")
     console.print(costs)
     for said in dict.fromkeys(shared_step(run, phase) for phase, _ in phases):
         if said:
             console.print(said)
+    if isinstance(run.method.shares, str):
+        console.print(CHANGING)
     first = 0
     for phase, rounds in phases:
         consumed = number(rounds * phase.local_steps * phase.examples_per_step)

@@ -22,10 +22,11 @@ from istmpi.config import Run
 from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, StoppedError, UserError
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
-from istmpi.methods import spec_of
+from istmpi.methods import METHODS, spec_of
 from istmpi.record import FAILURE, SETTINGS, SUMMARY, RunFolder
 from istmpi.training.loop import Training
-from istmpi.training.run import Watch, run_training
+from istmpi.training.run import run_training
+from istmpi.training.watch import Watch
 
 RECORD = "comparison.json"
 """In a comparison's folder: what its runs have in common beside their settings."""
@@ -198,10 +199,13 @@ class Comparison:
 def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[Turn]:
     """The runs of a comparison in the order in which they take place."""
     every = run.evaluate.every or max(run.train.rounds // EVALUATIONS, 1)
+    run = run.override({"comm.survive": False})  # on fewer ranks the rest would be another comparison
     made = []
     for seed in range(run.train.seed, run.train.seed + repeats):
         for name in dict.fromkeys(methods):
             settings = {"method.name": name, "train.seed": seed, "evaluate.every": every}
+            if isinstance(run.method.shares, str) and name in METHODS and not METHODS[name].deals:
+                settings["method.shares"] = None  # which a run of that method alone would refuse
             made.append(Turn(run.override({**settings, "output.folder": str(folder / f"{name}-{seed}")})))
     return made
 

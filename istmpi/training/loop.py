@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import torch
 
-from istmpi.checkpoint.format import DataSummary, Header, Piece, require_storable
+from istmpi.checkpoint.format import Header, Piece, require_storable
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import (
     deployment_pieces,
@@ -31,18 +31,21 @@ from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.exits import require_fitting
-from istmpi.methods import spec_of
+from istmpi.methods import logit_adjustment, spec_of
 from istmpi.methods.base import InterruptedRound, Job, Method
+from istmpi.methods.survival import Survival
 from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 from istmpi.record import Clock
 from istmpi.tasks import CLASSIFICATION, TASKS
 from istmpi.training.best import Best
 from istmpi.training.first_scale import first_scale
-from istmpi.training.progress import LastRound, Progress
+from istmpi.training.progress import Counts, Loss, Progress
 from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
 from istmpi.training.resuming import Present, changes_since
-from istmpi.training.same_data import contents, require_same_everywhere
+from istmpi.training.same_data import contents, require_same_everywhere, summary
+from istmpi.training.share_log import followed, require_fit, shares_of
+from istmpi.training.tally import Tally
 from istmpi.training.targets import standardised
 from istmpi.training.transfers import told
 
@@ -57,11 +60,14 @@ class Training:
         """
         self.communicator = communicator
         self.clock = Clock()
+        self.clock.followers.append(communicator.whereabouts.enter)
         with communicator.agreed():
             self.run = run = run.with_implied()
             data = open_for_training(run.data, communicator.rank, run.train.seed)
             self.best = Best.of(run, data)
         require_same_everywhere(run, data, communicator)
+        self.shares = shares_of(run, communicator)
+        self.tally = Tally(communicator, self.clock)
         self.sizes = sizes_of(run, standardised(run, data, communicator), communicator)
         self.size = next(iter(self.sizes.values()))
         with communicator.agreed():
@@ -78,12 +84,10 @@ class Training:
                 self.device = choose_device(run.train.device, local)
             self.threads = choose_threads(run.train.threads, local)
         self.time_is_up = False
-        self._data_summary = self._summarise_data()
+        self.data_summary = summary(run, self.sizes[0].dataset)
         self.stop = stop or StopSign(communicator)
-        self.rounds_done = self.local_step = self._most_steps = self._examples = self._bytes = 0
-        self._seconds, self._loss, self._temperature = 0.0, 0.0, 1.0
-        self._last_round: LastRound | None = None
-        self._on_the_clock: dict[str, float] = {}
+        self.rounds_done = self.local_step = self._most_steps = self._told_losses = 0
+        self._temperature = 1.0
         self._interrupted = InterruptedRound()
         self._calibrated: tuple[int, int] | None = None
         self.score_name = TASKS[self.dataset.task].score
@@ -96,6 +100,12 @@ class Training:
             if communicator.rank == 0:
                 require_storable(self._header(), deployment_pieces({}, {}, inputs_of(self.dataset), 0))
         self.store.initialise(run.train.seed)
+        self.survival: Survival | None = None
+        self.untold = False
+        """A round is done of which nobody was told: a rank was lost before that."""
+        self.members = list(enumerate(self.hosts))
+        """The number with which each rank was started, and its host."""
+        self.losses: list[Loss] = []
         self.method = self._next_method()
         self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
 
@@ -103,10 +113,14 @@ class Training:
         """Refuse, with a ConfigError, a method of the run that cannot train at a size."""
         name, network = run.method.name, size.architecture
         spec = spec_of(name, "method.name =" if name == self.run.method.name else "method.finish =")
+        spec.require_wire(run)
         spec.load().check(run, size.dataset.task, size.batches, network)
+        logit_adjustment.require_usable(run.train.logit_adjustment, size.dataset.task, name)
         run.optimizer.require_usable(run.train.rounds * spec.steps(run, 1, size.batches.examples))
+        spec.require_delay(run, network, self.communicator.size)
         spec.shares_by_ring(run, network, self.communicator.size)
-        first = spec.deal(run, network, self.communicator.size, 0).held(self.communicator.rank)
+        require_fit(self.shares, spec, run, network, first=name == self.run.method.name)
+        first = spec.deal(run, network, self.communicator.size, 0, self.shares.of(0)).held(self.communicator.rank)
         network.require_usable(narrowed(network.lengths, network.parameters, first))
 
     @property
@@ -176,6 +190,8 @@ class Training:
             self.clock,
             self.stop,
             since,
+            self.shares,
+            self.survival,
         )
         return spec.load()(job)
 
@@ -194,9 +210,10 @@ class Training:
         run = self.run
         every = run.evaluate.every or max(run.train.rounds // 10, 1)
         with told(self.communicator, self.clock, lambda: self.rounds_done):
-            while not self.done and not self.stop.reason:
-                if not self._run_round():
+            while self.untold or not (self.done or self.stop.reason):
+                if not self.untold and not self._run_round():
                     return
+                self.untold = False
                 self._look_at_the_clock()
                 due = self.done or (self.rounds_done % every == 0 and not self.stop.reason)
                 validation = self._validate() if due and self.best else None
@@ -221,60 +238,56 @@ class Training:
     def _look_at_the_clock(self) -> None:
         """See whether the run's time is up; a round that has begun still has its time."""
         limit = 60 * self.run.train.max_minutes
-        self.time_is_up = bool(limit) and not self.local_step and self._seconds >= limit
+        self.time_is_up = bool(limit) and not self.local_step and self.tally.counts.seconds >= limit
 
     def _run_round(self) -> bool:
         """Run one round, or what is left of it; False when it was stopped in the middle.
 
-        It takes as long as on the slowest rank, from when all have come to it. What no phase of the clock has is
-        `other`.
+        What no phase of the clock has is `other`.
         """
         self._have_the_right_size()
-        communicator, before = self.communicator, self._interrupted
-        saved = self._since_the_round("save")
-        communicator.barrier()
-        start, sent, examples = time.perf_counter(), communicator.traffic.bytes, self.method.examples
-        on_the_clock = dict(self.clock.seconds)
+        before, method, number, loss = self._interrupted, self.method, self.rounds_done, self.tally.counts.loss
+        self.communicator.whereabouts.begin_round(number + 1)
+        examples = method.examples
+        self.tally.begin(examples)
         with self.clock("other"):
-            outcome = self.method.run(self.rounds_done, before)
+            outcome = method.run(number, before)
             stopped = isinstance(outcome, InterruptedRound)
-            report = self.method.examples - examples, outcome.local_steps if stopped else 0
-            report += (self.method.steps(self.rounds_done),)
+            report = method.examples - examples, outcome.local_steps if stopped else 0, method.steps(number)
             if not stopped:
-                self.rounds_done, self.local_step, self._interrupted, self._loss = (
-                    self.rounds_done + 1,
-                    0,
-                    InterruptedRound(),
-                    outcome,
-                )
-                self.method = self._next_method(self.method)
-        took = time.perf_counter() - start
-        phases, self._on_the_clock = self.clock.since(on_the_clock), dict(self.clock.seconds)
-        per_rank = communicator.allgather((took, communicator.traffic.bytes - sent, *report, phases))
-        took, sent, examples, done, steps, phases = zip(*per_rank, strict=True)
-        self._seconds += max(took)
-        self._bytes += sum(sent)
-        self._examples += sum(examples)
-        self._most_steps = max(steps)
-        self._last_round = LastRound.of(max(took), sum(sent), sum(examples), phases, saved)
-        if stopped and max(done):
-            self.local_step, self._interrupted = max(done), outcome
+                self.rounds_done, self.local_step, self._interrupted, loss = number + 1, 0, InterruptedRound(), outcome
+                self.method = self._next_method(method)
+        last, done, self._most_steps = self.tally.end(*report)
+        last = followed(self.shares, method, number, last, whole=not (stopped or before.local_steps))
+        if stopped and done:
+            self.local_step, self._interrupted = done, outcome
         elif stopped:
             self.store.drop_slots(except_for=self.method.kept)
             self._interrupted = InterruptedRound(tensors=self._own())
+        self.tally.count(last, self.rounds_done, self.local_step, loss)
         return not stopped
+
+    def go_on_from(self, counts: Counts) -> None:
+        """Have another store, communicator and data, which are there already, from where so much was done. Local."""
+        self.tally.go_on_from(counts)
+        self.rounds_done, self.local_step = counts.rounds, counts.local_step
+        self._interrupted, self._calibrated = InterruptedRound(counts.local_step), None
+        self.shares = shares_of(self.run, self.communicator)
+        self.method = self._next_method()
+        self.evaluator = Evaluator(self.run, self.architecture, self.dataset, self.store, self.communicator)
+        self._look_at_the_clock()
 
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
         """What is known after the last round."""
         done, steps = (self.method.first_step(rounds) for rounds in (self.rounds_done, self.run.train.rounds))
         rate = self.run.optimizer.lr_at(max(done - 1, 0), steps)
-        last = self._last_round and self._last_round.followed_by(self._since_the_round("evaluate"))
-        known = self.rounds_done, done, self._examples, self._seconds, self._bytes, self._loss, rate
-        return Progress(*known, score, self.score_name, self.communicator.size, last, validation=validation)
-
-    def _since_the_round(self, phase: str) -> dict[str, float]:
-        """This rank's seconds in a phase since the last round, where it was in it."""
-        return {name: seconds for name, seconds in self.clock.since(self._on_the_clock).items() if name == phase}
+        tally, counts = self.tally, self.tally.counts
+        last = tally.last_round and tally.last_round.followed_by(tally.since_the_round("evaluate"))
+        known = self.rounds_done, done, counts.examples, counts.seconds, counts.bytes, counts.loss, rate
+        known = *known, score, self.score_name, self.communicator.size, last
+        new, self._told_losses = self.losses[self._told_losses :], len(self.losses)
+        more = {"validation": validation, "slowest": tally.pace.slowest(self.hosts), "losses": tuple(new)}
+        return Progress(*known, **more)
 
     @property
     def position(self) -> str:
@@ -337,19 +350,15 @@ class Training:
         return Header(
             self.run,
             self.communicator.size,
-            self.rounds_done,
-            self.local_step,
-            self._examples,
-            self._seconds,
-            self._bytes,
-            self._loss,
-            self._data_summary,
+            *astuple(replace(self.tally.counts, rounds=self.rounds_done, local_step=self.local_step)),
+            self.data_summary,
             self.store.scale,
             versions(),
             self.architecture.table.tree() if isinstance(self.architecture, InferredNetwork) else {},
             self.size.side,
             self.store.fitted,
             self._temperature if calibrated else 1.0,
+            self.shares.known(self.rounds_done),
         )
 
     def resume(self, path: Path) -> list[str]:
@@ -362,32 +371,23 @@ class Training:
             if header.side in self.sizes and header.side != self.size.side:
                 self._go_on_at(self.sizes[header.side])
             changes = self._changes(checkpoint)
+            self.shares.go_on(header.shares, header.ranks)
             self.rounds_done, self.local_step = header.position
             self.method = self._next_method(self.method)
             self._interrupted = restore(checkpoint, self.store)
-        self._examples, self._seconds, self._bytes = header.examples, header.seconds, header.bytes
+        counts = Counts(*header.position, header.examples, header.seconds, header.bytes, header.loss)
+        self.tally.go_on_from(counts)
         self._look_at_the_clock()
-        self._loss = header.loss
         self._most_steps = self.communicator.allreduce_max(self.method.steps(self.rounds_done))
         if header.ranks != self.communicator.size and self.local_step >= self._most_steps:
             # The fastest of those ranks was through: nothing is left of the round for these.
             self.rounds_done, self.local_step, self._interrupted = self.rounds_done + 1, 0, InterruptedRound()
             self.store.drop_slots(except_for=self.method.kept)
+            self.tally.go_on_from(replace(counts, rounds=self.rounds_done, local_step=self.local_step))
         return changes
 
     def _changes(self, checkpoint: Checkpoint) -> list[str]:
         own = contents(self.dataset.train) if self.run.data.placement == "local" else None
         ranks, targets = self.communicator.size, self.dataset.targets
-        here = Present(self.run, self._data_summary, self.architecture, ranks, self.store.rank, own, targets)
+        here = Present(self.run, self.data_summary, self.architecture, ranks, self.store.rank, own, targets)
         return changes_since(checkpoint, here)
-
-    def _summarise_data(self) -> DataSummary:
-        data, own_files = self.sizes[0].dataset, self.run.data.placement == "local"
-        found = (0, 0, 0) if own_files else contents(data.train)
-        return DataSummary(self.run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, *found)
-
-    @property
-    def data_fingerprint(self) -> str:
-        """What tells training data of the same name apart; empty where each rank has its own."""
-        features, labels = self._data_summary.features, self._data_summary.labels
-        return f"{features:08x}{labels:08x}" if features or labels else ""

@@ -49,13 +49,10 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
         except ConfigError:
             pass  # it may be another network by now, for a reason that its source does not tell: look again
     with communicator.agreed():
-        try:
-            if communicator.rank == 0:
-                from istmpi.models.examination import examine
+        if communicator.rank == 0:
+            from istmpi.models.examination import examine
 
-                tree = examine(own).tree()
-        finally:
-            communicator.idle_barrier()  # the others leave it their cores meanwhile
+            tree = examine(own).tree()
     tree = communicator.broadcast_from_root(tree)
     network = _usable(run, data, own, tree, communicator)
     if communicator.rank == 0:

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from istmpi.engine.shares import share_of
+
 if TYPE_CHECKING:
     from istmpi.evaluation.evaluator import Score
+    from istmpi.training.slowest import Slowest
+
+
+SENDS_NOTHING = ("deal", "compute", "wait", "other")
+"""Phases of a round; all others are its exchange."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,12 @@ class LastRound:
     """Each rank's seconds of local steps."""
     wait: tuple[float, ...]
     """Each rank's seconds at the end of the local steps until all others were there."""
+    exchange: tuple[float, ...] = ()
+    """Each rank's seconds in all that is sent."""
+    background: float = 0.0
+    """Seconds of sending in the background, the mean over ranks: what of it was waited for is in its phase as well."""
+    shares: tuple[float, ...] = ()
+    """What each rank was dealt, in relation to the others, where shares follow the measured times."""
 
     @staticmethod
     def of(
@@ -39,7 +52,9 @@ class LastRound:
         mean = {name: sum(per_rank) / len(phases) for name, per_rank in by_name.items()}
         none = (0.0,) * len(phases)
         compute, wait = (by_name.get(name, none) for name in ("compute", "wait"))
-        return LastRound(seconds, nbytes, examples, mean | saving, compute, wait)
+        sending = [per_rank for name, per_rank in by_name.items() if name not in SENDS_NOTHING]
+        exchange = tuple(map(sum, zip(*sending))) or none
+        return LastRound(seconds, nbytes, examples, mean | saving, compute, wait, exchange)
 
     @property
     def rates(self) -> tuple[float, float] | None:
@@ -49,6 +64,34 @@ class LastRound:
     def followed_by(self, evaluating: Mapping[str, float]) -> LastRound:
         """The same with what was done since."""
         return replace(self, phases={**self.phases, **evaluating})
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was done of a run: rounds, and local steps of the next one; by all ranks together, as `Progress` has it."""
+
+    rounds: int
+    local_step: int
+    examples: int
+    seconds: float
+    bytes: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank that was lost, and that the others go on without."""
+
+    round: int
+    """In which that was, counted from 1."""
+    rank: int
+    """Its number when the run was started."""
+    host: str
+    seconds: float
+    """From when it was noticed until the others went on."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host}"
 
 
 @dataclass(frozen=True)
@@ -78,6 +121,10 @@ class Progress:
     """Unix time at which this was known."""
     validation: Score | None = None
     """As ``score``, on the validation split, where a run has one in use; then the test split is scored at the end."""
+    slowest: Slowest | None = None
+    """The rank that held up the others in the rounds of this job; None where none did noticeably."""
+    losses: tuple[Loss, ...] = ()
+    """Ranks that were lost since the round before."""
 
     def record(self) -> dict[str, str | int | float]:
         """All of it under one name each, as a line of metrics.jsonl has it and as loggers are told it."""
@@ -99,6 +146,9 @@ class Progress:
             line |= {f"validation_{name}": of for name, of in _scores(self.validation, "").items()}
         if self.last_round:
             line |= _last_round(self.last_round)
+        if self.losses:
+            line["lost"] = "; ".join(map(str, self.losses))
+            line["lost_seconds"] = round(max(loss.seconds for loss in self.losses), 3)
         return line
 
 
@@ -115,7 +165,10 @@ def _last_round(last: LastRound) -> dict[str, float]:
     if last.rates:
         line |= dict(zip(("examples_per_second", "bytes_per_second"), last.rates))
     line |= {f"{phase.replace('-', '_')}_seconds": seconds for phase, seconds in last.phases.items()}
-    for rank, (compute, wait) in enumerate(zip(last.compute, last.wait, strict=True)):
-        line |= {f"rank{rank}_compute_seconds": compute, f"rank{rank}_wait_seconds": wait}
+    if last.background:
+        line["background_seconds"] = last.background
+    for phase in ("compute", "wait", "exchange"):
+        line |= {f"rank{rank}_{phase}_seconds": seconds for rank, seconds in enumerate(getattr(last, phase))}
     # More digits than a clock has would make the file a third longer.
-    return {name: round(value, 6) if isinstance(value, float) else value for name, value in line.items()}
+    line = {name: round(value, 6) if isinstance(value, float) else value for name, value in line.items()}
+    return line | {share_of(rank): share for rank, share in enumerate(last.shares)}

@@ -6,7 +6,7 @@ Parameters whose shapes do not depend on the size are carried, with their optimi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -58,6 +58,18 @@ def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, S
         batches = Batches(images.train, rows, run.train.batch, run.train.seed, rank)
         sizes[side] = Size(side, network, images, batches)
     return sizes
+
+
+def shared_out(run: Run, sizes: Mapping[int, Size], communicator: Communicator) -> dict[int, Size]:
+    """The same sizes with the batches of these ranks. Collective; DataError on every rank where one gets none."""
+    with communicator.agreed():
+        rank, ranks, settings = communicator.rank, communicator.size, run.data
+        labels = next(iter(sizes.values())).dataset.train.labels()
+        rows = place(settings.placement, labels, rank, ranks, run.train.seed, settings.alpha)
+    return {
+        side: replace(size, batches=Batches(size.dataset.train, rows, run.train.batch, run.train.seed, rank))
+        for side, size in sizes.items()
+    }
 
 
 def plan_in_words(run: Run, sides: Sequence[tuple[int, int]], sizes: Mapping[int, Size]) -> str:

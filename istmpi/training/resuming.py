@@ -16,6 +16,7 @@ from istmpi.names import class_of
 
 MAY_CHANGE = (
     "data.source",
+    "method.shares",
     "optimizer.lr",
     "optimizer.weight_decay",
     "train.rounds",
@@ -23,7 +24,7 @@ MAY_CHANGE = (
     "train.patience",
 )
 """Settings that a resumed run may have otherwise; the data may have moved, but not changed."""
-WITHOUT_EFFECT = ("name", "train.threads", "train.device", "train.init", "evaluate.", "checkpoint.", "output.")
+WITHOUT_EFFECT = ("name", "train.threads", "train.device", "train.init", "evaluate.", "checkpoint.", "comm.", "output.")
 """Settings, or sections of them, that do not change what is learnt."""
 
 

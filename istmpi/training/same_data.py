@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from istmpi.checkpoint.format import DataSummary
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import SPLITS, Dataset, Split
@@ -37,6 +38,12 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
 def contents(split: Split) -> tuple[int, int, int]:
     """How many examples, and checksums of their labels and features: alike where the data are."""
     return len(split), split.labels_checksum, split.features_checksum
+
+
+def summary(run: Run, data: Dataset) -> DataSummary:
+    """What a checkpoint says of the data of a run, the same on all ranks."""
+    found = (0, 0, 0) if run.data.placement == "local" else contents(data.train)
+    return DataSummary(run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, *found)
 
 
 def _differences(per_rank: list[dict[str, tuple[int, int, int]]]) -> str:

@@ -17,7 +17,7 @@ from disks import small_disk
 from following import lines, wait_for_rounds
 from patience import patient
 
-KILLS = 6
+KILLS = 4
 RUN = ["train", "--hidden", "256,256", "--local-steps", "2", "--checkpoint-every", "2"]
 RUN += ["--set", "evaluate.every=1000000", "--lr", "0.001", "--set", "method.optimizer_state=carry"]
 RUN += ["--set", "optimizer.momentum=0.5", "--resume", "auto"]
@@ -34,7 +34,7 @@ def model(path):
 @pytest.mark.timeout(1500)
 def test_kills_lose_an_interval_each_and_change_nothing(start, mpirun, tmp_path):
     """One rank or all, at random moments; the run that went through them ends as an uninterrupted one."""
-    chance = random.Random(0)
+    chance = random.Random(2)  # both, one, the other, one
     folder = tmp_path / "killed"
     allowed = 0
     for number in range(KILLS):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from istmpi.comm import allreduce, ring
-from istmpi.comm import communicator as communicator_module
+from istmpi.comm import allreduce, backoff, ring
 from istmpi.comm.allreduce import MeanOverRanks
 
 SIZES = {"one": [1], "fewer than ranks": [2], "even": [240], "odd": [1001], "several": [7, 300, 1, 90, 2000, 5]}
@@ -129,7 +128,7 @@ def test_a_tensor_may_be_handed_over_in_parts(comm, monkeypatch):
 @pytest.mark.ranks(min=2)
 def test_a_rank_may_wait_long_for_the_others(comm, monkeypatch):
     """So often in vain that its naps would last for years if they doubled each time."""
-    monkeypatch.setattr(communicator_module, "LONGEST_SLEEP", 1e-6)
+    monkeypatch.setattr(backoff, "LONGEST_SLEEP", 1e-6)
     mine = values(comm, [100])[comm.rank]
     if comm.rank == 0:
         time.sleep(0.5)

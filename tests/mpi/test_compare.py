@@ -17,6 +17,7 @@ from istmpi.methods.codistillation import Codistillation
 from istmpi.methods.local_sgd import LocalSGD
 from istmpi.report.comparison import OFF_THE_CLOCK
 from istmpi.report.curves import read_curves
+from istmpi.training import kept_run, tally
 from istmpi.training import loop as train
 from istmpi.training import run as whole_run
 from istmpi.training.comparison import Comparison, ComparisonWatch
@@ -44,7 +45,7 @@ def rounds_take(monkeypatch):
 
     def take(seconds):
         now = [0.0]
-        for module in (train, record):
+        for module in (tally, record):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
         _slower(monkeypatch, Method, "run", now, seconds)
         _slower(monkeypatch, Evaluator, "score", now, 1000 * seconds)
@@ -155,7 +156,7 @@ def test_a_run_that_was_stopped_says_of_how_many_ranks_and_what_its_score_is(com
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(whole_run.Saver, "save_now", stopped)
+        patched.setattr(kept_run.Saver, "save_now", stopped)
         comparison = compared(["ist"])
         with pytest.raises(StoppedError):
             comparison.run_training()

@@ -27,6 +27,7 @@ CASES = {
     "shares": {"method__shares": [3.0, 1.0, 2.0, 0.5, 1.5]},
     "one group dealt": {"method__partition": ["hidden2"]},
     "a part redealt": {"method__redeal": 0.3},
+    "as it is": {"method__differences": "full", "method__top_values": "full", "method__delay": 0},
     "outer momentum, adam carried": {
         "optimizer__name": "adam",
         "method__optimizer_state": "carry",
@@ -35,6 +36,7 @@ CASES = {
     },
 }
 SPECIAL = {
+    "streaming-diloco": {"method__fragments": 2},
     "fedavg": {"method__fraction": 0.7, "train__batch": 400},
     "dynamic-averaging": {"method__threshold": 0.0},
     "codistillation": {"method__burn_in": 1},

@@ -12,7 +12,8 @@ from small import small_run, trained
 from istmpi.errors import ConfigError
 from istmpi.record import RunFolder
 from istmpi.training.loop import Training
-from istmpi.training.run import Watch, run_training
+from istmpi.training.run import run_training
+from istmpi.training.watch import Watch
 
 OF_IST = {"deal", "hop", "pull", "compute", "wait", "push", "evaluate", "save"}
 OF_DATA_PARALLEL = {"compute", "all-reduce", "wait", "push", "evaluate", "save"}

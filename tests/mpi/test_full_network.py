@@ -4,10 +4,9 @@ import networks
 import numpy as np
 import pytest
 import torch
+from live_bytes import LiveBytes
 from small import own_run
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.cost import cost
 from istmpi.cost.evaluation import evaluation_plan, pass_bytes
@@ -256,34 +255,6 @@ WIDE = {
 }
 
 
-class LiveBytes(TorchDispatchMode):
-    """The most bytes that tensors have had at a time which were made since it was entered, as operations see them."""
-
-    def __init__(self, known):
-        super().__init__()
-        self._known = {self._key(tensor) for tensor in known}
-        self._alive = {}
-        self.peak = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls):
-        return False
-
-    @staticmethod
-    def _key(tensor):
-        return tensor.untyped_storage()._cdata
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        outputs = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves((args, kwargs, outputs)):
-            if isinstance(tensor, torch.Tensor) and not tensor.is_meta and self._key(tensor) not in self._known:
-                storage = tensor.untyped_storage()
-                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
-        self.peak = max(self.peak, sum(nbytes for _, nbytes in self._alive.values()))
-        return outputs
-
-
 @pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("method", ["ist", "local-sgd"])
 def test_an_evaluation_needs_no_more_than_what_training_leaves_free(comm, method):
@@ -317,7 +288,7 @@ def test_a_pass_makes_at_least_what_is_planned_and_no_multiple_of_it(comm, looke
     known = [*store.tensors.values(), *full._gathered.values()]
     with LiveBytes(known) as counter:
         full(x)
-    assert 1 <= counter.peak / pass_bytes(run, network) <= 2.5, counter.peak
+    assert 1 <= counter.peak / pass_bytes(run, network, 1) <= 2.5, counter.peak
 
 
 @pytest.mark.ranks(min=2)

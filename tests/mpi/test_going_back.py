@@ -14,7 +14,8 @@ from istmpi.checkpoint.saver import Saver
 from istmpi.config import Output, Train
 from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
-from istmpi.training.run import Watch, run_training
+from istmpi.training.run import run_training
+from istmpi.training.watch import Watch
 
 pytestmark = pytest.mark.ranks(only=[1, 2])
 """Nothing here depends on how many ranks there are, but for one and several."""

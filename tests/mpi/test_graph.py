@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 import torch
 from graph_oracle import loss_of, train
-from graphs import naive_logits, write
+from graphs import CLASSES, FEATURES, naive_logits, write
+from live_bytes import LiveBytes
 from small import assert_same_bits, own_run, whole
 
-from istmpi.cost.counts import round_bytes
+from istmpi.cost.counts import round_bytes, whole_graph_bytes
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.full import FullNetwork
+from istmpi.models.gat import GAT
 from istmpi.training.loop import Training
 
 WIDTHS = {"hidden1": 13, "hidden2": 11}
@@ -66,6 +68,22 @@ def test_it_trains_as_the_dense_oracle_does(comm, graph, model, case):
     assert [one.loss for one in progress] == pytest.approx(losses, abs=1e-6)
 
 
+def test_heads_of_attention_are_dealt(comm, graph):
+    """The score is that of the plain module, whose last product sums P times the heads of a subnet."""
+    heads, units = 6, 3
+    ours = {**settings(graph, model__name="gat", model__heads=[heads], model__units=units), **CLUSTERS}
+    del ours["model__hidden"]
+    training = Training(own_run(**ours), comm)
+    score = list(training.rounds())[-1].score
+    weights = {name: torch.from_numpy(values) for name, values in whole(training).items()}
+    plain = GAT(FEATURES, CLASSES, (heads,), units).double()
+    plain.load_state_dict({**weights, "last.weight": weights["last.weight"] / comm.size})
+    batch = training.dataset.test.batch(np.arange(1)).to("cpu", torch.float64)
+    outputs, on = plain(*batch.inputs).detach(), batch.targets >= 0
+    assert score.loss == pytest.approx(float(loss_of(outputs, batch.targets)), abs=1e-9)
+    assert score.score == pytest.approx(float((outputs.argmax(dim=1) == batch.targets)[on].double().mean()))
+
+
 def test_several_labels_a_node(comm, graph):
     run = own_run(**settings(graph.replace("graph.h5", "several.h5"), model__name="sage", **CLUSTERS))
     training = Training(run, comm)
@@ -116,6 +134,22 @@ def test_units_spread_over_ranks_give_the_same_score(comm, graph, model, monkeyp
         assert sum(comm.allgather(comm.traffic.bytes - before)) == plan.sent
     assert scores[0].loss == pytest.approx(scores[1].loss, abs=1e-9)
     assert scores[0].score == scores[1].score
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_a_whole_graph_takes_the_memory_that_is_planned(comm, graph, model, monkeypatch):
+    monkeypatch.setattr("istmpi.evaluation.spread_units.GATHERED", 1000)
+    monkeypatch.setattr("istmpi.cost.counts.GATHERED", 1000)
+    wide = {"hidden1": 2048, "hidden2": 2048}
+    training = Training(own_run(**settings(graph, model__name=model, model__hidden=list(wide.values()))), comm)
+    network, store = training.architecture, training.store
+    plan = evaluation_plan(network, comm.size, 0, [])
+    full = FullNetwork(network, store, comm, plan.sharded, by_units=plan.by_units)
+    full.load_moments({})
+    inputs = training.dataset.test.batch(np.arange(1)).to("cpu", torch.float64).inputs
+    with LiveBytes([*store.tensors.values(), *full._gathered.values(), *inputs]) as counter:
+        full(*inputs)
+    assert 0.8 <= counter.peak / whole_graph_bytes(network, comm.size) <= 1.2
 
 
 def full_outputs(training, weights):

@@ -5,7 +5,8 @@ from small import small_run
 
 from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
-from istmpi.training.run import Watch, begun_with, run_training
+from istmpi.training.run import begun_with, run_training
+from istmpi.training.watch import Watch
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
 DEEP = {"model__norm": "none", "model__bias": True}

@@ -4,67 +4,17 @@ import numpy as np
 import pytest
 import torch
 from batches import plain
+from replicas import Replica, replicas
 from small import assert_same_bits, small_run, trained, whole
 from torch.nn import functional
 
 from istmpi import rng
-from istmpi.data.batches import Batches
-from istmpi.data.placement import place
-from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import draw_ranks
-from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.methods.base import InterruptedRound
-from istmpi.models import architecture
 from istmpi.training.loop import Training
 
 NO_NORM = {"model__norm": "none", "model__bias": True}
-
-
-class Replica:
-    """One rank's whole network, trained by plain SGD with momentum, in this process."""
-
-    def __init__(self, run, rank, ranks):
-        data = open_dataset(run.data.source)
-        rows = place(run.data.placement, data.train.labels(), rank, ranks, run.train.seed, run.data.alpha)
-        self.batches = Batches(data.train, rows, run.train.batch, run.train.seed, rank)
-        network = architecture(data.features, data.outputs, data.task, run.model)
-        self.module = network.build(network.lengths)
-        store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)
-        store.initialise(run.train.seed)
-        self.module.load_state_dict(store.tensors)
-        self.run = run
-        self.reset()
-
-    def reset(self):
-        settings = self.run.optimizer
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=settings.lr, momentum=settings.momentum)
-
-    def step(self, batch, teachers=()):
-        x, y = map(torch.from_numpy, plain(batch))
-        outputs = self.module(x.double())
-        loss = functional.cross_entropy(outputs, y)
-        if teachers:
-            predicted = sum(torch.softmax(teacher(x.double()), 1) for teacher in teachers).detach() / len(teachers)
-            loss = loss - (predicted * torch.log_softmax(outputs, 1)).sum(1).mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-
-    @property
-    def weights(self):
-        return torch.nn.utils.parameters_to_vector(self.module.parameters()).detach()
-
-    @weights.setter
-    def weights(self, values):
-        torch.nn.utils.vector_to_parameters(values.clone(), self.module.parameters())
-
-    def named(self):
-        return {name: parameter.detach().numpy() for name, parameter in self.module.named_parameters()}
-
-
-def replicas(run, ranks):
-    return [Replica(run, rank, ranks) for rank in range(ranks)]
 
 
 def assert_near(training, expected, tolerance=1e-10):
@@ -291,6 +241,7 @@ def go_on(training, source, rounds):
 
 FINISHES = [("ist", last) for last in ("data-parallel", "local-sgd", "diloco", "codistillation", "dynamic-averaging")]
 FINISHES += [(first, "ist") for first in ("codistillation", "dynamic-averaging", "data-parallel")]
+FINISHES += [("ist", "sparse-loco"), ("sparse-loco", "streaming-diloco"), ("streaming-diloco", "local-sgd")]
 
 
 @pytest.mark.parametrize("first, last", [*FINISHES, ("codistillation", "data-parallel")])

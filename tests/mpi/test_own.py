@@ -23,10 +23,9 @@ from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.evaluator import calibration_rows
+from istmpi.methods import METHODS
 from istmpi.models.resnet import ResNet
 from istmpi.training.loop import Training
-
-METHODS = ["ist", "local-sgd", "data-parallel", "diloco", "fedavg", "dynamic-averaging", "codistillation"]
 
 
 def plain(training, weights, moments):

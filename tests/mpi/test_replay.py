@@ -67,13 +67,13 @@ class Recorded:
     def Create_group(self, group):
         return Recorded(self._communicator.Create_group(group), self._messages)
 
-    def Alltoallv(self, send, receive):
+    def Ialltoallv(self, send, receive):
         self._messages.append(["Alltoallv", *map(int, send[1])])
-        self._communicator.Alltoallv(send, receive)
+        return self._communicator.Ialltoallv(send, receive)
 
-    def Allgatherv(self, send, receive):
+    def Iallgatherv(self, send, receive):
         self._messages.append(["Allgatherv", send[0].nbytes])
-        self._communicator.Allgatherv(send, receive)
+        return self._communicator.Iallgatherv(send, receive)
 
     def Isend(self, message, peer, tag):
         self._messages.append(["Isend", message[0].nbytes, peer])

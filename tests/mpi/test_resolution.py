@@ -90,12 +90,14 @@ def test_what_does_not_depend_on_the_size_is_carried(comm, settings):
     assert all(np.isfinite(progress.loss) for progress in rounds)
 
 
-@pytest.mark.parametrize("method", [*METHODS, "ist that shares rarely"])
+@pytest.mark.parametrize("method", [*METHODS, "ist that shares rarely", "ist with a delay"])
 def test_it_goes_on_bit_for_bit_at_every_size(comm, shared_tmp, method):
     """From before, at and behind the change of size, between rounds and inside them."""
     settings = CONVOLUTIONAL | GROWING | ADAM | {"method__name": method, "method__burn_in": 1, "train__batch": 100}
-    settings["method__threshold"] = 0.0005
-    if method not in METHODS:
+    settings |= {"method__threshold": 0.0005, "method__fragments": 3, "method__delay": 0}  # one arrives in every step
+    if method == "ist with a delay":
+        settings |= {"method__name": "ist", "method__delay": 1}
+    elif method not in METHODS:
         settings |= {"method__name": "ist", "method__partition": ["hidden"], "method__share_every": 3}
         settings |= {"method__shared_lr": 0.7, "method__shared_momentum": 0.9}
     expected, _ = own_trained(comm, **settings)
@@ -109,6 +111,7 @@ def test_it_goes_on_bit_for_bit_at_every_size(comm, shared_tmp, method):
             continue
         stop_at(training, done, comm.rank % 2)
         list(rounds)
+        done += method == "ist with a delay" and comm.size > 1  # which ends its round
         assert training.stop.reason == "a test" and training.rounds_done == done
         assert_same_bits(whole(resumed(comm, training, shared_tmp / "inside.h5")), whole(expected))
 

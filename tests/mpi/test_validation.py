@@ -11,7 +11,8 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.data.sources import open_dataset, open_for_training
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError
-from istmpi.training.run import Watch, run_training
+from istmpi.training.run import run_training
+from istmpi.training.watch import Watch
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
 HELD_OUT = {"data__validation": 0.2, "evaluate__every": 1}

@@ -21,10 +21,11 @@ from istmpi.methods import METHODS
 EPSILON = 1e-5
 
 
-def train(run, network, ranks, groups):
+def train(run, network, ranks, groups, shares=None):
     """The full network's weights after all rounds, and the mean loss of every round: ``{name: [...]}``, ``[rounds]``.
 
-    ``groups`` are dealt out until the finish, if the run has one; that is then local SGD.
+    ``groups`` are dealt out until the finish, if the run has one; that is then local SGD. ``shares``: of each round,
+    where they are not the same in all.
     ``network`` is an `istmpi.models.mlp.MLP`; only its lengths and parameter names are used.
     """
     dataset = open_for_training(run.data)
@@ -50,9 +51,8 @@ def train(run, network, ranks, groups):
         if round >= run.train.rounds * (1 - float(share) / 100):
             groups = ()
         before = {name: tensor.clone() for name, tensor in weights.items()}
-        deal = Partition.draw(
-            network.lengths, groups, ranks, run.train.seed, round, run.method.shares, run.method.redeal
-        )
+        of_round = shares[round] if shares else run.method.shares
+        deal = Partition.draw(network.lengths, groups, ranks, run.train.seed, round, of_round, run.method.redeal)
         ends = []
         for rank in range(ranks):
             held = {name: torch.zeros(length, dtype=torch.float64) for name, length in network.lengths.items()}

@@ -30,6 +30,9 @@ class SimulatedCommunicator:
         self.largest_message = max(self.largest_message, *send[1])
         self._barrier.wait()
 
+    def duplicate(self):
+        return self
+
     def allgather(self, value):
         self._board[self.rank] = value
         self._barrier.wait()

@@ -1,5 +1,7 @@
 """What the tests of one process share."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,15 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"there is no real data at {folder}")
     return folder
+
+
+@pytest.fixture(scope="module")
+def benchmarks() -> Iterator[Path]:
+    """The folder of the benchmarks, whose modules can be imported meanwhile."""
+    folder = Path(__file__).parents[2] / "benchmarks"
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
 
 
 @pytest.fixture(scope="session")

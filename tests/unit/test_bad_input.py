@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +36,6 @@ from istmpi.report.comparison import compare
 from istmpi.report.comparison_plots import draw
 from istmpi.report.curves import read_curves
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DEEP = 100_000
 
 
@@ -425,22 +423,18 @@ def test_other_errors_are_our_own(capfd, monkeypatch):
 # ---- a sample of the campaign
 
 
-def test_a_sample_of_the_campaign_finds_nothing(tmp_path):
-    command = [sys.executable, BENCHMARKS / "campaign.py", "bad-input", "--cases", "60", "--seed", "3"]
+def test_a_sample_of_the_campaign_finds_nothing(benchmarks, tmp_path):
+    command = [sys.executable, benchmarks / "campaign.py", "bad-input", "--cases", "40", "--seed", "3"]
     command += ["--results", tmp_path, "--seconds", str(patient(40))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patient(300))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "campaign-bad-input.json").read_text())["rows"]
-    assert rows[-1]["cases"] == 60 and len(rows) > 10, "most readers have their turn"
+    assert rows[-1]["cases"] == 40 and len(rows) > 10, "most readers have their turn"
 
 
-def test_the_campaign_finds_what_is_wrong(tmp_path):
+def test_the_campaign_finds_what_is_wrong(benchmarks, tmp_path):
     """A command that ends in a traceback, in a signal, in two lines, with a file left or too late is each told."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        from campaigns.forked import Outcome, problems
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+    from campaigns.forked import Outcome, problems
 
     def found(code=2, timed_out=False, out="", err="istmpi: no.\n", left=(), refused=False):
         return problems(Outcome(code, timed_out, out, err, left), refused, (0, 2))

@@ -2,20 +2,12 @@
 
 import io
 import json
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 def test_a_narrow_network_computes_what_a_subnet_does_and_only_ist_never_redealt_falls_silent():
@@ -49,12 +41,12 @@ def test_the_learning_rate_is_the_best_on_the_validation_split_and_of_equals_the
     assert chosen(record_of({low: 0.5, usual: 0.6}), task, "ist") is None
 
 
-def test_an_earlier_reports_learning_rates_are_those_that_it_took():
+def test_an_earlier_reports_learning_rates_are_those_that_it_took(benchmarks):
     from controls_plan import chosen, tasks
     from controls_report import TITLES, named, with_rates_of
     from time_plan import OF_A_SUBNET
 
-    report = json.loads((BENCHMARKS / "results" / "controls.json").read_text())
+    report = json.loads((benchmarks / "results" / "controls.json").read_text())
     taken = {(row["network"], row["method"]): float(row["taken"]) for row in report["rates"]}
     record = with_rates_of(report, lambda cell: None)
     for task in tasks():
@@ -120,3 +112,46 @@ def test_no_image_for_testing_is_in_the_validation_data():
         "set/test/cat/000.jpg": b"train 0",
         "set/test/cat/025.jpg": b"train 25",
     }
+
+
+# ---- beside today's rivals
+
+
+def test_every_rival_has_the_same_budget_and_is_judged_on_the_validation_split():
+    from controls_rivals import METHODS, SETTINGS, chosen, controls, plan, tried
+    from rivals_tasks import TASKS
+
+    task = TASKS["speech"]
+    assert sorted(METHODS) == sorted(SETTINGS)
+    assert {len(tried(task, method, "sharded", 4)) for method in METHODS} == {6}
+    done = {}
+
+    def record(cell):
+        return done.get(cell.name)
+
+    first = next(plan(record, task, 4, 1))
+    assert (first.kind, first.placement, first.method) == ("rate", "by-label", METHODS[0])
+    for number, cell in enumerate(tried(task, METHODS[0], "by-label", 4)):
+        assert chosen(record, task, METHODS[0], "by-label", 4) is None
+        done[cell.name] = {"points": [{"accuracy": 0.9}, {"accuracy": 0.5 + 0.01 * (number == 3)}]}
+    best = chosen(record, task, METHODS[0], "by-label", 4)
+    assert best == tried(task, METHODS[0], "by-label", 4)[3]
+    (cell,) = controls(record, task, METHODS[0], "by-label", 4, 1)
+    assert next(plan(record, task, 4, 1)) == cell and (cell.lr, cell.local_steps) == (best.lr, best.local_steps)
+    done[cell.name] = {"points": []}
+    assert next(plan(record, task, 4, 1)).method == METHODS[1]
+    assert cell.run({"control": Path("digits")}).data.source == "digits"
+
+
+def test_a_row_says_the_mean_over_seeds_and_its_extremes():
+    from controls_rivals import controls, interval, rows, tried
+    from rivals_tasks import TASKS
+
+    task = TASKS["speech"]
+    assert interval([0.8, 0.9]) == pytest.approx(0.6353)
+    done = {cell.name: {"points": [{"accuracy": 0.5}]} for cell in tried(task, "ist", "sharded", 4)}
+    for cell, accuracy in zip(controls(lambda cell: done.get(cell.name), task, "ist", "sharded", 4, 2), (0.8, 0.9)):
+        done[cell.name] = {"points": [{"accuracy": 0.1}, {"accuracy": accuracy, "megabytes": 10 * accuracy}]}
+    (row,) = rows(lambda cell: done.get(cell.name), task, 4, 2)
+    assert (row["data"], row["method"], row["seeds"], row["accuracy"]) == ("a part each", "ist", 2, "0.8500")
+    assert row["least and most"] == "0.8000 .. 0.9000" and row["MB sent"] == pytest.approx(8.5)

@@ -1,20 +1,11 @@
 """The plan of benchmarks/convolutions.py: its cells, its controls, and what decides on the learning rate."""
 
 import io
-import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 def test_every_cell_has_a_file_of_its_own_and_all_seeds_of_all_rows_are_there():

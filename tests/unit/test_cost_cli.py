@@ -122,7 +122,7 @@ def test_options_change_the_cluster():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_asked(name):
-    assert costmodel("--cluster", name, "--advise").count("\n") == 5
+    assert costmodel("--cluster", name, "--advise").count("\n") == 6
 
 
 @pytest.mark.parametrize(

@@ -195,10 +195,10 @@ def test_an_unknown_preset_names_the_nearest():
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("hidden", [(64,), (4096,), (8192, 8192)])
-def test_advice_is_five_lines(name, hidden):
+def test_advice_is_six_lines(name, hidden):
     run = Run().override({"model.hidden": hidden})
     lines = advise(Scenario(run, MLP(4096, hidden, 35), preset(name), 84_843), 16)
-    assert len(lines) == 5 and all(line.endswith(".") and "\n" not in line for line in lines)
+    assert len(lines) == 6 and all(line.endswith(".") and "\n" not in line for line in lines)
 
 
 def test_advice_follows_its_rules():

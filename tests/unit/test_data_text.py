@@ -92,7 +92,9 @@ def test_without_splits_one_document_in_five_is_for_testing(tmp_path, form):
         assert stream(data, split) == with_ends(text for text, of in zip(documents, chosen) if of)
 
 
-@pytest.mark.parametrize("name, content", [("a.txt", b"x" * 60 + b"y" * 39), ("a.txt.gz", gzip.compress(b"z" * 99))])
+@pytest.mark.parametrize(
+    "name, content", [("a.txt", b"x" * 60 + b"y" * 39), ("a.txt.gz", gzip.compress(b"z" * 99))], ids=["txt", "gz"]
+)
 def test_a_single_document_is_cut(tmp_path, istmpi_command, name, content):
     source = write(tmp_path, {name: content}) / name
     text = gzip.decompress(content) if name.endswith(".gz") else content

@@ -17,8 +17,8 @@ from istmpi.loggers.logged_watch import LoggedWatch
 from istmpi.loggers.logger import figures
 from istmpi.record import Clock, RunFolder
 from istmpi.training.progress import LastRound, Progress
-from istmpi.training.run import Watch
 from istmpi.training.trace import merged
+from istmpi.training.watch import Watch
 
 PHASES = [{"compute": 2.0, "wait": 1.0, "all-reduce": 0.5}, {"compute": 4.0, "push": 1.0}]
 
@@ -41,9 +41,17 @@ def test_a_record_is_flat_and_has_every_phase_and_every_rank():
         "save_seconds": 0.25, "evaluate_seconds": 3.0,
         "rank0_compute_seconds": 2.0, "rank0_wait_seconds": 1.0,
         "rank1_compute_seconds": 4.0, "rank1_wait_seconds": 0.0,
+        "rank0_exchange_seconds": 0.5, "rank1_exchange_seconds": 1.0,
     }  # fmt: skip
     assert json.loads(json.dumps(line)) == line
     assert datetime.fromisoformat(line["time"]) == datetime.fromtimestamp(1.5e9, timezone.utc)
+
+
+def test_a_record_has_the_shares_to_the_last_digit():
+    done = progress()
+    shares = (0.123456, 0.00123456)
+    line = replace(done, last_round=replace(done.last_round, shares=shares)).record()
+    assert (line["rank0_share"], line["rank1_share"]) == shares
 
 
 def test_a_record_without_an_evaluation_says_nothing_of_one():
@@ -123,7 +131,7 @@ def test_figures_are_grouped_for_programs_that_draw_them():
     found = figures(progress(Score(0.25, 0.75, 9)))
     assert {name for name in found if "/" in name} == {
         *(f"phases/{name}_seconds" for name in ("compute", "wait", "all_reduce", "push", "save", "evaluate")),
-        *(f"by_rank/rank{rank}_{name}_seconds" for rank in (0, 1) for name in ("compute", "wait")),
+        *(f"by_rank/rank{rank}_{name}_seconds" for rank in (0, 1) for name in ("compute", "wait", "exchange")),
     }
     record = progress(Score(0.25, 0.75, 9)).record()
     assert {name.rpartition("/")[2] for name in found} == set(record) - {"time", "round", "score_name"}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import CLASSES, FEATURES, NODES, made, matrix, naive_logits
+from torch.nn import functional
 
 from istmpi.config import Run
 from istmpi.cost import cost
@@ -17,6 +18,7 @@ from istmpi.data.sparse import Ragged
 from istmpi.errors import ConfigError
 from istmpi.models.aggregation import Edges, dropped
 from istmpi.models.examination import examine
+from istmpi.models.gat import GAT
 from istmpi.models.gcn import GCN
 from istmpi.models.graph_table import DEFAULTS, graph_table
 from istmpi.models.inferred import InferredNetwork
@@ -274,6 +276,42 @@ def test_products_are_what_torch_counts_and_sums_are_edges_times_widths(model):
     flops = planned(model, 1, hidden=hidden).flops
     assert dense_products[0] == flops.products
     assert float(flops.lookups) == pytest.approx(2 * 2 * split().graph.edges * (12 + 8 + CLASSES))
+
+
+def naive_attention(x, weights, offsets, columns, heads, units):
+    """One layer, a node and a head at a time."""
+    values = x @ weights["layers.0.product.weight"].T
+    made = torch.zeros(len(x), heads * units, dtype=torch.float64)
+    for head in range(heads):
+        mine = values[:, head * units : (head + 1) * units]
+        own, heard = weights["layers.0.scores.weight"][2 * head : 2 * head + 2, :, 0]
+        for node in range(len(x)):
+            others = [node, *columns[offsets[node] : offsets[node + 1]].tolist()]
+            scores = [functional.leaky_relu(mine[node] @ own + mine[other] @ heard, 0.2) for other in others]
+            shares = torch.softmax(torch.stack(scores), dim=0)
+            made[node, head * units : (head + 1) * units] = sum(a * mine[n] for a, n in zip(shares, others))
+    return made
+
+
+def test_attention_is_over_what_a_node_hears_from_and_itself():
+    torch.manual_seed(0)
+    heads, units = 3, 4
+    network = GAT(FEATURES, CLASSES, heads=(heads,), units=units).double()
+    x, offsets, columns = split().batch(np.arange(1)).inputs
+    weights = {name: values.detach() for name, values in network.named_parameters()}
+    hidden = functional.elu(naive_attention(x.double(), weights, offsets, columns, heads, units))
+    edges = matrix(offsets, columns) + torch.eye(len(x), dtype=torch.float64)
+    root = edges.sum(1).rsqrt()
+    logits = hidden @ weights["last.weight"].T + weights["last.bias"]
+    assert torch.allclose(network(x.double(), offsets, columns), root[:, None] * (edges @ (root[:, None] * logits)))
+
+
+def test_heads_prove_dealable():
+    table = examine(own_network("gat", (FEATURES,), CLASSES, {"heads": [4, 6]}, NODE_CLASSES))
+    assert table.dealt == ("heads1", "heads2")
+    axes = {name: entry.axes for name, entry in table.parameters.items()}
+    assert axes["layers.1.product.weight"] == "(heads2 units) (heads1 units)"
+    assert axes["last.weight"] == f"{CLASSES} (heads2 units)"
 
 
 def test_costs_fall_with_the_ranks():

@@ -1,30 +1,22 @@
 """The campaign of kills draws runs that can be trained, of all sorts, and sees when two networks differ."""
 
 import random
-import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
 from istmpi.config import Run
+from istmpi.methods import METHODS
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 def test_what_is_drawn_is_a_run_and_all_that_matters_is_among_it():
     from campaigns.kill import draw
 
     runs = [Run().override(draw(random.Random(number), number, ["direct", "mpio"])) for number in range(70)]
-    assert len({run.method.name for run in runs}) == 7
+    assert {run.method.name for run in runs} == {*METHODS}
     assert {run.optimizer.name for run in runs} == {"sgd", "adam", "adamw"}
     assert {run.model.dtype for run in runs} == {"float32", "float64"}
     assert {run.checkpoint.writer for run in runs} == {"direct", "mpio"}
@@ -33,7 +25,7 @@ def test_what_is_drawn_is_a_run_and_all_that_matters_is_among_it():
         {(run.method.name, run.model.dropout > 0) for run in runs},
         {(run.method.name, run.train.autocast) for run in runs},
     ):
-        assert len(settings) == 14, "with and without it, of each method"
+        assert len(settings) == 2 * len(METHODS), "with and without it, of each method"
     assert any(run.method.outer_momentum for run in runs)
 
 

@@ -1,8 +1,6 @@
 """The arithmetic of benchmarks/time_to_accuracy.py, and the order and names of its cells."""
 
 import json
-import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -10,19 +8,15 @@ import pytest
 from istmpi.methods import METHODS
 from istmpi.report.styles import STYLES
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
-def modules():
-    sys.path.insert(0, str(BENCHMARKS))
+def modules(benchmarks):
     import time_analysis
     import time_found
     import time_plan
     import time_plots
 
-    yield time_analysis, time_plan, time_found, time_plots
-    sys.path.remove(str(BENCHMARKS))
+    return time_analysis, time_plan, time_found, time_plots
 
 
 @pytest.fixture
@@ -171,9 +165,9 @@ def test_methods_look_in_benchmarks_as_in_reports(modules, tmp_path):
     assert all(plots.LOOKS[name] == STYLES[name] == plots.PANEL.get(name, ("", STYLES[name]))[1] for name in METHODS)
 
 
-def test_the_panel_shows_what_was_measured(modules, tmp_path):
+def test_the_panel_shows_what_was_measured(benchmarks, modules, tmp_path):
     plots = modules[3]
-    results = BENCHMARKS / "results"
+    results = benchmarks / "results"
     time, controls = (json.loads((results / f"{name}.json").read_text()) for name in ("time-to-accuracy", "controls"))
     plots.draw_panel(time["details"], controls["rows"], tmp_path / "panel.svg")
     told, kept = (

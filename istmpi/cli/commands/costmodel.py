@@ -54,7 +54,12 @@ COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
 @click.option("--memory", metavar="SIZE", help="Of a rank: 16GB.")
 @click.option("--price", type=_AMOUNT, metavar="MONEY", help="Of a node for an hour.")
 @click.option("--watts", type=_AMOUNT, metavar="W", help="Of a node.")
-@click.option("--advise", "advice", is_flag=True, help="Method, ranks and local steps to take, and why: five lines.")
+@click.option(
+    "--advise",
+    "advice",
+    is_flag=True,
+    help="Method, ranks and local steps to take, why, and the links that methods need: six lines.",
+)
 @click.option(
     "--most-ranks", type=WholeRange(2, 100_000), default=8, show_default=True, metavar="P", help="For --advise."
 )
@@ -182,7 +187,8 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
 
 def _ranks(text: str | None, scenario: Scenario) -> list[int]:
     """The numbers of ranks to show; what is given for each rank leaves only one."""
-    given = [len(one) for one in (scenario.run.method.shares, scenario.cluster.flops) if one and len(one) > 1]
+    shares = counted(scenario.run.method.name).shares(scenario.run)
+    given = [len(one) for one in (shares, scenario.cluster.flops) if one and len(one) > 1]
     if text is None and given:
         return [given[0]]
     return quantities.ranks("--ranks", text or "1..32")
@@ -226,8 +232,10 @@ def _remarks(scenario: Scenario, methods: list[str], counts: list[int]) -> list[
         )
     most = max(counts)
     own = scenario.run.method.name
-    if most > 1 and len(scenario.cluster.flops) == 1 and scenario.run.method.shares is None:
+    if most > 1 and len(scenario.cluster.flops) == 1 and counted(own).shares(scenario.run) is None:
         lines += [_overtakes(scenario, own, rival, most) for rival in methods if rival != own]
+    if isinstance(scenario.run.method.shares, str):
+        lines.append(tables.CHANGING)
     lines += _ends(scenario, methods, most)
     if scenario.cluster.memory and scenario.architecture.groups:
         lines += _fits(scenario, methods, most)

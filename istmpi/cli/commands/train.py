@@ -1,6 +1,6 @@
 """``istmpi train``: one run on all ranks of this job."""
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -27,6 +27,7 @@ DEFAULT = "digits"
     metavar="auto|PATH",
     help="Resume from a checkpoint, a run's folder, or this run's own folder (auto).",
 )
+@click.option("--survive", is_flag=True, help="Go on without a rank that is lost: comm.survive.")
 @walltime
 @logging
 @click.option(
@@ -40,6 +41,7 @@ def command(
     assignments: tuple[str, ...],
     sync_checkpoints: bool,
     resume: str,
+    survive: bool,
     stop_before_walltime: float | None,
     log: tuple[str, ...],
     profile: int | None,
@@ -80,6 +82,8 @@ def command(
         raise click.UsageError("--ranks goes with --dry-run; to train on P ranks use mpirun -n P.")
     if sync_checkpoints:
         assignments = (*assignments, "checkpoint.wait=true")
+    if survive:
+        assignments = (*assignments, "comm.survive=true")
     if dry_run:
         from istmpi.cli.plan import show
 
@@ -101,13 +105,25 @@ def command(
     from istmpi.cli.progress import TrainingDisplay
     from istmpi.loggers.logged_watch import LoggedWatch
     from istmpi.training.run import run_training
+    from istmpi.training.watch import Watch
 
-    with TrainingDisplay(shown) if communicator.rank == 0 else nullcontext() as display:
-        watch = LoggedWatch(display, loggers) if display else None
-        run_training(resolved, communicator, watch, resume, stop_at, signals=True, profile=profile)
-    with communicator.agreed():
-        if display:
-            display.plots()
+    displays = []
+    with ExitStack() as until_the_end:
+
+        def watching() -> Watch:
+            displays.append(until_the_end.enter_context(TrainingDisplay(shown)))
+            return LoggedWatch(displays[-1], loggers)
+
+        watch = watching() if communicator.rank == 0 else None
+        run_training(resolved, communicator, watch, resume, stop_at, signals=True, profile=profile, heir=watching)
+    try:
+        with communicator.agreed():
+            for display in displays:
+                display.plots()
+    except Exception as error:
+        if not (resolved.comm.survive and communicator.tells_of_a_loss(error)):
+            raise
+        comm.leave_the_lost(communicator)  # the run is done, and told
 
 
 def _asked(run: str | None, resume: str) -> tuple[str, str, str | None]:

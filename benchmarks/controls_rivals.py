@@ -1,0 +1,268 @@
+"""Is it IST that is needed? IST, its controls and today's rivals beside each other, each tuned on the same budget.
+
+    mpirun -n 4 python benchmarks/controls_rivals.py --cells FOLDER              # resumes; the most telling first
+    mpirun -n 4 python benchmarks/controls_rivals.py --cells FOLDER --seeds 1    # the first seed of everything
+    mpirun -n 4 python benchmarks/controls_rivals.py --cells FOLDER --task cifar # another task (`rivals_tasks.py`)
+    python benchmarks/controls_rivals.py --cells FOLDER --report                 # only the table
+
+Data alike on all ranks, sharded, and by label. Every method's learning rate and local steps are the best of six
+settings on a validation split of the training data, with the data placed as where they are used. A cell is a run of all
+ranks in one job; its file has a point for each evaluation, with the seconds since the data were first touched, all in
+one, and those of evaluations among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+
+import reporting
+from reporting import HERE, commit, host
+from rivals_picture import draw
+from rivals_tasks import BY_LABEL, PLACEMENTS, TASKS, Task
+from time_plan import NARROW, NEVER, TENTH, hidden_of
+
+from istmpi.comm import Communicator, world
+from istmpi.config import Run
+from istmpi.errors import DivergedError
+from istmpi.training.loop import Training
+
+SHORT_OR_LONG = (10, 40)
+"""Local steps of a round that are tried."""
+OF_METHOD = {"streaming-diloco": (30, 60), "sparse-loco": (10, 30)}
+"""Where others are usual."""
+TWENTIETH = "ist-twentieth"
+SETTINGS: Mapping[str, Mapping[str, object]] = {
+    "ist": {"method.name": "ist"},
+    TENTH: {"method.name": "ist", "method.redeal": 0.1},
+    TWENTIETH: {"method.name": "ist", "method.redeal": 0.05},
+    NEVER: {"method.name": "ist", "method.redeal": 0},
+    **{name: {"method.name": method} for name, method in NARROW.items()},
+    "local-sgd": {"method.name": "local-sgd"},
+    "diloco": {"method.name": "diloco"},
+    "streaming-diloco": {"method.name": "streaming-diloco"},
+    "sparse-loco": {"method.name": "sparse-loco"},
+}
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""The 97.5% quantiles of Student's t for 1 to 9 degrees of freedom."""
+ADJUSTED = "-adjusted"
+"""Behind a name: with train.logit_adjustment = 1. By label alone; elsewhere all ranks have the same classes."""
+WITH_ADJUSTMENT = tuple(name + ADJUSTED for name in ("ist", TENTH, "narrow-local-sgd", "local-sgd", "diloco"))
+MOST_TELLING = ("sparse-loco", "streaming-diloco", NEVER, "ist", "narrow-local-sgd", "local-sgd", TENTH)
+METHODS = (*MOST_TELLING, *(name for name in SETTINGS if name not in MOST_TELLING))
+
+
+def methods_of(placement: str) -> tuple[str, ...]:
+    """What is compared where the data are placed so."""
+    return METHODS + (WITH_ADJUSTMENT if placement == BY_LABEL else ())
+
+
+Record = Callable[["Cell"], dict | None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run; its name is its file's."""
+
+    task: Task
+    kind: str
+    """``rate``: on the validation split; ``control``: on the test split."""
+    method: str
+    placement: str
+    ranks: int
+    lr: float
+    local_steps: int
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        setting = f"{self.placement}-lr{self.lr:g}-J{self.local_steps}-s{self.seed}"
+        return f"{self.task.name}-{self.kind}-P{self.ranks}-{self.method}-{setting}"
+
+    def run(self, data: Mapping[str, Path]) -> Run:
+        """Ten evaluations, or one after each round."""
+        task, method = self.task, self.method.removesuffix(ADJUSTED)
+        rounds = task.steps[self.kind] // self.local_steps
+        return Run().override(
+            {
+                **task.settings,
+                **SETTINGS[method],
+                "train.logit_adjustment": float(method != self.method),
+                "data.source": str(data[self.kind]),
+                "data.placement": self.placement,
+                "model.hidden": hidden_of(method, task.hidden, self.ranks),
+                "method.local_steps": self.local_steps,
+                "optimizer.lr": self.lr,
+                "train.batch": task.batch,
+                "train.rounds": rounds,
+                "train.seed": self.seed,
+                "train.threads": 1,
+                "evaluate.every": max(rounds // 10, 1) if self.kind == "control" else rounds,
+            }
+        )
+
+
+def tried(task: Task, method: str, placement: str, ranks: int) -> list[Cell]:
+    """A method's budget: as many settings for each."""
+    settings = product(task.rates, OF_METHOD.get(method, SHORT_OR_LONG))
+    return [Cell(task, "rate", method, placement, ranks, lr, steps) for lr, steps in settings]
+
+
+def chosen(record: Record, task: Task, method: str, placement: str, ranks: int) -> Cell | None:
+    """The setting that is most accurate on the validation split; None before all were tried."""
+    cells = tried(task, method, placement, ranks)
+    found = {cell.name: (cell, one["points"][-1]["accuracy"]) for cell in cells if (one := record(cell))}
+    return max(found.values(), key=lambda known: known[1])[0] if len(found) == len(cells) else None
+
+
+def controls(record: Record, task: Task, method: str, placement: str, ranks: int, seeds: int) -> list[Cell]:
+    """The cells of the chosen setting."""
+    best = chosen(record, task, method, placement, ranks)
+    return [replace(best, kind="control", seed=seed) for seed in range(seeds)] if best else []
+
+
+def plan(record: Record, task: Task, ranks: int, seeds: int) -> Iterator[Cell]:
+    """The cells that are not there yet: a placement at a time, one seed of it first; decided while it goes on."""
+    for count in range(1, seeds + 1):
+        for placement in task.placements:
+            for method in methods_of(placement):
+                yield from (cell for cell in tried(task, method, placement, ranks) if not record(cell))
+                cells = controls(record, task, method, placement, ranks, count)
+                yield from (cell for cell in cells if not record(cell))
+
+
+def measured(cell: Cell, data: Mapping[str, Path], communicator: Communicator) -> dict:
+    """What a cell found. Collective."""
+    began, evaluating, points = time.perf_counter(), 0.0, []
+    try:
+        training = Training(cell.run(data), communicator)
+        for one in training.rounds():
+            if one.score is not None:
+                evaluating = training.clock.seconds.get("evaluate", 0.0)
+                points.append(
+                    {
+                        "step": one.local_steps,
+                        "accuracy": one.score.score,
+                        "megabytes": one.bytes / 1e6,
+                        "seconds": time.perf_counter() - began,
+                        "of these evaluating": evaluating,
+                        "training": one.seconds,
+                    }
+                )
+    except DivergedError as error:
+        points.append({"step": 0, "accuracy": 0.0, "megabytes": 0.0, "diverged": str(error)})
+    return {"cell": cell.name, "date": datetime.now(timezone.utc).date().isoformat(), "points": points}
+
+
+def _shown(task: Task) -> list[tuple[str, str]]:
+    return [
+        (placement, method)
+        for placement in task.placements
+        for method in (*SETTINGS, *(name for name in methods_of(placement) if name.endswith(ADJUSTED)))
+    ]
+
+
+def rows(record: Record, task: Task, ranks: int, seeds: int) -> list[dict]:
+    """Each method's accuracy and bytes, by placement; only what is there."""
+    found = []
+    for placement, method in _shown(task):
+        cells = controls(record, task, method, placement, ranks, seeds)
+        ends = [one["points"][-1] for one in map(record, cells) if one]
+        if not ends:
+            continue
+        accuracies = [end["accuracy"] for end in ends]
+        found.append(
+            {
+                "data": PLACEMENTS[placement],
+                "method": method,
+                "P": ranks,
+                "lr, J": f"{cells[0].lr:g}, {cells[0].local_steps}",
+                "seeds": len(ends),
+                "accuracy": f"{mean(accuracies):.4f}",
+                "+-": f"{interval(accuracies):.4f}" if len(ends) > 1 else "",
+                "least and most": f"{min(accuracies):.4f} .. {max(accuracies):.4f}",
+                "MB sent": mean(end["megabytes"] for end in ends),
+            }
+        )
+    return found
+
+
+def interval(values: list[float]) -> float:
+    """Half of the 95% confidence interval of the mean of up to ten values, by Student's t."""
+    return STUDENT[len(values) - 2] * stdev(values) / len(values) ** 0.5
+
+
+def commits(record: Record, task: Task, ranks: int, seeds: int) -> list[str]:
+    """Of the code with which the rows were measured."""
+    shown = _shown(task)
+    cells = (cell for placement, method in shown for cell in controls(record, task, method, placement, ranks, seeds))
+    return sorted({one["commit"] for one in map(record, cells) if one})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, required=True, help="the folder of the cells and the prepared data")
+    parser.add_argument("--raw", type=Path, default=HERE.parents[1] / "shared/data", help="the raw data")
+    parser.add_argument("--task", choices=TASKS, default="speech", help="what is trained (speech)")
+    parser.add_argument("--seeds", type=int, default=5, help="of each chosen setting (5)")
+    parser.add_argument("--minutes", type=float, default=600, help="no cell begins after that")
+    parser.add_argument("--ranks", type=int, default=4, help="whose cells the report is of (4)")
+    parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
+    parser.add_argument("--report", action="store_true", help="measure nothing")
+    options = parser.parse_args()
+    task = TASKS[options.task]
+
+    def record(cell: Cell) -> dict | None:
+        path = options.cells / f"{cell.name}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    communicator = world()
+    if not options.report:
+        campaign(options, task, record, communicator)
+    if communicator.rank == 0 and (found := rows(record, task, options.ranks, options.seeds)):
+        notes = (
+            f"{task.title}; narrow: a P-th of the widths; {task.batch} examples a rank and step, "
+            f"{task.steps['control']} steps. Learning rate and J: the best of {len(task.rates)} x 2 on a validation "
+            f"split of the training data after {task.steps['rate']} steps, for each placement. +-: half of the 95% "
+            "interval of the mean over seeds, by Student's t. MB: sent by all ranks, evaluations left out. No seconds: "
+            "all ranks were on one host, with other work beside them. Measured at "
+            f"{', '.join(commits(record, task, options.ranks, options.seeds))}."
+        )
+        more = [task.name] * (task.name != "speech") + [str(options.ranks)] * (options.ranks != 4)
+        name = "-".join(["controls-rivals", *more])
+        reporting.report(name, "IST, its controls and today's rivals", found, notes, folder=options.results)
+        draw(found, f"{task.title}, {options.ranks} ranks", options.results / f"{name}.png")
+
+
+def campaign(options: argparse.Namespace, task: Task, record: Record, communicator: Communicator) -> None:
+    """Measure what is not there; every rank takes what rank 0 reads from the folder."""
+    data = task.data(options.cells)
+    if communicator.rank == 0:
+        task.prepare(options.raw, options.cells)
+    communicator.barrier()
+    began = time.perf_counter()
+    while True:
+        cell = None
+        if communicator.rank == 0 and time.perf_counter() - began < 60 * options.minutes:
+            cell = next(plan(record, task, communicator.size, options.seeds), None)
+        cell = communicator.broadcast_from_root(cell)
+        if cell is None:
+            return
+        found = measured(cell, data, communicator)
+        if communicator.rank == 0:
+            text = json.dumps({**found, "commit": commit(), "host": host()}, indent=1)
+            unfinished = options.cells / f"{cell.name}.part"
+            unfinished.write_text(text + "\n", encoding="utf-8")
+            unfinished.replace(options.cells / f"{cell.name}.json")
+            print(f"{cell.name}: {found['points'][-1]['accuracy']:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

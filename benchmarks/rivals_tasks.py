@@ -1,0 +1,89 @@
+"""The tasks of `benchmarks/controls_rivals.py`: data, the network, how long it is trained, and what is tried."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xc
+from controls_data import make_validation_data
+
+BY_LABEL, SHARDED, ALIKE = "by-label", "sharded", "shared"
+PLACEMENTS = {BY_LABEL: "by label", SHARDED: "a part each", ALIKE: "alike"}
+"""Of data, the most telling first, with their names in tables."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network and its data."""
+
+    name: str
+    title: str
+    raw: str
+    hidden: tuple[int, ...]
+    batch: int
+    steps: Mapping[str, int]
+    """Local steps by the kind of a cell."""
+    rates: tuple[float, ...]
+    """Learning rates that are tried."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    placements: tuple[str, ...] = tuple(PLACEMENTS)
+
+    def prepare(self, raw: Path, folder: Path) -> None:
+        """Make the files of `data` that are not there."""
+        folder.mkdir(exist_ok=True)
+        if self.name == "reuters":
+            xc.prepare(raw / self.raw, folder)
+            return
+        kind, files = "speech" if self.name == "speech" else "images", self.data(folder)
+        make_validation_data(kind, raw / self.raw, files["rate"])
+        if not files["control"].exists():
+            subprocess.run(["istmpi", "prepare", kind, raw / self.raw, files["control"]], check=True)
+
+    def data(self, folder: Path) -> dict[str, Path]:
+        """The prepared files by the kind of a cell: for ``rate`` training data alone, some of them for scoring."""
+        if self.name == "reuters":
+            return {"rate": folder / "validation.h5", "control": folder / "rows.h5"}
+        return {"rate": folder / f"{self.name}-validation.h5", "control": folder / f"{self.name}.h5"}
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            "speech",
+            "Spoken digits, 4096-512-512-10, accuracy of a speaker who was not trained on",
+            "spoken-digits.tar.gz",
+            (512, 512),
+            16,
+            {"rate": 120, "control": 240},
+            (0.003, 0.01, 0.03),
+        ),
+        Task(
+            "cifar",
+            "CIFAR-10, 3072-512-512-10, accuracy on test images",
+            "cifar10.tar",
+            (512, 512),
+            32,
+            {"rate": 240, "control": 480},
+            (0.01, 0.03, 0.1),
+        ),
+        Task(
+            "reuters",
+            "Reuters, sparse rows, 256 hidden units, Adam whose state is carried, P@1 on test rows",
+            "reuters-xc.tar.gz",
+            (256,),
+            64,
+            {"rate": 120, "control": 240},
+            (0.003, 0.01, 0.03),
+            {
+                name: value
+                for name, value in xc.COMMON.items()
+                if name.startswith(("model.", "optimizer.", "method.opt"))
+            },
+            (SHARDED, ALIKE),
+        ),
+    )
+}

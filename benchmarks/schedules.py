@@ -1,0 +1,145 @@
+"""Thousands of simulated schedules of small runs, all methods on 2 to 8 ranks: does any of them come to another end?
+
+    python benchmarks/schedules.py --schedules 10000
+    python benchmarks/schedules.py --minutes 30              # as many as there is time for
+    python benchmarks/schedules.py --lost --minutes 30       # ranks lost that the others go on without
+
+Each seed draws a method, a number of ranks and what befalls them (`istmpi.comm.simulated`): always delays, often a rank
+that stands still or is slow, at times one that is killed. The law (`istmpi.training.simulation`): the run ends with the
+bits of the undisturbed one; where a rank was killed, the run that goes on from its checkpoints does. A seed is repeated
+by ``--seed S --schedules 1``.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from lost_schedules import lost
+from reporting import report
+
+from istmpi.comm.simulated import DELAYS, KILLS, KINDS, SLOW, STOPS
+from istmpi.config import Run
+from istmpi.training.simulation import Schedule, Schedules
+
+SMALL = {
+    "model.hidden": [24, 16],
+    "method.local_steps": 2,
+    "optimizer.lr": 0.1,
+    "train.rounds": 2,
+    "train.batch": 8,
+    "train.threads": 1,
+    "train.device": "cpu",
+    "evaluate.every": 1000,
+}
+MOMENTUM = {"optimizer.momentum": 0.9, "optimizer.lr": 0.03}
+CONVOLUTIONS = str(Path(__file__).parents[1] / "examples" / "convnet.py") + ":ConvNet"
+RUNS = {
+    "ist": {},
+    "ist, a tenth redealt": {"method.redeal": 0.1, "train.rounds": 3},
+    "ist, an outer step": {"method.outer_momentum": 0.6, "method.outer_lr": 0.8},
+    "ist, state carried": {"method.optimizer_state": "carry", "method.redeal": 0.5, **MOMENTUM},
+    "ist, dropout": {"model.dropout": 0.3},
+    "ist, a finish": {"method.finish": "local-sgd:50%", **MOMENTUM},
+    "local-sgd": {"method.name": "local-sgd"},
+    "data-parallel": {"method.name": "data-parallel"},
+    "diloco": {"method.name": "diloco"},
+    "fedavg": {"method.name": "fedavg", "method.fraction": 0.5, "train.batch": 100},
+    "dynamic-averaging": {"method.name": "dynamic-averaging", "method.threshold": 0.012},
+    "streaming-diloco": {"method.name": "streaming-diloco", "method.local_steps": 4, "method.fragments": 2},
+    "sparse-loco": {"method.name": "sparse-loco"},
+    "ist, wire of int8": {"model.dtype": "float32", "method.wire": "int8"},
+    "codistillation": {"method.name": "codistillation", "method.burn_in": 1},
+    "ist, convolutions": {"model.name": CONVOLUTIONS, "model.channels": [8, 16], "model.hidden": 16},
+}
+RANKS = (2, 2, 3, 3, 4, 5, 6, 7, 8)
+DRAWN = (DELAYS, STOPS, STOPS, SLOW, SLOW, KILLS)
+
+
+class Tried:
+    """What came of the schedules of one method."""
+
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+        self.ranks: set[int] = set()
+        self.schedules = self.switches = self.messages = 0
+        self.seconds = self.virtual = 0.0
+        self.findings: list[str] = []
+
+    def add(self, schedule: Schedule, ranks: int, seconds: float) -> None:
+        self.schedules, self.seconds = self.schedules + 1, self.seconds + seconds
+        self.ranks.add(ranks)
+        self.kinds.update(schedule.kinds)
+        self.switches += sum(outcome.switches for outcome in schedule.outcomes)
+        self.messages += sum(outcome.messages["messages"] for outcome in schedule.outcomes)
+        self.virtual += sum(outcome.seconds for outcome in schedule.outcomes)
+        if schedule.finding:
+            self.findings.append(f"seed {schedule.seed}, {ranks} ranks ({schedule.faults}): {schedule.finding}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0, help="the first (0)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop after so many; 0: when all are done (0)")
+    parser.add_argument("--lost", action="store_true", help="lose ranks, and go on without them (lost_schedules.py)")
+    options = parser.parse_args()
+    if options.lost:
+        return lost(options.minutes)
+    tried, known = {name: Tried() for name in RUNS}, {}
+    begun = kept = time.monotonic()
+    for seed in range(options.seed, options.seed + options.schedules):
+        draw = random.Random(f"schedule {seed}")
+        name, ranks = draw.choice(list(RUNS)), draw.choice(RANKS)
+        if (name, ranks) not in known:
+            known[name, ranks] = Schedules(Run().override(SMALL | RUNS[name]), ranks, DRAWN)
+            assert known[name, ranks].reached.weights
+        at = time.monotonic()
+        (schedule,) = known[name, ranks].run([seed])
+        now = time.monotonic()
+        tried[name].add(schedule, ranks, now - at)
+        if schedule.finding:
+            print(f"{name}: {tried[name].findings[-1]}", flush=True)
+        out_of_time = options.minutes and now - begun > 60 * options.minutes
+        if now - kept > 120 or out_of_time:
+            kept = now
+            told(tried, now - begun)
+        if out_of_time:
+            break
+    told(tried, time.monotonic() - begun)
+    return int(any(each.findings for each in tried.values()))
+
+
+def told(tried: dict[str, Tried], seconds: float) -> None:
+    """Write what there is."""
+    rows = [row(name, [each]) for name, each in tried.items()]
+    findings = [f"{name}: {finding}" for name, each in tried.items() for finding in each.findings]
+    count = sum(each.schedules for each in tried.values())
+    notes = (
+        f"{count:,} schedules in {seconds:,.0f} s of wall-clock time, one process: {len(findings)} findings. The mlps "
+        f"are 64-24-16-10, with two or three rounds of two local steps. The four kinds are how many schedules had such "
+        f"a fault; one that lost a rank is two jobs, in a folder with a checkpoint a round."
+    )
+    notes += "".join(f"\n\n* {finding}" for finding in findings)
+    report("schedules", "Simulated schedules", [*rows, row("all", list(tried.values()))], notes)
+
+
+def row(name: str, those: list[Tried]) -> dict[str, str | int]:
+    ranks = sorted(set().union(*(each.ranks for each in those)))
+    return {
+        "run": name,
+        "schedules": sum(each.schedules for each in those),
+        "ranks": f"{min(ranks, default=0)} to {max(ranks, default=0)}",
+        **{kind: sum(each.kinds[kind] for each in those) for kind in KINDS},
+        "messages": sum(each.messages for each in those),
+        "switches": sum(each.switches for each in those),
+        "virtual s": round(sum(each.virtual for each in those), 2),
+        "s": round(sum(each.seconds for each in those)),
+        "findings": sum(len(each.findings) for each in those),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Python objects as bytes in slots of one size: an object's length, and the object where it fits.
+
+So objects of unknown lengths travel in one message where they are small, and else all know how large the next one is.
+"""
+
+import pickle
+from typing import Any
+
+SLOT = 1024
+"""Bytes of a slot in the first message."""
+
+_LENGTH = 8
+
+
+def packed(value: Any) -> bytes:
+    """An object as bytes."""
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def slot(packed: bytes, size: int) -> bytes:
+    """So many bytes with a packed object, or with its length alone."""
+    fits = packed if len(packed) <= size - _LENGTH else b""
+    return (len(packed).to_bytes(_LENGTH, "little") + fits).ljust(size, b"\0")
+
+
+def needed(slots: bytes | bytearray, size: int) -> int:
+    """The size of slots in which all of these objects fit."""
+    lengths = (slots[start : start + _LENGTH] for start in range(0, len(slots), size))
+    return max(int.from_bytes(length, "little") for length in lengths) + _LENGTH
+
+
+def unpacked(slots: bytes | bytearray, size: int) -> list[Any]:
+    """The objects, all of which fit."""
+    return [pickle.loads(memoryview(slots)[start + _LENGTH : start + size]) for start in range(0, len(slots), size)]

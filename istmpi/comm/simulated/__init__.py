@@ -1,0 +1,121 @@
+"""A cluster in one process: P ranks that take turns, on an MPI library of our own. No launcher, no MPI, no waiting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from istmpi.comm.communicator import Communicator
+from istmpi.comm.mpi import tells_of_a_loss
+from istmpi.comm.simulated.communicator import Job
+from istmpi.comm.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Stop
+from istmpi.comm.simulated.library import SimulatedMPI
+from istmpi.comm.simulated.network import KILLED, Context, Network
+from istmpi.comm.simulated.scheduler import Ended, Task
+from istmpi.comm.stand_in import stand_in_here
+from istmpi.errors import IstmpiError, SimulationError
+
+__all__ = [
+    "DELAYS",
+    "KILLED",
+    "KILLS",
+    "KINDS",
+    "SLOW",
+    "STOPS",
+    "Faults",
+    "Kill",
+    "Outcome",
+    "Stop",
+    "simulate",
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a simulated job ended, and what it took."""
+
+    results: Sequence[Any]
+    """What the program returned on each rank; None where it did not."""
+    errors: Sequence[IstmpiError | None]
+    """With what it ended on each rank, where all ranks know of it."""
+    ended: BaseException | None
+    """What ended the job before its ranks came to their ends."""
+    happened: Sequence[str]
+    """The faults that came about, in words."""
+    dead: frozenset[int]
+    """The ranks that were killed."""
+    calls: Sequence[int]
+    """How often each rank called MPI."""
+    messages: Counter[str]
+    """How many there were, and ``bytes`` of those from one rank to one other."""
+    switches: int
+    """How often another rank's turn came."""
+    seconds: float
+    """That went by in the simulation."""
+    trace: int
+    """A checksum of all calls with their times: equal ones are of the same schedule."""
+
+    def require(self) -> Sequence[Any]:
+        """The results; or raises what ended the job, or its ranks."""
+        for error in (self.ended, *self.errors):
+            if error is not None:
+                raise error
+        return self.results
+
+
+UNDISTURBED = Faults()
+
+
+def simulate(
+    program: Callable[[Communicator], Any], ranks: int, faults: Faults = UNDISTURBED, survives: bool = False
+) -> Outcome:
+    """Run a program on simulated ranks: it is called once for each, with a communicator of all.
+
+    What happens is a function of the program and the faults alone. ``survives``: a rank that is killed does not end
+    the job; the others meet errors as MPI has them with ULFM. An exception that not all ranks know of ends the job.
+    """
+    network = Network(ranks, faults, survives)
+    job, world = Job(network), Context(network, range(ranks))
+    results, errors = [None] * ranks, [None] * ranks
+
+    def live(task: Task) -> None:
+        library = SimulatedMPI(job, world, task.rank)
+        stand_in_here(library)
+        try:
+            results[task.rank] = program(Communicator(library.COMM_WORLD))
+        except Ended:
+            raise
+        except BaseException as error:
+            if isinstance(error, IstmpiError) and error.everywhere:
+                errors[task.rank] = error
+            else:
+                error = _of_a_loss(error, network) or error
+                error.simulated_rank = task.rank
+                network.scheduler.end(error)
+
+    scheduler = network.scheduler
+    scheduler.run(live)
+    return Outcome(
+        results,
+        errors,
+        scheduler.verdict,
+        network.happened,
+        frozenset(network.dead),
+        [task.calls for task in scheduler.tasks],
+        network.messages,
+        scheduler.switches,
+        scheduler.now,
+        network.trace,
+    )
+
+
+def _of_a_loss(error: BaseException, network: Network) -> SimulationError | None:
+    """The end of a job by a rank that met a loss and could not go on; None where an error is of another kind."""
+    if not (network.dead and tells_of_a_loss(error)):
+        return None
+    lost = next(fault for fault in reversed(network.happened) if "killed" in fault)
+    end = SimulationError(f"{lost}; another rank could not go on without it ({error}).")
+    end.exit_code, end.__cause__ = KILLED, error
+    return end

@@ -1,0 +1,102 @@
+"""What goes wrong in a simulated cluster: drawn from a seed, or as a test says it."""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+DELAYS, STOPS, SLOW, KILLS = "delays", "stops", "slow", "kills"
+KINDS = (DELAYS, STOPS, SLOW, KILLS)
+"""All but the last leave the result as it is, to the last bit."""
+
+CALL_SECONDS = 1e-6
+"""Virtual time that a call of MPI takes its rank."""
+MESSAGE_SECONDS = 1e-5
+"""Virtual time that a message is under way, beside its bytes."""
+BYTES_PER_SECOND = 1e9
+EAGER_BYTES = 2**16
+"""A larger message waits at its sender until it is received, as MPI libraries do; what is drawn does so at random."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A rank that does nothing for a while from one of its MPI calls on, counted from 1."""
+
+    rank: int
+    call: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A rank that is gone at one of its MPI calls: before it does anything, or when what it sends is ``posted``."""
+
+    rank: int
+    call: int
+    posted: bool = False
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What befalls the ranks of a simulated job. Without a seed calls and messages take the same time whenever."""
+
+    seed: int | None = None
+    """Of the time that every call and message takes, and of all that MPI leaves open."""
+    stops: Sequence[Stop] = ()
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """How many times longer a rank's calls take."""
+    kills: Sequence[Kill] = ()
+
+    @classmethod
+    def drawn(cls, seed: int, ranks: int, kinds: Sequence[str] = KINDS, calls: Sequence[int] | int = 1000) -> "Faults":
+        """The faults of a seed: always delays, and at most one of the other kinds. ``calls``: that a rank makes."""
+        draw = random.Random(f"faults {seed}")
+        rank, place, size = draw.randrange(ranks), draw.random(), draw.random()
+        call = 1 + int(place * (calls if isinstance(calls, int) else calls[rank]))
+        kind = draw.choice([DELAYS, *kinds])
+        return cls(
+            seed,
+            (Stop(rank, call, 10 ** (4 * size - 3)),) if kind == STOPS else (),
+            {rank: 10 ** (3 * size)} if kind == SLOW else {},
+            (Kill(rank, call, draw.random() < 0.5),) if kind == KILLS else (),
+        )
+
+    def __str__(self) -> str:
+        told = [] if self.seed is None else [f"messages delayed and reordered by seed {self.seed}"]
+        told += [f"rank {stop.rank} stopped for {stop.seconds:.3g} s at its call {stop.call}" for stop in self.stops]
+        told += [f"rank {rank} slowed {factor:.3g} times" for rank, factor in self.slow.items()]
+        told += [f"rank {kill.rank} killed at its call {kill.call}" for kill in self.kills]
+        return ", ".join(told) or "none"
+
+
+class Weather:
+    """How long everything takes, and what becomes of what MPI leaves open, call by call."""
+
+    def __init__(self, faults: Faults):
+        self._draw = random.Random(f"weather {faults.seed}") if faults.seed is not None else None
+        self._slow = faults.slow
+        # From nearly in step to orders of magnitude apart: both find what the other does not.
+        self._spread = self._draw.uniform(0.3, 3.0) if self._draw else 0.0
+
+    def _times(self) -> float:
+        return math.exp(self._draw.gauss(0.0, self._spread)) if self._draw else 1.0
+
+    def call(self, rank: int) -> float:
+        """Seconds that a rank's next call takes."""
+        return CALL_SECONDS * self._times() * self._slow.get(rank, 1.0)
+
+    def message(self, nbytes: int = 0) -> float:
+        """Seconds that a message is under way."""
+        return MESSAGE_SECONDS * self._times() + nbytes / BYTES_PER_SECOND
+
+    def noticing(self) -> float:
+        """Seconds until a rank notices that another is gone."""
+        return 100 * MESSAGE_SECONDS * self._times()
+
+    def eager(self, nbytes: int) -> bool:
+        """Whether a message leaves its sender before it is received."""
+        return self._draw.random() < 0.5 if self._draw else nbytes <= EAGER_BYTES
+
+    def lost(self) -> bool:
+        """Whether what a rank sent just before its end gets lost."""
+        return bool(self._draw) and self._draw.random() < 0.5

@@ -1,0 +1,186 @@
+"""Ranks as threads of which exactly one runs at a time: it hands the baton on where it calls MPI. Time is virtual.
+
+Everything that is to happen stands in one list by its time. Who holds the baton works the list off: what happens to
+messages at once, and when a rank's turn comes that rank gets the baton. So the order of all things follows from the
+times alone, nothing sleeps, and where the list is empty while ranks still wait, they would wait for ever.
+"""
+
+import heapq
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+FIRST_REST = 25e-6
+REST_GROWS = 1.5
+LONGEST_REST = 1e5
+"""Virtual seconds after which a rank that polls in vain, and to which nothing comes, is not asked again."""
+
+
+class Ended(BaseException):
+    """Unwinds a rank that was killed or whose job is over: out of this call, and of every later one."""
+
+
+class Task:
+    """One rank's thread."""
+
+    def __init__(self, rank: int):
+        self.rank = rank
+        self.calls = 0
+        self.call = ""
+        """The MPI call that it is in, or was in last."""
+        self.done = self.dead = self.resting = False
+        self.wanted: Any = None
+        """The request that it waits for."""
+        self.thread: threading.Thread | None = None
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self.ticket = 0
+        self.rest = FIRST_REST
+
+
+class Scheduler:
+    """Whose turn it is."""
+
+    def __init__(self, ranks: int, standstill: Callable[[], BaseException | None]):
+        """``standstill`` tells what is wrong where nothing is to happen any more, if anything is."""
+        self.standstill = standstill
+        self.tasks = [Task(rank) for rank in range(ranks)]
+        self.now = 0.0
+        self.switches = 0
+        self.ending = False
+        self.verdict: BaseException | None = None
+        """Why the job ends before its ranks do."""
+        self._list: list[tuple[float, int, Callable[[Any], None] | None, Any]] = []
+        self._number = 0
+        self._over = threading.Lock()
+        self._over.acquire()
+
+    def after(self, seconds: float, action: Callable[[Any], None], subject: Any = None) -> None:
+        """Have an action done, by whoever has the baton then."""
+        self._put(self.now + seconds, action, subject)
+
+    def _put(self, when: float, action: Callable[[Any], None] | None, subject: Any) -> None:
+        self._number += 1
+        heapq.heappush(self._list, (when, self._number, action, subject))
+
+    def wake(self, task: Task, seconds: float) -> None:
+        """Let it be a task's turn after so long, and not when it would have been."""
+        task.ticket += 1
+        self._put(self.now + seconds, None, (task, task.ticket))
+
+    def end(self, verdict: BaseException) -> None:
+        """End the job: nothing else happens in it."""
+        self.verdict = self.verdict or verdict
+
+    # ---- for the task that has the baton
+
+    def spend(self, task: Task, seconds: float) -> None:
+        """Let time go by for a task; others may run meanwhile."""
+        when = self.now + seconds
+        if self.verdict is None and (not self._list or self._list[0][0] > when):
+            self.now = when
+            return
+        self.wake(task, seconds)
+        self.pause(task)
+
+    def rest_of(self, task: Task) -> None:
+        """Let a task rest until something comes to it, or somewhat longer than the last time."""
+        task.resting = True
+        task.ticket += 1
+        if task.rest < LONGEST_REST:
+            self._put(self.now + task.rest, None, (task, task.ticket))
+            task.rest *= REST_GROWS
+        self.pause(task)
+        task.resting = False
+
+    def pause(self, task: Task) -> None:
+        """Until it is the task's turn."""
+        following = self._following()
+        if following is task:
+            return
+        own = _global_random()
+        self._hand_to(following)
+        task.baton.acquire()
+        if self.ending:
+            raise Ended
+        _set_global_random(own)
+
+    def _following(self) -> Task | None:
+        """The task whose turn is next, all done that comes before; None where the job is over."""
+        while self._list and self.verdict is None:
+            when, _, action, subject = heapq.heappop(self._list)
+            if action is not None:
+                self.now = when
+                action(subject)
+            elif subject[0].ticket == subject[1]:
+                self.now = when
+                return subject[0]
+        self.verdict = self.verdict or self.standstill()
+        return None
+
+    def _hand_to(self, task: Task | None) -> None:
+        self.switches += 1
+        (task.baton if task else self._over).release()
+
+    # ---- for the thread that runs all
+
+    def run(self, work: Callable[[Task], None]) -> None:
+        """Carry out all tasks, each in a thread of its own, until they are done or the job is over."""
+        for task in self.tasks:
+            task.thread = threading.Thread(target=self._live, args=(task, work), name=f"rank {task.rank}", daemon=True)
+            task.thread.start()
+            self.wake(task, 0.0)
+        before = _global_random()
+        try:
+            self._hand_to(self._following())
+            self._wait_for_the_end()
+        finally:
+            self._unwind()
+            _set_global_random(before)
+
+    def _wait_for_the_end(self) -> None:
+        try:
+            self._over.acquire()
+        except BaseException as interruption:  # a signal's, in the main thread: at the next call of whoever runs
+            self.end(interruption)
+            self._over.acquire()
+            raise
+
+    def _unwind(self) -> None:
+        """Let the threads that are left end, one after the other."""
+        self.ending = True
+        for task in self.tasks:
+            if not task.done:
+                task.baton.release()
+            if task.thread:
+                task.thread.join()
+
+    def _live(self, task: Task, work: Callable[[Task], None]) -> None:
+        task.baton.acquire()
+        if not self.ending:
+            _set_global_random(None)
+            try:
+                work(task)
+            except Ended:
+                pass
+        task.done = True
+        if not self.ending:
+            self._hand_to(self._following())
+
+    def left(self) -> Sequence[Task]:
+        """The tasks that are neither done nor dead."""
+        return [task for task in self.tasks if not (task.done or task.dead)]
+
+
+def _global_random() -> Any:
+    """The state of torch's global generator, which every rank of a real job has for itself."""
+    torch = sys.modules.get("torch")
+    return torch.get_rng_state() if torch else None
+
+
+def _set_global_random(state: Any) -> None:
+    """Set torch's global generator to a state, or with None to that of a fresh process."""
+    torch = sys.modules.get("torch")
+    if torch:
+        torch.set_rng_state(torch.Generator().get_state() if state is None else state)

@@ -1,0 +1,32 @@
+"""What a rank hands to MPI, call by call: counted, and told to whoever follows."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One call that hands values to MPI; times are those of ``time.perf_counter``."""
+
+    call: str
+    bytes: int
+    began: float
+    ended: float
+
+
+@dataclass
+class Traffic:
+    """What this rank handed to MPI."""
+
+    bytes: int = 0
+    calls: int = 0
+    followers: list[Callable[[Sent], None]] = field(default_factory=list)
+    """Each is told of every call."""
+
+    def add(self, nbytes: int, call: str, began: float, ended: float | None = None) -> None:
+        """Count a call that has ended, by default just now."""
+        self.bytes += nbytes
+        self.calls += 1
+        for follower in self.followers:
+            follower(Sent(call, nbytes, began, ended or time.perf_counter()))

@@ -1,0 +1,27 @@
+"""How many bytes packed values take, without torch: `istmpi.engine.float4` and `istmpi.engine.top_k` write them."""
+
+from collections.abc import Sequence
+
+BLOCK = 1024
+"""Values of 4 bits that share a scale."""
+CHUNK = 4096
+"""Values of which the largest are sent."""
+
+
+def float4_bytes(count: int) -> int:
+    """Of so many values as floats of 4 bits: a float32 for each block, two values in a byte."""
+    return 4 * -(-count // BLOCK) + -(-count // 2)
+
+
+def top_k_entries(top: int, sizes: Sequence[int]) -> int:
+    """Values that are sent of tensors of these sizes: ``top`` of every chunk, of a shorter last one in proportion."""
+    return sum(top * (size // CHUNK) + -(-top * (size % CHUNK) // CHUNK) for size in sizes)
+
+
+def top_k_bytes(top: int, sizes: Sequence[int], itemsize: int | None) -> int:
+    """Of the largest values: 12 bits for each place; for each value so many bytes, or 2 bits and 4 bytes a chunk."""
+    entries = top_k_entries(top, sizes)
+    places = -(-3 * entries // 2)
+    if itemsize:
+        return places + entries * itemsize
+    return places + -(-entries // 4) + 4 * sum(-(-size // CHUNK) for size in sizes)

@@ -1,0 +1,138 @@
+"""In which form each tensor travels (`istmpi.comm.codec`), and a transfer's blocks in that form.
+
+A block's values round by their place in the whole block, and its scales stand for equal parts of it: so what arrives
+does not depend on how messages are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from istmpi import rng
+from istmpi.comm import codec
+from istmpi.comm.codec import BFLOAT16, EXACT, FORMS, INT8
+from istmpi.engine.axes import Parameter
+from istmpi.engine.slots import Slot
+
+if TYPE_CHECKING:
+    import torch
+
+    from istmpi.engine.blocks import Block, Message
+
+_AT_ONCE = 2**18
+"""Values of which the scales are found at a time, if they are not all in one row."""
+
+VALUES_A_SCALE = 128
+"""At least so many are expected for a scale in a message between an owner and a holder."""
+
+
+def form_of(kind: str, name: str, parameter: Parameter) -> str:
+    """The form of a tensor under a setting of method.wire.
+
+    Slots keep the eight bits of bfloat16, relative to each value: a second moment that became 0 would make a step as
+    long as it likes. So do tensors of one axis, of which there are few.
+    """
+    if kind == "float32" or parameter.dtype != "float32":
+        return EXACT
+    return INT8 if kind == INT8 and len(parameter.pattern.axes) > 1 and not isinstance(name, Slot) else BFLOAT16
+
+
+def value_bytes(form: str, parameter: Parameter) -> int:
+    """Bytes of a value in this form, without its scale."""
+    return FORMS[form] or parameter.itemsize
+
+
+def scales_of(form: str, parameter: Parameter, lengths: Mapping[str, int], groups: Mapping, ranks: int) -> int:
+    """How many scales every message has for a tensor of which it has anything: the same number in all deals.
+
+    So what they cost is known without knowing which elements a message has. ``groups``: what is dealt out.
+    """
+    if form != INT8:
+        return 0
+    return max(parameter.size(lengths) // (VALUES_A_SCALE * ranks ** (parameter.pattern.dealt(groups) + 1)), 1)
+
+
+class BlockCodec:
+    """Encodes and decodes the blocks of one transfer on one rank, slabs in their order.
+
+    ``sends``: this rank's whole messages; ``tensors``: what they are made of.
+    """
+
+    def __init__(self, key: int, sends: Sequence[Message], tensors: Mapping[str, torch.Tensor]):
+        self._key, self._tensors = key, tensors
+        self._whole = {(peer, block.name): block for peer, message in enumerate(sends) for block in message}
+        self._sent: dict[tuple[int, str], np.ndarray] = {}
+        self._received: dict[tuple[int, str], np.ndarray] = {}
+
+    def encode(self, block: Block, rank: int, peer: int, out: np.ndarray) -> None:
+        """Write a block of this rank's message to a peer into ``out``, bytes."""
+        key, places = self._stream(rank, block.name), block.places()
+        values = block.packed(self._tensors[block.name]).reshape(-1).view(np.float32)
+        if block.form == BFLOAT16:
+            out[:] = codec.to_bfloat16(values, key, places).view(np.uint8)
+            return
+        if block.is_first:
+            self._sent[peer, block.name] = self._exponents(self._whole[peer, block.name])
+            out[: block.scales] = self._sent[peer, block.name]
+            out = out[block.scales :]
+        scales = _spread(codec.scales(self._sent[peer, block.name]), block, places)
+        codec.to_int8(values, scales, key, places, out.view(np.int8))
+
+    def decode(self, block: Block, peer: int, coded: np.ndarray) -> np.ndarray:
+        """The values of a block of a peer's message to this rank, as the bits of float32."""
+        if block.form == INT8 and block.is_first:
+            self._received[peer, block.name] = coded[: block.scales].copy()
+        return self._decoded(block, coded, self._received.get((peer, block.name)))
+
+    def settle(self, block: Block, peer: int, coded: np.ndarray) -> None:
+        """Have the values of a block as a peer will have them, where it was made from."""
+        block.place(self._tensors[block.name], self._decoded(block, coded, self._sent.get((peer, block.name))))
+
+    def _decoded(self, block: Block, coded: np.ndarray, exponents: np.ndarray | None) -> np.ndarray:
+        if block.form == BFLOAT16:
+            values = codec.from_bfloat16(coded.view(np.uint16))
+        else:
+            scales = _spread(codec.scales(exponents), block, block.places())
+            values = codec.from_int8(coded[block.scales * block.is_first :].view(np.int8), scales)
+        return values.view(np.int32).reshape(block.shape)
+
+    def through(self, block: Block, rank: int) -> np.ndarray:
+        """The values of a block that stays on this rank as they would arrive."""
+        coded = np.empty(block.sent_nbytes, np.uint8)
+        self.encode(block, rank, rank, coded)
+        return self.decode(block, rank, coded)
+
+    def _stream(self, rank: int, name: str) -> int:
+        return rng.key(self._key, rank, name)
+
+    def _exponents(self, block: Block) -> np.ndarray:
+        """The exponents of a whole block's scales."""
+        largest = np.zeros(block.scales, np.float32)
+        for slab in block.in_rows(_AT_ONCE):
+            values = np.abs(slab.packed(self._tensors[block.name]).reshape(-1).view(np.float32))
+            if len(values):
+                groups, counts = _groups(slab, slab.places())
+                found = np.maximum.reduceat(values, np.cumsum(counts) - counts)
+                np.maximum.at(largest, groups, found)
+        return codec.exponents(largest)
+
+
+def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.ndarray]:
+    """By which of its scales so many values of a block are multiplied, one run of them after the other."""
+    length = -(-block.elements // block.scales)
+    if isinstance(places, range):
+        groups = np.arange(places.start // length, -(-places.stop // length))
+        ends = np.minimum((groups + 1) * length, places.stop)
+        return groups, ends - np.maximum(groups * length, places.start)
+    of_each = places // length
+    starts = np.flatnonzero(np.diff(of_each, prepend=-1))
+    return of_each[starts], np.diff(starts, append=len(places))
+
+
+def _spread(scales: np.ndarray, block: Block, places: np.ndarray | range) -> np.ndarray:
+    """The scale of each value of a block."""
+    groups, counts = _groups(block, places)
+    return scales[groups].repeat(counts)

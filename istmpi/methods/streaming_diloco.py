@@ -1,0 +1,145 @@
+"""Streaming DiLoCo (arXiv 2501.18512): DiLoCo whose network is sent in fragments, in turn, while ranks train on.
+
+A fragment leaves at its own step of every round (`istmpi.engine.fragments`). ``delay`` local steps later, whatever the
+timing, all ranks take its mean, follow it by an outer step from the fragment's last common values, and have of it
+
+    mix * own + (1 - mix) * common
+
+Differences from the common values travel as floats of 4 bits (`istmpi.engine.float4`), or own values as they are. The
+optimizer's state is each rank's own and never reset. What is evaluated and saved are the common values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from istmpi.comm.allreduce import EncodedMean, MeanOverRanks
+from istmpi.devices import copy_from_host, on_host
+from istmpi.engine import float4
+from istmpi.engine.fragments import Departure, departures
+from istmpi.engine.slots import Slot, weights_among
+from istmpi.methods.base import InterruptedRound, Job
+from istmpi.methods.outer import Outer
+from istmpi.methods.replicated import OwnNetworks
+from istmpi.methods.spec import VELOCITY
+
+
+@dataclass
+class _UnderWay:
+    """A fragment that has left; no two are under way at once."""
+
+    departure: Departure
+    mean: MeanOverRanks | EncodedMean
+    flat: torch.Tensor | None
+    """Differences, to become their mean."""
+    values: dict[str, torch.Tensor]
+    """Copies of own values, to become their means, where there is no ``flat``."""
+    vote: Callable[[], int]
+    """Whether any rank wants to stop."""
+
+
+class StreamingDiLoCo(OwnNetworks):
+    """Ranks have networks of their own, and the same common values of all fragments; the store has these.
+
+    A stop is asked for beside each fragment, and ranks leave together when that has arrived: then none is under way.
+    """
+
+    common_slots = (VELOCITY,)
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self.outer = Outer()  # a round has none: each fragment takes its own
+        settings = job.run.method
+        self._departures = {
+            one.leaves: one
+            for one in departures(
+                job.architecture.parameters, settings.fragments, settings.local_steps, self.spec.delay(job.run)
+            )
+        }
+        self._common: dict[str, torch.Tensor] = {}
+        """Of weights and velocities; values are replaced, never overwritten."""
+        self._common_before: dict[str, torch.Tensor] = {}
+        self._under_way: _UnderWay | None = None
+        self._asked = self._leaving = False
+
+    def begin(self, round: int, resume_from: InterruptedRound) -> None:
+        super().begin(round, resume_from)
+        self._common_before = dict(self._common)
+        self._asked = self._leaving = False
+
+    def go_back(self) -> None:
+        super().go_back()
+        self._common = self._common_before
+
+    def fill_store(self) -> None:
+        self.job.store.keep(on_host(self.tensors | self._common))
+
+    def asked_to_stop(self, local_step: int) -> bool:
+        self._asked |= self.job.stop.asked()
+        return self._leaving
+
+    def after_update(self, done: int) -> None:
+        if done in self._departures:
+            self._depart(self._departures[done])
+        if self._under_way and self._under_way.departure.arrives == done:
+            self._arrive(self._under_way)
+
+    def _fetch(self, resume_from: InterruptedRound) -> None:
+        super()._fetch(InterruptedRound())
+        parameters = self.job.store.parameters
+        velocities = [name for name in parameters if isinstance(name, Slot) and name.kind == VELOCITY]
+        self._common = {name: self.tensors.pop(name) for name in velocities}
+        self._common |= {name: self.tensors[name].clone() for name in weights_among(parameters)}
+        own = {name: self.tensors[name] for name in resume_from.tensors if name in self.tensors}
+        copy_from_host(resume_from.tensors, own)
+
+    def _depart(self, departure: Departure) -> None:
+        communicator = self.job.communicator
+        own = {name: self.tensors[name] for name in departure.names}
+        self._asked |= self.job.stop.asked()
+        with self.job.clock("all-reduce"):
+            vote = communicator.start_allreduce_max(self._asked)
+            if self._sparse_rows:
+                self._sparse_rows.finish()
+            if self.job.run.method.differences == "float4":
+                parts = [(values - self._common[name]).float().view(-1) for name, values in own.items()]
+                flat, values = torch.cat(parts).cpu(), {}
+                mean = EncodedMean(flat, float4.CODEC, communicator)
+            else:
+                flat, values = None, {name: values.clone() for name, values in own.items()}
+                mean = MeanOverRanks({name: values.nbytes for name, values in own.items()}, communicator)
+                for name, copied in values.items():
+                    mean.add(name, copied)
+                mean.begin()
+        self._under_way = _UnderWay(departure, mean, flat, values, vote)
+
+    @torch.no_grad()
+    def _arrive(self, arrived: _UnderWay) -> None:
+        """Take the outer step from a fragment's mean, and mix what comes of it into this rank's own values."""
+        mix = self.job.run.method.mix
+        with self.job.clock("all-reduce"):
+            arrived.mean.finish()
+            self._leaving = bool(arrived.vote())
+        self._under_way, means = None, arrived.values
+        if arrived.flat is not None:
+            starts = {name: self._common[name] for name in arrived.departure.names}
+            parts = arrived.flat.split([start.numel() for start in starts.values()])
+            means = {
+                name: start + part.view(start.shape).to(start.device, start.dtype)
+                for (name, start), part in zip(starts.items(), parts, strict=True)
+            }
+        if self._sparse_rows:
+            self._sparse_rows.finish()
+        step = Outer(*self.spec.outer(self.job.run))
+        for name, mean in means.items():
+            step.start = {name: self._common[name]}
+            velocity = Slot(name, VELOCITY)
+            stepped = {name: mean}
+            if velocity in self._common:
+                stepped[velocity] = self._common[velocity].clone()
+            step.step(stepped)
+            self._common |= stepped
+            self.tensors[name].copy_(torch.lerp(mean, self.tensors[name], mix))

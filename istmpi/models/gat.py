@@ -1,0 +1,61 @@
+"""A graph attention network (Veličković et al. 2018, arXiv 1710.10903), whose heads are dealt out."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn import functional
+
+from istmpi.models.aggregation import Edges, dropped, multiplied, norm_of
+
+
+class Attention(nn.Module):
+    """Heads that each make ``units`` numbers of a node: their sum over what it hears from and itself, weighted.
+
+    The weights are a softmax over these of a leaky ReLU of what the head's units of both ends score.
+    """
+
+    def __init__(self, width: int, heads: int, units: int):
+        super().__init__()
+        self.product = nn.Linear(width, heads * units, bias=False)
+        self.scores = nn.Conv1d(heads * units, 2 * heads, 1, groups=heads, bias=False)
+        self.units = units
+
+    def forward(self, h, edges):
+        """``[n, heads * units]`` of ``h`` ``[n, width]``, which may be sparse."""
+        values = multiplied(self.product, h)
+        own, heard = self.scores(values[:, :, None]).view(len(values), -1, 2).unbind(dim=2)
+        return edges.attended(values.view(len(values), -1, self.units), own, heard).flatten(1)
+
+
+class GAT(nn.Module):
+    """Layers of attention over neighbours, and one convolution over them that makes the logits.
+
+    ``features``: of a node. ``outputs``: the classes. ``heads``: of each layer. ``units``: of each head. ``norm``:
+    normalisation of a layer's units, before their ELU: layer or none. ``dropout``: share of what goes into a layer that
+    a step leaves out. Memory goes with edges times units, of a step and of an evaluation of the whole graph.
+    """
+
+    DEALT = ("heads",)
+
+    def __init__(
+        self,
+        features: int,
+        outputs: int,
+        heads: tuple[int, ...] = (16,),
+        units: int = 8,
+        norm: str = "none",
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        widths = [features, *(count * units for count in heads)]
+        self.layers = nn.ModuleList(Attention(width, count, units) for width, count in zip(widths, heads))
+        self.norms = nn.ModuleList(norm_of(norm, width) for width in widths[1:])
+        self.last = nn.Linear(widths[-1], outputs)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x, offsets, columns):
+        """Logits ``[n, outputs]`` of nodes with features ``x``; i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
+        edges, h = Edges(offsets, columns), x
+        for number, (layer, norm) in enumerate(zip(self.layers, self.norms)):
+            h = functional.elu_(norm(layer(self.dropout(h) if number else dropped(h, self.dropout), edges)))
+        return edges.convolved(self.last(self.dropout(h)), spare=True)

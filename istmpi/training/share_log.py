@@ -1,0 +1,86 @@
+"""A run's shares: as its settings or an earlier run's metrics have them, and followed from round to round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from istmpi.comm import Communicator
+from istmpi.config import Run
+from istmpi.engine.axes import narrowed
+from istmpi.engine.shares import AUTO, LEAD, Shares, equal, share_of
+from istmpi.errors import ConfigError
+from istmpi.foreign import is_file
+from istmpi.methods import MethodSpec
+from istmpi.methods.base import Method
+from istmpi.models.architecture import Architecture
+from istmpi.record import METRICS, RunFolder
+from istmpi.training.progress import LastRound
+
+
+def shares_of(run: Run, communicator: Communicator) -> Shares:
+    """Those of a run that begins. Collective; ConfigError or DataError on every rank for what cannot be."""
+    wanted, ranks = run.method.shares, communicator.size
+    if not isinstance(wanted, str):
+        return Shares(ranks, wanted)
+    if wanted == AUTO:
+        return Shares(ranks, follows=True)
+    with communicator.agreed():
+        log = _read(Path(wanted), ranks) if communicator.rank == 0 else None
+    return Shares(ranks, log=communicator.broadcast_from_root(log))
+
+
+def require_fit(shares: Shares, spec: MethodSpec, run: Run, network: Architecture, first: bool) -> None:
+    """ConfigError where they change and a run's method, its ``first`` or the one of its finish, cannot have that."""
+    if shares.changing and (first or spec.groups(run, network)):
+        spec.require_changing_shares(run, network, shares.ranks)
+
+
+def followed(shares: Shares, method: Method, round: int, last: LastRound, whole: bool) -> LastRound:
+    """A round with the shares that it was trained with, which then follow its times if it is ``whole``. Collective.
+
+    They stay as they are where a rank's subnet could not be built.
+    """
+    job = method.job
+    if not shares.changing or not method.spec.groups(job.run, job.architecture):
+        return last
+    trained = tuple(shares.of(round) or equal(shares.ranks))
+    wanted = shares.measured(round, last.compute) if whole else None
+    # Of shares for what comes behind the last round no line of the metrics would tell.
+    if wanted and round + LEAD < job.run.train.rounds and _can_be_built(method, round + LEAD, wanted):
+        shares.change(round, wanted)
+    return replace(last, shares=trained)
+
+
+def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
+    """Whether every rank can build its subnet of a deal. Collective."""
+    job, network = method.job, method.job.architecture
+    deal = method.spec.deal(job.run, network, job.communicator.size, round, shares)
+    try:
+        network.require_usable(narrowed(network.lengths, network.parameters, deal.held(job.communicator.rank)))
+        return all(job.communicator.allgather(True))
+    except ConfigError:
+        return all(job.communicator.allgather(False))
+
+
+def _read(path: Path, ranks: int) -> dict[int, tuple[float, ...]]:
+    """What each round of a run was trained with, by its metrics or its folder."""
+    path = path / METRICS if path.is_dir() else path
+    if not is_file(path):
+        raise ConfigError(f"method.shares = {str(path)!r}: no such file; it must be auto, numbers, or a metrics.jsonl.")
+    log: dict[int, tuple[float, ...]] = {}
+    for line in RunFolder(path.parent).lines(path.name):
+        if share_of(0) not in line:
+            continue
+        if line.whole("ranks", 1) != ranks:
+            raise ConfigError(
+                f"method.shares = {str(path)!r}: round {line.whole('round')} has shares of {line.whole('ranks')} "
+                f"ranks; this run has {ranks}. Use as many, or auto."
+            )
+        log[line.whole("round", 1) - 1] = tuple(line.figure(share_of(rank), 1e-12) for rank in range(ranks))
+    if not log:
+        raise ConfigError(
+            f"method.shares = {str(path)!r}: its rounds have no shares. Give the metrics of a run with shares = auto."
+        )
+    return log

@@ -1,0 +1,196 @@
+"""A run on a simulated cluster, once as `istmpi train` carries it out, or under very many schedules, each with a law.
+
+The law: whatever the order of messages and ranks, however long some of them stand still, the run ends and its weights,
+loss, score and bytes are those of the undisturbed run, bit for bit. A rank that is killed ends the job; resumed, it
+reaches the same weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from istmpi.checkpoint.folder import NETWORK
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.comm import Communicator
+from istmpi.comm.simulated import DELAYS, KILLED, KILLS, SLOW, STOPS, Faults, Outcome, simulate
+from istmpi.comm.stopping import StopSign
+from istmpi.config import Run
+from istmpi.errors import ConfigError, SimulationError
+from istmpi.foreign import one_line
+from istmpi.training.loop import Training
+from istmpi.training.run import run_training
+from istmpi.training.watch import Summary, Watch
+
+
+def simulated_training(
+    run: Run, ranks: int, faults: Faults, watch: Watch | None = None, resume: str = "", deadline: float | None = None
+) -> Outcome:
+    """Train a run in its folder as `run_training` does, on simulated ranks; the outcome is not looked at."""
+    run = usable(run)
+
+    def program(communicator: Communicator) -> Summary | None:
+        return run_training(run, communicator, watch, resume, deadline)
+
+    return simulate(program, ranks, faults, survives=run.comm.survive)
+
+
+def usable(run: Run) -> Run:
+    """The run with what a simulation cannot do refused, or left out where it was not asked for."""
+    if run.checkpoint.writer == "mpio":
+        raise ConfigError(
+            "checkpoint.writer = 'mpio' writes through an MPI library, which simulated ranks do not have. Use direct, "
+            "which writes the same file."
+        )
+    return run.override({"checkpoint.writer": "direct"})
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a run came to."""
+
+    weights: str
+    """A digest of the whole network."""
+    loss: float
+    score: float
+    bytes: int
+
+    def differences(self, other: Reached, but: Sequence[str] = ()) -> str:
+        """In what another one differs, in words; empty where in nothing."""
+        names = [name for name in ("weights", "loss", "score", "bytes") if name not in but]
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        return ", ".join(f"{name} {theirs}, not {mine}" for name, mine, theirs in pairs if theirs != mine)
+
+
+def trained(run: Run, communicator: Communicator) -> Reached:
+    """What a run comes to that leaves nothing in files. Collective."""
+    training = Training(run, communicator, StopSign(communicator))
+    for progress in training.rounds():
+        last = progress
+    training.method.publish()
+    parameters, tensors = training.architecture.parameters, training.store.tensors
+    rows = {name: tensors[name].contiguous().view(torch.uint8).numpy().tobytes() for name in parameters}
+    per_rank = communicator.gather_to_root(rows)
+    whole = {name: b"".join(each[name] for each in per_rank) for name in rows} if per_rank else {}
+    weights = communicator.broadcast_from_root(_digest(whole))
+    return Reached(weights, last.loss, last.score.score, last.bytes)
+
+
+def _digest(tensors: dict[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name])
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What one seed led to."""
+
+    seed: int
+    faults: Faults
+    outcomes: Sequence[Outcome]
+    """Of the job, and where a rank was killed of the one that went on with it."""
+    finding: str
+    """What is wrong, in words; empty where nothing is."""
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of faults that came about; delays always do."""
+        first = self.outcomes[0]
+        stopped = any("stopped" in fault for fault in first.happened)
+        came = {DELAYS: True, STOPS: stopped, SLOW: bool(self.faults.slow), KILLS: bool(first.dead)}
+        return [kind for kind, came_about in came.items() if came_about]
+
+
+class Schedules:
+    """A run under the faults of many seeds. ``kinds``: of faults, beside delays."""
+
+    def __init__(self, run: Run, ranks: int, kinds: Sequence[str]):
+        if run.method.shares == "auto":
+            raise ConfigError(
+                "method.shares = 'auto' follows measured seconds, which no schedule repeats. Give shares, or none."
+            )
+        # The law is that of a job which ends with any rank, and is resumed.
+        self._run, self._ranks, self._kinds = usable(run).override({"comm.survive": False}), ranks, kinds
+
+    @cached_property
+    def _undisturbed(self) -> Outcome:
+        """The run where no fault is drawn."""
+        outcome = self._outcome(self._in_memory, Faults())
+        outcome.require()
+        return outcome
+
+    @cached_property
+    def calls(self) -> Sequence[int]:
+        """How often each rank calls MPI in a whole run in a folder."""
+        with _in_a_folder(self._run) as run:
+            return self._outcome(lambda communicator: run_training(run, communicator), Faults()).calls
+
+    @property
+    def reached(self) -> Reached:
+        """What the undisturbed run comes to."""
+        return self._undisturbed.results[0]
+
+    def _in_memory(self, communicator: Communicator) -> Reached:
+        return trained(self._run, communicator)
+
+    def _outcome(self, program: Callable[[Communicator], object], faults: Faults) -> Outcome:
+        return simulate(program, self._ranks, faults)
+
+    def run(self, seeds: Sequence[int]) -> Iterator[Schedule]:
+        """The schedule of each seed."""
+        for seed in seeds:
+            faults = Faults.drawn(seed, self._ranks, self._kinds, self._undisturbed.calls)
+            if faults.kills:
+                yield self.killed(seed, Faults.drawn(seed, self._ranks, self._kinds, self.calls))
+            else:
+                outcome = self._outcome(self._in_memory, faults)
+                yield Schedule(seed, faults, [outcome], _wrong(outcome) or self._compared(outcome.results))
+
+    def _compared(self, results: Sequence[Reached], but: Sequence[str] = ()) -> str:
+        told = Counter(self.reached.differences(reached, but) for reached in results)
+        return "; ".join(f"{words} on {count} ranks" for words, count in told.items() if words)
+
+    def killed(self, seed: int, faults: Faults) -> Schedule:
+        """A job in a folder that loses a rank, and the one that goes on with it."""
+        with _in_a_folder(self._run) as run:
+            first = self._outcome(lambda communicator: run_training(run, communicator, resume="auto"), faults)
+            if not first.dead:
+                return Schedule(seed, faults, [first], _wrong(first) or self._in_folder(run))
+            if not isinstance(first.ended, SimulationError) or first.ended.exit_code != KILLED:
+                return Schedule(seed, faults, [first], _wrong(first) or f"ended without a word of {first.happened}")
+            again = self._outcome(lambda communicator: run_training(run, communicator, resume="auto"), Faults(seed))
+            return Schedule(seed, faults, [first, again], _wrong(again) or self._in_folder(run))
+
+    def _in_folder(self, run: Run) -> str:
+        """In what the network in a run's folder differs; what a resumed run sent is another matter."""
+        with open_checkpoint(Path(run.output.folder) / NETWORK) as checkpoint:
+            parameters = checkpoint.architecture.parameters
+            tensors = {name: checkpoint.tensors[name].rows().tobytes() for name in parameters}
+            reached = Reached(_digest(tensors), checkpoint.header.loss, 0.0, 0)
+        return self._compared([reached], ("score", "bytes"))
+
+
+def _wrong(outcome: Outcome) -> str:
+    """Why a job did not end as it should, in a line."""
+    for error in (outcome.ended, *outcome.errors):
+        if error is not None:
+            where = getattr(error, "simulated_rank", None)
+            return one_line(f"{type(error).__name__}{'' if where is None else f' on rank {where}'}: {error}")
+    return ""
+
+
+@contextmanager
+def _in_a_folder(run: Run) -> Iterator[Run]:
+    """The run in a folder of its own, with a checkpoint after every round, for as long as the ``with`` lasts."""
+    with tempfile.TemporaryDirectory(prefix="istmpi-schedule-", ignore_cleanup_errors=True) as folder:
+        yield run.override({"output.folder": str(Path(folder) / "run"), "checkpoint.every": 1})

@@ -1,0 +1,66 @@
+"""What all ranks have done of a run together: rounds, seconds, bytes and examples, and what the last round took."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from istmpi.comm import Communicator
+from istmpi.record import Clock
+from istmpi.training.progress import Counts, LastRound
+from istmpi.training.slowest import Pace
+
+
+class Tally:
+    """The counts of a run, the same on every rank."""
+
+    def __init__(self, communicator: Communicator, clock: Clock):
+        self._communicator, self._clock = communicator, clock
+        self.counts = Counts(0, 0, 0, 0.0, 0, 0.0)
+        """What all ranks have told each other of what is done."""
+        self.began = 0.0, 0, 0
+        """When the round under way began, and how many bytes this rank had sent by then and examples seen."""
+        self.last_round: LastRound | None = None
+        """None before a round of this job is done."""
+        self.pace = Pace()
+        self._before: dict[str, float] = {}
+        self._beside = 0.0
+        self._on_the_clock: dict[str, float] = {}
+        self._saving: dict[str, float] = {}
+
+    def go_on_from(self, counts: Counts) -> None:
+        """Count on from there, as if no round had been measured."""
+        self.counts, self.last_round, self.pace = counts, None, Pace()
+
+    def begin(self, examples: int) -> None:
+        """A round begins, when all have come to it; this rank has seen so many ``examples``. Collective."""
+        self._saving = self.since_the_round("save")
+        self._communicator.barrier()
+        self.began = time.perf_counter(), self._communicator.traffic.bytes, examples
+        self._before, self._beside = dict(self._clock.seconds), self._clock.background
+
+    def end(self, examples: int, done: int, steps: int) -> tuple[LastRound, int, int]:
+        """What the round took; and the most of all ranks' local steps that are ``done``, and that it has. Collective.
+
+        It takes as long as on the slowest rank. This rank has seen so many ``examples`` in it.
+        """
+        start, sent, _ = self.began
+        took = time.perf_counter() - start
+        phases, self._on_the_clock = self._clock.since(self._before), dict(self._clock.seconds)
+        mine = took, self._communicator.traffic.bytes - sent, examples, done, steps, phases
+        per_rank = self._communicator.allgather((*mine, self._clock.background - self._beside))
+        took, sent, examples, done, steps, phases, background = zip(*per_rank, strict=True)
+        last = LastRound.of(max(took), sum(sent), sum(examples), phases, self._saving)
+        last = replace(last, background=sum(background) / len(background))
+        self.pace.add(last.compute, last.seconds)
+        return last, max(done), max(steps)
+
+    def count(self, last: LastRound, rounds: int, local_step: int, loss: float) -> None:
+        """A round that has ended, or was stopped, and how far training is behind it."""
+        before, self.last_round = self.counts, last
+        sums = before.examples + last.examples, before.seconds + last.seconds, before.bytes + last.bytes
+        self.counts = Counts(rounds, local_step, *sums, loss)
+
+    def since_the_round(self, phase: str) -> dict[str, float]:
+        """This rank's seconds in a phase since the last round, where it was in it."""
+        return {name: seconds for name, seconds in self._clock.since(self._on_the_clock).items() if name == phase}

@@ -1,0 +1,75 @@
+"""What can be seen of a run from outside while it is carried out, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from istmpi.checkpoint.saver import Saver
+from istmpi.errors import IstmpiError
+from istmpi.evaluation.evaluator import Score
+from istmpi.record import RunFolder
+from istmpi.training.loop import Training
+from istmpi.training.progress import Loss, Progress
+from istmpi.training.slowest import Slowest
+
+
+@dataclass(frozen=True)
+class BestNetwork:
+    """The network that scored best on the validation split."""
+
+    path: Path
+    round: int
+    validation: float
+    score: Score
+    """On the test split."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended."""
+
+    folder: Path
+    ranks: int
+    score_name: str
+    last: Progress
+    """After the last round, with its score."""
+    seconds: dict[str, float]
+    """Where the time went: by phase, the mean over ranks."""
+    data: str = ""
+    """A fingerprint of the training data; empty where each rank has its own."""
+    ended: str = ""
+    """Why no further round was trained."""
+    best: BestNetwork | None = None
+    """Of a run that keeps it."""
+    slowest: Slowest | None = None
+    """The rank that held up the others in the rounds of this job, where one did."""
+    losses: tuple[Loss, ...] | None = None
+    """Ranks that were lost, and that the others went on without; None where there are none."""
+
+    @property
+    def examples_per_second(self) -> float:
+        """Consumed by all ranks, evaluations left out."""
+        return self.last.examples / self.last.seconds
+
+
+class Watch:
+    """Looks on from rank 0 while a run is carried out; override what is of interest."""
+
+    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
+        """Everything is checked and set up."""
+
+    def progressed(self, progress: Progress) -> None:
+        """A round is done."""
+
+    def noticed(self, message: str) -> None:
+        """Something that the user should know and that does not end the run."""
+
+    def finished(self, summary: Summary) -> None:
+        """The run is done."""
+
+    def already_finished(self, folder: RunFolder) -> None:
+        """An earlier job has done the run: nothing was left to do."""
+
+    def closed(self, error: IstmpiError | None) -> None:
+        """A run that was started is over: done, or ended by an error, as a stop is one."""

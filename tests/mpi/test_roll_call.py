@@ -1,0 +1,62 @@
+"""Ranks that come late: one that gets on is named and waited for, and nothing of it is counted as a message."""
+
+import time
+
+import pytest
+from patience import patient
+
+from istmpi.comm import Communicator, RollCall
+from istmpi.comm.objects import SLOT
+
+
+def watched(comm, folder, said):
+    """A roll call for ranks whose rounds take no time, and its deadline in seconds."""
+    limit = comm.broadcast_from_root(min(patient(1.5), 15.0))
+    roll_call = RollCall(comm, limit, folder, said.append, lambda: "")
+    comm.whereabouts.begin_round(1)
+    comm.barrier()
+    comm.whereabouts.begin_round(2)
+    return roll_call, limit
+
+
+@pytest.mark.ranks(min=2)
+def test_a_rank_that_gets_on_is_named_as_slow_and_waited_for(comm, tmp_path):
+    some, said = Communicator(comm.mpi.Dup()), []
+    roll_call, limit = watched(some, tmp_path, said)
+    before = some.traffic.bytes, some.traffic.calls
+    if comm.rank == 1:
+        with some.whereabouts.enter("compute"):
+            begun = time.monotonic()
+            while time.monotonic() - begun < 2.5 * limit:
+                some.whereabouts.step(7)
+                time.sleep(0.1)
+    gathered = some.allgather(comm.rank)
+    roll_call.close()
+    assert gathered == list(range(comm.size))
+    assert (some.traffic.bytes, some.traffic.calls) == before
+    told = comm.allgather(said)
+    assert len(told[0]) == 1 and not any(told[1:]), told
+    assert (
+        told[0][0].startswith("rank 1 on ") and "it gets on, slowly, in compute, round 2, local step 7." in told[0][0]
+    )
+
+
+@pytest.mark.ranks(min=2)
+def test_what_was_asked_before_the_end_is_taken_care_of(comm, tmp_path):
+    """Rank 0 asks and comes to the end before it has all answers: MPI would have messages left."""
+    some, said = Communicator(comm.mpi.Dup()), []
+    roll_call, limit = watched(some, tmp_path, said)
+    if comm.rank == 1:
+        time.sleep(limit / 2 + 0.1)
+    roll_call.close()
+    assert some.allgather(comm.rank) == list(range(comm.size))
+
+
+@pytest.mark.parametrize("nbytes", [0, SLOT // 2, SLOT - 8, SLOT, 100 * SLOT])
+def test_objects_of_any_size_arrive(comm, nbytes):
+    """In one message where they are small; ranks may have some of other sizes."""
+    mine = bytes([comm.rank]) * (nbytes * (comm.rank + 1) // comm.size)
+    everyone = comm.allgather(mine)
+    assert everyone == [bytes([rank]) * (nbytes * (rank + 1) // comm.size) for rank in range(comm.size)]
+    assert comm.broadcast_from_root(mine) == everyone[0]
+    assert comm.gather_to_root(mine) == (everyone if comm.rank == 0 else None)

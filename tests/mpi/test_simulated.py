@@ -1,0 +1,63 @@
+"""Simulated ranks against the ranks of this very job: the same bits, losses, scores and bytes, and the same files."""
+
+from pathlib import Path
+
+import pytest
+from small import own_run, small_run
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.comm.simulated import Faults, simulate
+from istmpi.record import RunFolder
+from istmpi.training.run import run_training
+from istmpi.training.simulation import simulated_training, trained
+
+CONVOLUTIONS = str(Path(__file__).parents[2] / "examples" / "convnet.py") + ":ConvNet"
+RUNS = {
+    "ist": small_run(),
+    "ist, a tenth redealt": small_run(method__redeal=0.1, method__optimizer_state="carry", optimizer__momentum=0.9),
+    "ist, an outer step": small_run(method__outer_momentum=0.6, method__outer_lr=0.8),
+    "ist, shared weights stepped": small_run(
+        method__partition=["hidden1"], method__shared_lr=0.7, method__shared_momentum=0.9
+    ),
+    "ist, convolutions": own_run(
+        model__name=CONVOLUTIONS, model__channels=[8, 16], model__hidden=16, train__rounds=2, method__local_steps=2
+    ),
+    "local-sgd": small_run(method__name="local-sgd"),
+    "data-parallel": small_run(method__name="data-parallel"),
+    "diloco": small_run(method__name="diloco"),
+    "fedavg": small_run(method__name="fedavg", method__fraction=0.5, train__batch=100),
+    "dynamic-averaging": small_run(method__name="dynamic-averaging", method__threshold=0.012),
+    "streaming-diloco": small_run(method__name="streaming-diloco", method__local_steps=4, method__fragments=2),
+    "sparse-loco": small_run(method__name="sparse-loco"),
+    "ist, delay": small_run(method__delay=2, method__redeal=0.5),
+    "ist, wire of int8": small_run(model__dtype="float32", method__wire="int8"),
+    "codistillation": small_run(method__name="codistillation", method__burn_in=1),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_simulated_cluster_computes_and_sends_what_a_real_one_does(comm, name):
+    real = comm.allgather(trained(RUNS[name], comm))
+    if comm.rank == 0:
+        for faults in (Faults(), Faults.drawn(len(name), comm.size, ["stops", "slow"], 200)):
+            assert simulate(lambda its: trained(RUNS[name], its), comm.size, faults).require() == real
+
+
+def test_a_simulated_run_leaves_the_files_that_a_real_one_leaves(comm, shared_tmp):
+    run = small_run(checkpoint__every=2)
+    real, simulated = ({"output.folder": str(shared_tmp / name)} for name in ("real", "simulated"))
+    run_training(run.override(real), comm)
+    if comm.rank == 0:
+        simulated_training(run.override(simulated), comm.size, Faults(3)).require()
+        for name in ("network.h5", "checkpoints/round-00000002.h5"):
+            with (
+                open_checkpoint(shared_tmp / "real" / name) as one,
+                open_checkpoint(shared_tmp / "simulated" / name) as other,
+            ):
+                other.require_valid()
+                assert one.tensors.keys() == other.tensors.keys()
+                for tensor in one.tensors:
+                    assert one.tensors[tensor].rows().tobytes() == other.tensors[tensor].rows().tobytes(), tensor
+        one, other = (RunFolder(shared_tmp / name).metrics() for name in ("real", "simulated"))
+        same = ("round", "loss", "bytes", "examples", "score", "test_loss", "ranks")
+        assert [[line.get(key) for key in same] for line in one] == [[line.get(key) for key in same] for line in other]

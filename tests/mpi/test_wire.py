@@ -1,0 +1,103 @@
+"""What travels in fewer bits: the same bits on all ranks, to the byte, and runs that go on bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from resuming import resumed, save, stop_at
+from small import assert_same_bits, small_run, trained, whole
+
+from istmpi.comm import allreduce, ring
+from istmpi.comm.allreduce import MeanOverRanks
+from istmpi.comm.codec import BFLOAT16, EXACT, INT8
+from istmpi.cost import round_bytes
+from istmpi.errors import ConfigError
+from istmpi.methods import METHODS
+from istmpi.methods.base import InterruptedRound
+from istmpi.training.loop import Training
+
+FORMS = {"weight": INT8, "bias": BFLOAT16, "wide": INT8, "double": EXACT, "last": INT8}
+ENCODING = [name for name, spec in METHODS.items() if spec.encodes]
+CASES = {
+    "plain": {},
+    "adam carried": {"optimizer__name": "adam", "method__optimizer_state": "carry", "optimizer__lr": 0.001},
+    "a part redealt": {"method__redeal": 0.3, "model__bias": True},
+    "round a ring": {"method__share_every": 2, "method__redeal": 0.5, "method__partition": ["hidden2"]},
+    "outer momentum": {"method__outer_momentum": 0.5},
+}
+SPECIAL = {"fedavg": {"method__fraction": 0.7, "train__batch": 400}}
+
+
+def settings(method, wire, case):
+    changed = {} if method != "ist" and case == "round a ring" else CASES[case]
+    narrow = {"model__dtype": "float32", "method__local_steps": 3}
+    return {"method__name": method, "method__wire": wire, **narrow, **changed, **SPECIAL.get(method, {})}
+
+
+@pytest.mark.ranks(also=5)
+@pytest.mark.parametrize("background", [True, False])
+def test_a_mean_in_fewer_bits_has_the_same_bits_on_every_rank(comm, background, monkeypatch):
+    monkeypatch.setattr(ring, "CHUNK_BYTES", 1600)
+    monkeypatch.setattr(ring, "BUCKET_BYTES", 4000)
+    monkeypatch.setattr(allreduce, "threads_may_call", lambda: background)
+    sizes = {"weight": 700, "bias": 30, "wide": 9001, "double": 50, "last": 3}
+    draws = [np.random.default_rng(rank) for rank in range(comm.size)]
+    types = {name: torch.float64 if FORMS[name] == EXACT else torch.float32 for name in sizes}
+    per_rank = [
+        {n: torch.from_numpy(draw.normal(size=size)).to(types[n]) for n, size in sizes.items()} for draw in draws
+    ]
+    runs = []
+    for key in (1, 1, 2):
+        mine = {name: values.clone() for name, values in per_rank[comm.rank].items()}
+        sent = comm.traffic.bytes
+        mean = MeanOverRanks({name: values.nbytes for name, values in mine.items()}, comm, FORMS, key)
+        for name, values in reversed(mine.items()):
+            mean.add(name, values)
+        mean.finish()
+        runs.append({name: values.numpy().tobytes() for name, values in mine.items()})
+        single = {name: size for name, size in sizes.items() if name != "double"}
+        expected = ring.sent_bytes(single, 4, comm.size, FORMS)[comm.rank]
+        expected += ring.sent_bytes({"double": sizes["double"]}, 8, comm.size)[comm.rank]
+        assert comm.traffic.bytes - sent == expected
+    assert comm.broadcast_from_root(runs) == runs
+    assert runs[0] == runs[1] and (runs[0] != runs[2] or comm.size == 1)
+    for name, values in mine.items():
+        exact = sum(one[name].double() for one in per_rank) / comm.size
+        most = 2 * 4 * 2 / 127 if FORMS[name] == INT8 else 2 * 4 * 2**-7
+        assert (values.double() - exact).abs().max() < (most if FORMS[name] != EXACT else 1e-14)
+
+
+@pytest.mark.ranks(also=5)
+@pytest.mark.parametrize("wire, case", [("bfloat16", "adam carried"), *(("int8", case) for case in CASES)])
+@pytest.mark.parametrize("method", ENCODING)
+def test_predicted_bytes_are_the_counted_bytes(comm, method, wire, case):
+    training = Training(small_run(**settings(method, wire, case)), comm)
+    for number in range(3):
+        before = comm.traffic.bytes
+        training.method.run(number, InterruptedRound())
+        counted = comm.allgather(comm.traffic.bytes - before)
+        assert counted == round_bytes(training.run, training.architecture, comm.size, number), f"round {number}"
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("case", ["adam carried", "round a ring", "outer momentum"])
+@pytest.mark.parametrize("method", ENCODING)
+def test_a_run_that_was_stopped_between_rounds_or_inside_one_goes_on_bit_for_bit(comm, shared_tmp, method, case):
+    run = {**settings(method, "int8", case), "train__rounds": 5, "evaluate__every": 2}
+    expected = whole(trained(comm, **run)[0])
+    half, _ = trained(comm, **{**run, "train__rounds": 3})
+    again, _ = resumed(comm, save(half, shared_tmp / "half.h5"), **run)
+    assert_same_bits(whole(again), expected)
+    for step in (0, 1):
+        stopped = Training(small_run(**run), comm)
+        stop_at(stopped, 2, step)
+        list(stopped.rounds())
+        assert stopped.stop.reason and (stopped.local_step or stopped.rounds_done > 2)
+        again, _ = resumed(comm, save(stopped, shared_tmp / f"stopped{step}.h5"), **run)
+        assert_same_bits(whole(again), expected)
+
+
+def test_what_cannot_travel_in_fewer_bits_is_refused(comm):
+    with pytest.raises(ConfigError, match="method.wire = 'int8' does not go with codistillation"):
+        Training(small_run(method__name="codistillation", method__wire="int8", model__dtype="float32"), comm)
+    with pytest.raises(ConfigError, match="model.dtype = 'float64'"):
+        Training(small_run(method__wire="bfloat16", model__dtype="float64"), comm)

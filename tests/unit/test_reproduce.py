@@ -1,0 +1,78 @@
+"""Claims and how they are checked: the page, the figures in benchmarks/results, and a claim that is run."""
+
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+reproduce = pytest.importorskip("reproduce")
+
+CLAIMS = reproduce.read()
+
+
+def test_the_page_is_what_the_claims_say():
+    assert (ROOT / "REPRODUCE.md").read_text(encoding="utf-8") == reproduce.page(CLAIMS)
+
+
+def test_commands_are_programs_of_ours():
+    names = [claim.name for claim in CLAIMS]
+    assert len(set(names)) == len(names)
+    for claim in CLAIMS:
+        for command in filter(None, (claim.full, claim.quick)):
+            words = shlex.split(command)
+            assert words[0] in ("istmpi", "mpirun") or (ROOT / words[1]).is_file(), command
+
+
+def test_raw_data_are_named_as_programs_take_them(shared_data):
+    """A file where a program reads one, the folder where it finds its files by itself."""
+    wanted = {"convolutions.py": "cifar10.tar", "graphs.py": "cora.npz", "xc.py": "reuters-xc.tar.gz"}
+    for command in filter(None, (command for claim in CLAIMS for command in (claim.full, claim.quick))):
+        words = shlex.split(command.replace("{raw}", str(shared_data)))
+        if "--raw" in words:
+            program = next(Path(word).name for word in words if word.endswith(".py"))
+            assert Path(words[words.index("--raw") + 1]) == shared_data / wanted.get(program, "")
+            assert (shared_data / wanted.get(program, "")).exists()
+
+
+def test_small_forms_take_half_an_hour():
+    assert sum(claim.minutes[1] for claim in CLAIMS if claim.quick) < 30
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_recorded_figures_hold(claim):
+    """What a full run left in benchmarks/results is within the bounds, where it is recorded there."""
+    for check in claim.checks:
+        path = ROOT / "benchmarks" / "results" / f"{check.source}.json"
+        if check.source != "stdout" and check.only != "quick":
+            figure = check.figure(json.loads(path.read_text(encoding="utf-8")))
+            assert figure is not None and check.least <= figure <= check.most, check.subject
+
+
+def test_a_claim_is_run(tmp_path):
+    """The paper's Figure 2, whose figures are exact; and the same with another bound."""
+    claim = next(claim for claim in CLAIMS if claim.name == "figure-2")
+    assert reproduce.verdict(claim, True, tmp_path, tmp_path).startswith("figure-2: holds: ")
+    wrong = replace(claim, checks=[replace(claim.checks[0], least=1e9, most=2e9)])
+    assert "does not hold" in reproduce.verdict(wrong, True, tmp_path, tmp_path)
+    failing = replace(claim, quick="istmpi costmodel --no-such-option")
+    assert "ended with 2" in reproduce.verdict(failing, True, tmp_path, tmp_path)
+    missing = replace(claim, checks=[replace(claim.checks[0], source="no-report")])
+    assert "missing" in reproduce.verdict(missing, True, tmp_path, tmp_path)
+
+
+def test_what_cannot_be_tried_is_said(tmp_path):
+    claim = replace(CLAIMS[0], needs=("data",))
+    assert "not tried, it needs the raw data" in reproduce.verdict(claim, True, tmp_path / "none", tmp_path)
+    assert "no small form" in reproduce.verdict(replace(claim, quick=""), True, tmp_path, tmp_path)
+
+
+def test_figures_are_read_from_tables():
+    rows = [{"method": "IST", "P": 8, "s": "7.39*"}, {"method": "local SGD", "P": 8, "s": "107 (90 to 120)"}]
+    check = reproduce.Check("x", "s", {"method": "local SGD"}, {"method": "IST", "P": "8"})
+    assert check.figure({"rows": rows}) == pytest.approx(107 / 7.39)
+    assert check.figure({"rows": rows[:1]}) is None

@@ -1,0 +1,151 @@
+"""Who is missed, after how long, what is said of it, and when the job ends: reckoned without any rank."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from istmpi.comm import world
+from istmpi.comm.launcher import process_facts, starter
+from istmpi.comm.roll import Member, Missing, Sighting, all_here, deadline, line, missing, stuck
+from istmpi.comm.stopping import StopSign
+from istmpi.comm.whereabouts import SETTING_UP, Wait, Whereabouts
+
+MEMBERS = [Member(rank, f"n{rank}", 100 + rank) for rank in range(4)]
+WAIT = Wait("alltoallv", "all", 7, (0, 1, 2, 3), 0.0)
+
+
+def seen(phase="compute", still=1.0, met=6, waits=False):
+    return Sighting(phase, 3, 5, still, {"all": met}, waits)
+
+
+def found_in(answers, silent_for=None, states=None, wait=WAIT, limit=30.0):
+    return missing(wait, MEMBERS, 0, answers, silent_for or {}, {}, states or {}, limit)
+
+
+@pytest.mark.parametrize(
+    ("patience", "slowest", "seconds"), [(30, 0.0, 300), (30, 2.0, 30), (30, 20.0, 60), (1, 0.5, 1.5), (2, 0.0, 20)]
+)
+def test_the_deadline_is_the_patience_or_three_of_the_slowest_rounds(patience, slowest, seconds):
+    assert deadline(patience, slowest) == seconds
+
+
+def test_who_has_come_is_not_missing_whatever_it_does_now():
+    answers = {1: seen(met=7, waits=True), 2: seen(met=8, still=100.0), 3: seen(met=7, still=100.0)}
+    assert found_in(answers) == []
+    assert "answer" in all_here("hop (alltoallv)", 40.0)
+
+
+def test_a_rank_that_does_not_answer_is_silent_and_one_that_does_is_slow_or_still():
+    answers = {1: seen(still=29.0), 2: seen(still=31.0)}
+    assert [(one.member.rank, one.why) for one in found_in(answers)] == [(1, "slow"), (2, "still"), (3, "silent")]
+
+
+def test_a_rank_that_does_not_answer_is_missing_also_where_it_has_come():
+    """It may have been stopped in the very call."""
+    assert [one.member.rank for one in found_in({1: seen(met=7), 2: seen(met=7)})] == [3]
+
+
+def test_who_waits_for_others_itself_is_named_only_where_nobody_else_is():
+    chain = {1: seen(waits=True), 2: seen(met=7), 3: seen(still=50.0)}
+    assert [(one.member.rank, one.why) for one in found_in(chain)] == [(3, "still")]
+    assert [one.why for one in found_in({1: seen(waits=True), 2: seen(met=7), 3: seen(met=7)})] == ["waits"]
+
+
+def test_between_two_ranks_the_other_one_is_missing():
+    wait = Wait("sendrecv", "all", 0, (2,), 0.0)
+    assert [one.member.rank for one in found_in({1: seen(), 2: seen(met=9), 3: seen()}, wait=wait)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("why", "since", "hurry", "ends"),
+    [
+        ("silent", 29.0, False, False),
+        ("silent", 30.0, False, True),
+        ("silent", 0.0, True, True),
+        ("still", 59.0, False, False),
+        ("still", 60.0, False, True),
+        ("still", 29.0, True, False),
+        ("still", 30.0, True, True),
+        ("slow", 1e6, True, False),
+        ("waits", 1e6, True, False),
+    ],
+)
+def test_nobody_is_waited_for_beyond_a_second_deadline_and_with_a_stop_beyond_the_first(why, since, hurry, ends):
+    assert bool(stuck([Missing(MEMBERS[1], why, since)], 30.0, hurry)) is ends
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("T", "its process is stopped (kill -CONT 102 wakes it)"),
+        ("D", "its process waits for a disk or a device"),
+        ("", "its process has ended"),
+        ("R", "its process does not answer"),
+        (None, "its process does not answer: stopped, or its host gone"),
+    ],
+)
+def test_a_line_says_who_where_and_what_holds_it(state, words):
+    one = Missing(MEMBERS[2], "silent", 0.0, seen(), 33.0, state)
+    said = line(one, 30.4, "hop (alltoallv)", ("compute", 1.25), 60.0)
+    assert said.startswith(f"rank 2 on n2 (process 102) is waited for in hop (alltoallv) for 30 s: {words}")
+    assert "last seen 33 s ago in compute, round 3, local step 5." in said
+    assert said.endswith("The slowest phase so far was compute, 1.2 s. The job ends at 60 s if nothing changes.")
+    assert "\n" not in said
+
+
+def test_of_a_slow_rank_it_is_not_said_that_the_job_ends():
+    said = line(Missing(MEMBERS[2], "slow", 3.0, seen()), 30.0, "wait (allgather)", ("", 0.0), 60.0)
+    assert said == (
+        "rank 2 on n2 (process 102) is waited for in wait (allgather) for 30 s: it gets on, slowly, in compute, "
+        "round 3, local step 5."
+    )
+
+
+def test_a_rank_knows_where_it_is():
+    here = Whereabouts()
+    assert str(Sighting.of(here, time.monotonic())) == SETTING_UP
+    here.begin_round(1)
+    with here.enter("other"), here.enter("compute"):
+        here.step(4)
+        with here.enter("all-reduce"):
+            assert str(Sighting.of(here, time.monotonic())) == "all-reduce, round 1, local step 4"
+    assert str(Sighting.of(here, time.monotonic())) == "between rounds, round 1"
+    assert here.slowest_round == 0.0 and here.slowest_phase[0] in ("other", "compute", "all-reduce")
+    here.begin_round(2)
+    assert here.slowest_round > 0
+    here.meet("all")
+    with here.waits("barrier", "all", (0, 1), True):
+        (wait,) = here.waiting.values()
+        sighting = Sighting.of(here, wait.since + 2.0)
+    assert (wait.number, wait.trains, sighting.waits, sighting.met) == (1, True, True, {"all": 1})
+    assert sighting.still == pytest.approx(2.0, abs=0.5)
+    assert not here.waiting
+
+
+def test_a_wish_to_stop_is_known_before_anybody_has_looked(tmp_path):
+    file = tmp_path / "STOP"
+    stop = StopSign(world(), file)
+    assert stop.wished() == ""
+    file.touch()
+    assert stop.wished() == f"the file {file}" and not stop.reason
+
+
+STARTS = "import sys, subprocess; sys.exit(subprocess.run([sys.executable, '-c', sys.argv[1]]).returncode)"
+LOOKS = "from istmpi.comm.launcher import starter; print(starter()[0])"
+
+
+def test_the_launcher_is_the_nearest_process_above_that_has_no_rank():
+    ranks = {**os.environ, "PMI_RANK": "0", "PMI_SIZE": "2"}
+    said = subprocess.run([sys.executable, "-c", STARTS, LOOKS], env=ranks, capture_output=True, text=True, timeout=60)
+    assert said.stdout.strip() == str(os.getpid()), said.stderr
+    assert starter() is None
+
+
+def test_a_process_that_is_gone_has_no_beginning():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert process_facts(child.pid)[1]
+    child.communicate()
+    assert process_facts(child.pid) == ("", "")

@@ -1,0 +1,456 @@
+"""The simulated MPI by itself: what it must keep to, what it must find in wrong programs, and ranks that are lost."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from istmpi.comm import Backoff, StopGossip
+from istmpi.comm.simulated import Faults, Kill, Stop, simulate
+from istmpi.comm.simulated.requests import ERR_PROC_FAILED, ERR_REVOKED, MPIError
+from istmpi.comm.stand_in import now, stand_in
+from istmpi.errors import ConfigError, SimulationError
+
+SEEDS = range(30)
+BYTE = "BYTE"
+
+
+def under_all(program, ranks=3):
+    """The results of all ranks under each of some seeds."""
+    return [simulate(program, ranks, Faults(seed)).require() for seed in SEEDS]
+
+
+def bytes_of(*values):
+    return np.array(values, dtype=np.uint8)
+
+
+# ---- what MPI promises
+
+
+def test_messages_of_one_sender_and_tag_do_not_overtake_each_other_and_others_do():
+    def program(comm):
+        mpi = comm.mpi
+        if comm.rank < 2:
+            requests = [
+                mpi.Isend([bytes_of(comm.rank, tag, number), BYTE], 2, tag) for number in (0, 1) for tag in (7, 8)
+            ]
+            stand_in().Request.Waitall(requests)
+            return None
+        arrived = []
+        backoff = Backoff()
+        while len(arrived) < 8:
+            backoff.wait_unless(False)
+            for source in (0, 1):
+                for tag in (7, 8):
+                    while mpi.iprobe(source=source, tag=tag):
+                        message = np.zeros(3, np.uint8)
+                        mpi.Irecv([message, BYTE], source, tag).Wait()
+                        arrived.append(tuple(message.tolist()))
+        return arrived
+
+    orders = [results[2] for results in under_all(program)]
+    for order in orders:
+        for source in (0, 1):
+            for tag in (7, 8):
+                assert [number for its, of, number in order if (its, of) == (source, tag)] == [0, 1]
+    assert len(set(map(tuple, orders))) > 5, "sources and tags overtake each other"
+
+
+def test_to_ask_for_the_status_of_a_request_does_not_complete_it():
+    def program(comm):
+        message, backoff = np.full(3, comm.rank, np.uint8), Backoff()
+        if comm.rank == 0:
+            comm.mpi.Isend([message, BYTE], 1, 7).Wait()
+            return None
+        if comm.rank == 1:
+            request = comm.mpi.Irecv([message, BYTE], 0, 7)
+            while not request.Get_status():
+                backoff.wait_unless(False)
+            still = bool(request)
+            return still, request.Test(), bool(request), message.tolist()
+        return None
+
+    for results in under_all(program):
+        assert results[1] == (True, True, False, [0, 0, 0])
+
+
+def test_with_any_tag_the_first_that_was_sent_is_received_first():
+    def program(comm):
+        if comm.rank:
+            stand_in().Request.waitall([comm.mpi.isend(tag, 0, tag) for tag in range(5)])
+            return None
+        return [comm.mpi.recv(source=1) for _ in range(5)]
+
+    assert all(results[0] == [0, 1, 2, 3, 4] for results in under_all(program, 2))
+
+
+def test_collective_calls_hand_over_what_mpi_says():
+    def program(comm):
+        rank, size = comm.rank, comm.size
+        send = np.repeat(bytes_of(*range(10 * rank, 10 * rank + size)), [1 + other for other in range(size)])
+        counts = [1 + other for other in range(size)]
+        into = np.zeros(size * (rank + 1), np.uint8)
+        comm.alltoallv(
+            (send, counts, [sum(counts[:other]) for other in range(size)]),
+            (into, [rank + 1] * size, [other * (rank + 1) for other in range(size)]),
+        )
+        root = np.full(3, rank, np.int32)
+        comm.broadcast(root, 1)
+        theirs = np.zeros(2)
+        comm.exchange(size - 1 - rank, np.full(2, float(rank)), theirs)
+        with comm.among([2, 0]) as some:
+            among = some and (some.rank, some.allgather(rank))
+        with comm.on_this_host() as local:
+            here = local.size
+        return (
+            into.tolist(),
+            comm.allgatherv(np.arange(rank + 1), [1, 2, 3]).tolist(),
+            root.tolist(),
+            theirs.tolist(),
+            comm.allgather({"rank": rank}),
+            comm.gather_to_root((rank, "x")),
+            comm.broadcast_from_root([rank]),
+            comm.allreduce_max(rank),
+            comm.start_allreduce_max(7 - rank)(),
+            among,
+            here,
+        )
+
+    for results in (*under_all(program), simulate(program, 3).require()):
+        for rank, result in enumerate(results):
+            blocks = np.repeat([rank, 10 + rank, 20 + rank], rank + 1).tolist()
+            assert result == (
+                blocks,
+                [0, 0, 1, 0, 1, 2],
+                [1, 1, 1],
+                [2.0 - rank] * 2,
+                [{"rank": 0}, {"rank": 1}, {"rank": 2}],
+                [(0, "x"), (1, "x"), (2, "x")] if rank == 0 else None,
+                [0],
+                2,
+                7,
+                {0: (1, [2, 0]), 1: None, 2: (0, [2, 0])}[rank],
+                3,
+            )
+
+
+def test_objects_that_arrive_are_the_receivers_own():
+    def program(comm):
+        mine = [comm.rank]
+        gathered = comm.allgather(mine)
+        gathered[0].append("changed")
+        comm.barrier()
+        return mine, comm.allgather(mine)[0]
+
+    assert simulate(program, 2).require() == [([0], [0]), ([1], [0])]
+
+
+def test_every_rank_has_a_random_generator_of_its_own():
+    def program(comm):
+        torch.manual_seed(comm.rank)
+        numbers = []
+        for _ in range(3):
+            numbers.append(torch.rand(1).item())
+            comm.barrier()
+        return numbers
+
+    before = torch.get_rng_state()
+    for rank, numbers in enumerate(simulate(program, 3, Faults(1)).require()):
+        generator = torch.Generator().manual_seed(rank)
+        assert numbers == [torch.rand(1, generator=generator).item() for _ in range(3)]
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# ---- schedules
+
+
+def racing(comm):
+    """A sum in the order of arrival, which is no function of the input."""
+    if comm.rank:
+        comm.mpi.send(10.0 ** (8 * comm.rank), 0)
+        return 0.0
+    total = 1e-9
+    for _ in range(comm.size - 1):
+        total = total * 0.1 + comm.mpi.recv()
+    return total
+
+
+def test_a_schedule_is_a_function_of_its_seed():
+    first, again = ([simulate(racing, 4, Faults(seed)) for seed in SEEDS] for _ in range(2))
+    for one, other in zip(first, again, strict=True):
+        assert (one.results, one.trace, one.seconds, one.switches) == (
+            other.results,
+            other.trace,
+            other.seconds,
+            other.switches,
+        )
+    assert len({outcome.trace for outcome in first}) > len(SEEDS) / 2
+    assert len({outcome.results[0] for outcome in first}) > 1, "a race is found"
+
+
+def test_virtual_time_takes_none():
+    def program(comm):
+        comm.mpi.Barrier()
+        return now()
+
+    begun = time.perf_counter()
+    outcome = simulate(program, 3, Faults(stops=[Stop(rank=1, call=1, seconds=1e6)]))
+    assert all(seconds >= 1e6 for seconds in outcome.require())
+    assert outcome.happened == ["rank 1 stopped for 1e+06 s in Barrier, its call 1"]
+    assert time.perf_counter() - begun < 30
+
+
+def test_who_polls_sees_time_go_by():
+    """A rank that waits for another can miss it by the clock, long before it comes."""
+
+    def program(comm):
+        everybody, backoff, begun = comm.mpi.Ibarrier(), Backoff(), now()
+        missed = False
+        while not everybody.Test():
+            backoff.wait_unless(False)
+            missed = missed or 30 < now() - begun < 90
+        return missed
+
+    stop = Stop(rank=2, call=1, seconds=600)
+    assert simulate(program, 3, Faults(4, stops=[stop])).require() == [True, True, False]
+
+
+def test_a_slow_rank_is_slow():
+    def program(comm):
+        for _ in range(50):
+            comm.mpi.iprobe()
+        return now()
+
+    alike, slow = (simulate(program, 2, faults).require() for faults in (Faults(), Faults(slow={1: 100.0})))
+    assert alike[1] == alike[0] == slow[0] and slow[1] == pytest.approx(100 * alike[1])
+
+
+# ---- wrong programs
+
+
+@pytest.mark.parametrize("polls", [False, True])
+def test_ranks_that_wait_for_each_other_are_found(polls):
+    def crossed(comm):
+        request = comm.mpi.irecv(source=1 - comm.rank, tag=5)
+        if polls:
+            backoff = Backoff()
+            while not request.Test():
+                backoff.wait_unless(False)
+        request.wait()
+
+    begun = time.perf_counter()
+    outcome = simulate(crossed, 2)
+    with pytest.raises(SimulationError) as found:
+        outcome.require()
+    told = str(found.value)
+    assert told.startswith("the ranks wait for each other for ever: rank 0 in a receive with tag 5 for rank 1 (test_")
+    assert "rank 1 in a receive with tag 5 for rank 0 (test_simulated.py:" in told
+    assert time.perf_counter() - begun < 30
+
+
+def test_a_rank_that_leaves_before_the_others_is_named():
+    def program(comm):
+        if comm.rank != 1:
+            comm.barrier()
+
+    message = str(simulate(program, 3).ended)
+    assert "rank 0 in Barrier for rank 1 (which came to its end)" in message and "rank 2 in Barrier" in message
+
+
+def test_other_collective_calls_than_the_others_are_found():
+    def program(comm):
+        comm.mpi.Barrier() if comm.rank else comm.mpi.allgather(1)
+
+    message = str(simulate(program, 2).ended)
+    assert "Barrier" in message and "allgather of objects" in message and "call 1" in message
+
+
+def test_messages_of_another_length_are_found():
+    def program(comm):
+        counts = [1, 2] if comm.rank else [1, 1]
+        comm.alltoallv((bytes_of(1, 2), [1, 1], [0, 1]), (np.zeros(4, np.uint8), counts, [0, 2]))
+
+    assert "1 bytes were sent where 2 were expected" in str(simulate(program, 2).ended)
+
+
+def test_sends_that_rely_on_room_at_the_receiver_are_found():
+    def program(comm):
+        comm.mpi.Send([bytes_of(1), BYTE], 1 - comm.rank, 0)
+        comm.mpi.Recv([np.zeros(1, np.uint8), BYTE], 1 - comm.rank, 0)
+
+    outcomes = [simulate(program, 2, Faults(seed)) for seed in SEEDS]
+    stuck = [outcome for outcome in outcomes if isinstance(outcome.ended, SimulationError)]
+    assert 0 < len(stuck) < len(outcomes), "it works, often"
+
+
+def test_memory_that_is_touched_while_it_is_sent_is_found():
+    def program(comm):
+        values = bytes_of(comm.rank)
+        if comm.rank:
+            comm.mpi.Recv([values, BYTE], 0, 0)
+            return int(values[0])
+        request = comm.mpi.Isend([values, BYTE], 1, 0)
+        values[0] = 9
+        request.Wait()
+
+    assert {results[1] for results in under_all(program, 2)} == {0, 9}
+
+
+def test_an_error_of_one_rank_ends_all_and_one_of_all_does_not():
+    def broken(comm):
+        if comm.rank == 1:
+            raise ValueError("one")
+        comm.barrier()
+
+    outcome = simulate(broken, 3)
+    assert isinstance(outcome.ended, ValueError) and outcome.ended.simulated_rank == 1
+
+    def agreed(comm):
+        with comm.agreed():
+            if comm.rank == 1:
+                raise ConfigError("two")
+
+    outcome = simulate(agreed, 3)
+    assert outcome.ended is None and [str(error) for error in outcome.errors] == ["rank 1: two"] * 3
+
+
+# ---- ranks that are lost
+
+
+def test_a_lost_rank_ends_the_job_with_a_word():
+    def program(comm):
+        for _ in range(5):
+            comm.mpi.Barrier()
+
+    outcome = simulate(program, 3, Faults(2, kills=[Kill(rank=1, call=3)]))
+    assert str(outcome.ended) == "rank 1 was killed in Barrier, its call 3; the job ended, as a launcher ends it."
+    assert outcome.ended.exit_code == 137 and outcome.dead == {1}
+
+
+def require(error, *classes):
+    """A wrong error would end the job."""
+    if error.Get_error_class() not in classes:
+        raise error
+
+
+def recovering(comm):
+    """Sums over all ranks, again and again; who meets a loss revokes, agrees, shrinks and goes on with the others."""
+    world, rounds, seen, lost = comm.mpi, 0, [], False
+    while rounds < 4:
+        try:
+            values = np.array([1 << comm.rank], np.int64)
+            request = world.Iallreduce(stand_in().IN_PLACE, values)
+            while not request.Test():
+                Backoff().wait_unless(False)
+            through = True
+        except MPIError as error:
+            require(error, ERR_PROC_FAILED, ERR_REVOKED)
+            world.Revoke()
+            through = False
+        while True:
+            world.Ack_failed()
+            try:
+                through = bool(world.Agree(int(through)))
+                break
+            except MPIError as error:
+                require(error, ERR_PROC_FAILED)
+        if through:
+            rounds += 1
+            seen.append(int(values[0]))
+        else:
+            world = world.Shrink()
+            lost = True
+    return seen, world.size, lost
+
+
+@pytest.mark.parametrize("posted", [False, True])
+def test_the_others_of_a_lost_rank_agree_whenever_it_is_lost(posted):
+    """Every rank is killed at each of its calls, under several seeds: what is left has the same sums on all."""
+    whole = simulate(recovering, 3).calls
+    met, sizes = 0, set()
+    for rank in range(3):
+        for call in range(1, whole[rank] + 1):
+            outcome = simulate(recovering, 3, Faults(call, kills=[Kill(rank, call, posted)]), survives=True)
+            assert outcome.ended is None, outcome.ended
+            left = [result for its, result in enumerate(outcome.results) if its not in outcome.dead]
+            assert len(left) == 3 - len(outcome.dead)
+            assert all(one == left[0] for one in left)
+            sums, size, lost = left[0]
+            without = 7 - (1 << rank)
+            assert sums == sorted(sums, reverse=True) and set(sums) <= {7, without}
+            met += lost
+            sizes.add(size)
+    assert met > 10 and sizes == {2, 3}
+
+
+def test_a_second_loss_while_recovering_hangs_nobody():
+    ends = set()
+    for seed in range(60):
+        kills = [Kill(seed % 4, 5 + seed % 9), Kill((seed + 1) % 4, 9 + seed % 13, posted=bool(seed % 2))]
+        outcome = simulate(recovering, 4, Faults(seed, kills=kills), survives=True)
+        assert outcome.ended is None, (seed, outcome.ended)
+        left = [result for rank, result in enumerate(outcome.results) if rank not in outcome.dead]
+        assert all(one == left[0] for one in left)
+        ends.add(len(left))
+    assert 2 in ends
+
+
+def test_who_receives_from_a_lost_rank_gets_what_it_sent_or_an_error():
+    def program(comm):
+        if comm.rank == 1:
+            comm.mpi.isend("here", 0)
+            comm.mpi.recv(source=0)
+        try:
+            first = comm.mpi.recv(source=1)
+            second = comm.mpi.recv(source=1)
+        except MPIError as error:
+            return error.Get_error_class()
+        return first, second
+
+    kill = Kill(rank=1, call=2)
+    seen = {simulate(program, 2, Faults(seed, kills=[kill]), survives=True).results[0] for seed in SEEDS}
+    assert seen == {ERR_PROC_FAILED}
+
+
+def test_after_a_revocation_everything_fails_but_the_agreement():
+    def program(comm):
+        mine = comm.mpi.Dup()
+        if comm.rank == 0:
+            mine.Revoke()
+        classes = []
+        for call in (mine.Barrier, lambda: mine.recv(source=(comm.rank + 1) % 3), lambda: mine.send(1, 0)):
+            try:
+                call()
+            except MPIError as error:
+                classes.append(error.Get_error_class())
+        agreed = mine.Agree(5 | comm.rank << 1)
+        again = mine.Shrink()
+        return classes, mine.Is_revoked(), agreed, again.size, again.allgather(comm.rank)
+
+    for results in under_all(program):
+        assert results == [([ERR_REVOKED] * 3, True, 5, 3, [0, 1, 2])] * 3
+
+
+def test_a_wish_to_stop_reaches_all_in_every_order():
+    def program(comm):
+        gossip, reason, backoff = StopGossip(comm), "", Backoff()
+        if comm.rank == 2:
+            reason = "asked"
+            gossip.notify(reason)
+        while not reason:
+            reason = gossip.poll()
+            backoff.wait_unless(bool(reason))
+            if reason:
+                gossip.notify(reason)
+        gossip.settle()
+        return reason
+
+    assert all(results == ["asked"] * 5 for results in under_all(program, 5))
+
+
+def test_faults_are_drawn_of_all_kinds_and_told():
+    told = " ".join(str(Faults.drawn(seed, 4)) for seed in range(40))
+    assert all(word in told for word in ("delayed", "stopped for", "slowed", "killed at its call"))
+    assert str(Faults()) == "none"
+    assert not any(Faults.drawn(seed, 4, ["stops", "slow"]).kills for seed in range(40))

@@ -1,0 +1,160 @@
+"""Whole runs on simulated ranks: what mpirun computes, under any schedule, and however a rank is lost."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small import small_run
+
+from istmpi.comm import Communicator
+from istmpi.comm.simulated import KINDS, Faults, Kill, simulate
+from istmpi.config import Run
+from istmpi.errors import ConfigError
+from istmpi.training import simulation
+from istmpi.training.simulation import Reached, Schedules, simulated_training
+
+HERE = Path(__file__).parent
+SHORT = {"train__rounds": 2, "method__local_steps": 2}
+
+
+def _replay():
+    """The module with the recorded outcomes of runs under mpirun."""
+    spec = importlib.util.spec_from_file_location("replay_under_mpi", HERE.parent / "mpi" / "test_replay.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+REPLAY = _replay()
+RECORD = json.loads(REPLAY.RECORD.read_text())
+
+
+@pytest.mark.parametrize("case", REPLAY.CASES)
+def test_what_mpirun_computed_and_sent_comes_out_under_any_schedule(case):
+    """All methods, as they were recorded under mpirun: bits, losses, every message; undisturbed and disturbed."""
+    number = list(REPLAY.CASES).index(case)
+    for ranks, faults in ((1 + number % 4, Faults()), (3, Faults.drawn(number, 3, ["stops", "slow"], 300))):
+        expected = RECORD["runs"][f"{ranks} ranks"][case]
+        for outcome in simulate(lambda comm: REPLAY.replayed(comm, REPLAY.CASES[case]), ranks, faults).require():
+            compared = expected if RECORD["arithmetic"] == REPLAY.arithmetic() else ("messages", "bytes")
+            assert {name: outcome[name] for name in compared} == {name: expected[name] for name in compared}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"method__redeal": 0.5, "optimizer__momentum": 0.9, "method__optimizer_state": "carry"},
+        {"method__delay": 1, "train__rounds": 3},
+        {"method__name": "dynamic-averaging", "method__threshold": 0.012},
+        {"method__name": "data-parallel", "model__dropout": 0.2},
+    ],
+    ids=lambda settings: (
+        settings.get("method__name", "ist")
+        + " redealt" * ("method__redeal" in settings)
+        + " delayed" * ("method__delay" in settings)
+    ),
+)
+def test_schedules_with_delays_stops_slow_and_lost_ranks_keep_the_law(settings):
+    schedules = Schedules(small_run(**SHORT | settings), 3, KINDS)
+    seen = [(schedule.seed, schedule.finding, *schedule.kinds) for schedule in schedules.run(range(14))]
+    assert [one for one in seen if one[1]] == []
+    assert {kind for _, _, *kinds in seen for kind in kinds} == {*KINDS}
+
+
+def test_a_schedule_that_breaks_the_law_is_a_finding(monkeypatch):
+    """Here the bits follow the order of messages."""
+
+    def racing(run, comm):
+        if comm.rank:
+            comm.mpi.send(comm.rank, 0)
+            return Reached("", 0.0, 0.0, 0)
+        return Reached(str([comm.mpi.recv() for _ in range(comm.size - 1)]), 0.0, 0.0, 0)
+
+    monkeypatch.setattr(simulation, "trained", racing)
+    found = [schedule.finding for schedule in Schedules(small_run(), 4, ()).run(range(20))]
+    orders = [finding for finding in found if ", not [1, 2, 3] on 1 ranks" in finding]
+    assert orders and len(orders) < len(found)
+
+
+def test_an_all_reduce_that_does_not_wait_for_its_messages_is_found(monkeypatch):
+    schedules = Schedules(small_run(method__name="data-parallel", **SHORT), 3, ())
+    assert schedules.reached.bytes
+    monkeypatch.setattr(Communicator, "all_done", staticmethod(lambda requests: True))
+    assert any(schedule.finding for schedule in schedules.run(range(5)))
+
+
+def test_a_run_killed_at_any_call_and_resumed_comes_to_the_same_weights():
+    """Every 53rd call of each rank, before it does anything or when its part is posted."""
+    schedules = Schedules(small_run(**SHORT), 3, KINDS)
+    found = []
+    kills = [Kill(rank, call) for rank in range(3) for call in range(5 + rank, schedules.calls[rank], 53)]
+    for number, kill in enumerate(kills):
+        posted = replace(kill, posted=bool(number % 2))
+        schedule = schedules.killed(number, replace(Faults(number), kills=[posted]))
+        assert schedule.outcomes[0].dead == {kill.rank}
+        found.append(schedule.finding)
+    assert len(found) >= 9 and not any(found)
+
+
+def test_parallel_hdf5_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="^checkpoint.writer = 'mpio' writes through an MPI library, .* Use direct"):
+        simulated_training(Run().override({"checkpoint.writer": "mpio"}), 2, Faults())
+
+
+def test_shares_that_follow_the_clock_are_refused_for_schedules():
+    with pytest.raises(ConfigError, match="^method.shares = 'auto' follows measured seconds"):
+        Schedules(small_run(method__shares="auto"), 2, KINDS)
+
+
+# ---- the command
+
+
+def istmpi(*arguments):
+    result = subprocess.run(
+        [sys.executable, "-c", "from istmpi.cli.main import main; main()", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+def test_the_command_trains_without_mpi_and_says_that_it_is_simulated(tmp_path):
+    run = tmp_path / "small.toml"
+    run.write_text(small_run(**SHORT).toml())
+    program = "import sys; sys.modules['mpi4py'] = None; from istmpi.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "simulate", run, "--ranks", "5", "--out", tmp_path / "out"]
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("simulated: 5 ranks that take turns in this process\n")
+    assert "MPI        simulated" in result.stdout and "ranks      5 on 1 host" in result.stdout
+    assert "round 2/2" in result.stdout
+    assert "virtual seconds\nfaults     none\n" in result.stdout
+    assert (tmp_path / "out" / "network.h5").is_file()
+
+
+def test_a_lost_rank_ends_the_command_as_it_ends_mpirun(tmp_path):
+    run = tmp_path / "small.toml"
+    run.write_text(small_run(train__rounds=6, **{"method__local_steps": 2, "checkpoint__every": 1}).toml())
+    seed = next(seed for seed in range(99) for kill in Faults.drawn(seed, 3).kills if 100 < kill.call < 200)
+    command = ("simulate", run, "--ranks", 3, "--out", tmp_path / "out")
+    code, out, err = istmpi(*command, "--faults", seed)
+    assert code == 137 and "; came about: rank " in out
+    assert err.startswith("istmpi: rank ") and err.endswith("the job ended, as a launcher ends it.\n")
+
+
+def test_the_command_tries_schedules_and_tells_findings(tmp_path):
+    run = tmp_path / "small.toml"
+    run.write_text(small_run(**SHORT).toml())
+    code, out, err = istmpi("simulate", run, "--ranks", 2, "--schedules", 3, "--faults", 5, "--kinds", "stops")
+    assert code == 0, err
+    assert out.startswith("3 schedules of 2 ranks in ") and out.endswith("): 0 findings\n")
+    code, _, err = istmpi("simulate", "--kinds", "stops,rain")
+    assert (
+        code == 2 and err == "istmpi: --kinds stops,rain: rain is no kind of fault; known: delays,stops,slow,kills.\n"
+    )
