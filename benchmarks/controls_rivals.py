@@ -18,13 +18,12 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 
 import reporting
-from reporting import HERE, commit, host
+from reporting import HERE, keep_cell, restore_cells, store_cells
 from rivals_picture import draw
 from rivals_tasks import BY_LABEL, PLACEMENTS, TASKS, Task
 from time_plan import NARROW, NEVER, TENTH, hidden_of
@@ -38,13 +37,14 @@ SHORT_OR_LONG = (10, 40)
 """Local steps of a round that are tried."""
 OF_METHOD = {"streaming-diloco": (30, 60), "sparse-loco": (10, 30)}
 """Where others are usual."""
-TWENTIETH = "ist-twentieth"
+TWENTIETH, NARROW_LOCO = "ist-twentieth", "narrow-sparse-loco"
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "ist": {"method.name": "ist"},
     TENTH: {"method.name": "ist", "method.redeal": 0.1},
     TWENTIETH: {"method.name": "ist", "method.redeal": 0.05},
     NEVER: {"method.name": "ist", "method.redeal": 0},
     **{name: {"method.name": method} for name, method in NARROW.items()},
+    NARROW_LOCO: {"method.name": "sparse-loco"},
     "local-sgd": {"method.name": "local-sgd"},
     "diloco": {"method.name": "diloco"},
     "streaming-diloco": {"method.name": "streaming-diloco"},
@@ -111,7 +111,7 @@ class Cell:
 
 def tried(task: Task, method: str, placement: str, ranks: int) -> list[Cell]:
     """A method's budget: as many settings for each."""
-    settings = product(task.rates, OF_METHOD.get(method, SHORT_OR_LONG))
+    settings = product(task.rates, OF_METHOD.get(method.removeprefix("narrow-"), SHORT_OR_LONG))
     return [Cell(task, "rate", method, placement, ranks, lr, steps) for lr, steps in settings]
 
 
@@ -138,11 +138,11 @@ def plan(record: Record, task: Task, ranks: int, seeds: int) -> Iterator[Cell]:
                 yield from (cell for cell in cells if not record(cell))
 
 
-def measured(cell: Cell, data: Mapping[str, Path], communicator: Communicator) -> dict:
-    """What a cell found. Collective."""
+def measured(run: Run, communicator: Communicator) -> dict:
+    """What a run finds. Collective."""
     began, evaluating, points = time.perf_counter(), 0.0, []
+    training = Training(run, communicator)
     try:
-        training = Training(cell.run(data), communicator)
         for one in training.rounds():
             if one.score is not None:
                 evaluating = training.clock.seconds.get("evaluate", 0.0)
@@ -158,7 +158,7 @@ def measured(cell: Cell, data: Mapping[str, Path], communicator: Communicator) -
                 )
     except DivergedError as error:
         points.append({"step": 0, "accuracy": 0.0, "megabytes": 0.0, "diverged": str(error)})
-    return {"cell": cell.name, "date": datetime.now(timezone.utc).date().isoformat(), "points": points}
+    return {"points": points, "phases": dict(training.clock.seconds)}
 
 
 def _shown(task: Task) -> list[tuple[str, str]]:
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, default="speech", help="what is trained (speech)")
     parser.add_argument("--seeds", type=int, default=5, help="of each chosen setting (5)")
     parser.add_argument("--minutes", type=float, default=600, help="no cell begins after that")
-    parser.add_argument("--ranks", type=int, default=4, help="whose cells the report is of (4)")
+    parser.add_argument("--ranks", type=int, default=4, help="whose cells --report shows (4)")
     parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
@@ -224,21 +224,25 @@ def main() -> None:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     communicator = world()
+    ranks = options.ranks if options.report else communicator.size
+    name = "-".join(["controls-rivals", *[task.name] * (task.name != "speech"), *[str(ranks)] * (ranks != 4)])
+    if communicator.rank == 0:
+        options.cells.mkdir(exist_ok=True)
+        restore_cells(name, options.cells, options.results)
     if not options.report:
         campaign(options, task, record, communicator)
-    if communicator.rank == 0 and (found := rows(record, task, options.ranks, options.seeds)):
+    if communicator.rank == 0 and (found := rows(record, task, ranks, options.seeds)):
         notes = (
             f"{task.title}; narrow: a P-th of the widths; {task.batch} examples a rank and step, "
             f"{task.steps['control']} steps. Learning rate and J: the best of {len(task.rates)} x 2 on a validation "
             f"split of the training data after {task.steps['rate']} steps, for each placement. +-: half of the 95% "
             "interval of the mean over seeds, by Student's t. MB: sent by all ranks, evaluations left out. No seconds: "
             "all ranks were on one host, with other work beside them. Measured at "
-            f"{', '.join(commits(record, task, options.ranks, options.seeds))}."
+            f"{', '.join(commits(record, task, ranks, options.seeds))}."
         )
-        more = [task.name] * (task.name != "speech") + [str(options.ranks)] * (options.ranks != 4)
-        name = "-".join(["controls-rivals", *more])
+        store_cells(name, options.cells.glob(f"{task.name}-[cr]*-P{ranks}-*.json"), options.results)
         reporting.report(name, "IST, its controls and today's rivals", found, notes, folder=options.results)
-        draw(found, f"{task.title}, {options.ranks} ranks", options.results / f"{name}.png")
+        draw(found, f"{task.title}, {ranks} ranks", options.results / f"{name}.png")
 
 
 def campaign(options: argparse.Namespace, task: Task, record: Record, communicator: Communicator) -> None:
@@ -255,12 +259,10 @@ def campaign(options: argparse.Namespace, task: Task, record: Record, communicat
         cell = communicator.broadcast_from_root(cell)
         if cell is None:
             return
-        found = measured(cell, data, communicator)
+        start = time.perf_counter()
+        found = measured(cell.run(data), communicator)
         if communicator.rank == 0:
-            text = json.dumps({**found, "commit": commit(), "host": host()}, indent=1)
-            unfinished = options.cells / f"{cell.name}.part"
-            unfinished.write_text(text + "\n", encoding="utf-8")
-            unfinished.replace(options.cells / f"{cell.name}.json")
+            keep_cell(options.cells / f"{cell.name}.json", cell.name, start, found)
             print(f"{cell.name}: {found['points'][-1]['accuracy']:.4f}", flush=True)
 
 

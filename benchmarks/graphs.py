@@ -7,7 +7,7 @@
 All rows take as many local steps of each rank, by Adam; a step is one batch: the whole graph, or a union of clusters
 that METIS has cut once. A run is what ``istmpi train`` does, for each row and seed; ranks are started once for all rows
 of a seed that have as many (MPIRUN names another launcher than ``mpirun``). Files in benchmarks/cells-graphs keep what
-was found and are not run again. The first seed of all rows comes first.
+was found and are not run again, nor what results/graphs-cells.jsonl has. The first seed of all rows comes first.
 """
 
 import argparse
@@ -18,11 +18,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reporting import HERE, RESULTS, report
+from reporting import HERE, RESULTS, keep_cell, report, restore_cells, store_cells
 
 HIDDEN = (256, 256)
 RANKS = (2, 4, 8)
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args()
     options.cells.mkdir(exist_ok=True)
+    restore_cells("graphs", options.cells, options.results)
     data = options.cells / "graph.h5"
     if not options.report and not data.exists():
         words = ["istmpi", "prepare", "graph", options.raw, data, "--clusters", str(CLUSTERS)]
@@ -133,6 +135,7 @@ def main() -> None:
                 launcher = shlex.split(os.environ.get("MPIRUN", "mpirun"))
                 words = [*launcher, "-n", str(ranks), sys.executable, __file__, "--carry-out", json.dumps(plan)]
                 subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+    store_cells("graphs", (cell for row in rows() for cell in cells(options.cells, row)), options.results)
     found = [(row, [json.loads(cell.read_text()) for cell in cells(options.cells, row)]) for row in rows()]
     table = [line(row, summaries) for row, summaries in found if summaries]
     report("graphs", "Cora: GCN and GraphSAGE as independent subnets", table, NOTES, folder=options.results)
@@ -145,14 +148,16 @@ def carry_out(plan: dict[str, dict[str, str]]) -> None:
 
     communicator = world()
     for cell, settings in plan.items():
+        began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             out = communicator.broadcast_from_root(f"{folder}/run")
             assignments = tuple(f"{name}={value}" for name, value in settings.items())
             run_training(resolve("digits", assignments, {"out": out}), communicator)
             if communicator.rank == 0:
-                summary = json.loads((Path(out) / "summary.json").read_text())
-                Path(cell).write_text(json.dumps(summary))
-                print(f"{Path(cell).stem} {summary['last']['score']['score']:.4f}", flush=True)
+                last = json.loads((Path(out) / "summary.json").read_text())["last"]
+                found = {"accuracy": last["score"]["score"], "bytes": last["bytes"], "seconds": last["seconds"]}
+                keep_cell(Path(cell), Path(cell).stem, began, found)
+                print(f"{Path(cell).stem} {found['accuracy']:.4f}", flush=True)
             communicator.barrier()
 
 
@@ -163,8 +168,7 @@ def cells(folder: Path, row: Row) -> list[Path]:
 
 def line(row: Row, summaries: list[dict]) -> dict[str, object]:
     """A line of the table."""
-    scores = [one["last"]["score"]["score"] for one in summaries]
-    first = summaries[0]["last"]
+    scores = [one["accuracy"] for one in summaries]
     return {
         "model": row.model,
         "batch": row.batches,
@@ -175,8 +179,8 @@ def line(row: Row, summaries: list[dict]) -> dict[str, object]:
         "accuracy": f"{statistics.mean(scores):.4f}",
         "deviation": f"{statistics.stdev(scores):.4f}" if len(scores) > 1 else "",
         "least to largest": f"{min(scores):.4f} to {max(scores):.4f}",
-        "MB sent": f"{first['bytes'] / 1e6:.1f}",
-        "seconds": f"{statistics.median(one['last']['seconds'] for one in summaries):.1f}",
+        "MB sent": f"{summaries[0]['bytes'] / 1e6:.1f}",
+        "seconds": f"{statistics.median(one['seconds'] for one in summaries):.1f}",
     }
 
 

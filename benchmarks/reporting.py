@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -81,6 +81,22 @@ def keep_cell(path: Path, name: str, began: float, record: Mapping[str, object])
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps({**about, **record}, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(path)
+
+
+def store_cells(name: str, cells: Iterable[Path], folder: Path = RESULTS) -> None:
+    """Keep what cells found, a line each, in ``NAME-cells.jsonl`` beside the report, for `restore_cells`."""
+    lines = [json.dumps({"file": cell.name, **json.loads(cell.read_text(encoding="utf-8"))}) for cell in sorted(cells)]
+    (folder / f"{name}-cells.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def restore_cells(name: str, cells: Path, folder: Path = RESULTS) -> None:
+    """Put the cells of an earlier campaign, on whatever machine, into the folder of this one; what is there stays."""
+    stored = folder / f"{name}-cells.jsonl"
+    for line in stored.read_text(encoding="utf-8").splitlines() if stored.exists() else ():
+        record = json.loads(line)
+        path = cells / record.pop("file")
+        if not path.exists():
+            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def host() -> str:

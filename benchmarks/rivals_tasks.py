@@ -1,4 +1,4 @@
-"""The tasks of `benchmarks/controls_rivals.py`: data, the network, how long it is trained, and what is tried."""
+"""The tasks of `controls_rivals.py` and `rivals_time.py`: data, network, how long it is trained, what is tried."""
 
 from __future__ import annotations
 
@@ -31,22 +31,27 @@ class Task:
     settings: Mapping[str, object] = field(default_factory=dict)
     placements: tuple[str, ...] = tuple(PLACEMENTS)
 
+    @property
+    def kind(self) -> str:
+        """Of data, as ``istmpi prepare`` names it."""
+        return {"spoken-digits.tar.gz": "speech", "cifar10.tar": "images", "reuters-xc.tar.gz": "xc"}[self.raw]
+
     def prepare(self, raw: Path, folder: Path) -> None:
         """Make the files of `data` that are not there."""
         folder.mkdir(exist_ok=True)
-        if self.name == "reuters":
+        if self.kind == "xc":
             xc.prepare(raw / self.raw, folder)
             return
-        kind, files = "speech" if self.name == "speech" else "images", self.data(folder)
-        make_validation_data(kind, raw / self.raw, files["rate"])
+        files = self.data(folder)
+        make_validation_data(self.kind, raw / self.raw, files["rate"])
         if not files["control"].exists():
-            subprocess.run(["istmpi", "prepare", kind, raw / self.raw, files["control"]], check=True)
+            subprocess.run(["istmpi", "prepare", self.kind, raw / self.raw, files["control"]], check=True)
 
     def data(self, folder: Path) -> dict[str, Path]:
         """The prepared files by the kind of a cell: for ``rate`` training data alone, some of them for scoring."""
-        if self.name == "reuters":
+        if self.kind == "xc":
             return {"rate": folder / "validation.h5", "control": folder / "rows.h5"}
-        return {"rate": folder / f"{self.name}-validation.h5", "control": folder / f"{self.name}.h5"}
+        return {"rate": folder / f"{self.kind}-validation.h5", "control": folder / f"{self.kind}.h5"}
 
 
 TASKS = {
@@ -69,6 +74,26 @@ TASKS = {
             32,
             {"rate": 240, "control": 480},
             (0.01, 0.03, 0.1),
+        ),
+        Task(
+            "speech-wide",
+            "Spoken digits, 4096-2048-10, accuracy of a speaker who was not trained on",
+            "spoken-digits.tar.gz",
+            (2048,),
+            16,
+            {"rate": 120, "control": 240},
+            (0.003, 0.01, 0.03),
+            placements=(SHARDED,),
+        ),
+        Task(
+            "cifar-wide",
+            "CIFAR-10, 3072-1024-1024-10, accuracy on test images",
+            "cifar10.tar",
+            (1024, 1024),
+            32,
+            {"rate": 120, "control": 240},
+            (0.01, 0.03, 0.1),
+            placements=(SHARDED,),
         ),
         Task(
             "reuters",

@@ -3,7 +3,8 @@
     MPIRUN=.../mpirun python benchmarks/survival.py kills cost goodput --out FOLDER
 
 needs an Open MPI 5 with ULFM. Each part prints a table in Markdown; they are in results/survival.md. Every run trains
-the digits on ranks of this host. Moments are drawn from ``--seed``: the round, the rank, and how far in the phase.
+the digits on ranks of this host, or, with ``--rate``, of emulated ones (benchmarks/cluster), a rank on each. Moments
+are drawn from ``--seed``: the round, the rank, and how far in the phase.
 """
 
 import argparse
@@ -23,15 +24,23 @@ TRUSTING = {
     "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMP_NUM_THREADS": "1",
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
 }
 LIMIT = 300
+
+
+def start(ranks, words):
+    """What stands in front of a command, with more words for mpirun."""
+    if not given.rate:
+        return [os.environ.get("MPIRUN", "mpirun"), *words.split(), "-n", str(ranks)]
+    cluster = [sys.executable, str(LOSE.with_name("cluster")), "--hosts", str(ranks), "--rate", given.rate]
+    return [*cluster, "--name", "survival", f"--mpirun={words}", "--"]
 
 
 def train(folder, ranks, faults, *settings, survive=True):
     """One run; its exit code, seconds, lines of metrics and summary."""
     began = time.monotonic()
-    command = [os.environ.get("MPIRUN", "mpirun"), *(["--with-ft", "ulfm"] * survive), "-n", str(ranks)]
-    command += [sys.executable, str(LOSE)]
+    command = [*start(ranks, "--with-ft ulfm" * survive), sys.executable, str(LOSE)]
     command += [faults, "train", "digits", "--out", str(folder), "--quiet"]
     command += ["--survive"] * survive
     for setting in settings:
@@ -136,6 +145,7 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--count", type=int, default=20, help="kills, or turns of cost")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rate", help="of each rank's emulated host, in tc's words; without it all are on this one")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     for part in given.parts:

@@ -164,7 +164,7 @@ def settings_of(method: str) -> dict[str, object]:
 
 def hidden_of(method: str, hidden: Sequence[int], ranks: int) -> list[int]:
     """The hidden widths of the network that a method trains, where IST's are ``hidden``."""
-    return [width // ranks if method in NARROW else width for width in hidden]
+    return [width // ranks if method.startswith("narrow-") else width for width in hidden]
 
 
 def cells(scale: Scale) -> Iterator[Cell]:

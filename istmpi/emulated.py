@@ -4,7 +4,7 @@ The hosts hang on one bridge, which is in a namespace too, as is mpirun: the mac
 token bucket on both ends of each host's cable limits what it sends and what it receives. Ranks talk TCP only. Every
 host is bound to one core, the cores in turn, and has its own host name; ISTMPI_NETWORK tells the ranks the line rate,
 for their records, MASTER_ADDR and the like tell torch.distributed where host 0 is. Needs root, iproute2 (ip, tc) and
-MPICH's mpirun on the PATH.
+the mpirun of MPICH or Open MPI on the PATH.
 """
 
 import fcntl
@@ -30,6 +30,22 @@ export UCX_TLS=tcp,self UCX_NET_DEVICES=eth0 ISTMPI_NETWORK="{network}"
 export MASTER_ADDR=10.0.1.1 MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0
 exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0" && exec taskset -c "$1" sh -c "$2"' "$host" "$core" "$*"
 """
+
+SUBNET = "10.0.0.0/16"
+OVER_TCP = "--host {hosts} --map-by ppr:1:node --bind-to none --mca btl tcp,self --mca btl_tcp_if_include {subnet} "
+LAUNCHERS = {
+    "hydra": "-launcher ssh -launcher-exec {enter} -iface bridge -hosts {hosts} -ppn 1",
+    "open mpi) 4": OVER_TCP
+    + "--mca plm_rsh_agent {enter} --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include {subnet}",
+    "open mpi) 5": OVER_TCP
+    + "--prtemca plm_ssh_agent {enter} --prtemca plm_ssh_no_tree_spawn 1 --prtemca prte_if_include {subnet}",
+}
+"""By what ``mpirun --version`` says, in lower case: the words that start a rank on each host by ``enter``, over TCP."""
+FOR_OPEN_MPI = {
+    **{f"{name}_ALLOW_RUN_AS_ROOT{confirmed}": "1" for name in ("OMPI", "PRTE") for confirmed in ("", "_CONFIRM")},
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+"""It refuses root unless told, and takes each host for a machine whose cores are its rank's alone."""
 
 
 class Cluster:
@@ -65,8 +81,11 @@ class Cluster:
                 bucket = ("rate", rate, "burst", "256kb", "latency", "50ms")
                 _do("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *bucket)
 
-    def run(self, command: list[str]) -> int:
-        """One rank of a command on every host; returns mpirun's exit code, after the interfaces' counters."""
+    def run(self, command: list[str], *words: str) -> int:
+        """One rank of a command on every host, with more words for mpirun.
+
+        Returns mpirun's exit code, after the interfaces' counters.
+        """
         hosts = self.hosts
         if not hosts:
             raise ConfigError(
@@ -79,9 +98,10 @@ class Cluster:
             cores = sorted(os.sched_getaffinity(0))
             enter.write_text(ENTER.format(cores=" ".join(map(str, cores)), count=len(cores), network=network))
             enter.chmod(0o755)
-            launch = ["mpirun", "-launcher", "ssh", "-launcher-exec", str(enter), "-iface", "bridge"]
-            launch += ["-hosts", ",".join(hosts), "-ppn", "1", "-n", str(len(hosts))]
-            code = subprocess.run(["ip", "netns", "exec", self.switch, *launch, *command]).returncode
+            launch = _launcher().format(enter=enter, hosts=",".join(hosts), subnet=SUBNET).split()
+            launch = ["mpirun", *launch, "-n", str(len(hosts)), *words]
+            inside = ["ip", "netns", "exec", self.switch, *launch, *command]
+            code = subprocess.run(inside, env={**FOR_OPEN_MPI, **os.environ}).returncode
         print("host                    MB sent  MB received   (by the interfaces' counters)", file=sys.stderr)
         for host, (sent, received) in self._counters().items():
             sent, received = sent - before[host][0], received - before[host][1]
@@ -133,6 +153,12 @@ def _ignore_dead() -> Iterator[None]:
         pass
 
 
+def _launcher() -> str:
+    """The words for this mpirun, with fields; empty for one that is not known."""
+    version = _output("mpirun", "--version").lower() if shutil.which("mpirun") else ""
+    return next((words for name, words in LAUNCHERS.items() if name in version), "")
+
+
 def _output(*command: str) -> str:
     return _do(*command).stdout
 
@@ -151,8 +177,8 @@ def obstacle() -> str:
     for tool, package in {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "taskset": "util-linux"}.items():
         if shutil.which(tool) is None:
             return f"it needs the program {tool}. Install the package {package}."
-    if shutil.which("mpirun") is None or "hydra" not in _output("mpirun", "--version").lower():
-        return "it needs MPICH's mpirun on the PATH. Activate its environment or load its module."
+    if not _launcher():
+        return "it needs the mpirun of MPICH or Open MPI on the PATH. Activate its environment or load its module."
     name = f"istmpi-probe-{os.getpid()}"
     if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
         return "network namespaces are not allowed here. Use a machine, or a container, in which they are."

@@ -129,7 +129,8 @@ def test_a_wrong_rank_count_is_refused(job):
     assert "passed" not in result.output
 
 
-def test_tests_that_need_other_ranks_are_listed_with_the_reason(job):
+@pytest.mark.parametrize("options", ["", "-v"])
+def test_tests_that_need_other_ranks_are_counted_by_their_reason(job, options):
     result = job(
         2,
         """
@@ -141,11 +142,13 @@ def test_tests_that_need_other_ranks_are_listed_with_the_reason(job):
 
         def test_any(): pass
         """,
+        PYTEST_ADDOPTS=options,
     )
     assert result.returncode == 0, result.output
     assert "1 passed, 2 deselected" in result.output
-    assert "test_case.py::test_many: ranks(min=3), this run has 2" in result.output
-    assert "test_case.py::test_square: ranks(only=[1, 4]), this run has 2" in result.output
+    assert "1 of ranks(min=3), this run has 2" in result.output
+    assert "1 of ranks(only=[1, 4]), this run has 2" in result.output
+    assert ("    test_case.py::test_square" in result.output) == bool(options)
 
 
 @pytest.mark.parametrize("wrong", ["import nowhere", "def test_extra(): pass"])

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from patience import Limit, patient
 
+from istmpi import emulated
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 NAME = f"test{os.getpid()}"
@@ -37,13 +39,8 @@ def namespaces():
 @pytest.fixture
 def cluster():
     """``cluster(*words)`` is the start of a benchmarks/cluster command; skipped where there can be none."""
-    if not (sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")):
-        pytest.skip("network namespaces need Linux, root, ip and tc")
-    if "hydra" not in run("mpirun", "--version").stdout.lower():
-        pytest.skip("the mpirun on the PATH is not MPICH's")
-    tried = run("sh", "-c", f"ip netns add istmpi-{NAME}-probe && ip netns delete istmpi-{NAME}-probe")
-    if tried.returncode:
-        pytest.skip(f"network namespaces are not allowed here: {tried.stderr.strip()}")
+    if reason := emulated.obstacle():
+        pytest.skip(f"no emulated network: {reason}")
     yield lambda *words: [BENCHMARKS / "cluster", "--name", NAME, *words]
     left = namespaces()
     run(BENCHMARKS / "cluster", "down", "--name", NAME)

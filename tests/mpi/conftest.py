@@ -32,7 +32,7 @@ GRACE = float(os.environ.get("ISTMPI_TEST_GRACE", 10))  # seconds that a failed 
 
 _stderr = 2  # for the last words of a rank whose output is being captured
 _timer = pytest.StashKey[threading.Timer]()
-_deselected: list[str] = []
+_deselected: dict[str, list[str]] = {}  # why: the tests
 _collection_errors: list[str] = []
 
 
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(config, items):
         reason = HERE in item.path.parents and _cannot_run(item)
         if reason:
             drop.append(item)
-            _deselected.append(f"{item.nodeid}: {reason}")
+            _deselected.setdefault(reason, []).append(item.nodeid)
         else:
             keep.append(item)
     if drop:
@@ -106,11 +106,13 @@ def _cannot_run(item):
     return ""
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     if _deselected:
-        terminalreporter.section("not run at this rank count")
-        for line in _deselected:
-            terminalreporter.line(line)
+        terminalreporter.section("not run at this rank count" + " (names: -v)" * (not config.option.verbose))
+    for reason, names in sorted(_deselected.items()):
+        terminalreporter.line(f"{len(names)} of {reason}")
+        for name in names if config.option.verbose > 0 else ():
+            terminalreporter.line(f"    {name}")
 
 
 def pytest_collectreport(report):

@@ -155,3 +155,40 @@ def test_a_row_says_the_mean_over_seeds_and_its_extremes():
     (row,) = rows(lambda cell: done.get(cell.name), task, 4, 2)
     assert (row["data"], row["method"], row["seeds"], row["accuracy"]) == ("a part each", "ist", 2, "0.8500")
     assert row["least and most"] == "0.8000 .. 0.9000" and row["MB sent"] == pytest.approx(8.5)
+
+
+def points(*found):
+    return [{"seconds": total, "of these evaluating": out, "accuracy": accuracy} for total, out, accuracy in found]
+
+
+def test_seconds_to_an_accuracy_are_those_of_training_between_two_evaluations():
+    from rivals_time import reached, rows
+
+    curve = points((10, 2, 0.4), (24, 4, 0.8))
+    assert reached(curve, 0.2) == pytest.approx(4)
+    assert reached(curve, 0.6) == pytest.approx(14)
+    assert reached(curve, 0.9) is None
+    phases = {"compute": 15.0, "hop": 5.0, "evaluate": 4.0}
+    for one in curve:
+        one |= {"megabytes": 3.0, "step": 7}
+    slow = [one | {"accuracy": one["accuracy"] / 2} for one in curve]
+    known = {"50mbit": {"a": [{"points": curve, "phases": phases, "setting": "0.1, 5"}]}}
+    known["50mbit"]["b"] = [{"points": slow, "phases": phases, "setting": "0.1, 5"}]
+    first, second = rows(known)
+    assert (first["s to what all reach"], second["s to what all reach"]) == ("0.400: 8.0", "0.400: 20.0")
+    assert (first["s to 99% of the best"], second["s to 99% of the best"]) == ("0.792: 19.8", "0.792: -")
+    assert (first["computing"], first["s in all"], first["s evaluating"]) == ("0.75", "20.0", "4.0")
+
+
+def test_ways_to_send_have_the_settings_of_the_method_that_they_vary():
+    from controls_rivals import tried
+    from rivals_tasks import TASKS
+    from rivals_time import plan
+
+    task = TASKS["speech-wide"]
+    done = {cell.name: {"points": [{"accuracy": cell.lr}]} for cell in tried(task, "ist-tenth", "sharded", 8)}
+    found = {cell.method: cell for cell in plan(lambda cell: done.get(cell.name), task, "10mbit", 1)}
+    assert sorted(found) == ["ist-tenth", "ist-tenth-int8", "ist-tenth-int8-delay"]
+    assert {cell.tuned.lr for cell in found.values()} == {0.03}
+    run = found["ist-tenth-int8"].run({"control": Path("digits")}, 3)
+    assert (run.method.redeal, run.method.wire, run.train.max_minutes) == (0.1, "int8", 3)

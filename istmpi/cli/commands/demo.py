@@ -40,7 +40,7 @@ REMARK = (
 def command(ranks: int, rate: str, seconds: float, reckon: bool, out: str) -> None:
     """Train the digits with three methods over a slow network, and compare what each needs.
 
-    It starts mpirun by itself. As root on Linux, with MPICH, each rank is a host of its own, in a network namespace
+    It starts mpirun by itself. As root on Linux each rank is a host of its own, in a network namespace
     whose line has the RATE; elsewhere the ranks train without it, and the time that their bytes would take is added.
     """
     rank, others = launched()
