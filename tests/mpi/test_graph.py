@@ -8,7 +8,8 @@ from graphs import CLASSES, FEATURES, naive_logits, write
 from live_bytes import LiveBytes
 from small import assert_same_bits, own_run, whole
 
-from istmpi.cost.counts import round_bytes, whole_graph_bytes
+from istmpi.cost import round_bytes
+from istmpi.cost.counts import whole_graph_bytes
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.full import FullNetwork

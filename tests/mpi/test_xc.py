@@ -10,7 +10,7 @@ from small import assert_same_bits, own_run, whole
 from sparse_rows import FEATURES, LABELS, dense, write
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.cost.counts import round_bytes
+from istmpi.cost import round_bytes
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.data.sources import open_dataset
 from istmpi.data.sparse_inputs import read_rows
