@@ -168,7 +168,7 @@ def watch(folder: Path, memory: float, command: Sequence[str]) -> None:
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(memory), int(memory)))
 
-    done = subprocess.run(command, preexec_fn=limited)
+    done = subprocess.run(command, preexec_fn=limited, close_fds=False)  # MPICH tells a rank its place by one
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     (folder / str(os.getpid())).write_text(str(peak))
     sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)

@@ -85,6 +85,7 @@ def keep_cell(path: Path, name: str, began: float, record: Mapping[str, object])
 
 def store_cells(name: str, cells: Iterable[Path], folder: Path = RESULTS) -> None:
     """Keep what cells found, a line each, in ``NAME-cells.jsonl`` beside the report, for `restore_cells`."""
+    folder.mkdir(exist_ok=True)
     lines = [json.dumps({"file": cell.name, **json.loads(cell.read_text(encoding="utf-8"))}) for cell in sorted(cells)]
     (folder / f"{name}-cells.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
