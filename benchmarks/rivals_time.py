@@ -1,13 +1,15 @@
 """Time to an accuracy on a slow network: IST beside its controls and today's rivals, each as it was tuned.
 
     mpirun -n 8 python benchmarks/controls_rivals.py --cells FOLDER --task speech-wide --seeds 1    # tunes them
+    mpirun -n 8 python benchmarks/rivals_time.py --cells FOLDER --task speech-wide                  # curves of BITS
     sudo -E env PATH="$PATH" benchmarks/cluster --hosts 8 --rate 50mbit -- \\
         python benchmarks/rivals_time.py --cells FOLDER --task speech-wide                          # for each rate
     python benchmarks/rivals_time.py --cells FOLDER --task speech-wide --report
 
-A cell is a whole run on an emulated slow network (benchmarks/cluster), on one clock from the first touch of the data;
-evaluations are taken out of it, and named. Learning rate and J are those that `controls_rivals.py` chose for as many
-ranks. Cells that are there are not measured again.
+A cell is a whole run on an emulated slow network (benchmarks/cluster), on one clock from the first touch of the data,
+which is read after each round; it is evaluated at its end alone. Accuracies in between are those of the same run, to
+the last bit, without the slow network, whose last accuracy has to be the same. Learning rate and J are those that
+`controls_rivals.py` chose for as many ranks. Cells that are there are not measured again.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
@@ -28,6 +30,7 @@ from time_plan import TENTH
 
 from istmpi.comm import Communicator, world
 from istmpi.config import Run
+from istmpi.training.loop import Training
 
 BITS = {
     f"{TENTH}-int8": (TENTH, {"method.wire": "int8"}),
@@ -40,7 +43,7 @@ RANKS = 8
 
 @dataclass(frozen=True)
 class Timed:
-    """A whole run of a method at a line rate, in tc's words."""
+    """A whole run of a method at a line rate, in tc's words; without a rate its curve."""
 
     method: str
     rate: str
@@ -48,13 +51,40 @@ class Timed:
 
     @property
     def name(self) -> str:
-        tuned = self.tuned
-        return f"{tuned.task.name}-time-{self.rate}-{self.method}-lr{tuned.lr:g}-J{tuned.local_steps}-s{tuned.seed}"
+        if not self.rate and self.method not in BITS:
+            return self.tuned.name
+        tuned, kind = self.tuned, f"time-{self.rate or 'curve'}"
+        return f"{tuned.task.name}-{kind}-{self.method}-lr{tuned.lr:g}-J{tuned.local_steps}-s{tuned.seed}"
 
-    def run(self, data: Mapping[str, Path], minutes: float) -> Run:
-        """No longer than so many minutes of training."""
+    @property
+    def curve(self) -> Timed:
+        """The same run without the slow network."""
+        return replace(self, rate="")
+
+    def run(self, data: Mapping[str, Path]) -> Run:
+        """With a line rate evaluated at its end alone."""
         _, more = BITS.get(self.method, ("", {}))
-        return self.tuned.run(data).override({**more, "train.max_minutes": minutes})
+        run = self.tuned.run(data).override(more)
+        return run.override({"evaluate.every": run.train.rounds}) if self.rate else run
+
+
+def clocked(run: Run, communicator: Communicator) -> dict:
+    """Seconds since the data were first touched, evaluation left out, after each round. Collective."""
+    began, points = time.perf_counter(), []
+    training = Training(run, communicator)
+    for one in training.rounds():
+        seconds = time.perf_counter() - began - training.clock.seconds.get("evaluate", 0.0)
+        points.append({"step": one.local_steps, "seconds": seconds, "megabytes": one.bytes / 1e6})
+    return {"points": points, "phases": dict(training.clock.seconds), "accuracy": one.score.score}
+
+
+def composed(timed: Mapping, curve: Mapping) -> dict:
+    """The curve with the seconds of the run on the slow network, which has to be the same run."""
+    if timed["accuracy"] != curve["points"][-1]["accuracy"]:
+        raise ValueError(f"{timed['cell']}: {timed['accuracy']}, without the network {curve['points'][-1]['accuracy']}")
+    seconds = {point["step"]: point["seconds"] for point in timed["points"]}
+    points = [{"accuracy": point["accuracy"], "seconds": seconds[point["step"]]} for point in curve["points"]]
+    return {**timed, "curve": points}
 
 
 def plan(record: Record, task: Task, rate: str, seeds: int) -> list[Timed]:
@@ -73,7 +103,7 @@ def reached(points: Sequence[Mapping[str, float]], accuracy: float) -> float | N
     """Seconds of training to an accuracy, between two evaluations by a line; None where it is not reached."""
     before, lower = 0.0, 0.0
     for point in points:
-        now, here = point["seconds"] - point["of these evaluating"], point["accuracy"]
+        now, here = point["seconds"], point["accuracy"]
         if here >= accuracy:
             return before + (now - before) * (accuracy - lower) / (here - lower)
         before, lower = now, here
@@ -103,11 +133,9 @@ def rows(known: Mapping[str, Mapping[str, list[dict]]]) -> list[dict]:
                     f"s to {_ACCURACY}": f"{common:.3f}: {_seconds(records, common)}",
                     f"s to {_OF_THE_BEST}": f"{high:.3f}: {_seconds(records, high)}",
                     "accuracy": f"{mean(_most(one) for one in records):.4f}",
-                    "s in all": f"{median(_trained(one) for one in records):.1f}",
-                    "s evaluating": f"{median(one['points'][-1]['of these evaluating'] for one in records):.1f}",
+                    "s in all": f"{median(one['points'][-1]['seconds'] for one in records):.1f}",
                     "MB sent": f"{last['megabytes']:.1f}",
                     "computing": f"{median(map(computing, records)):.2f}",
-                    "steps": last["step"],
                 }
             )
     return found
@@ -117,17 +145,12 @@ _ACCURACY, _OF_THE_BEST = "what all reach", "99% of the best"
 
 
 def _most(record: Mapping) -> float:
-    return max(point["accuracy"] for point in record["points"])
-
-
-def _trained(record: Mapping) -> float:
-    last = record["points"][-1]
-    return last["seconds"] - last["of these evaluating"]
+    return max(point["accuracy"] for point in record["curve"])
 
 
 def _seconds(records: Sequence[Mapping], accuracy: float) -> str:
     """The median of the seeds; not reached counts as for ever."""
-    times = [reached(one["points"], accuracy) for one in records]
+    times = [reached(one["curve"], accuracy) for one in records]
     middle = median(float("inf") if one is None else one for one in times)
     return "-" if middle == float("inf") else f"{middle:.1f}"
 
@@ -137,7 +160,6 @@ def main() -> None:
     parser.add_argument("--cells", type=Path, required=True, help="the folder that controls_rivals.py has filled")
     parser.add_argument("--task", choices=TASKS, default="speech-wide", help="what is trained (speech-wide)")
     parser.add_argument("--seeds", type=int, default=1, help="of each method (1)")
-    parser.add_argument("--minutes", type=float, default=4, help="no run trains longer (4)")
     parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
@@ -147,54 +169,58 @@ def main() -> None:
         path = options.cells / f"{cell.name}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
-    name = f"rivals-time-{task.name}"
     if options.report:
-        restore_cells(name, options.cells, options.results)
-        store_cells(name, options.cells.glob(f"{task.name}-time-*.json"), options.results)
         tell(options, task, record)
         return
     communicator = world()
-    rate = network().removeprefix("emulated, ").split("/s")[0].replace(" M", "m")
-    todo = [cell for cell in plan(record, task, rate, options.seeds) if not record(cell)]
-    for cell in communicator.broadcast_from_root(todo):
+    cells = plan(record, task, line_rate(), options.seeds)
+    if not cells or communicator.size != RANKS:
+        reason = (
+            f"started on {communicator.size} ranks, not {RANKS}" if cells else "controls_rivals.py has tuned nothing"
+        )
+        raise SystemExit(f"{reason}: see --help" if communicator.rank == 0 else 1)
+    for cell in communicator.broadcast_from_root([cell for cell in cells if not record(cell)]):
         measure(cell, options, communicator)
+
+
+def line_rate() -> str:
+    """Of the emulated network that this is on, in tc's words; empty without one."""
+    emulated, _, rate = network().partition("emulated, ")
+    return "" if emulated else rate.split("/s")[0].replace(" M", "m")
 
 
 def measure(cell: Timed, options: argparse.Namespace, communicator: Communicator) -> None:
     """Run a cell, and keep what it found. Collective."""
     start = time.perf_counter()
-    found = measured(cell.run(cell.tuned.task.data(options.cells), options.minutes), communicator)
+    found = (clocked if cell.rate else measured)(cell.run(cell.tuned.task.data(options.cells)), communicator)
     if communicator.rank == 0:
         setting = f"{cell.tuned.lr:g}, {cell.tuned.local_steps}"
         keep_cell(options.cells / f"{cell.name}.json", cell.name, start, {**found, "setting": setting})
-        last = found["points"][-1]
-        print(f"{cell.name}: {last['accuracy']:.4f} in {last.get('seconds', 0):.1f} s", flush=True)
+        print(f"{cell.name}: {found['points'][-1]}", flush=True)
 
 
 def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
     """Write the report of what is there."""
+    name = f"rivals-time-{task.name}"
+    restore_cells(name, options.cells, options.results)
+    store_cells(name, options.cells.glob(f"{task.name}-time-*.json"), options.results)
     known: dict[str, dict[str, list[dict]]] = {}
     for rate in ("200mbit", "50mbit", "10mbit"):
         for cell in plan(record, task, rate, options.seeds):
-            if (one := record(cell)) and "seconds" in one["points"][-1]:
-                known.setdefault(rate, {}).setdefault(cell.method, []).append(one)
+            if (timed := record(cell)) and (curve := record(cell.curve)):
+                known.setdefault(rate, {}).setdefault(cell.method, []).append(composed(timed, curve))
     commits = sorted({one["commit"] for methods in known.values() for records in methods.values() for one in records})
     notes = (
         f"{task.title}; {RANKS} ranks, each an emulated host with that line each way, on two cores; an eighth of the "
-        f"data each; narrow: an eighth of the width; {task.batch} examples a rank and step. Learning rate and J as "
-        f"tuned by controls_rivals.py for {RANKS} ranks. Seconds since the first touch of the data without "
-        "evaluations, medians of the seeds; accuracies in front are the highest that all methods at this rate reach, "
-        f"and 99% of the best one's. A run ends after {task.steps['control']} steps or {options.minutes:g} minutes. "
-        "Computing: of rank 0's time. Four ranks share a core: on machines of their own computing takes about a "
-        f"quarter of that, and sending as long. Measured at {', '.join(commits)}."
+        f"data each; narrow: an eighth of the width; {task.batch} examples a rank and step, {task.steps['control']} "
+        f"steps. Learning rate and J as tuned by controls_rivals.py for {RANKS} ranks. Seconds since the first touch "
+        "of the data, evaluation left out, medians of the seeds; accuracies in front are the highest that all methods at "
+        "this rate reach, and 99% of the best one's. Computing: of rank 0's time. Four ranks share a core: on machines "
+        "of their own computing takes about a quarter of that, and sending as long. "
+        f"Measured at {', '.join(commits)}."
     )
-    reporting.report(
-        f"rivals-time-{task.name}",
-        "Time to an accuracy beside today's rivals",
-        rows(known),
-        notes,
-        folder=options.results,
-    )
+    title = "Time to an accuracy beside today's rivals"
+    reporting.report(f"rivals-time-{task.name}", title, rows(known), notes, folder=options.results)
 
 
 if __name__ == "__main__":

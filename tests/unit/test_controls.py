@@ -157,27 +157,31 @@ def test_a_row_says_the_mean_over_seeds_and_its_extremes():
     assert row["least and most"] == "0.8000 .. 0.9000" and row["MB sent"] == pytest.approx(8.5)
 
 
-def points(*found):
-    return [{"seconds": total, "of these evaluating": out, "accuracy": accuracy} for total, out, accuracy in found]
-
-
 def test_seconds_to_an_accuracy_are_those_of_training_between_two_evaluations():
-    from rivals_time import reached, rows
+    from rivals_time import composed, reached, rows
 
-    curve = points((10, 2, 0.4), (24, 4, 0.8))
-    assert reached(curve, 0.2) == pytest.approx(4)
-    assert reached(curve, 0.6) == pytest.approx(14)
-    assert reached(curve, 0.9) is None
-    phases = {"compute": 15.0, "hop": 5.0, "evaluate": 4.0}
-    for one in curve:
-        one |= {"megabytes": 3.0, "step": 7}
-    slow = [one | {"accuracy": one["accuracy"] / 2} for one in curve]
-    known = {"50mbit": {"a": [{"points": curve, "phases": phases, "setting": "0.1, 5"}]}}
-    known["50mbit"]["b"] = [{"points": slow, "phases": phases, "setting": "0.1, 5"}]
-    first, second = rows(known)
+    timed = {
+        "cell": "x",
+        "accuracy": 0.8,
+        "phases": {"compute": 15.0, "hop": 5.0, "evaluate": 4.0},
+        "setting": "0.1, 5",
+    }
+    timed["points"] = [{"step": step, "seconds": 2.0 * step, "megabytes": 3.0} for step in (2, 4, 6, 8, 10)]
+    fast = composed(timed, {"points": [{"step": 4, "accuracy": 0.4}, {"step": 10, "accuracy": 0.8}]})
+    assert [reached(fast["curve"], accuracy) for accuracy in (0.2, 0.6, 0.9)] == [
+        pytest.approx(4),
+        pytest.approx(14),
+        None,
+    ]
+    slow = composed(
+        timed | {"accuracy": 0.4}, {"points": [{"step": 4, "accuracy": 0.2}, {"step": 10, "accuracy": 0.4}]}
+    )
+    first, second = rows({"50mbit": {"a": [fast], "b": [slow]}})
     assert (first["s to what all reach"], second["s to what all reach"]) == ("0.400: 8.0", "0.400: 20.0")
     assert (first["s to 99% of the best"], second["s to 99% of the best"]) == ("0.792: 19.8", "0.792: -")
-    assert (first["computing"], first["s in all"], first["s evaluating"]) == ("0.75", "20.0", "4.0")
+    assert (first["computing"], first["s in all"]) == ("0.75", "20.0")
+    with pytest.raises(ValueError, match="x: 0.8, without the network 0.7"):
+        composed(timed, {"points": [{"step": 10, "accuracy": 0.7}]})
 
 
 def test_ways_to_send_have_the_settings_of_the_method_that_they_vary():
@@ -190,5 +194,9 @@ def test_ways_to_send_have_the_settings_of_the_method_that_they_vary():
     found = {cell.method: cell for cell in plan(lambda cell: done.get(cell.name), task, "10mbit", 1)}
     assert sorted(found) == ["ist-tenth", "ist-tenth-int8", "ist-tenth-int8-delay"]
     assert {cell.tuned.lr for cell in found.values()} == {0.03}
-    run = found["ist-tenth-int8"].run({"control": Path("digits")}, 3)
-    assert (run.method.redeal, run.method.wire, run.train.max_minutes) == (0.1, "int8", 3)
+    run = found["ist-tenth-int8"].run({"control": Path("digits")})
+    assert (run.method.redeal, run.method.wire) == (0.1, "int8")
+    assert run.evaluate.every == run.train.rounds
+    curves = {cell.method: cell.curve for cell in found.values()}
+    assert curves["ist-tenth"].name == found["ist-tenth"].tuned.name != curves["ist-tenth-int8"].name
+    assert curves["ist-tenth-int8"].run({"control": Path("digits")}).evaluate.every < run.train.rounds
