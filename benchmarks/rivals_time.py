@@ -214,8 +214,8 @@ def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
         f"{task.title}; {RANKS} ranks, each an emulated host with that line each way, on two cores; an eighth of the "
         f"data each; narrow: an eighth of the width; {task.batch} examples a rank and step, {task.steps['control']} "
         f"steps. Learning rate and J as tuned by controls_rivals.py for {RANKS} ranks. Seconds since the first touch "
-        "of the data, evaluation left out, medians of the seeds; accuracies in front are the highest that all methods at "
-        "this rate reach, and 99% of the best one's. Computing: of rank 0's time. Four ranks share a core: on machines "
+        "of the data, evaluation left out, medians of the seeds; accuracies in front are the highest that all methods "
+        "at this rate reach, and 99% of the best one's. Computing: of rank 0's time. Four ranks share a core: on machines "
         "of their own computing takes about a quarter of that, and sending as long. "
         f"Measured at {', '.join(commits)}."
     )
