@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -154,10 +155,34 @@ def main() -> None:
         tell(options, task, record)
         return
     communicator = world()
-    rate = network().removeprefix("emulated, ").split("/s")[0].replace(" M", "m")
-    todo = [cell for cell in plan(record, task, rate, options.seeds) if not record(cell)]
+    if reason := obstacle(options, task, record):
+        if communicator.rank == 0:
+            print(f"error: {reason}", file=sys.stderr)
+        sys.exit(2)
+    known = plan(record, task, rate_of(network()), options.seeds)
+    todo = [cell for cell in known if not record(cell)]
     for cell in communicator.broadcast_from_root(todo):
         measure(cell, options, communicator)
+
+
+def rate_of(network: str) -> str:
+    """The line rate of an emulated network, in tc's words; empty of any other."""
+    if not network.startswith("emulated, "):
+        return ""
+    return network.removeprefix("emulated, ").split("/s")[0].replace(" M", "m")
+
+
+def obstacle(options: argparse.Namespace, task: Task, record: Record) -> str:
+    """Why nothing can be measured here; empty where something can."""
+    rate = rate_of(network())
+    if not rate:
+        return "rivals_time.py measures on an emulated slow network: start it by benchmarks/cluster, as --help says."
+    if not plan(record, task, rate, options.seeds):
+        return (
+            f"{options.cells} has no tuned cells of {task.name} for {RANKS} ranks: run "
+            f"mpirun -n {RANKS} python benchmarks/controls_rivals.py --cells {options.cells} --task {task.name} first."
+        )
+    return ""
 
 
 def measure(cell: Timed, options: argparse.Namespace, communicator: Communicator) -> None:

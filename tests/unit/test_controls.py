@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -192,3 +195,15 @@ def test_ways_to_send_have_the_settings_of_the_method_that_they_vary():
     assert {cell.tuned.lr for cell in found.values()} == {0.03}
     run = found["ist-tenth-int8"].run({"control": Path("digits")}, 3)
     assert (run.method.redeal, run.method.wire, run.train.max_minutes) == (0.1, "int8", 3)
+
+
+@pytest.mark.parametrize(
+    "network, said",
+    [("shared memory of one host", "benchmarks/cluster"), ("emulated, 50 Mbit/s per host, TCP", "tuned")],
+)
+def test_seconds_are_not_measured_where_they_mean_nothing(tmp_path, benchmarks, network, said):
+    """Off the emulated cluster, and where nothing was tuned: one line, and no success."""
+    command = [sys.executable, benchmarks / "rivals_time.py", "--cells", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "ISTMPI_NETWORK": network})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and said in done.stderr
+    assert not list(tmp_path.iterdir())
