@@ -17,11 +17,13 @@ import json
 import math
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,27 +155,36 @@ def verdict(claim: Claim, quick: bool, raw: Path, out: Path) -> str:
         words[0] = {"python": sys.executable, "mpirun": os.environ.get("MPIRUN", "mpirun")}.get(words[0], words[0])
         print(f"   {shlex.join(words)}", flush=True)
         printed = any(check.source == "stdout" for check in claim.checks)
-        environment = {**os.environ, "ISTMPI_RESULTS": str(out)}
+        results = Path(scratch, "results")  # empty, so that no earlier report or cell is taken for a new one
+        results.mkdir()
+        environment = {**os.environ, "ISTMPI_RESULTS": str(results)}
         output = subprocess.PIPE if printed else None
         nothing = subprocess.DEVNULL
         done = subprocess.run(words, cwd=HERE.parent, env=environment, stdin=nothing, stdout=output, text=True)
+        shutil.copytree(results, out, dirs_exist_ok=True)
+        checks = [check for check in claim.checks if check.only in ("", "quick" if quick else "full")]
+        reports = {check.source: _report(check.source, done.stdout, results) for check in checks}
     took = f"{(time.monotonic() - start) / 60:.1f} minutes"
     if done.returncode:
         return f"{claim.name}: does not hold: the command ended with {done.returncode} ({took})"
+    if None in reports.values():
+        return f"{claim.name}: does not hold: it printed no report, but {done.stdout[:80]!r} ({took})"
     holds, said = True, []
-    for check in claim.checks:
-        if check.only in ("", "quick" if quick else "full"):
-            figure = check.figure(_report(check.source, done.stdout, out))
-            holds &= figure is not None and check.least <= figure <= check.most
-            said.append(f"{check.subject} is {'missing' if figure is None else f'{figure:.4g}'}, wanted {check.bounds}")
+    for check in checks:
+        figure = check.figure(reports[check.source])
+        holds &= figure is not None and check.least <= figure <= check.most
+        said.append(f"{check.subject} is {'missing' if figure is None else f'{figure:.4g}'}, wanted {check.bounds}")
     words = "; ".join(said) or "the command ended well"
     return f"{claim.name}: {'holds' if holds else 'does not hold'}: {words} ({took})"
 
 
-def _report(source: str, printed: str | None, folder: Path) -> Mapping[str, Any]:
-    """What a command printed, or left in a folder; empty where it left nothing."""
+def _report(source: str, printed: str | None, folder: Path) -> Mapping[str, Any] | None:
+    """What a command printed, None where that is no report; or left in a folder, empty where it left nothing."""
     if source == "stdout":
-        return json.loads(printed)
+        with suppress(ValueError):
+            found = json.loads(printed)
+            return found if isinstance(found, dict) else None
+        return None
     path = folder / f"{source}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": []}
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -173,20 +174,29 @@ def main() -> None:
         tell(options, task, record)
         return
     communicator = world()
+    if reason := obstacle(options, task, record, communicator.size):
+        if communicator.rank == 0:
+            print(f"error: {reason}", file=sys.stderr)
+        sys.exit(2)
     cells = plan(record, task, line_rate(), options.seeds)
-    if not cells or communicator.size != RANKS:
-        reason = (
-            f"started on {communicator.size} ranks, not {RANKS}" if cells else "controls_rivals.py has tuned nothing"
-        )
-        raise SystemExit(f"{reason}: see --help" if communicator.rank == 0 else 1)
     for cell in communicator.broadcast_from_root([cell for cell in cells if not record(cell)]):
         measure(cell, options, communicator)
 
 
 def line_rate() -> str:
     """Of the emulated network that this is on, in tc's words; empty without one."""
-    emulated, _, rate = network().partition("emulated, ")
-    return "" if emulated else rate.split("/s")[0].replace(" M", "m")
+    before, _, rate = network().partition("emulated, ")
+    return "" if before else rate.split("/s")[0].replace(" M", "m")
+
+
+def obstacle(options: argparse.Namespace, task: Task, record: Record, ranks: int) -> str:
+    """Why nothing can be measured here; empty where something can."""
+    if not plan(record, task, line_rate(), options.seeds):
+        return (
+            f"{options.cells} has no tuned cells of {task.name} for {RANKS} ranks: run "
+            f"mpirun -n {RANKS} python benchmarks/controls_rivals.py --cells {options.cells} --task {task.name} first."
+        )
+    return "" if ranks == RANKS else f"it takes {RANKS} ranks, as were tuned; these are {ranks}."
 
 
 def measure(cell: Timed, options: argparse.Namespace, communicator: Communicator) -> None:

@@ -1,11 +1,12 @@
 """What to run on a cluster: a method that istmpi has, ranks, local steps, and why, by rules that anyone can check."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from istmpi.cost.rivals import counted
-from istmpi.cost.survey import Scenario
+from istmpi.cost.survey import Scenario, resized
 from istmpi.cost.time import COMPUTING, link_rate, round_time
 from istmpi.methods import METHODS
 
@@ -26,6 +27,34 @@ WORTH_IT = 1.25
 
 FAITHFUL = ("data-parallel", "local-sgd", "streaming-diloco", "sparse-loco", "ist")
 """From what trains exactly as one process would to what departs most from it."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with settings that are not the run's; it is told of, and chosen by the user, not by the rules."""
+
+    title: str
+    method: str
+    settings: Mapping[str, Any]
+    narrow: bool = False
+    """Of a network with a P-th of each dealt width."""
+
+    def of(self, scenario: Scenario, ranks: int) -> Scenario:
+        """The scenario with it."""
+        architecture = scenario.architecture
+        if self.narrow:
+            dealt = counted("ist").groups(scenario.run, architecture)
+            lengths = {name: max(length // ranks, 1) for name, length in architecture.lengths.items() if name in dealt}
+            architecture = resized(architecture, architecture.lengths | lengths)
+        return replace(scenario, run=scenario.run.override(self.settings), architecture=architecture)
+
+
+VARIANTS = (
+    Variant("ist with redeal 0.1", "ist", {"method.redeal": 0.1}),
+    Variant("ist with redeal 0.1 in int8", "ist", {"method.redeal": 0.1, "method.wire": "int8"}),
+    Variant("ist never redealt", "ist", {"method.redeal": 0.0}),
+    Variant("local-sgd of a network a P-th as wide", "local-sgd", {}, narrow=True),
+)
 
 
 @dataclass(frozen=True)
@@ -119,6 +148,11 @@ def _why_method(scenario: Scenario, chosen: Choice, best: dict[str, Choice]) -> 
             if chosen.ranks <= (scenario.most_ranks(name) or chosen.ranks):
                 times = scenario.seconds(name, chosen.ranks) / chosen.seconds
                 others[-1] += f" (P = {chosen.ranks}: {times:.3g} times)"
+    for one in _variants(scenario, chosen.ranks):
+        seconds = _at(one.of(scenario, chosen.ranks), one.method, chosen.ranks, chosen.local_steps).seconds
+        others.append(
+            f"{one.title} (P = {chosen.ranks}, J = {chosen.local_steps}) takes {seconds / chosen.seconds:.3g} times"
+        )
     return f"Method: {'; '.join(others)}."
 
 
@@ -156,13 +190,25 @@ def _links(scenario: Scenario, ranks: int) -> str:
     for name, spec in METHODS.items():
         if scenario.can(name) and not spec.in_passes and ranks <= (scenario.most_ranks(name) or ranks):
             rate = link_rate(scenario.cost(name, ranks), scenario.cluster)
-            rates.append(f"{name} {_bits(rate)}" if rate < inf else f"{name} more than any rate")
+            rates.append(f"{name} {_bits(rate)}")
+    for one in _variants(scenario, ranks):
+        rates.append(
+            f"{one.title} {_bits(link_rate(one.of(scenario, ranks).cost(one.method, ranks), scenario.cluster))}"
+        )
     steps = scenario.run.method.local_steps
     return f"Link: to compute {COMPUTING:.0%} of its time at P = {ranks}, J = {steps} a rank needs {', '.join(rates)}."
 
 
+def _variants(scenario: Scenario, ranks: int) -> list[Variant]:
+    """Those that so many ranks can run: all of them have parts that are dealt out, or as wide as these."""
+    can = scenario.can("ist") and scenario.most_ranks("ist") is not None and ranks <= scenario.most_ranks("ist")
+    return list(VARIANTS) if can else []
+
+
 def _bits(rate: float) -> str:
     """Bits a second with a prefix."""
+    if rate in (0, inf):
+        return "none" if rate == 0 else "more than any rate"
     for prefix, size in (("G", 1e9), ("M", 1e6)):
         if rate >= size:
             return f"{rate / size:.3g} {prefix}bit/s"

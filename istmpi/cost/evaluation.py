@@ -7,7 +7,8 @@ far as that leaves a choice, a leaf is what sends fewer bytes. Where something i
 examples; where nothing is, each passes its share.
 
 Local examples stay on their rank: for them a sharded leaf's rows are brought in every pass, one owner's at a time, so
-that memory alone decides. What a pass itself makes (`pass_bytes`) is as large either way, and bounded by evaluate.batch
+that memory alone decides; of local graphs, whose sizes differ, that of gradients (a graph is one pass: sharding it
+sends no more). What a pass itself makes (`pass_bytes`) is as large either way, and bounded by evaluate.batch
 and evaluate.calibration_examples; it is not counted there.
 """
 
@@ -59,9 +60,14 @@ class EvaluationPlan:
 
 
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """Bytes that training has on every rank, in every phase of a run, and that are free while it evaluates."""
+    """Bytes that training has on every rank, in every phase of a run, and that are free while it evaluates.
+
+    Of local graphs those of gradients alone: all ranks must find the same, and activations are as many as a rank's own
+    graph has nodes.
+    """
     memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
-    return min(memory.gradients + memory.activations for memory in memories)
+    own = run.data.placement == "local" and architecture.nodes[1] > 0
+    return min(memory.gradients + (0 if own else memory.activations) for memory in memories)
 
 
 MOST_LOGITS = 2**26
@@ -138,8 +144,7 @@ def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dic
     """Of a whole graph, whose layers are large: gathered with its weights, or the units spread over the ranks."""
     nodes, itemsize = architecture.nodes[1], max(one.itemsize for one in architecture.parameters.values())
     lengths, made = architecture.lengths, sum(sizes.values())
-    widest = max(one.outputs(lengths) for one in architecture.operators)
-    if made + 2 * nodes * widest * itemsize <= room:
+    if made + whole_graph_bytes(architecture, 1) <= room:
         sent = (ranks - 1) * made + ranks * (ranks - 1) * TOTALS
         return EvaluationPlan(frozenset(), made, room, sent)
     last = {name for names in architecture.leaves.values() for name in names if _makes_outputs(architecture, name)}

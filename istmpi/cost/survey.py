@@ -116,7 +116,7 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "memory_bytes": largest.memory.total,
         **{
             f"memory_{name}_bytes": getattr(largest.memory, name)
-            for name in ("owned", "network", "gradients", "optimizer", "buffers", "activations", "copies")
+            for name in ("owned", "network", "gradients", "optimizer", "buffers", "activations", "copies", "evaluation")
         },
         "compute_seconds_per_round": time.compute,
         "transfer_seconds_per_round": time.transfer,

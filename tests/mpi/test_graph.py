@@ -55,6 +55,7 @@ CASES = {
 }
 
 
+@pytest.mark.ranks(also=5)
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 @pytest.mark.parametrize("case", CASES)
 def test_it_trains_as_the_dense_oracle_does(comm, graph, model, case):
@@ -117,6 +118,25 @@ def test_the_whole_graph_is_scored(comm, graph, model, placement):
     assert score.loss == pytest.approx(float(loss) / count)
 
 
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_local_graphs_may_be_of_any_size(comm, graph, shared_tmp, model):
+    """What is free on a rank with a large graph is not on one with a small one, but all have the same plan."""
+    nodes = 40 if comm.rank == 0 else 400
+    write(shared_tmp / f"uneven-{comm.rank}.h5", seed=comm.rank, nodes=nodes, edges=2 * nodes)
+    source = str(shared_tmp / "uneven-{rank}.h5")
+    hidden = {"hidden1": 128, "hidden2": 128}
+    changed = {"model__name": model, "data__placement": "local", "model__hidden": list(hidden.values())}
+    training = Training(own_run(**settings(source, **changed)), comm)
+    score = list(training.rounds())[-1].score
+    weights = {name: torch.from_numpy(one) for name, one in whole(training).items()}
+    outputs, targets = full_outputs(training, weights, hidden)
+    on = int((targets >= 0).sum())
+    sums = [float((outputs.argmax(dim=1) == targets).sum()), float(loss_of(outputs, targets)) * on, on]
+    right, loss, count = comm.allreduce_sum(np.array(sums, dtype=float)).tolist()
+    assert (score.score, score.examples) == (pytest.approx(right / count), count)
+    assert score.loss == pytest.approx(loss / count)
+
+
 @pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 def test_units_spread_over_ranks_give_the_same_score(comm, graph, model, monkeypatch):
@@ -153,10 +173,10 @@ def test_a_whole_graph_takes_the_memory_that_is_planned(comm, graph, model, monk
     assert 0.8 <= counter.peak / whole_graph_bytes(network, comm.size) <= 1.2
 
 
-def full_outputs(training, weights):
+def full_outputs(training, weights, widths=WIDTHS):
     """Of the whole graph by the full network, and the targets of the test split."""
     batch = training.dataset.test.batch(np.arange(1))
-    scale = dict.fromkeys(WIDTHS, 1 / training.communicator.size)
+    scale = dict.fromkeys(widths, 1 / training.communicator.size)
     return naive_logits(training.run.model.name, weights, batch.inputs, scale), batch.targets
 
 

@@ -30,10 +30,10 @@ def made(seed=0, several=False, nodes=NODES, edges=70):
     return Graph(x, neighbours, labels, clusters)
 
 
-def write(path, several=False, seed=0):
+def write(path, several=False, seed=0, nodes=NODES, edges=70):
     """A prepared file of such a graph, of which every other node is for training; returns its name."""
-    graph = made(seed, several)
-    nodes = {"train": np.arange(0, NODES, 2), "test": np.arange(1, NODES, 2)}
+    graph = made(seed, several, nodes, edges)
+    nodes = {"train": np.arange(0, nodes, 2), "test": np.arange(1, nodes, 2)}
     classes = None if several else tuple(map(str, range(CLASSES)))
     with GraphWriter(path, GraphHeader("graph", "made", CLASSES, classes, nodes), graph):
         pass

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -200,3 +202,10 @@ def test_ways_to_send_have_the_settings_of_the_method_that_they_vary():
     curves = {cell.method: cell.curve for cell in found.values()}
     assert curves["ist-tenth"].name == found["ist-tenth"].tuned.name != curves["ist-tenth-int8"].name
     assert curves["ist-tenth-int8"].run({"control": Path("digits")}).evaluate.every < run.train.rounds
+
+
+def test_where_nothing_was_tuned_one_line_says_so(tmp_path, benchmarks):
+    command = [sys.executable, benchmarks / "rivals_time.py", "--cells", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and "no tuned cells" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,7 +1,9 @@
 """Graphs from the files that they come in: rules, counts, clusters, and what cannot be, in one line each."""
 
+import csv
 import gzip
 import io
+import json
 import pickle
 import subprocess
 import sys
@@ -222,6 +224,8 @@ BAD = {
     "an edge to a node that does not exist": ({"edge_index": FAR}, {}, "edge 1 goes from node 1 to node 9"),
     "a negative node": ({"edge_index": -FAR}, {}, "node -1, but"),
     "edges of another shape": ({"edge_index": np.zeros((3, 4), int)}, {}, r"shape \(3, 4\)"),
+    "a node that is trained on and scored": ({"test_mask": Y >= 0}, {}, "node 0 is both a train and a test node"),
+    "a label of several that nobody trains": ({"y": np.eye(6, 3, dtype=int)[::-1]}, {}, "label 1 is there among the"),
     "no edge": ({"edge_index": np.zeros((2, 3), int)}, {}, "no edges"),
     "a mask of another length": ({"train_mask": np.ones(5, bool)}, {}, r"train_mask has the shape \(5,\)"),
     "no training node": ({"train_mask": np.zeros(6, bool)}, {}, "no training node"),
@@ -243,6 +247,43 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path, case):
     with pytest.raises((DataError, ConfigError), match=said) as error:
         prepared(tmp_path, arrays(**changed), **options)
     assert "\n" not in str(error.value) and not (tmp_path / "graph.h5").exists()
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_the_command_refuses_it_in_one_line(tmp_path, istmpi_command, case):
+    changed, options, _ = BAD[case]
+    np.savez(tmp_path / "graph.npz", **arrays(**changed))
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    code, out, err = istmpi_command("prepare", "graph", tmp_path / "graph.npz", tmp_path / "graph.h5", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_more_ranks_than_units_are_refused_in_one_line(tmp_path, istmpi_command):
+    source = write(tmp_path / "graph.h5")
+    words = ["--data", source, "--model", "gcn", "--hidden", "7,3", "--batch", "1", "--dry-run", "--ranks", "4"]
+    code, out, err = istmpi_command("train", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "hidden2" in err
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_predictions_are_what_was_scored(tmp_path, istmpi_command, several):
+    """A line for each node; those of the test nodes have the score that the run's summary says."""
+    source, folder = write(tmp_path / "graph.h5", several), tmp_path / "run"
+    words = ["--data", source, "--model", "sage", "--hidden", "16,16", "--batch", "1", "--rounds", "2", "--out", folder]
+    code, out, err = istmpi_command("train", *words, "--json")
+    assert code == 0, err
+    score = json.loads(out)["last"]["score"]["score"]
+    code, out, err = istmpi_command("predict", folder / "network.h5", source)
+    assert code == 0, err
+    rows, data = list(csv.DictReader(io.StringIO(out))), open_prepared(source)
+    assert [row["node"] for row in rows] == [str(node) for node in range(NODES)]
+    labels, test = data.train.graph.labels, data.test.nodes
+    if several:
+        said = np.array([[float(value) > 0.5 for value in list(row.values())[1:]] for row in rows])[test]
+        true = labels[test] == 1
+        assert score == pytest.approx(2 * (said & true).sum() / (said.sum() + true.sum()))
+    else:
+        assert score == pytest.approx(np.mean([int(rows[node]["class"]) == labels[node] for node in test]))
 
 
 def test_the_command_tells_what_it_found_and_ends_with_2(tmp_path):

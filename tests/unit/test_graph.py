@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from istmpi.config import Run
 from istmpi.cost import cost
+from istmpi.cost.evaluation import evaluation_plan
 from istmpi.data.batches import Batches
 from istmpi.data.graph import Graph, GraphSplit, induced, sampled
 from istmpi.data.sparse import Ragged
@@ -247,10 +248,15 @@ def test_the_declared_table_is_what_is_found(model, settings):
     assert found == declared
 
 
-def planned(model, ranks, optimizer="adam", **settings):
+def of_table(model, **settings):
     table = graph_table(model, FEATURES, CLASSES, DEFAULTS | settings, split().graph.edges / NODES)
     network = InferredNetwork(model, table, "float32")
     network.nodes = NODES, NODES
+    return network
+
+
+def planned(model, ranks, optimizer="adam", **settings):
+    network = of_table(model, **settings)
     run = Run().override({"model.name": model, "train.batch": 1, "optimizer.name": optimizer})
     return cost(run, network, ranks).largest
 
@@ -320,6 +326,16 @@ def test_costs_fall_with_the_ranks():
     assert one.flops.products > 4 * four.flops.products
 
 
+@pytest.mark.parametrize("model, layers", [("gcn", 2), ("sage", 3)])
+def test_all_weights_are_gathered_where_the_layers_that_a_pass_makes_fit_too(model, layers):
+    """GraphSAGE has the input of its widest layer and two products of it at a time."""
+    network = of_table(model, hidden=(64, 64))
+    weights = sum(one.size(network.lengths) * one.itemsize for one in network.parameters.values())
+    room = weights + layers * NODES * 64 * 4
+    assert not evaluation_plan(network, 2, room, []).by_units
+    assert evaluation_plan(network, 2, room - 1, []).by_units
+
+
 @pytest.mark.parametrize("settings, said", [({"norm": "bath"}, "norm"), ({"hidden": (0,)}, "no elements|hidden")])
 def test_settings_that_cannot_be(settings, said):
     own = own_network("gcn", (FEATURES,), CLASSES, settings, NODE_CLASSES)
@@ -342,4 +358,9 @@ def test_costs_are_planned_without_torch(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     one, eight = json.loads(done.stdout)["rows"]
+    for row in (one, eight):  # an evaluation has the place of gradients and activations
+        of = {name: row[f"memory_{name}_bytes"] for name in ("gradients", "activations", "evaluation")}
+        others = sum(row[f"memory_{name}_bytes"] for name in ("owned", "network", "optimizer", "buffers", "copies"))
+        at_a_time = max(of["gradients"] + of["activations"], of["evaluation"])
+        assert of["evaluation"] > 0 and row["memory_bytes"] == pytest.approx(others + at_a_time, abs=2)
     assert one["memory_bytes"] > 24e9 > eight["memory_bytes"]

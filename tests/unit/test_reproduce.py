@@ -39,6 +39,34 @@ def test_raw_data_are_named_as_programs_take_them(shared_data):
             assert (shared_data / wanted.get(program, "")).exists()
 
 
+def test_nothing_that_was_measured_before_is_used_again():
+    for command in filter(None, (command for claim in CLAIMS for command in (claim.full, claim.quick))):
+        program = next((ROOT / word for word in shlex.split(command) if word.endswith(".py")), None)
+        if program and '"--cells"' in program.read_text(encoding="utf-8"):
+            assert "--cells {scratch}/cells" in command, command
+
+
+def test_only_what_the_command_leaves_counts(tmp_path):
+    """A report of an earlier run, and what cells it kept, are out of reach; what this run leaves is beside them."""
+    claim = next(claim for claim in CLAIMS if claim.name == "figure-2")
+    check = reproduce.Check("old", "x", least=1)
+    (tmp_path / "old.json").write_text('{"rows": [{"x": 2}]}', encoding="utf-8")
+    assert "x is missing" in reproduce.verdict(replace(claim, checks=[check]), True, tmp_path, tmp_path)
+    path = "pathlib.Path(os.environ['ISTMPI_RESULTS'], 'new.json')"
+    write = f'import os, pathlib; {path}.write_text(\'{{"rows": [{{"x": 3}}]}}\')'
+    fresh = replace(claim, quick=f"python -c {shlex.quote(write.replace('{', '{{').replace('}', '}}'))}")
+    check = replace(check, source="new")
+    assert ": holds: x is 3" in reproduce.verdict(replace(fresh, checks=[check]), True, tmp_path, tmp_path)
+    assert (tmp_path / "new.json").is_file() and (tmp_path / "old.json").is_file()
+
+
+@pytest.mark.parametrize("printed", ["Warning: no GPU", "", "[]", "3"])
+def test_a_claim_that_prints_no_report_does_not_hold(tmp_path, printed):
+    claim = next(claim for claim in CLAIMS if claim.name == "figure-2")
+    said = reproduce.verdict(replace(claim, quick=f"python -c \"print('{printed}')\""), True, tmp_path, tmp_path)
+    assert "does not hold: it printed no report" in said and "\n" not in said
+
+
 def test_small_forms_take_half_an_hour():
     assert sum(claim.minutes[1] for claim in CLAIMS if claim.quick) < 30
 

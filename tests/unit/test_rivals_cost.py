@@ -1,5 +1,8 @@
 """What streaming-diloco and sparse-loco send and need, against figures by hand."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from istmpi.config import Run
@@ -190,6 +193,29 @@ def test_advice_says_the_link_that_each_method_needs():
     for method in ("ist", "local-sgd", "streaming-diloco", "sparse-loco", "data-parallel", "codistillation"):
         assert f"{method} " in line
     assert "fedavg" not in line
+
+
+def test_advice_knows_what_else_is_cheap():
+    """Less redealing, coarser values and narrow networks, by the same costs as everything else."""
+    scenario = Scenario(run(), MLP(4096, (4096, 4096), 35), preset("m5.2xlarge"), 84_843)
+    first, method, *_, link, _ = advise(scenario, 4)
+    steps = int(first.split(" with ")[1].split()[0])
+    seconds = replace(scenario, run=scenario.run.override({"method.local_steps": steps})).seconds("ist", 4)
+    assert first.startswith("Run ist on 4 ranks")
+    cases = {
+        "ist with redeal 0.1": ("ist", {"method.redeal": 0.1}, (4096, 4096)),
+        "ist with redeal 0.1 in int8": ("ist", {"method.redeal": 0.1, "method.wire": "int8"}, (4096, 4096)),
+        "ist never redealt": ("ist", {"method.redeal": 0.0}, (4096, 4096)),
+        "local-sgd of a network a P-th as wide": ("local-sgd", {}, (1024, 1024)),
+    }
+    for title, (name, settings, hidden) in cases.items():
+        other = scenario.run.override(settings)
+        rate = link_rate(cost(other, MLP(4096, hidden, 35), 4, name), scenario.cluster)
+        number, unit = re.search(rf"[ ,]{title} (none|[\d.]+)( \wbit/s)?[,.]", link).groups()
+        sizes = {" Gbit/s": 1e9, " Mbit/s": 1e6}
+        assert (0 if number == "none" else float(number) * sizes[unit]) == pytest.approx(float(rate), rel=0.01)
+        other = Scenario(other.override({"method.local_steps": steps}), MLP(4096, hidden, 35), scenario.cluster, 84_843)
+        assert f"{title} (P = 4, J = {steps}) takes {other.seconds(name, 4) / seconds:.3g} times" in method
 
 
 def test_a_piece_for_each_of_more_ranks_than_values():

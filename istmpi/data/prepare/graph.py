@@ -8,6 +8,7 @@ are no edges.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -237,6 +238,11 @@ def _splits(raw: RawGraph, labels: np.ndarray, source: str) -> dict[str, np.ndar
     nodes = _not_empty({split: np.asarray(raw.splits.get(split, ()), np.int64) for split in ("train", "test")}, source)
     if "validation" in raw.splits and len(raw.splits["validation"]):
         nodes["validation"] = raw.splits["validation"]
+    for split, other in combinations(nodes, 2):
+        if len(both := np.intersect1d(nodes[split], nodes[other])):
+            raise DataError(
+                f"{source}: node {both[0]} is both a {split} and a {other} node. Take it out of one of these masks."
+            )
     for split, mine in nodes.items():
         if not known[mine].all():
             raise DataError(f"{source}: {split} node {mine[~known[mine]][0]} has no label. Take it out of that mask.")
