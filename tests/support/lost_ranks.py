@@ -131,10 +131,10 @@ class Survived:
 
         def gone_on(training, *arguments):
             mine = training.stop
-            mine.recovering, began = True, _calls()
+            mine.recovering, began = True, calls_of_mpi()
             lost = go_on(training, *arguments)
             mine.recovering = False
-            mine.recovered.append((began, _calls()))
+            mine.recovered.append((began, calls_of_mpi()))
             mine.losses[-1].position = training.rounds_done, training.local_step
             return lost
 
@@ -321,7 +321,7 @@ def _folder(run):
         yield run.override({"output.folder": str(Path(folder) / "run"), "checkpoint.every": 1})
 
 
-def _calls():
+def calls_of_mpi():
     """How often this rank has called MPI."""
     library = stand_in()
     return library._network.scheduler.tasks[library._rank].calls
