@@ -24,7 +24,9 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm.simulated import KILLED, Faults, simulate
 from istmpi.comm.stand_in import stand_in
 from istmpi.comm.stopping import StopSign
+from istmpi.engine.slots import weights_among
 from istmpi.errors import SimulationError
+from istmpi.methods import spec_of
 from istmpi.training import kept_run
 from istmpi.training import run as running
 from istmpi.training.loop import Training
@@ -106,6 +108,7 @@ class Survived:
 
     def __init__(self, run, ranks):
         self._run, self.ranks = run.override({"comm.survive": True, "checkpoint.writer": "direct"}), ranks
+        self._spec = spec_of(run.method.name)
         self._known = {}
         self.seen = Counter()
         """How often what was lost when."""
@@ -190,6 +193,17 @@ class Survived:
             shared[name] = count > 1
         return shared
 
+    def _outer_step(self, whole, number):
+        """Take the outer step that follows a round, Nesterov's, where the method has one."""
+        lr, momentum = self._spec.outer(self._run)
+        if (lr, momentum) == (1, 0):
+            return
+        start = self._at_the_start(number)
+        for name in weights_among(whole):
+            change, velocity = whole[name] - start[name], start[f"{name}/velocity"]
+            whole[f"{name}/velocity"] = momentum * velocity + change
+            whole[name] = start[name] + lr * (change + momentum * whole[f"{name}/velocity"])
+
     def _expected(self, losses):
         """The network after a first loss, where it has means, its position, and the case."""
         common = min(max(loss.steps, default=-1) for loss in losses)
@@ -205,9 +219,13 @@ class Survived:
         if both:
             self._trained_by(whole, common - 1, {rank: loss.steps[common - 1][0] for rank, loss in had.items()})
         steps = {rank: loss.steps[common][0] for rank, loss in had.items()}
-        shared = self._trained_by(whole, common, steps)
         wanted = max(loss.steps[common][1] for loss in losses)
         done = max(steps.values())
+        if self._spec.synchronous:  # who has missed a step has older weights of what all have
+            steps = {rank: count for rank, count in steps.items() if count == done}
+        shared = self._trained_by(whole, common, steps)
+        if done >= wanted:
+            self._outer_step(whole, common)
         position = (common + 1, 0) if done >= wanted else (common, done)
         return whole, shared, position, IN_TIME if in_time else LATE
 

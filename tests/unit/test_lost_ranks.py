@@ -12,6 +12,7 @@ from small import small_run
 from istmpi.checkpoint.saver import Saver
 from istmpi.comm.simulated import KILLED, Faults, Kill, simulate
 from istmpi.errors import ConfigError, SimulationError
+from istmpi.methods import METHODS
 from istmpi.training import survival
 from istmpi.training.run import run_training
 from istmpi.training.simulation import Schedules, simulated_training
@@ -69,6 +70,13 @@ def test_eight_ranks(settings):
     eight = Survived(small_run(**SHORT, **settings), 8)
     kill = Kill(random.Random(str(settings)).randrange(8), 400, True)
     assert eight.finding([kill], 1) == "", kill
+
+
+@pytest.mark.parametrize("method", [name for name, spec in METHODS.items() if spec.survives and name != "ist"])
+def test_methods_with_the_whole_network_on_every_rank(method):
+    of_three = Survived(small_run(**SHORT, method__name=method), 3)
+    calls = [of_three.calls[1] * share // 10 for share in (5, 8)]
+    assert [of_three.finding([Kill(1, call, True)], call) for call in calls] == [""] * len(calls)
 
 
 def test_who_learns_of_a_loss_as_the_copies_set_out_still_takes_its_local_steps(three):
