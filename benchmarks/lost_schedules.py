@@ -2,7 +2,8 @@
 
 A rank is lost at every MPI call of a small run of three ranks, before it does anything or with its part posted; a
 further one at every call with which the others recover, and a little beyond, of some losses; and drawn ones of eight
-ranks, of IST and local SGD. Each is another schedule. The law and its oracle: `tests/support/lost_ranks.py`.
+ranks, of each method that goes on without one. Each is another schedule. The law and its oracle:
+`tests/support/lost_ranks.py`.
 """
 
 import random
@@ -16,6 +17,7 @@ from reporting import report
 
 from istmpi.comm.simulated import Kill
 from istmpi.config import Run
+from istmpi.methods import METHODS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
@@ -38,7 +40,7 @@ RUNS = {
     "ist": {},
     "ist, part redealt, state carried": {"method.redeal": 0.5, "method.optimizer_state": "carry", **MOMENTUM},
     "ist, one group dealt": {"method.partition": ["hidden2"]},
-    "local-sgd": {"method.name": "local-sgd"},
+    **{name: {"method.name": name} for name, spec in METHODS.items() if spec.survives and name != "ist"},
 }
 BEYOND = 30
 """Calls behind a recovery at which a further rank is lost, too."""

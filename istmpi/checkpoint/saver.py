@@ -19,6 +19,9 @@ from istmpi.errors import OutputError
 from istmpi.files import sync, temporary
 from istmpi.foreign import reason
 
+_CALL = "checkpoint"
+"""What a rank that waits for a checkpoint is said to be in."""
+
 
 def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:
     """Write a checkpoint that appears under its name complete, checked in by every rank, and on the disk. Collective.
@@ -119,23 +122,29 @@ class Saver:
             self._idle.clear()
             self._jobs.put((header, staged))
         else:
-            self._save(header, pieces)
+            with self._communicator.waiting_for_itself(_CALL):
+                self._save(header, pieces)
             self.wait()
 
     def wait(self) -> None:
         """Until the last checkpoint is on the disk or has failed."""
-        self._idle.wait()
+        self._until_idle()
         outcome, self._outcome = self._outcome, None
         if outcome is not None and (
             not isinstance(outcome, OutputError) or self._failures >= self._settings.max_failures
         ):
             raise outcome
 
+    def _until_idle(self) -> None:
+        with self._communicator.waiting_for_itself(_CALL):
+            self._idle.wait()
+
     def save_now(self, header: Header, pieces: Sequence[Piece], path: Path | None = None) -> Path:
         """Take a checkpoint in the foreground, perhaps under a name of its own; OutputError at the first failure."""
         self.wait()
         path = path or self.folder / name(header)
-        commit(path, header, pieces, self.writer, self._communicator)
+        with self._communicator.waiting_for_itself(_CALL):
+            commit(path, header, pieces, self.writer, self._communicator)
         return path
 
     @property
@@ -145,7 +154,7 @@ class Saver:
 
     def give_up(self) -> None:
         """Wait until what is under way has failed, with a communicator that is of no use any more; save no more."""
-        self._idle.wait()
+        self._until_idle()
         self.close()
 
     def close(self) -> None:

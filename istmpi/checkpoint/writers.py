@@ -76,7 +76,11 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
     collective = h5py.h5p.create(h5py.h5p.DATASET_XFER)
     collective.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
     failure: OSError | None = None
-    with h5py.File(path, "r+", driver="mpio", comm=communicator.mpi) as file:
+    communicator.meet()
+    with (
+        communicator.waiting("HDF5"),
+        h5py.File(path, "r+", driver="mpio", comm=communicator.mpi) as file,
+    ):
         for piece, most in zip(pieces, most_rows, strict=True):
             step = max(_AT_ONCE // piece.row_bytes, 1)
             for start in range(0, most, step):

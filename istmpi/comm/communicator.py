@@ -233,6 +233,11 @@ class Communicator:
         """A block in which this rank waits; ``peers``: for whom, by their numbers in the job, else for all."""
         return self.whereabouts.waits(call, self._name, peers or self.ranks, not peers)
 
+    def waiting_for_itself(self, call: str) -> AbstractContextManager[None]:
+        """A block in which this rank waits for what it does itself; all ranks come to it, as to a collective call."""
+        self.whereabouts.meet(f"{self._name} {call}")
+        return self.whereabouts.waits(call, f"{self._name} {call}", self.ranks, True, own=True)
+
     def meet(self) -> None:
         """Say that this rank has come to a collective call."""
         self.whereabouts.meet(self._name)

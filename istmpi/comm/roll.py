@@ -154,4 +154,4 @@ def line(one: Missing, waited: float, where: str, slowest: tuple[str, float], en
 
 def all_here(where: str, waited: float) -> str:
     """What is told where nobody is missing."""
-    return f"all ranks are in {where} and answer, for {waited:.0f} s: what they send each other takes so long."
+    return f"all ranks are in {where} and answer, for {waited:.0f} s: what they send each other or write takes so long."

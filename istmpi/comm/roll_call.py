@@ -40,8 +40,6 @@ _ANSWERS = 3.0
 _APART = 0.25
 """Seconds between the moments at which two neighbours in number ask, up to `_LAST`."""
 _LAST = 10.0
-_ASLEEP = 5.0
-"""Seconds between two looks of this thread: more, and the process was stopped, or the whole machine."""
 _BY_FORCE = 10.0
 """Seconds after which a rank that was told of the end ends by itself."""
 _MUCH = 2**20
@@ -108,7 +106,6 @@ class RollCall:
         self._end: _End | None = None
         self._silent_since: dict[int, float] = {}
         self._told: set[tuple] = set()
-        self._looked = self._awake_since = time.monotonic()
         self._next_roll = self._next_beat = 0.0
         self._bytes = 0
         self._closing = threading.Event()
@@ -158,10 +155,9 @@ class RollCall:
                 return  # a rank is gone, and those who talk with it say so
 
     def _look(self, now: float) -> None:
-        if now - self._looked > _ASLEEP:
-            self._awake_since, self._where.moved, self._roll = now, now, None
+        if self._where.looked(now):
+            self._roll = None
             self._silent_since.clear()
-        self._looked = now
         self._see_launcher()
         if not self._mpi:
             return
@@ -234,8 +230,7 @@ class RollCall:
     def _count_bytes(self) -> None:
         """Who reads or writes much gets on."""
         with suppress(OSError, ValueError, IndexError):
-            lines = Path("/proc/self/io").read_text().split()
-            total = int(lines[1]) + int(lines[3])
+            total = bytes_of_others()
             if total - self._bytes > _MUCH:
                 self._bytes, self._where.moved = total, time.monotonic()
 
@@ -260,16 +255,19 @@ class RollCall:
         return min(self._limit, HASTE) if self._wished() else self._limit
 
     def _waited(self, wait: Wait, now: float) -> float:
-        return now - max(wait.since, self._awake_since)
+        return now - max(wait.since, self._where.awake_since)
 
     def _call(self, now: float) -> None:
         """Call the roll if this rank waits for too long."""
         waits = list(self._where.waiting.values())
-        wait = min(waits, key=lambda one: one.since, default=None)
+        wait = min(waits, key=lambda one: (one.own, one.since), default=None)
         if wait is None or self._waited(wait, now) < _begin_to_ask(min(self._limit, HASTE)):
             self._silent_since.clear()
             self._told.clear()
-        elif now >= self._next_roll and self._waited(wait, now) >= _begin_to_ask(self._first_limit) + self._later:
+            return
+        last = self._first_limit if wait.own else 0.0  # whoever waits for another knows more
+        due = _begin_to_ask(self._first_limit) + self._later + last
+        if now >= self._next_roll + last and self._waited(wait, now) >= due:
             self._roll = _Roll(wait, now)
             for member in self._members:
                 if member != self._me:
@@ -365,6 +363,15 @@ class RollCall:
             with suppress(OSError):
                 print(f"istmpi: {error}", file=sys.stderr, flush=True)
         os._exit(StuckError.exit_code)
+
+
+def bytes_of_others() -> int:
+    """Bytes that this process has read and written, but for those of the thread that asks."""
+    asks, all_threads = (
+        [int(word) for word in Path(file).read_text().split()[1:4:2]]
+        for file in ("/proc/thread-self/io", "/proc/self/io")
+    )
+    return sum(all_threads) - sum(asks)
 
 
 def _time_to_answer(limit: float) -> float:

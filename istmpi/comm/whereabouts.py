@@ -1,6 +1,7 @@
 """Where a rank is: what it does, and for whom it waits since when. Written by the threads that work, read by others.
 
-The one place that knows of waits: every call of a `Communicator` that needs other ranks passes through `waits`.
+The one place that knows of waits: every call of a `Communicator` that needs other ranks passes through `waits`, and so
+does what waits for a file.
 """
 
 import threading
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 
 SETTING_UP = "setting up"
 BETWEEN_ROUNDS = "between rounds"
+_ASLEEP = 5.0
+"""Seconds between two looks of who watches: more, and the process was stopped, or the whole machine."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class Wait:
     since: float
     """By ``time.monotonic``."""
     trains: bool = True
-    """It is the thread that trains that waits, not one in the background."""
+    """It is the thread that trains that waits for others, not one in the background."""
+    own: bool = False
+    """For what the rank does itself, as all do at that place; who waits for others as well is missed for that."""
 
 
 class Whereabouts:
@@ -54,8 +59,23 @@ class Whereabouts:
         """Of all phases that are over, waiting for the end of others' local steps left out."""
         self.moved = time.monotonic()
         """When it last did something else than before."""
-        self._round_began = self._phase_began = self.moved
+        self.awake_since = self._round_began = self._phase_began = self.moved
+        self._looked: float | None = None
+        """When who watches did so last."""
         self._stepping = ""
+
+    def looked(self, now: float) -> bool:
+        """Who watches does so, as often as every second: whether the process was stopped meanwhile."""
+        slept = self._slept(now)
+        self._looked = now
+        return slept
+
+    def _slept(self, now: float) -> bool:
+        """Whether the process was stopped and nobody has looked since: then all that takes time begins anew."""
+        slept = self._looked is not None and now - self._looked > _ASLEEP
+        if slept:
+            self.moved = self.awake_since = self._round_began = self._phase_began = now
+        return slept
 
     @contextmanager
     def enter(self, phase: str) -> Iterator[None]:
@@ -70,6 +90,7 @@ class Whereabouts:
 
     def _change(self, phase: str) -> str:
         now, before = time.monotonic(), self.phase
+        self._slept(now)
         took = now - self._phase_began
         if before not in (SETTING_UP, BETWEEN_ROUNDS, "wait") and took > self.slowest_phase[1]:
             self.slowest_phase = before, took
@@ -83,6 +104,7 @@ class Whereabouts:
     def begin_round(self, round: int) -> None:
         """It begins that round."""
         self.moved = now = time.monotonic()
+        self._slept(now)
         if self.phase == SETTING_UP:
             self.phase, self._phase_began = BETWEEN_ROUNDS, now
         if self.round is not None:
@@ -95,11 +117,11 @@ class Whereabouts:
         self.moved = time.monotonic()
 
     @contextmanager
-    def waits(self, call: str, group: str, ranks: Sequence[int], collective: bool) -> Iterator[None]:
-        """As long as the block lasts others are waited for."""
+    def waits(self, call: str, group: str, ranks: Sequence[int], collective: bool, own: bool = False) -> Iterator[None]:
+        """As long as the block lasts others are waited for, or with ``own`` what the rank does itself."""
         number = self.met.get(group, 0) if collective else 0
-        trains = threading.get_ident() == self._trainer
-        self.waiting[group] = Wait(call, group, number, tuple(ranks), time.monotonic(), trains)
+        trains = threading.get_ident() == self._trainer and not own
+        self.waiting[group] = Wait(call, group, number, tuple(ranks), time.monotonic(), trains, own)
         try:
             yield
         finally:

@@ -167,7 +167,7 @@ class KeptRun:
     def _fill(self, store: ParameterStore) -> None:
         """Have in a store what there is of the network where nobody has a copy. Collective."""
         training = self._training
-        saved = newest_valid(self._folder.path, self._communicator, self._note)
+        saved = newest_valid(self._folder.path, self._communicator, self._note) or self._start
         with self._communicator.agreed():
             if saved:
                 with open_checkpoint(saved) as checkpoint:

@@ -34,11 +34,14 @@ from istmpi.training.watch import Summary, Watch
 def simulated_training(
     run: Run, ranks: int, faults: Faults, watch: Watch | None = None, resume: str = "", deadline: float | None = None
 ) -> Outcome:
-    """Train a run in its folder as `run_training` does, on simulated ranks; the outcome is not looked at."""
-    run = usable(run)
+    """Train a run in its folder as `run_training` does, on simulated ranks; the outcome is not looked at.
+
+    ``watch`` follows whichever rank is the first: all are in this process.
+    """
+    run, watch = usable(run), watch or Watch()
 
     def program(communicator: Communicator) -> Summary | None:
-        return run_training(run, communicator, watch, resume, deadline)
+        return run_training(run, communicator, watch, resume, deadline, heir=lambda: watch)
 
     return simulate(program, ranks, faults, survives=run.comm.survive)
 

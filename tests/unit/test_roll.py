@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from istmpi.comm import world
 from istmpi.comm.launcher import process_facts, starter
 from istmpi.comm.roll import Member, Missing, Sighting, all_here, deadline, line, missing, stuck
+from istmpi.comm.roll_call import bytes_of_others
 from istmpi.comm.stopping import StopSign
 from istmpi.comm.whereabouts import SETTING_UP, Wait, Whereabouts
 
@@ -123,6 +125,55 @@ def test_a_rank_knows_where_it_is():
     assert (wait.number, wait.trains, sighting.waits, sighting.met) == (1, True, True, {"all": 1})
     assert sighting.still == pytest.approx(2.0, abs=0.5)
     assert not here.waiting
+
+
+@pytest.mark.parametrize("first", ["who watches", "who trains"])
+def test_what_a_stopped_process_did_not_do_counts_as_no_round(monkeypatch, first):
+    """Whoever of the two runs first behind an hour of sleep, and a round that begins then is as long as it is."""
+    clock = [1000.0]
+    monkeypatch.setattr("istmpi.comm.whereabouts.time.monotonic", lambda: clock[0])
+    here = Whereabouts()
+    here.begin_round(1)
+    here.looked(clock[0])
+    with here.enter("compute"):
+        clock[0] += 3600
+        assert first == "who trains" or here.looked(clock[0])
+    clock[0] += 0.5
+    here.begin_round(2)
+    assert first == "who watches" or here.looked(clock[0])
+    assert here.slowest_round <= 0.5 and here.slowest_phase[1] <= 0.5 and here.awake_since >= 4600
+    for round in range(3, 12):
+        clock[0] += 4
+        assert not here.looked(clock[0])
+        here.begin_round(round)
+    assert here.slowest_round == 4
+    assert deadline(30, here.slowest_round) == 30
+
+
+def test_bytes_of_the_thread_that_watches_are_no_progress(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(2**20))
+
+    def grown(read):
+        before = bytes_of_others()
+        read()
+        return bytes_of_others() - before
+
+    assert grown((tmp_path / "file").read_bytes) < 2**16
+
+    def another_reads():
+        thread = threading.Thread(target=(tmp_path / "file").read_bytes)
+        thread.start()
+        thread.join()
+
+    assert grown(another_reads) >= 2**20
+
+
+def test_who_waits_for_its_own_file_does_not_wait_for_others():
+    here = Whereabouts()
+    with here.waits("checkpoint", "all checkpoint", (0, 1), True, own=True):
+        assert not Sighting.of(here, time.monotonic()).waits
+        with here.waits("allgather", "all", (0, 1), True):
+            assert Sighting.of(here, time.monotonic()).waits
 
 
 def test_a_wish_to_stop_is_known_before_anybody_has_looked(tmp_path):

@@ -59,11 +59,14 @@ def command(
 
     Without --faults the result is that of mpirun -n P, bit for bit. A seed draws how long calls and messages take, and
     in which order messages arrive where MPI leaves that open; perhaps a rank that stands still for a while (stops), is
-    slower (slow) or is lost (kills), which ends the job with exit code 137.
+    slower (slow) or is lost (kills), which ends the job with exit code 137; with comm.survive the others go on.
 
     With --schedules N nothing is written: each schedule must end, with the bits of the undisturbed run; one with a lost
     rank is resumed and must come to its weights. Exit code 1 where any does not.
     """
+    given_too = {"--resume": resume, "--progress": progress, "-v": verbose, "--json": as_json}
+    if schedules and (other := next((option for option, value in given_too.items() if value), "")):
+        raise click.UsageError(f"{other} does not go with --schedules, which tells findings alone.")
     drawn = tuple(filter(None, (kind.strip() for kind in kinds.split(","))))
     if unknown := sorted(set(drawn) - set(KINDS.split(","))):
         raise ConfigError(f"--kinds {kinds}: {unknown[0]} is no kind of fault; known: {KINDS}.")

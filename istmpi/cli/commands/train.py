@@ -27,7 +27,11 @@ DEFAULT = "digits"
     metavar="auto|PATH",
     help="Resume from a checkpoint, a run's folder, or this run's own folder (auto).",
 )
-@click.option("--survive", is_flag=True, help="Go on without a rank that is lost: comm.survive.")
+@click.option(
+    "--survive",
+    is_flag=True,
+    help="Go on without a rank that is lost (comm.survive); Open MPI 5, mpirun --with-ft ulfm.",
+)
 @walltime
 @logging
 @click.option(
