@@ -84,7 +84,8 @@ class Communicator:
             self._hosts = len({*self.hosts()})
         began = time.perf_counter()
         if self._hosts == 1:  # one copy from memory to memory, which pieces would only delay
-            self._finish(self._mpi.Ialltoallv([*send, MPI.BYTE], [*receive, MPI.BYTE]), "alltoallv")
+            request = self._mpi.Ialltoallv([*send, MPI.BYTE], [*receive, MPI.BYTE])
+            self._finish(request, "alltoallv", send, receive)
         else:
             self.meet()
             exchange = Exchange(self, send, receive)
@@ -105,7 +106,8 @@ class Communicator:
         own, per_rank = np.ascontiguousarray(mine).view(np.uint8), result.view(np.uint8)
         if per_rank.nbytes <= LARGEST_CALL:
             began = time.perf_counter()
-            self._finish(self._mpi.Iallgatherv([own, MPI.BYTE], [per_rank, parts, starts, MPI.BYTE]), "allgatherv")
+            request = self._mpi.Iallgatherv([own, MPI.BYTE], [per_rank, parts, starts, MPI.BYTE])
+            self._finish(request, "allgatherv", own, per_rank)
             self.traffic.add(own.nbytes * (self.size - 1), "allgatherv", began)
         else:
             per_rank[starts[self.rank] :][: own.nbytes] = own
@@ -119,7 +121,8 @@ class Communicator:
 
         flat, began = values.reshape(-1).view(np.uint8), time.perf_counter()
         for start in range(0, flat.nbytes, LARGEST_CALL):
-            self._finish(self._mpi.Ibcast([flat[start : start + LARGEST_CALL], MPI.BYTE], root=root), "broadcast")
+            piece = flat[start : start + LARGEST_CALL]
+            self._finish(self._mpi.Ibcast([piece, MPI.BYTE], root=root), "broadcast", piece)
         if self.rank == root:
             self.traffic.add(values.nbytes * (self.size - 1), "broadcast", began)
 
@@ -137,7 +140,7 @@ class Communicator:
             self.test_some(requests)
             return self.all_done(requests)
 
-        self._wait(done, "sendrecv", [self.ranks[peer]])
+        self._wait(done, "sendrecv", [self.ranks[peer]], memory=(mine, theirs))
         self.traffic.add(mine.nbytes, "sendrecv", began)
 
     def allreduce_sum(self, values: np.ndarray) -> np.ndarray:
@@ -154,9 +157,8 @@ class Communicator:
 
         packed, size = objects.packed(value), objects.SLOT
         while True:
-            slots = bytearray(self.size * size)
-            request = self._mpi.Iallgather([objects.slot(packed, size), MPI.BYTE], [slots, MPI.BYTE])
-            self._finish(request, "allgather")
+            mine, slots = objects.slot(packed, size), bytearray(self.size * size)
+            self._finish(self._mpi.Iallgather([mine, MPI.BYTE], [slots, MPI.BYTE]), "allgather", mine, slots)
             if (needed := objects.needed(slots, size)) <= size:
                 return objects.unpacked(slots, size)
             size = needed
@@ -169,12 +171,12 @@ class Communicator:
         packed = np.frombuffer(objects.packed(value), dtype=np.uint8)
         lengths = np.zeros(self.size if first else 0, dtype=np.int64)
         mine = np.array([packed.size], dtype=np.int64)
-        self._finish(self._mpi.Igather(mine, lengths if first else None), "gather")
+        self._finish(self._mpi.Igather(mine, lengths if first else None), "gather", mine, lengths)
         lengths = lengths.tolist()
         starts = [*accumulate(lengths, initial=0)][:-1]
         whole = np.empty(sum(lengths), dtype=np.uint8)
         target = [whole, lengths, starts, MPI.BYTE] if first else None
-        self._finish(self._mpi.Igatherv([packed, MPI.BYTE], target), "gather")
+        self._finish(self._mpi.Igatherv([packed, MPI.BYTE], target), "gather", packed, whole)
         if not first:
             return None
         return [pickle.loads(whole[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
@@ -186,7 +188,7 @@ class Communicator:
         packed, size = objects.packed(value) if self.rank == 0 else b"", objects.SLOT
         while True:
             slot = bytearray(objects.slot(packed, size))
-            self._finish(self._mpi.Ibcast([slot, MPI.BYTE]), "broadcast")
+            self._finish(self._mpi.Ibcast([slot, MPI.BYTE]), "broadcast", slot)
             if (needed := objects.needed(slot, size)) <= size:
                 return objects.unpacked(slot, size)[0]
             size = needed
@@ -195,14 +197,15 @@ class Communicator:
         """Until all ranks have come."""
         self._finish(self._mpi.Ibarrier(), "barrier")
 
-    def _finish(self, request: Any, call: str) -> None:
-        """Until a collective call is done."""
+    def _finish(self, request: Any, call: str, *memory: object) -> None:
+        """Until a collective call is done; ``memory``: what it reads and writes."""
         self.meet()
-        self._wait(request.Test, call)
+        self._wait(request.Test, call, memory=memory)
 
-    def _wait(self, done: Callable[[], bool], call: str, peers: Sequence[int] = ()) -> None:
-        """Until it is done; ``peers``: whom it takes, by default all."""
-        with self.kept_if_it_fails(done):
+    def _wait(self, done: Callable[[], bool], call: str, peers: Sequence[int] = (), memory: object = ()) -> None:
+        """Until it is done; ``peers``: whom it takes, by default all; ``memory``: what it reads and writes."""
+        # A request that was done, as MPI says, holds its memory no more; where it was not, MPI still writes there.
+        with self.kept_if_it_fails((done, memory)):
             if not done():
                 with self.waiting(call, peers):
                     backoff = Backoff(self.require_all)
@@ -346,7 +349,7 @@ class Communicator:
         request = self._mpi.Iallreduce(MPI.IN_PLACE, result, op=MPI.MAX)
 
         def largest() -> int:
-            self._finish(request, "allreduce")
+            self._finish(request, "allreduce", result)
             return int(result[0])
 
         return largest

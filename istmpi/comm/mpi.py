@@ -33,6 +33,9 @@ def _initialise(MPI: Any) -> None:
     """MPI_Init_thread without Python's lock, which mpi4py keeps: other threads shall see who waits there for ever."""
     from mpi4py import rc
 
+    if _loses_ranks():
+        # Put over TCP, a long message to a rank that is lost meanwhile stops Open MPI 5 for ever in a lock of its own.
+        os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "send,inplace")
     level = getattr(MPI, f"THREAD_{rc.thread_level}".upper()) if rc.threads else MPI.THREAD_SINGLE
     try:
         call = ctypes.CDLL(MPI.__file__).MPI_Init_thread
@@ -106,13 +109,17 @@ def cannot_lose_ranks() -> str:
     name, version = MPI.get_vendor()
     if name != "Open MPI" or version < (5,):
         return f"{library()} is not Open MPI 5"
-    if os.environ.get(_SWITCHED_ON, "0").lower() not in ("1", "true", "yes", "enabled", "t", "y"):
+    if not _loses_ranks():
         return f"{library()} was started without mpirun --with-ft ulfm"
     return ""
 
 
 _SWITCHED_ON = "OMPI_MCA_mpi_ft_enable"
-"""What that option sets for the ranks."""
+
+
+def _loses_ranks() -> bool:
+    """Whether the ranks were started with that option, which tells them by a variable."""
+    return os.environ.get(_SWITCHED_ON, "0").lower() in ("1", "true", "yes", "enabled", "t", "y")
 
 
 def library_before_start() -> str:

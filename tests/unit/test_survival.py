@@ -7,6 +7,7 @@ import pytest
 import torch
 from simulated import on_ranks
 
+from istmpi.comm import guard, world
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.engine.layout import Owners, Replicated, part_of, part_shape
 from istmpi.engine.partition import Partition
@@ -202,3 +203,29 @@ def test_a_part_of_a_lost_rank_is_nobody_s():
         assert part_shape(seen, of, 0) == part_shape(seen.layout, of, 2)
         assert 0 in part_shape(seen, of, 1)
     assert seen.ranks == 2
+
+
+# ---- what MPI may still write into
+
+
+def test_memory_of_a_call_is_kept_where_a_loss_shows_behind_its_success(monkeypatch):
+    """MPI_Test then has let go of the buffers: the request is done, and yet messages of it arrive."""
+    kept = []
+    monkeypatch.setattr(guard, "_kept", kept)
+    communicator, values = world(), np.zeros(3, np.uint8)
+
+    def lost():
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(communicator, "require_all", lost)
+    with pytest.raises(RuntimeError, match="lost"):
+        communicator.broadcast(values, 0)
+    assert any(np.shares_memory(values, one) for one in _arrays(kept))
+
+
+def _arrays(kept):
+    for one in kept:
+        if isinstance(one, np.ndarray):
+            yield one
+        elif isinstance(one, (tuple, list)):
+            yield from _arrays(one)
