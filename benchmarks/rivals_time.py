@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--cells", type=Path, required=True, help="the folder that controls_rivals.py has filled")
     parser.add_argument("--task", choices=TASKS, default="speech-wide", help="what is trained (speech-wide)")
     parser.add_argument("--seeds", type=int, default=1, help="of each method (1)")
+    parser.add_argument("--without", action="append", default=[], help="a method that would take too long; repeatable")
     parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
@@ -179,7 +180,8 @@ def main() -> None:
             print(f"error: {reason}", file=sys.stderr)
         sys.exit(2)
     cells = plan(record, task, line_rate(), options.seeds)
-    for cell in communicator.broadcast_from_root([cell for cell in cells if not record(cell)]):
+    todo = [cell for cell in cells if cell.method not in options.without and not record(cell)]
+    for cell in communicator.broadcast_from_root(todo):
         measure(cell, options, communicator)
 
 
