@@ -1,9 +1,9 @@
 """istmpi as its console script runs it, but for ranks that are lost: ``lose.py FAULTS ARGUMENTS``.
 
 FAULTS: ``RANK:PHASE:TIMES[:SECONDS],...``: that rank ends by SIGKILL so long after it has entered a phase of its clock
-(compute, hop, pull, push, wait, evaluate, save, ...) for the so-manieth time; with ``PHASE+`` after it has left it. The
-phase ``recovery`` is the move of what is left of a network after a loss, ``pictures`` is what the first rank draws at
-the end.
+(compute, hop, pull, push, wait, evaluate, save, ...) for the so-manieth time; with ``PHASE+`` after it has left it.
+With ``stop`` in place of seconds it is stopped for ever instead. The phase ``recovery`` is the move of what is left of
+a network after a loss, ``pictures`` is what the first rank draws at the end.
 """
 
 import os
@@ -28,7 +28,7 @@ def faults(text, rank):
     for one in filter(None, text.split(",")):
         which, phase, times, *seconds = one.split(":")
         if int(which) == rank:
-            found[phase, int(times)] = float(*seconds)
+            found[phase, int(times)] = "stop" if seconds == ["stop"] else float(*seconds)
     return found
 
 
@@ -38,7 +38,9 @@ FAULTS = faults(sys.argv.pop(1), launched()[0])
 def come_to(phase):
     seen[phase] += 1
     seconds = FAULTS.get((phase, seen[phase]))
-    if seconds:
+    if seconds == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif seconds:
         threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
     elif seconds is not None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -17,6 +17,7 @@ from istmpi.comm.mpi import (
     thread_level,
     threads_may_call,
 )
+from istmpi.comm.overdue import within_deadlines
 from istmpi.comm.roll_call import RollCall
 from istmpi.comm.stop_gossip import StopGossip
 from istmpi.comm.traffic import Sent, Traffic
@@ -50,4 +51,5 @@ __all__ = [
     "thread_level",
     "threads_may_call",
     "world",
+    "within_deadlines",
 ]

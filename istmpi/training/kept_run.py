@@ -14,7 +14,7 @@ from istmpi.checkpoint.initial import begin_with
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.state import fill
-from istmpi.comm import RollCall
+from istmpi.comm import RollCall, within_deadlines
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError, IstmpiError, OutputError, StoppedError
 from istmpi.lock import FolderLock, text_of_this_process
@@ -92,7 +92,8 @@ class KeptRun:
         while True:
             try:
                 if lost:
-                    self._go_on(told)
+                    with within_deadlines(communicator, self._training.run.comm.patience, self._folder.path):
+                        self._go_on(told)
                 summary = self._to_the_end(save_network, lost)
                 if surviving:
                     communicator.barrier()  # unlike the agreement it leaves the core to the rank that still writes

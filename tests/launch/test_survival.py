@@ -179,3 +179,19 @@ def test_a_second_loss_while_the_first_is_got_over_is_survived(launcher, environ
     _, lines, summary = train(launcher, environment, tmp_path / "run", 4, faults)
     assert sorted(loss["rank"] for loss in summary["losses"]) == [0, 2]
     assert lines[-1]["ranks"] == 2
+
+
+def test_a_rank_that_is_stopped_while_a_loss_is_got_over_ends_the_job(launcher, environment, tmp_path):
+    """Nobody can call the roll then: two deadlines, and it ends with the code of a stuck job."""
+    faults = "1:compute:3,2:recovery:1:stop"
+    command = [launcher, "--with-ft", "ulfm", "-n", "3", sys.executable, str(LOSE), faults, *RUN, "--out", tmp_path]
+    words = ["--set", "comm.patience=2"]
+    done = subprocess.run(
+        [*command, *words], env={**os.environ, **environment}, capture_output=True, text=True, timeout=patient(60)
+    )
+    assert done.returncode == 76, done.stderr
+    assert "the job ends: a rank was lost, and rank 0 has waited for" in done.stderr
+    assert (
+        "recovery" in (tmp_path / "stacks/rank0.txt").read_text()
+        or "go_on" in (tmp_path / "stacks/rank0.txt").read_text()
+    )
