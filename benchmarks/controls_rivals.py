@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import reporting
 from reporting import HERE, keep_cell, restore_cells, store_cells
@@ -206,6 +207,21 @@ def commits(record: Record, task: Task, ranks: int, seeds: int) -> list[str]:
     return sorted({one["commit"] for one in map(record, cells) if one})
 
 
+def record_in(folder: Path) -> Callable[[Any], dict | None]:
+    """What a cell, which has a name, found, as its file in a folder says; None without one."""
+
+    def record(cell: Any) -> dict | None:
+        path = folder / f"{cell.name}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    return record
+
+
+def report_name(task: Task, ranks: int) -> str:
+    """Of the table of a task, and of its cells beside it."""
+    return "-".join(["controls-rivals", *[task.name] * (task.name != "speech"), *[str(ranks)] * (ranks != 4)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=Path, required=True, help="the folder of the cells and the prepared data")
@@ -219,13 +235,10 @@ def main() -> None:
     options = parser.parse_args()
     task = TASKS[options.task]
 
-    def record(cell: Cell) -> dict | None:
-        path = options.cells / f"{cell.name}.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
+    record = record_in(options.cells)
     communicator = world()
     ranks = options.ranks if options.report else communicator.size
-    name = "-".join(["controls-rivals", *[task.name] * (task.name != "speech"), *[str(ranks)] * (ranks != 4)])
+    name = report_name(task, ranks)
     if communicator.rank == 0:
         options.cells.mkdir(exist_ok=True)
         restore_cells(name, options.cells, options.results)

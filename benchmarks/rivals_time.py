@@ -15,7 +15,6 @@ the last bit, without the slow network, whose last accuracy has to be the same. 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,17 @@ from pathlib import Path
 from statistics import mean, median
 
 import reporting
-from controls_rivals import MOST_TELLING, NARROW_LOCO, TWENTIETH, Cell, Record, controls, measured
+from controls_rivals import (
+    MOST_TELLING,
+    NARROW_LOCO,
+    TWENTIETH,
+    Cell,
+    Record,
+    controls,
+    measured,
+    record_in,
+    report_name,
+)
 from reporting import keep_cell, network, restore_cells, store_cells
 from rivals_tasks import SHARDED, TASKS, Task
 from time_plan import TENTH
@@ -166,15 +175,14 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
     task = TASKS[options.task]
-
-    def record(cell: Cell | Timed) -> dict | None:
-        path = options.cells / f"{cell.name}.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
+    record, communicator = record_in(options.cells), world()
+    if communicator.rank == 0:
+        for name in report_name(task, RANKS), table_name(task):
+            restore_cells(name, options.cells, options.results)
+    communicator.barrier()
     if options.report:
         tell(options, task, record)
         return
-    communicator = world()
     if reason := obstacle(options, task, record, communicator.size):
         if communicator.rank == 0:
             print(f"error: {reason}", file=sys.stderr)
@@ -183,6 +191,11 @@ def main() -> None:
     todo = [cell for cell in cells if cell.method not in options.without and not record(cell)]
     for cell in communicator.broadcast_from_root(todo):
         measure(cell, options, communicator)
+
+
+def table_name(task: Task) -> str:
+    """Of the table of a task, and of its cells beside it."""
+    return f"rivals-time-{task.name}"
 
 
 def line_rate() -> str:
@@ -213,9 +226,7 @@ def measure(cell: Timed, options: argparse.Namespace, communicator: Communicator
 
 def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
     """Write the report of what is there."""
-    name = f"rivals-time-{task.name}"
-    restore_cells(name, options.cells, options.results)
-    store_cells(name, options.cells.glob(f"{task.name}-time-*.json"), options.results)
+    store_cells(table_name(task), options.cells.glob(f"{task.name}-time-*.json"), options.results)
     known: dict[str, dict[str, list[dict]]] = {}
     for rate in ("200mbit", "50mbit", "10mbit"):
         for cell in plan(record, task, rate, options.seeds):
@@ -232,7 +243,7 @@ def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
         f"Measured at {', '.join(commits)}."
     )
     title = "Time to an accuracy beside today's rivals"
-    reporting.report(f"rivals-time-{task.name}", title, rows(known), notes, folder=options.results)
+    reporting.report(table_name(task), title, rows(known), notes, folder=options.results)
 
 
 if __name__ == "__main__":

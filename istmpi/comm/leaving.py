@@ -13,6 +13,7 @@ from typing import NoReturn
 from istmpi.comm import mpi
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import Communicator
+from istmpi.errors import StuckError
 
 GRACE = 3.0
 """Seconds in which all ranks of a script that fails on all of them come to its end."""
@@ -36,6 +37,12 @@ def abort_at_exit(code: int) -> None:
         from mpi4py.run import set_abort_status
 
         set_abort_status(code)
+
+
+def end_stuck_job(error: StuckError) -> None:
+    """Say why, and end all ranks by MPI_Abort."""
+    print(f"istmpi: {error}", file=sys.stderr, flush=True)
+    mpi.if_up().COMM_WORLD.Abort(error.exit_code)
 
 
 def leave_survivors(code: int) -> None:

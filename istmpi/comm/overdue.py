@@ -5,14 +5,14 @@ MPI stands, would have the others wait for ever.
 """
 
 import os
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from istmpi.comm import mpi
 from istmpi.comm.communicator import Communicator
+from istmpi.comm.leaving import end_stuck_job
 from istmpi.comm.roll import deadline
 from istmpi.comm.stacks import keep, stacks
 from istmpi.errors import StuckError
@@ -38,10 +38,8 @@ def within_deadlines(communicator: Communicator, patience: float, folder: Path) 
             f"the job ends: a rank was lost, and rank {me} has waited for {seconds:.0f} s for the others that are left "
             f"to go on together. {left} The same command with --resume auto goes on from the last checkpoint."
         )
-        with suppress(OSError):
-            print(f"istmpi: {error}", file=sys.stderr, flush=True)
         threading.Timer(_BY_FORCE, os._exit, (error.exit_code,)).start()
-        mpi.if_up().COMM_WORLD.Abort(error.exit_code)
+        end_stuck_job(error)
 
     timer = threading.Timer(seconds + _APART * me, end)
     timer.daemon = True

@@ -26,6 +26,7 @@ from typing import Any
 from istmpi.comm import mpi
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.launcher import process_facts, starter
+from istmpi.comm.leaving import end_stuck_job
 from istmpi.comm.roll import HASTE, Member, Missing, Sighting, all_here, deadline, line, missing, stuck
 from istmpi.comm.stacks import keep, stacks
 from istmpi.comm.whereabouts import Wait
@@ -345,8 +346,7 @@ class RollCall:
                 f"the job ends, for ranks wait for one that does not come{asked}: {end.said}. {left} "
                 f"The same command with --resume auto goes on from the last checkpoint."
             )
-            print(f"istmpi: {error}", file=sys.stderr, flush=True)
-            mpi.if_up().COMM_WORLD.Abort(error.exit_code)
+            end_stuck_job(error)
 
     def _see_launcher(self) -> None:
         """End this process where its launcher is gone: nobody else would."""

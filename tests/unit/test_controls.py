@@ -205,7 +205,7 @@ def test_ways_to_send_have_the_settings_of_the_method_that_they_vary():
 
 
 def test_where_nothing_was_tuned_one_line_says_so(tmp_path, benchmarks):
-    command = [sys.executable, benchmarks / "rivals_time.py", "--cells", tmp_path]
+    command = [sys.executable, benchmarks / "rivals_time.py", "--cells", tmp_path, "--results", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and "no tuned cells" in done.stderr
     assert not list(tmp_path.iterdir())
