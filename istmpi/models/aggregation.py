@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 FEW = 0.1
 """Where fewer of the features are not zero, as in bags of words, a training step multiplies these alone."""
@@ -87,11 +88,25 @@ def norm_of(name: str, units: int) -> nn.Module:
 
 def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor:
     """``dropout`` of ``features``, which need no gradient: a sparse tensor in training where few are not zero."""
-    if not dropout.training or torch.count_nonzero(features) > FEW * features.numel():
+    places = _places(features) if dropout.training else None
+    if places is None:
         return dropout(features)
-    places = features.nonzero().t()
     kept = dropout(features[tuple(places)])
     return torch.sparse_coo_tensor(places, kept, features.shape, is_coalesced=True, check_invariants=False)
+
+
+_PLACES = WeakTensorKeyDictionary()
+"""Features to their version, and where they are not zero: the whole graph is the same batch in every step."""
+
+
+def _places(features: torch.Tensor) -> torch.Tensor | None:
+    """Where ``features`` are not zero ``[2, count]``; None where that is in more than few places."""
+    version, places = _PLACES.get(features, (None, None))
+    if version != features._version:
+        few = torch.count_nonzero(features) <= FEW * features.numel()
+        places = features.nonzero().t() if few else None
+        _PLACES[features] = features._version, places
+    return places
 
 
 def multiplied(product: nn.Linear, h: torch.Tensor) -> torch.Tensor:

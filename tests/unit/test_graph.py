@@ -102,6 +102,11 @@ def test_dropout_of_a_bag_of_words():
     assert set(kept.unique().tolist()) == {0.0, 4.0} and not kept[x == 0].any()
     assert (kept > 0).sum().item() == pytest.approx(7500, abs=6 * (10000 * 0.25 * 0.75) ** 0.5)
     assert not dropped(torch.ones(4, 4), torch.nn.Dropout(0.25)).is_sparse
+    none = torch.nn.Dropout(0.0)
+    x[:, ::40] = 0.0
+    assert torch.equal(dropped(x, none).to_dense(), x) and dropped(x, none).indices().shape == (2, 5000)
+    x[:] = 1.0
+    assert not dropped(x, none).is_sparse
 
 
 def test_a_node_without_edges_hears_itself_or_nobody():
