@@ -1,26 +1,26 @@
 """Cora: GIST's GCN and GraphSAGE on several ranks beside one rank, local SGD and the controls.
 
-    python benchmarks/graphs.py --raw cora.npz                 # a day on two cores; again to go on
+    python benchmarks/graphs.py --raw cora.npz                 # an hour and a half on two cores; again to go on
     python benchmarks/graphs.py --raw ... --only "gcn, full, J = 20" --seeds 3
     python benchmarks/graphs.py --report                       # the table anew
 
 All rows take as many local steps of each rank, by Adam; a step is one batch: the whole graph, or a union of clusters
-that METIS has cut once. A run is what ``istmpi train`` does, for each row and seed; ranks are started once for all rows
-of a seed that have as many (MPIRUN names another launcher than ``mpirun``). Files in benchmarks/cells-graphs keep what
-was found and are not run again, nor what results/graphs-cells.jsonl has. The first seed of all rows comes first.
+that METIS has cut once. A run is what ``istmpi simulate`` does, whose weights, accuracy and bytes are those of
+``mpirun``, bit for bit; as many run at a time as there are cores. Files in benchmarks/cells-graphs keep what was found
+and are not run again, nor what results/graphs-cells.jsonl has. The first seed of all rows comes first.
 """
 
 import argparse
 import json
 import os
-import shlex
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 
 from reporting import HERE, RESULTS, keep_cell, report, restore_cells, store_cells
@@ -59,8 +59,7 @@ NOTES = (
     "Accuracy is of the full network on the 1,000 test nodes of the Planetoid split after the last round: mean and "
     "standard deviation over seeds, the least and the largest. A local step of a rank takes a batch, so P ranks take P "
     f"times as many as one. {STEPS} local steps a rank, three layers, width {HIDDEN[0]}; a narrow network has a P-th "
-    f"of it. Clusters: 10 of {CLUSTERS} a batch. MB are those that all ranks handed to MPI; seconds are of training, "
-    "on cores that all ranks share."
+    f"of it. Clusters: 10 of {CLUSTERS} a batch. MB are those that all ranks handed to MPI."
 )
 
 
@@ -124,41 +123,34 @@ def main() -> None:
         words = ["istmpi", "prepare", "graph", options.raw, data, "--clusters", str(CLUSTERS)]
         subprocess.run(words, check=True)
     wanted = [row for row in rows() if not options.only or any(part in row.title for part in options.only)]
-    for seed in range(0 if options.report else options.seeds):
-        for ranks in (1, *RANKS):
-            plan = {}
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as processes:
+        started = []
+        for seed in range(0 if options.report else options.seeds):
             for row in wanted:
-                if row.ranks == ranks and not row.cell(options.cells, seed).exists():
+                if not (cell := row.cell(options.cells, seed)).exists():
                     given = {"data.source": str(data), "train.seed": str(seed)}
-                    plan[str(row.cell(options.cells, seed))] = row.all_settings | given
-            if plan:
-                launcher = shlex.split(os.environ.get("MPIRUN", "mpirun"))
-                words = [*launcher, "-n", str(ranks), sys.executable, __file__, "--carry-out", json.dumps(plan)]
-                subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+                    started.append(processes.submit(carry_out, cell, row.all_settings | given, row.ranks))
+        for one in started:
+            print(one.result(), flush=True)
     store_cells("graphs", (cell for row in rows() for cell in cells(options.cells, row)), options.results)
     found = [(row, [json.loads(cell.read_text()) for cell in cells(options.cells, row)]) for row in rows()]
     table = [line(row, summaries) for row, summaries in found if summaries]
     report("graphs", "Cora: GCN and GraphSAGE as independent subnets", table, NOTES, folder=options.results)
 
 
-def carry_out(plan: dict[str, dict[str, str]]) -> None:
-    """On every rank: train with the settings of each cell's file, and write how it ended there."""
-    from istmpi import run_training, world
+def carry_out(cell: Path, settings: dict[str, str], ranks: int) -> str:
+    """Train with some settings, write the cell's file, and say it."""
     from istmpi.cli.settings import resolve
+    from istmpi.comm.simulated import Faults
+    from istmpi.training.simulation import simulated_training
 
-    communicator = world()
-    for cell, settings in plan.items():
-        began = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            out = communicator.broadcast_from_root(f"{folder}/run")
-            assignments = tuple(f"{name}={value}" for name, value in settings.items())
-            run_training(resolve("digits", assignments, {"out": out}), communicator)
-            if communicator.rank == 0:
-                last = json.loads((Path(out) / "summary.json").read_text())["last"]
-                found = {"accuracy": last["score"]["score"], "bytes": last["bytes"], "seconds": last["seconds"]}
-                keep_cell(Path(cell), Path(cell).stem, began, found)
-                print(f"{Path(cell).stem} {found['accuracy']:.4f}", flush=True)
-            communicator.barrier()
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        assignments = tuple(f"{name}={value}" for name, value in settings.items())
+        simulated_training(resolve("digits", assignments, {"out": f"{folder}/run"}), ranks, Faults()).require()
+        last = json.loads(Path(folder, "run", "summary.json").read_text())["last"]
+    keep_cell(cell, cell.stem, began, {"accuracy": last["score"]["score"], "bytes": last["bytes"]})
+    return f"{cell.stem} {last['score']['score']:.4f}"
 
 
 def cells(folder: Path, row: Row) -> list[Path]:
@@ -180,12 +172,8 @@ def line(row: Row, summaries: list[dict]) -> dict[str, object]:
         "deviation": f"{statistics.stdev(scores):.4f}" if len(scores) > 1 else "",
         "least to largest": f"{min(scores):.4f} to {max(scores):.4f}",
         "MB sent": f"{summaries[0]['bytes'] / 1e6:.1f}",
-        "seconds": f"{statistics.median(one['seconds'] for one in summaries):.1f}",
     }
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--carry-out"]:
-        carry_out(json.loads(sys.argv[2]))
-    else:
-        main()
+    main()
