@@ -5,6 +5,9 @@ Sums are changed in place where no gradient needs them: of a wide layer each cop
 
 from __future__ import annotations
 
+from copy import copy
+from warnings import catch_warnings, simplefilter
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -86,32 +89,77 @@ def norm_of(name: str, units: int) -> nn.Module:
     return nn.LayerNorm(units, elementwise_affine=False) if name == "layer" else nn.Identity()
 
 
-def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor:
-    """``dropout`` of ``features``, which need no gradient: a sparse tensor in training where few are not zero."""
-    places = _places(features) if dropout.training else None
-    if places is None:
+class Bags:
+    """Features ``[n, features]`` of which few are not zero, as in bags of words: these, by rows and by columns."""
+
+    def __init__(self, features: torch.Tensor):
+        rows, columns = features.nonzero().unbind(1)
+        self._shape, self._values = features.shape, features[rows, columns]
+        self._order = columns.argsort(stable=True)
+        self._by_rows = _starts(rows, self._shape[0]), columns
+        self._by_columns = _starts(columns, self._shape[1]), rows[self._order]
+
+    def dropped(self, dropout: nn.Dropout) -> Bags:
+        """With dropout of what is not zero."""
+        bags = copy(self)
+        bags._values = dropout(self._values)
+        return bags
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """Sparse, by rows."""
+        return torch.sparse_csr_tensor(*self._by_rows, self._values, self._shape, check_invariants=False)
+
+    @property
+    def transposed(self) -> torch.Tensor:
+        """Sparse ``[features, n]``, by its rows."""
+        values, shape = self._values[self._order], self._shape[::-1]
+        return torch.sparse_csr_tensor(*self._by_columns, values, shape, check_invariants=False)
+
+
+def _starts(of: torch.Tensor, count: int) -> torch.Tensor:
+    """Where each of ``count`` rows begins among places sorted by row, and the last one ends."""
+    return functional.pad(torch.bincount(of, minlength=count).cumsum(0), (1, 0))
+
+
+with catch_warnings():
+    simplefilter("ignore")  # torch says once a process that sparse rows may change
+    torch.zeros(1, 1).to_sparse_csr()
+
+
+class _Product(torch.autograd.Function):
+    """``bags @ weight.T``; torch would sort the places anew in each step, for either direction."""
+
+    @staticmethod
+    def forward(context, weight, bags):
+        context.bags = bags
+        return bags.matrix @ weight.t()
+
+    @staticmethod
+    def backward(context, gradient):
+        return (context.bags.transposed @ gradient).t(), None
+
+
+_BAGS = WeakTensorKeyDictionary()
+"""Features to their version and `Bags`: the whole graph is the same batch in every step."""
+
+
+def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
+    """``dropout`` of ``features``, which need no gradient: `Bags` in training where few are not zero."""
+    if not dropout.training:
         return dropout(features)
-    kept = dropout(features[tuple(places)])
-    return torch.sparse_coo_tensor(places, kept, features.shape, is_coalesced=True, check_invariants=False)
-
-
-_PLACES = WeakTensorKeyDictionary()
-"""Features to their version, and where they are not zero: the whole graph is the same batch in every step."""
-
-
-def _places(features: torch.Tensor) -> torch.Tensor | None:
-    """Where ``features`` are not zero ``[2, count]``; None where that is in more than few places."""
-    version, places = _PLACES.get(features, (None, None))
+    version, bags = _BAGS.get(features, (None, None))
     if version != features._version:
-        few = torch.count_nonzero(features) <= FEW * features.numel()
-        places = features.nonzero().t() if few else None
-        _PLACES[features] = features._version, places
-    return places
+        multiplies = features.dtype in (torch.float32, torch.float64)  # sparse rows: of others not on every device
+        few = multiplies and torch.count_nonzero(features) <= FEW * features.numel()
+        bags = Bags(features) if few else None
+        _BAGS[features] = features._version, bags
+    return dropout(features) if bags is None else bags.dropped(dropout)
 
 
-def multiplied(product: nn.Linear, h: torch.Tensor) -> torch.Tensor:
-    """``product`` of ``h``, which may be sparse."""
-    if not h.is_sparse:
+def multiplied(product: nn.Linear, h: torch.Tensor | Bags) -> torch.Tensor:
+    """``product`` of ``h``."""
+    if not isinstance(h, Bags):
         return product(h)
-    total = torch.sparse.mm(h, product.weight.t())
+    total = _Product.apply(product.weight, h)
     return total if product.bias is None else total.add_(product.bias)

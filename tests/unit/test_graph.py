@@ -17,7 +17,7 @@ from istmpi.data.batches import Batches
 from istmpi.data.graph import Graph, GraphSplit, induced, sampled
 from istmpi.data.sparse import Ragged
 from istmpi.errors import ConfigError
-from istmpi.models.aggregation import Edges, dropped
+from istmpi.models.aggregation import Bags, Edges, dropped
 from istmpi.models.examination import examine
 from istmpi.models.gat import GAT
 from istmpi.models.gcn import GCN
@@ -83,7 +83,7 @@ def test_bags_of_words_train_as_sparse_rows(model):
     """They give what dense ones do, which evaluation multiplies, and their gradients."""
     inputs = split(several=True).batch(np.arange(1)).inputs
     x, offsets, columns = inputs[0].double(), *inputs[1:]
-    assert dropped(x, torch.nn.Dropout(0.0)).is_sparse and not dropped(x, torch.nn.Dropout(0.0).eval()).is_sparse
+    assert isinstance(dropped(x, torch.nn.Dropout(0.0)), Bags) and dropped(x, torch.nn.Dropout(0.0).eval()) is x
     network = MODELS[model](FEATURES, CLASSES, (5, 4)).double()
     gradients = []
     for mode in (True, False):
@@ -98,15 +98,19 @@ def test_dropout_of_a_bag_of_words():
     """A quarter of what is not zero is dropped, and the rest grows by a third."""
     x = torch.zeros(200, 1000)
     x[:, ::20] = 3.0
-    kept = dropped(x, torch.nn.Dropout(0.25)).to_dense()
+    bags = dropped(x, torch.nn.Dropout(0.25))
+    kept = bags.matrix.to_dense()
+    assert torch.equal(bags.transposed.to_dense(), kept.t())
     assert set(kept.unique().tolist()) == {0.0, 4.0} and not kept[x == 0].any()
     assert (kept > 0).sum().item() == pytest.approx(7500, abs=6 * (10000 * 0.25 * 0.75) ** 0.5)
-    assert not dropped(torch.ones(4, 4), torch.nn.Dropout(0.25)).is_sparse
+    assert not isinstance(dropped(torch.ones(4, 4), torch.nn.Dropout(0.25)), Bags)
     none = torch.nn.Dropout(0.0)
     x[:, ::40] = 0.0
-    assert torch.equal(dropped(x, none).to_dense(), x) and dropped(x, none).indices().shape == (2, 5000)
+    for _ in range(2):
+        assert torch.equal(dropped(x, none).matrix.to_dense(), x)
+    assert not isinstance(dropped(x.bfloat16(), none), Bags)
     x[:] = 1.0
-    assert not dropped(x, none).is_sparse
+    assert dropped(x, none) is x
 
 
 def test_a_node_without_edges_hears_itself_or_nobody():
