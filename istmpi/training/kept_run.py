@@ -125,12 +125,14 @@ class KeptRun:
         last = progress or training.progress(training.evaluate())
         slowest, last = last.slowest, replace(last, last_round=None, slowest=None, losses=())
         best = _best(training, folder, last) if training.run.checkpoint.best else None
-        self._roll_call.close()
         names = folder.path, communicator.size, training.score_name
         of = {"slowest": slowest, "losses": tuple(training.losses) or None}
         summary = Summary(*names, last, phases, training.data_summary.fingerprint, training.ended, best, **of)
+        with communicator.agreed():
+            if self._first:
+                folder.write(SUMMARY, json.dumps(asdict(summary, dict_factory=known), default=str, indent=2) + "\n")
+        self._roll_call.close()
         if self._first:
-            folder.write(SUMMARY, json.dumps(asdict(summary, dict_factory=known), default=str, indent=2) + "\n")
             self._watch.finished(summary)
         return summary
 

@@ -6,13 +6,16 @@ from unittest.mock import MagicMock
 
 import pytest
 from patience import patient
-from small import trained
+from small import small_run, trained
 
 from istmpi.checkpoint.format import with_checksums
 from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.writers import WRITERS
 from istmpi.comm import Communicator, RollCall
 from istmpi.comm.objects import SLOT
+from istmpi.record import SUMMARY, RunFolder
+from istmpi.training.run import run_training
+from istmpi.training.watch import Watch
 
 
 def watched(comm, folder, said):
@@ -76,6 +79,25 @@ def test_ranks_that_wait_for_a_disk_alone_say_so(comm, shared_tmp, monkeypatch, 
     told = comm.allgather(said)
     assert told[0] and not any(told[1:]), told
     assert told[0][0].startswith("all ranks are in between rounds (checkpoint) and answer, for "), told
+
+
+@pytest.mark.ranks(min=2)
+def test_the_last_file_of_a_run_is_waited_for_under_a_deadline(comm, shared_tmp, monkeypatch):
+    """The summary is the first rank's to write, when the others have nothing left to do."""
+    some, limit = Communicator(comm.mpi.Dup()), comm.broadcast_from_root(min(patient(1.5), 15.0))
+    run = small_run(output__folder=str(shared_tmp / "run"), comm__patience=limit)
+    write, watch, said = RunFolder.write, Watch(), []
+
+    def slowly(folder, name, text):
+        if name == SUMMARY:
+            time.sleep(1.5 * limit)
+        write(folder, name, text)
+
+    monkeypatch.setattr(RunFolder, "write", slowly)
+    watch.noticed = said.append
+    run_training(run, some, watch)
+    told = comm.broadcast_from_root(said)
+    assert len(told) == 1 and told[0].startswith("rank 0 on ") and "is waited for in" in told[0], told
 
 
 def test_who_writes_with_others_is_seen_to_wait_for_them(comm, shared_tmp, monkeypatch):
