@@ -73,9 +73,11 @@ class Check:
         return " and ".join(f"{word} {bound:g}" for word, bound in both if math.isfinite(bound))
 
     def figure(self, record: Mapping[str, Any]) -> float | None:
-        """The figure of a report; None where there is no such row."""
+        """The figure of a report; None where there is no such row or column."""
         rows = [_row(record, wanted) for wanted in (self.row, self.over) if wanted is not None]
         if None in rows:
+            return None
+        if not all(self.column in row for row in rows):
             return None
         value, *others = (_number(row[self.column]) for row in rows)
         return value / others[0] if others else value
@@ -191,7 +193,8 @@ def _report(source: str, printed: str | None, folder: Path) -> Mapping[str, Any]
 
 def _row(record: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The first row with these values; of a run's summary what is known after its last round."""
-    rows = record["rows"] if "rows" in record else [record["last"]["score"]]
+    last = record.get("last") or {}
+    rows = record.get("rows") or [last.get("score") or {}]
     return next((row for row in rows if all(str(row.get(key)) == str(value) for key, value in wanted.items())), None)
 
 

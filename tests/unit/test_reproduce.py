@@ -60,6 +60,11 @@ def test_only_what_the_command_leaves_counts(tmp_path):
     assert (tmp_path / "new.json").is_file() and (tmp_path / "old.json").is_file()
 
 
+@pytest.mark.parametrize("record", [{}, {"error": "no"}, {"last": None}, {"rows": []}, {"rows": [{"y": 1}]}])
+def test_a_report_without_the_figure_is_no_error(record):
+    assert reproduce.Check("stdout", "x", least=1).figure(record) is None
+
+
 @pytest.mark.parametrize("printed", ["Warning: no GPU", "", "[]", "3"])
 def test_a_claim_that_prints_no_report_does_not_hold(tmp_path, printed):
     claim = next(claim for claim in CLAIMS if claim.name == "figure-2")
