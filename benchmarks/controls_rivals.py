@@ -1,14 +1,14 @@
 """Is it IST that is needed? IST, its controls and today's rivals beside each other, each tuned on the same budget.
 
-    mpirun -n 4 python benchmarks/controls_rivals.py --cells FOLDER              # resumes; the most telling first
-    mpirun -n 4 python benchmarks/controls_rivals.py --cells FOLDER --seeds 1    # the first seed of everything
-    mpirun -n 4 python benchmarks/controls_rivals.py --cells FOLDER --task cifar # another task (`rivals_tasks.py`)
+    python benchmarks/controls_rivals.py --cells FOLDER                          # resumes; the most telling first
+    python benchmarks/controls_rivals.py --cells FOLDER --ranks 8 --seeds 1      # the first seed of everything
+    python benchmarks/controls_rivals.py --cells FOLDER --task cifar             # another task (`rivals_tasks.py`)
     python benchmarks/controls_rivals.py --cells FOLDER --report                 # only the table
 
 Data alike on all ranks, sharded, and by label. Every method's learning rate and local steps are the best of six
-settings on a validation split of the training data, with the data placed as where they are used. A cell is a run of all
-ranks in one job; its file has a point for each evaluation, with the seconds since the data were first touched, all in
-one, and those of evaluations among them.
+settings on a validation split of the training data, with the data placed as where they are used. A cell is a run of
+simulated ranks, whose accuracies and bytes are those of ``mpirun``, to the last bit; as many run at a time as there are
+cores. Its file has a point for each evaluation.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from statistics import mean, stdev
 from typing import Any
 
 import reporting
+from processes import a_process_a_core
 from reporting import HERE, keep_cell, restore_cells, store_cells
 from rivals_picture import draw
 from rivals_tasks import BY_LABEL, PLACEMENTS, TASKS, Task
 from time_plan import NARROW, NEVER, TENTH, hidden_of
 
-from istmpi.comm import Communicator, world
+from istmpi.comm import Communicator
+from istmpi.comm.simulated import simulate
 from istmpi.config import Run
 from istmpi.errors import DivergedError
 from istmpi.training.loop import Training
@@ -130,7 +132,7 @@ def controls(record: Record, task: Task, method: str, placement: str, ranks: int
 
 
 def plan(record: Record, task: Task, ranks: int, seeds: int) -> Iterator[Cell]:
-    """The cells that are not there yet: a placement at a time, one seed of it first; decided while it goes on."""
+    """The cells that are not there yet and can be run: a seed at a time; those of a method once it is tuned."""
     for count in range(1, seeds + 1):
         for placement in task.placements:
             for method in methods_of(placement):
@@ -141,25 +143,14 @@ def plan(record: Record, task: Task, ranks: int, seeds: int) -> Iterator[Cell]:
 
 def measured(run: Run, communicator: Communicator) -> dict:
     """What a run finds. Collective."""
-    began, evaluating, points = time.perf_counter(), 0.0, []
-    training = Training(run, communicator)
+    points = []
     try:
-        for one in training.rounds():
+        for one in Training(run, communicator).rounds():
             if one.score is not None:
-                evaluating = training.clock.seconds.get("evaluate", 0.0)
-                points.append(
-                    {
-                        "step": one.local_steps,
-                        "accuracy": one.score.score,
-                        "megabytes": one.bytes / 1e6,
-                        "seconds": time.perf_counter() - began,
-                        "of these evaluating": evaluating,
-                        "training": one.seconds,
-                    }
-                )
+                points.append({"step": one.local_steps, "accuracy": one.score.score, "megabytes": one.bytes / 1e6})
     except DivergedError as error:
         points.append({"step": 0, "accuracy": 0.0, "megabytes": 0.0, "diverged": str(error)})
-    return {"points": points, "phases": dict(training.clock.seconds)}
+    return {"points": points}
 
 
 def _shown(task: Task) -> list[tuple[str, str]]:
@@ -229,28 +220,24 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, default="speech", help="what is trained (speech)")
     parser.add_argument("--seeds", type=int, default=5, help="of each chosen setting (5)")
     parser.add_argument("--minutes", type=float, default=600, help="no cell begins after that")
-    parser.add_argument("--ranks", type=int, default=4, help="whose cells --report shows (4)")
+    parser.add_argument("--ranks", type=int, default=4, help="of each run (4)")
     parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
     task = TASKS[options.task]
 
-    record = record_in(options.cells)
-    communicator = world()
-    ranks = options.ranks if options.report else communicator.size
+    record, ranks = record_in(options.cells), options.ranks
     name = report_name(task, ranks)
-    if communicator.rank == 0:
-        options.cells.mkdir(exist_ok=True)
-        restore_cells(name, options.cells, options.results)
+    options.cells.mkdir(exist_ok=True)
+    restore_cells(name, options.cells, options.results)
     if not options.report:
-        campaign(options, task, record, communicator)
-    if communicator.rank == 0 and (found := rows(record, task, ranks, options.seeds)):
+        campaign(options, task, record)
+    if found := rows(record, task, ranks, options.seeds):
         notes = (
             f"{task.title}; narrow: a P-th of the widths; {task.batch} examples a rank and step, "
             f"{task.steps['control']} steps. Learning rate and J: the best of {len(task.rates)} x 2 on a validation "
             f"split of the training data after {task.steps['rate']} steps, for each placement. +-: half of the 95% "
-            "interval of the mean over seeds, by Student's t. MB: sent by all ranks, evaluations left out. No seconds: "
-            "all ranks were on one host, with other work beside them. Measured at "
+            "interval of the mean over seeds, by Student's t. MB: sent by all ranks, evaluations left out. Measured at "
             f"{', '.join(commits(record, task, ranks, options.seeds))}."
         )
         store_cells(name, options.cells.glob(f"{task.name}-[cr]*-P{ranks}-*.json"), options.results)
@@ -258,25 +245,29 @@ def main() -> None:
         draw(found, f"{task.title}, {ranks} ranks", options.results / f"{name}.png")
 
 
-def campaign(options: argparse.Namespace, task: Task, record: Record, communicator: Communicator) -> None:
-    """Measure what is not there; every rank takes what rank 0 reads from the folder."""
-    data = task.data(options.cells)
-    if communicator.rank == 0:
-        task.prepare(options.raw, options.cells)
-    communicator.barrier()
-    began = time.perf_counter()
-    while True:
-        cell = None
-        if communicator.rank == 0 and time.perf_counter() - began < 60 * options.minutes:
-            cell = next(plan(record, task, communicator.size, options.seeds), None)
-        cell = communicator.broadcast_from_root(cell)
-        if cell is None:
-            return
-        start = time.perf_counter()
-        found = measured(cell.run(data), communicator)
-        if communicator.rank == 0:
-            keep_cell(options.cells / f"{cell.name}.json", cell.name, start, found)
-            print(f"{cell.name}: {found['points'][-1]['accuracy']:.4f}", flush=True)
+def campaign(options: argparse.Namespace, task: Task, record: Record) -> None:
+    """Run the cells that are not there: those that tune, then those of what was chosen."""
+    task.prepare(options.raw, options.cells)
+    end = time.perf_counter() + 60 * options.minutes
+    with a_process_a_core() as processes:
+        while todo := list(plan(record, task, options.ranks, options.seeds)):
+            running = [processes.submit(simulated, cell, options.cells, end) for cell in todo]
+            for one in running:
+                if line := one.result():
+                    print(line, flush=True)
+            if time.perf_counter() >= end:
+                return
+
+
+def simulated(cell: Cell, folder: Path, end: float) -> str:
+    """Run a cell unless it would begin too late, and keep what it found; a line that says it."""
+    start = time.perf_counter()
+    if start >= end:
+        return ""
+    run = cell.run(cell.task.data(folder))
+    found, *_ = simulate(lambda communicator: measured(run, communicator), cell.ranks).require()
+    keep_cell(folder / f"{cell.name}.json", cell.name, start, found)
+    return f"{cell.name}: {found['points'][-1]['accuracy']:.4f}"
 
 
 if __name__ == "__main__":

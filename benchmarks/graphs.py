@@ -12,17 +12,15 @@ and are not run again, nor what results/graphs-cells.jsonl has. The first seed o
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 
+from processes import a_process_a_core
 from reporting import HERE, RESULTS, keep_cell, report, restore_cells, store_cells
 
 HIDDEN = (256, 256)
@@ -123,7 +121,7 @@ def main() -> None:
         words = ["istmpi", "prepare", "graph", options.raw, data, "--clusters", str(CLUSTERS)]
         subprocess.run(words, check=True)
     wanted = [row for row in rows() if not options.only or any(part in row.title for part in options.only)]
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as processes:
+    with a_process_a_core() as processes:
         started = []
         for seed in range(0 if options.report else options.seeds):
             for row in wanted:

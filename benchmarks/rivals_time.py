@@ -1,6 +1,6 @@
 """Time to an accuracy on a slow network: IST beside its controls and today's rivals, each as it was tuned.
 
-    mpirun -n 8 python benchmarks/controls_rivals.py --cells FOLDER --task speech-wide --seeds 1    # tunes them
+    python benchmarks/controls_rivals.py --cells FOLDER --task speech-wide --ranks 8 --seeds 1    # tunes them
     mpirun -n 8 python benchmarks/rivals_time.py --cells FOLDER --task speech-wide                  # curves of BITS
     sudo -E env PATH="$PATH" benchmarks/cluster --hosts 8 --rate 50mbit -- \\
         python benchmarks/rivals_time.py --cells FOLDER --task speech-wide                          # for each rate
@@ -209,7 +209,7 @@ def obstacle(options: argparse.Namespace, task: Task, record: Record, ranks: int
     if not plan(record, task, line_rate(), options.seeds):
         return (
             f"{options.cells} has no tuned cells of {task.name} for {RANKS} ranks: run "
-            f"mpirun -n {RANKS} python benchmarks/controls_rivals.py --cells {options.cells} --task {task.name} first."
+            f"python benchmarks/controls_rivals.py --cells {options.cells} --task {task.name} --ranks {RANKS} first."
         )
     return "" if ranks == RANKS else f"it takes {RANKS} ranks, as were tuned; these are {ranks}."
 
