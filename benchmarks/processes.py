@@ -7,7 +7,7 @@ from multiprocessing import get_context, parent_process
 
 
 def a_process_a_core() -> ProcessPoolExecutor:
-    """As many processes as this one may use cores, with nothing of its threads; they end when it does, killed or not."""
+    """As many processes as this one may use cores, with none of its threads; killed or not, they end when it does."""
     return ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn"), _end_with_the_parent)
 
 
