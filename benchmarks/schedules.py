@@ -7,7 +7,7 @@
 Each seed draws a method, a number of ranks and what befalls them (`istmpi.comm.simulated`): always delays, often a rank
 that stands still or is slow, at times one that is killed. The law (`istmpi.training.simulation`): the run ends with the
 bits of the undisturbed one; where a rank was killed, the run that goes on from its checkpoints does. A seed is repeated
-by ``--seed S --schedules 1``.
+by ``--seed S --schedules 1``. Seeds are spread over ``--jobs`` processes, a core each.
 """
 
 import argparse
@@ -15,6 +15,10 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 from lost_schedules import lost
@@ -22,6 +26,7 @@ from reporting import report
 
 from istmpi.comm.simulated import DELAYS, KILLS, KINDS, SLOW, STOPS
 from istmpi.config import Run
+from istmpi.devices import usable_cores
 from istmpi.training.simulation import Schedule, Schedules
 
 SMALL = {
@@ -68,15 +73,25 @@ class Tried:
         self.seconds = self.virtual = 0.0
         self.findings: list[str] = []
 
-    def add(self, schedule: Schedule, ranks: int, seconds: float) -> None:
-        self.schedules, self.seconds = self.schedules + 1, self.seconds + seconds
-        self.ranks.add(ranks)
-        self.kinds.update(schedule.kinds)
-        self.switches += sum(outcome.switches for outcome in schedule.outcomes)
-        self.messages += sum(outcome.messages["messages"] for outcome in schedule.outcomes)
-        self.virtual += sum(outcome.seconds for outcome in schedule.outcomes)
+    @staticmethod
+    def of(schedule: Schedule, ranks: int, seconds: float) -> "Tried":
+        """One schedule's, which took so many seconds of wall-clock time."""
+        one = Tried()
+        one.schedules, one.seconds, one.ranks = 1, seconds, {ranks}
+        one.kinds.update(schedule.kinds)
+        one.switches = sum(outcome.switches for outcome in schedule.outcomes)
+        one.messages = sum(outcome.messages["messages"] for outcome in schedule.outcomes)
+        one.virtual = sum(outcome.seconds for outcome in schedule.outcomes)
         if schedule.finding:
-            self.findings.append(f"seed {schedule.seed}, {ranks} ranks ({schedule.faults}): {schedule.finding}")
+            one.findings = [f"seed {schedule.seed}, {ranks} ranks ({schedule.faults}): {schedule.finding}"]
+        return one
+
+    def add(self, other: "Tried") -> None:
+        self.kinds.update(other.kinds)
+        self.ranks |= other.ranks
+        self.schedules, self.switches = self.schedules + other.schedules, self.switches + other.switches
+        self.messages, self.seconds = self.messages + other.messages, self.seconds + other.seconds
+        self.virtual, self.findings = self.virtual + other.virtual, self.findings + other.findings
 
 
 def main() -> int:
@@ -84,41 +99,67 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="the first (0)")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so many; 0: when all are done (0)")
-    parser.add_argument("--lost", action="store_true", help="lose ranks, and go on without them (lost_schedules.py)")
+    parser.add_argument("--jobs", type=int, default=len(usable_cores()), help="processes (a core each)")
+    parser.add_argument(
+        "--lost", action="store_true", help="lose ranks, and go on without them (lost_schedules.py; one process)"
+    )
     options = parser.parse_args()
     if options.lost:
         return lost(options.minutes)
-    tried, known = {name: Tried() for name in RUNS}, {}
+    seeds = range(options.seed, options.seed + options.schedules)
+    jobs = max(1, min(options.jobs, len(seeds)))
+    if jobs == 1:
+        return gathered(map(tried_by, seeds), options.minutes, jobs)
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as processes:
+        try:
+            return gathered(processes.map(tried_by, seeds), options.minutes, jobs)
+        finally:
+            processes.shutdown(cancel_futures=True)
+
+
+def gathered(results: Iterable[tuple[str, Tried]], minutes: float, jobs: int) -> int:
+    """Put together what came of each seed, and write it every two minutes and in the end; the exit code."""
+    tried = {name: Tried() for name in RUNS}
     begun = kept = time.monotonic()
-    for seed in range(options.seed, options.seed + options.schedules):
-        draw = random.Random(f"schedule {seed}")
-        name, ranks = draw.choice(list(RUNS)), draw.choice(RANKS)
-        if (name, ranks) not in known:
-            known[name, ranks] = Schedules(Run().override(SMALL | RUNS[name]), ranks, DRAWN)
-            assert known[name, ranks].reached.weights
-        at = time.monotonic()
-        (schedule,) = known[name, ranks].run([seed])
+    for name, one in results:
+        tried[name].add(one)
+        for finding in one.findings:
+            print(f"{name}: {finding}", flush=True)
         now = time.monotonic()
-        tried[name].add(schedule, ranks, now - at)
-        if schedule.finding:
-            print(f"{name}: {tried[name].findings[-1]}", flush=True)
-        out_of_time = options.minutes and now - begun > 60 * options.minutes
-        if now - kept > 120 or out_of_time:
-            kept = now
-            told(tried, now - begun)
-        if out_of_time:
+        if minutes and now - begun > 60 * minutes:
             break
-    told(tried, time.monotonic() - begun)
+        if now - kept > 120:
+            kept = now
+            told(tried, now - begun, jobs)
+    told(tried, time.monotonic() - begun, jobs)
     return int(any(each.findings for each in tried.values()))
 
 
-def told(tried: dict[str, Tried], seconds: float) -> None:
+def tried_by(seed: int) -> tuple[str, Tried]:
+    """Carry out the schedule that a seed draws; the run's name with it."""
+    draw = random.Random(f"schedule {seed}")
+    name, ranks = draw.choice(list(RUNS)), draw.choice(RANKS)
+    schedules, began = schedules_of(name, ranks), time.monotonic()
+    (schedule,) = schedules.run([seed])
+    return name, Tried.of(schedule, ranks, time.monotonic() - began)
+
+
+@cache
+def schedules_of(name: str, ranks: int) -> Schedules:
+    """Those of a run, which has been carried out undisturbed."""
+    schedules = Schedules(Run().override(SMALL | RUNS[name]), ranks, DRAWN)
+    assert schedules.reached.weights
+    return schedules
+
+
+def told(tried: dict[str, Tried], seconds: float, jobs: int) -> None:
     """Write what there is."""
     rows = [row(name, [each]) for name, each in tried.items()]
     findings = [f"{name}: {finding}" for name, each in tried.items() for finding in each.findings]
     count = sum(each.schedules for each in tried.values())
+    processes = "one process" if jobs == 1 else f"{jobs} processes"
     notes = (
-        f"{count:,} schedules in {seconds:,.0f} s of wall-clock time, one process: {len(findings)} findings. The mlps "
+        f"{count:,} schedules in {seconds:,.0f} s of wall-clock time, {processes}: {len(findings)} findings. The mlps "
         f"are 64-24-16-10, with two or three rounds of two local steps. The four kinds are how many schedules had such "
         f"a fault; one that lost a rank is two jobs, in a folder with a checkpoint a round."
     )
