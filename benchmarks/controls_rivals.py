@@ -24,7 +24,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import reporting
-from processes import a_process_a_core
+from processes import worker_processes
 from reporting import HERE, keep_cell, restore_cells, store_cells
 from rivals_picture import draw
 from rivals_tasks import BY_LABEL, PLACEMENTS, TASKS, Task
@@ -249,7 +249,7 @@ def campaign(options: argparse.Namespace, task: Task, record: Record) -> None:
     """Run the cells that are not there: those that tune, then those of what was chosen."""
     task.prepare(options.raw, options.cells)
     end = time.perf_counter() + 60 * options.minutes
-    with a_process_a_core() as processes:
+    with worker_processes() as processes:
         while todo := list(plan(record, task, options.ranks, options.seeds)):
             running = [processes.submit(simulated, cell, options.cells, end) for cell in todo]
             for one in running:

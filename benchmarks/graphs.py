@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from processes import a_process_a_core
+from processes import worker_processes
 from reporting import HERE, RESULTS, keep_cell, report, restore_cells, store_cells
 
 HIDDEN = (256, 256)
@@ -121,7 +121,7 @@ def main() -> None:
         words = ["istmpi", "prepare", "graph", options.raw, data, "--clusters", str(CLUSTERS)]
         subprocess.run(words, check=True)
     wanted = [row for row in rows() if not options.only or any(part in row.title for part in options.only)]
-    with a_process_a_core() as processes:
+    with worker_processes() as processes:
         started = []
         for seed in range(0 if options.report else options.seeds):
             for row in wanted:

@@ -5,10 +5,12 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context, parent_process
 
+from istmpi.devices import usable_cores
 
-def a_process_a_core() -> ProcessPoolExecutor:
-    """As many processes as this one may use cores, with none of its threads; killed or not, they end when it does."""
-    return ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn"), _end_with_the_parent)
+
+def worker_processes(count: int | None = None) -> ProcessPoolExecutor:
+    """So many processes, or one for each core, with none of this one's threads; killed or not, they end when it does."""
+    return ProcessPoolExecutor(count or len(usable_cores()), get_context("spawn"), initializer=_end_with_the_parent)
 
 
 def _end_with_the_parent() -> None:

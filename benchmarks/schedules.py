@@ -16,12 +16,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 
 from lost_schedules import lost
+from processes import worker_processes
 from reporting import report
 
 from istmpi.comm.simulated import DELAYS, KILLS, KINDS, SLOW, STOPS
@@ -110,7 +109,7 @@ def main() -> int:
     jobs = max(1, min(options.jobs, len(seeds)))
     if jobs == 1:
         return gathered(map(tried_by, seeds), options.minutes, jobs)
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as processes:
+    with worker_processes(jobs) as processes:
         try:
             return gathered(processes.map(tried_by, seeds), options.minutes, jobs)
         finally:
