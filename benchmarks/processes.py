@@ -9,7 +9,7 @@ from istmpi.devices import usable_cores
 
 
 def worker_processes(count: int | None = None) -> ProcessPoolExecutor:
-    """So many processes, or one for each core, with none of this one's threads; killed or not, they end when it does."""
+    """So many processes, or one a core, with none of this one's threads; killed or not, they end when it does."""
     return ProcessPoolExecutor(count or len(usable_cores()), get_context("spawn"), initializer=_end_with_the_parent)
 
 
