@@ -15,6 +15,8 @@ from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import Communicator
 from istmpi.errors import StuckError
 
+PASSED_ON = 0.5
+"""Seconds in which a launcher passes a line on: MPICH's drops what it has not read yet as a job is aborted."""
 GRACE = 3.0
 """Seconds in which all ranks of a script that fails on all of them come to its end."""
 _exit_code = 0
@@ -42,6 +44,7 @@ def abort_at_exit(code: int) -> None:
 def end_stuck_job(error: StuckError) -> None:
     """Say why, and end all ranks by MPI_Abort."""
     print(f"istmpi: {error}", file=sys.stderr, flush=True)
+    time.sleep(PASSED_ON)
     mpi.if_up().COMM_WORLD.Abort(error.exit_code)
 
 
