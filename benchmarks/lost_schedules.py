@@ -1,9 +1,9 @@
 """Ranks lost on simulated ranks while the others go on (``schedules.py --lost``): is all left that should be?
 
-A rank is lost at every MPI call of a small run of three ranks, before it does anything or with its part posted; a
-further one at every call with which the others recover, and a little beyond, of some losses; and drawn ones of eight
-ranks, of each method that goes on without one. Each is another schedule. The law and its oracle:
-`tests/support/lost_ranks.py`.
+A rank is lost at every MPI call of a small run of three ranks, before it does anything or with its part posted; of
+five a further one at every call with which the others recover, and a little beyond, of some losses; drawn ones of eight
+ranks, of each method that goes on without one; and the network splits at drawn calls, once or twice. Each is another
+schedule. The law and its oracle: `tests/support/lost_ranks.py`.
 """
 
 import random
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from reporting import report
 
-from istmpi.comm.simulated import Kill
+from istmpi.comm.simulated import Kill, Split
 from istmpi.config import Run
 from istmpi.methods import METHODS
 
@@ -45,8 +45,8 @@ RUNS = {
 BEYOND = 30
 """Calls behind a recovery at which a further rank is lost, too."""
 
-Lost = tuple[str, str, int, list[Kill], int]
-"""Part of the table, run, ranks, who is lost at which calls, seed."""
+Lost = tuple[str, str, int, list[Kill], list[Split], int]
+"""Part of the table, run, ranks, who is lost at which calls, who is cut off, seed."""
 
 
 class Losses:
@@ -65,18 +65,18 @@ class Losses:
         every = [(rank, call) for rank in range(3) for call in range(1, calls[rank] + 1)]
         random.Random("every call").shuffle(every)  # what there is no time for is missing everywhere
         for number, (rank, call) in enumerate(every):
-            yield "one of 3, every call", "ist", 3, [Kill(rank, call, bool(number % 2))], number
+            yield "one of 3, every call", "ist", 3, [Kill(rank, call, bool(number % 2))], [], number
 
     def recovering(self) -> Iterator[Lost]:
         every = []
-        for call in (210, 260, 310, 360, 410):
-            first = Kill(call % 3, call)
-            for rank, (begins, ends) in self.of("ist", 3).recovery(first, call).items():
+        for number, call in enumerate((210, 260, 310, 360, 410)):
+            first = Kill(number, call)
+            for rank, (begins, ends) in self.of("ist", 5).recovery(first, call).items():
                 every += [(first, rank, then) for then in range(begins, ends + BEYOND)]
         random.Random("every call").shuffle(every)
         for number, (first, rank, then) in enumerate(every):
             kills = [first, Kill(rank, then, bool(number % 2))]
-            yield "a second of 3 in recovery", "ist", 3, kills, first.call
+            yield "a second of 5 in recovery", "ist", 5, kills, [], first.call
 
     def drawn(self) -> Iterator[Lost]:
         for seed in range(10**6):
@@ -87,29 +87,40 @@ class Losses:
             first = draw.randrange(1, calls[who[0]] + 1)
             places = [first, first + draw.randrange(200)]
             kills = [Kill(rank, place, draw.random() < 0.5) for rank, place in zip(who, places)]
-            yield f"{len(who)} of 8, drawn", name, 8, kills, seed
+            yield f"{len(who)} of 8, drawn", name, 8, kills, [], seed
+
+    def split(self) -> Iterator[Lost]:
+        for seed in range(10**6):
+            draw = random.Random(f"split {seed}")
+            name, ranks = draw.choice([("ist", 5), (draw.choice(list(RUNS)), 8)])
+            call = draw.randrange(1, min(self.of(name, ranks).calls) + 1)
+            splits = [
+                Split(draw.sample(range(ranks), draw.randrange(1, ranks)), draw.randrange(ranks), call + later)
+                for later in draw.choice(([0], [0, draw.randrange(200)]))
+            ]
+            yield "a network split, drawn", name, ranks, [], splits, seed
 
 
 def lost(minutes: float) -> int:
     """Try each for its share of so many minutes, 0 for all and as many drawn ones as the rest; write what there is."""
     all_losses, tried, findings, begun = Losses(), {}, [], time.monotonic()
-    parts = all_losses.any_call, all_losses.recovering, all_losses.drawn
+    parts = all_losses.any_call, all_losses.recovering, all_losses.drawn, all_losses.split
     for place, part in enumerate(parts):
-        for count, (title, name, ranks, kills, seed) in enumerate(part()):
+        for count, (title, name, ranks, kills, splits, seed) in enumerate(part()):
             oracle, at = all_losses.of(name, ranks), time.monotonic()
             before = Counter(oracle.seen)
             try:
-                finding = oracle.finding(kills, seed)
+                finding = oracle.finding(kills, seed, splits=splits)
             except Exception as error:
                 finding = f"{type(error).__name__}: {error}"
             seen, spent = tried.setdefault(title, (Counter(), []))
             seen.update(oracle.seen - before)
             spent.append(time.monotonic() - at)
             if finding:
-                findings.append(f"{title}, {name}, seed {seed}, {kills}: {finding}")
+                findings.append(f"{title}, {name}, seed {seed}, {[*kills, *splits]}: {finding}")
                 print(findings[-1], flush=True)
             ended = minutes and time.monotonic() - begun > 60 * minutes * (place + 1) / len(parts)
-            if ended or (not minutes and part == all_losses.drawn and count >= 1000):
+            if ended or (not minutes and part in parts[2:] and count >= 1000):
                 break
         told(tried, findings, time.monotonic() - begun)
     return int(bool(findings))

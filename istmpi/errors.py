@@ -9,7 +9,7 @@
     ├── SimulationError        exit 1   simulated ranks wait for ever, or one of them was killed (exit 137)
     ├── OutputError            exit 74  a result cannot be written
     ├── StoppedError           exit 75  stopped early as asked, and saved; can be resumed
-    └── StuckError             exit 76  a rank is stuck, or the launcher gone; can be resumed from the last checkpoint
+    └── StuckError             exit 76  a rank is stuck, the launcher gone, or most ranks lost; a checkpoint goes on
 
 A message names the subject, its value, the constraint and the cure, in one line:
 
@@ -70,7 +70,7 @@ class StoppedError(IstmpiError):
 
 
 class StuckError(IstmpiError):
-    """Ranks wait for one that does not come."""
+    """Ranks wait for one that does not come, or have lost so many that those may go on without them."""
 
     exit_code = 76
 

@@ -73,7 +73,7 @@ class FolderLock:
         self._released.set()
         if _read(self.path) == self._own:
             with contextlib.suppress(OSError):
-                self.path.unlink()
+                self._remove(self._own)
 
     def _remove_leftovers(self) -> None:
         """Remove what others have left beside the file that were killed while they made it."""

@@ -49,7 +49,7 @@ Exit codes:
     3  the loss is no longer finite
    74  a result cannot be written
    75  stopped early and saved: train --resume auto goes on
-   76  a rank was stuck, or its launcher gone: train --resume auto goes on from the last checkpoint
+   76  a rank was stuck, its launcher gone, or most lost: train --resume auto goes on from the last checkpoint
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
@@ -195,7 +195,7 @@ def _report(error: IstmpiError) -> tuple[int, bool]:
     rank = comm.current_rank()
     if not error.everywhere and not (alone and rank == 0):
         _say(f"istmpi: rank {rank}: {one_line(error)}")
-    elif rank == 0:
+    elif comm.speaks():
         _say(f"istmpi: {one_line(error)}")
     if error.everywhere:
         comm.final_barrier()

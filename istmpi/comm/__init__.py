@@ -2,7 +2,7 @@
 
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import STAGING_BYTES, Communicator
-from istmpi.comm.launch import announce, current_rank, handshake, meet_with, world
+from istmpi.comm.launch import announce, current_rank, handshake, meet_with, speaks, world
 from istmpi.comm.launcher import launched, terminal_columns
 from istmpi.comm.leaving import abort_at_exit, final_barrier, leave_survivors, leave_the_lost
 from istmpi.comm.mpi import (
@@ -48,6 +48,7 @@ __all__ = [
     "start",
     "tells_of_a_loss",
     "terminal_columns",
+    "speaks",
     "thread_level",
     "threads_may_call",
     "world",

@@ -21,7 +21,6 @@ from istmpi.comm import mpi, objects
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.exchange import Exchange
 from istmpi.comm.guard import Guarded, keep, over
-from istmpi.comm.stand_in import stand_in
 from istmpi.comm.traffic import Traffic
 from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError
@@ -321,7 +320,7 @@ class Communicator:
         left.Free()
         before.Free()
         self._name, self._hosts = f"{self._name}'", None
-        mpi.incomplete = stand_in() is None  # of a simulated rank no process is left behind
+        mpi.go_on_with(self.ranks)
         self.rank, self.size = self._mpi.Get_rank(), self._mpi.Get_size()
         self._kin = []
 

@@ -139,6 +139,11 @@ def current_rank() -> int:
     return MPI.COMM_WORLD.Get_rank() if MPI and MPI.COMM_WORLD.Get_size() > 1 else launched()[0]
 
 
+def speaks() -> bool:
+    """Whether this process tells what all ranks know: the first one, or the first of those that are left."""
+    return current_rank() == mpi.speaker
+
+
 def meet_with(error: IstmpiError) -> IstmpiError:
     """Bring an error of this rank to the others where they wait for it: at their first agreement, if MPI is not up yet.
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from istmpi.comm.stand_in import stand_in
@@ -91,6 +92,15 @@ _OF_THE_CONNECTION = (
 
 incomplete = False
 """Ranks were lost, and this one went on without them: calls on all that were started fail."""
+speaker = 0
+"""The rank that tells what all know: the first of those that are left."""
+
+
+def go_on_with(ranks: Sequence[int]) -> None:
+    """Know that these alone are left. Of simulated ranks, which are all in one process, none leaves it."""
+    global incomplete, speaker
+    if stand_in() is None:
+        incomplete, speaker = True, ranks[0]
 
 
 def tells_of_a_loss(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from istmpi.comm import StopGossip
 from istmpi.engine.store import ParameterStore
-from istmpi.errors import ConfigError, DivergedError
+from istmpi.errors import ConfigError, DivergedError, StuckError
 from istmpi.methods import spec_of
 from istmpi.methods.outer import Outer
 from istmpi.methods.survival import Survival
@@ -68,7 +68,7 @@ def go_on(training: Training, base: Base, told: bool = False) -> list[Loss]:
     """Have those ranks that are left go on with the run; who was lost. Collective among them.
 
     ``base``: fills a store with what there is of ranks of whose rows nobody has a copy. ``told``: the others know
-    already that somebody was lost.
+    already that somebody was lost. StuckError on all of them where those that are lost may go on as well.
     """
     communicator, began, lost = training.communicator, time.monotonic(), []
     pending: Regrouped | None = None
@@ -83,6 +83,7 @@ def go_on(training: Training, base: Base, told: bool = False) -> list[Loss]:
             if pending and max(generations) > len(training.losses):
                 lost += take(training, pending, began)
                 pending = None
+            require_most(training)
             pending = regrouped(training, base)
             communicator.barrier()
         except Exception as error:
@@ -90,6 +91,24 @@ def go_on(training: Training, base: Base, told: bool = False) -> list[Loss]:
                 raise
             continue
         return [*lost, *take(training, pending, began)]
+
+
+def require_most(training: Training) -> None:
+    """StuckError unless these are most of the ranks that went on together last, or half of them with the first.
+
+    Where the network has split, each part takes the other's ranks for lost, and one part at most is as large. Local,
+    with the same outcome on all of a part.
+    """
+    left, before = training.communicator.ranks, [rank for rank, _ in training.members]
+    if 2 * len(left) > len(before) or (2 * len(left) == len(before) and left[0] == before[0]):
+        return
+    error = StuckError(
+        f"the job ends: {len(left)} of {len(before)} ranks have lost the others, which may be behind a network that "
+        f"has split, and at work. Only more than half of the ranks go on without the others, or half of them with rank "
+        f"{before[0]}. The same command with --resume auto goes on from the last checkpoint."
+    )
+    error.everywhere = True
+    raise error
 
 
 def regrouped(training: Training, base: Base) -> Regrouped:

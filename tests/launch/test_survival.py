@@ -5,11 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import h5py
 import pytest
-from patience import patient
+from patience import Limit, patient
 
 from istmpi import emulated
 
@@ -157,14 +158,14 @@ def test_a_rank_on_another_host_is_lost_while_the_others_send_to_it(launcher, en
 
 def test_ranks_are_lost_one_after_the_other_until_one_is_left(launcher, environment, tmp_path):
     """In the local steps, on the first rank's hop, in an evaluation and in a checkpoint."""
-    faults = "1:compute:2,0:hop:3,2:evaluate:3,3:save:2"
+    faults = "1:compute:2,0:hop:3,2:evaluate:3,4:save:2"
     done, lines, summary = train(
         launcher, environment, tmp_path / "run", 5, faults, "--set", "checkpoint.every=4", "--lr", "0.02"
     )
-    assert [loss["rank"] for loss in summary["losses"]] == [1, 0, 2, 3]
+    assert [loss["rank"] for loss in summary["losses"]] == [1, 0, 2, 4]
     assert [line["ranks"] for line in lines][-1] == summary["ranks"] == 1
     told = {line["round"]: line["lost"].split(" on ")[0] for line in lines if "lost" in line}
-    assert set(told.values()) == {"rank 1", "rank 0", "rank 2", "rank 3"}
+    assert set(told.values()) == {"rank 1", "rank 0", "rank 2", "rank 4"}
     assert done.stdout.count("was lost in round") == 4, done.stdout
     assert not (tmp_path / "run" / "lock.json").exists()
     assert not list((tmp_path / "run").rglob("*.tmp"))
@@ -176,9 +177,61 @@ def test_ranks_are_lost_one_after_the_other_until_one_is_left(launcher, environm
 def test_a_second_loss_while_the_first_is_got_over_is_survived(launcher, environment, tmp_path):
     """And a third one behind the end of the run, for which only pictures lack."""
     faults = "2:compute:3,0:recovery:1,1:pictures:1"
-    _, lines, summary = train(launcher, environment, tmp_path / "run", 4, faults)
+    _, lines, summary = train(launcher, environment, tmp_path / "run", 5, faults)
     assert sorted(loss["rank"] for loss in summary["losses"]) == [0, 2]
-    assert lines[-1]["ranks"] == 2
+    assert lines[-1]["ranks"] == 3
+
+
+@pytest.mark.parametrize(("ranks", "lost"), [(2, [0]), (3, [0, 1])])
+def test_where_most_are_lost_at_once_one_of_the_others_says_so_and_they_end(
+    launcher, environment, tmp_path, ranks, lost
+):
+    """The lost ones may be at work behind a network that has split."""
+    faults = ",".join(f"{rank}:compute:3" for rank in lost)
+    command = [launcher, "--with-ft", "ulfm", "-n", str(ranks), sys.executable, str(LOSE), faults, *RUN]
+    done = subprocess.run(
+        [*command, "--out", tmp_path / "run"],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+    )
+    assert done.returncode == 76, done.stderr
+    assert done.stderr.count(f"istmpi: the job ends: 1 of {ranks} ranks have lost the others") == 1, done.stderr
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_who_goes_on_without_the_first_rank_tells_why_the_run_stops(launcher, environment, tmp_path):
+    folder = tmp_path / "run"
+    command = [
+        launcher,
+        "--with-ft",
+        "ulfm",
+        "-n",
+        "3",
+        sys.executable,
+        str(LOSE),
+        "0:compute:3",
+        *RUN,
+        "--out",
+        folder,
+    ]
+    limit = Limit(60)
+    job = subprocess.Popen(
+        [*map(str, command), "--set", "train.rounds=1000000"],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = folder / "metrics.jsonl"
+    while limit.left and not (metrics.exists() and '"lost"' in metrics.read_text()):
+        time.sleep(0.1)
+    (folder / "STOP").touch()
+    _, said = job.communicate(timeout=patient(60))
+    assert said.count(f"istmpi: stopped by the file {folder}/STOP, after ") == 1, said
 
 
 def test_a_rank_that_is_stopped_while_a_loss_is_got_over_ends_the_job(launcher, environment, tmp_path):

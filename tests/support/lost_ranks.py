@@ -25,7 +25,7 @@ from istmpi.comm.simulated import KILLED, Faults, simulate
 from istmpi.comm.stand_in import stand_in
 from istmpi.comm.stopping import StopSign
 from istmpi.engine.slots import weights_among
-from istmpi.errors import SimulationError
+from istmpi.errors import SimulationError, StuckError
 from istmpi.methods import spec_of
 from istmpi.training import kept_run
 from istmpi.training import run as running
@@ -36,6 +36,7 @@ from istmpi.training.survival import go_on, protect
 SET_UP, IN_TIME, LATE, BEFORE = "in set-up", "in a round", "with no copy of the round yet", "before a round"
 TOGETHER, APART, UNNOTICED = "several together", "several, one after the other", "unnoticed"
 RECOVERING = "a further one while the others recover"
+SPLIT, TOO_MANY = "a split network", "too many"
 """What befell a job."""
 
 
@@ -60,6 +61,9 @@ class Loss:
     """Local steps done of each round it had begun, of those it still knows, and how many the round has."""
     copied: frozenset
     """Rounds of which the part of the rank before had arrived."""
+    before: tuple
+    left: tuple
+    """All ranks before, and those with which it went on, as they were started."""
     rows: dict = field(default_factory=dict)
     position: tuple = ()
     """Where it went on, if it did before the next loss."""
@@ -97,7 +101,8 @@ class Notes(StopSign):
         old = self.training.survival
         steps = {layer.round: (layer.local_steps, layer.steps) for layer in old.layers}
         copied = frozenset(layer.round for layer in old.layers if layer.copy is not None)
-        self._had = Loss(old.rank, old.ranks, steps, copied)
+        before = tuple(rank for rank, _ in self.training.members)
+        self._had = Loss(old.rank, old.ranks, steps, copied, before, self.training.communicator.ranks)
         return super().renewed()
 
     def go_on(self, gossip, reasons):
@@ -247,12 +252,13 @@ class Survived:
 
     # ---- laws
 
-    def finding(self, kills, seed=None, slow=()):
+    def finding(self, kills, seed=None, slow=(), splits=()):
         """What is wrong with a job that loses ranks, in words; empty where nothing is. ``slow``: ranks that are."""
-        outcome, notes, network = self._job(self.ranks, Faults(seed, slow=dict.fromkeys(slow, 100.0), kills=kills))
-        left = [rank for rank in range(self.ranks) if rank not in outcome.dead]
-        if not outcome.dead:
-            return "" if network == self.undisturbed[2] else "another network without a loss"
+        faults = Faults(seed, slow=dict.fromkeys(slow, 100.0), kills=kills, splits=splits)
+        outcome, notes, network = self._job(self.ranks, faults)
+        fewer = {rank for rank, error in enumerate(outcome.errors) if isinstance(error, StuckError)}
+        lost = outcome.dead | fewer
+        left = [rank for rank in range(self.ranks) if rank not in lost]
         if outcome.ended is not None:
             if not isinstance(outcome.ended, SimulationError) or outcome.ended.exit_code != KILLED:
                 return f"{type(outcome.ended).__name__}: {outcome.ended}"
@@ -260,8 +266,19 @@ class Survived:
                 return f"protected, and yet {outcome.ended}"
             self.seen[SET_UP] += 1
             return ""
-        if told := {str(error) for error in outcome.errors if error}:
+        if told := {str(error) for rank, error in enumerate(outcome.errors) if error and rank not in fewer}:
             return f"ended by {told}"
+        for rank in sorted(fewer):
+            training = notes[rank].training
+            if _most(training.communicator.ranks, [one for one, _ in training.members]):
+                return f"ended by {outcome.errors[rank]}"
+        parts = {(loss.before, loss.left) for of_rank in notes.values() for loss in of_rank.losses}
+        if len({before for before, _ in parts}) < len(parts) or not all(_most(left, before) for before, left in parts):
+            return f"of these each went on: {parts}"
+        self.seen[SPLIT] += any("broke" in fault for fault in outcome.happened)
+        self.seen[TOO_MANY] += bool(fewer) and not left
+        if not lost or not left:
+            return "" if network in ("", self.undisturbed[2]) else "another network without a loss"
         losses = [notes[rank].losses for rank in left]
         if any(outcome.results[rank] is None for rank in left):
             return "a rank left without a word"
@@ -273,32 +290,31 @@ class Survived:
             self.seen[UNNOTICED] += 1  # behind the last meeting of all
             return "" if network == self.undisturbed[2] else "another network without a loss"
         self.seen[RECOVERING] += any(notes[rank].recovering for rank in outcome.dead)
-        return self._first(notes, outcome) or self._last([of_rank[-1] for of_rank in losses], outcome, network)
+        return self._first(notes, left, lost) or self._last([each[-1] for each in losses], outcome, lost, network)
 
-    def _last(self, losses, outcome, network):
+    def _last(self, losses, outcome, lost, network):
         """What is wrong with what became of the network after the last loss."""
         told = {frozenset(loss.rank for loss in result.losses or ()) for result in outcome.results if result}
-        if len(told) > 1 or not (noticed := next(iter(told))) or noticed - outcome.dead:
+        if len(told) > 1 or not (noticed := next(iter(told))) or noticed - lost:
             return f"the summaries tell of {told}"
-        if noticed != outcome.dead:
+        if noticed != lost:
             self.seen[UNNOTICED] += 1  # what the other rows were it alone knew
             return ""
         whole = {name: torch.cat([loss.rows[name] for loss in losses]) for name in losses[0].rows}
         ended = self._goes_on(whole, losses[0].position, len(losses))
         return "" if network == ended else f"another end than from {losses[0].position}"
 
-    def _first(self, notes, outcome):
+    def _first(self, notes, left, lost):
         """What is wrong with what the first loss left of the network, as far as all can be asked that met it."""
-        left = [rank for rank in range(self.ranks) if rank not in outcome.dead]
         if len(notes[left[0]].losses) > 1:
             self.seen[APART] += 1
             return ""
         losses = [notes[rank].losses[0] for rank in left]
-        if any((rank + 1) % self.ranks in outcome.dead for rank in outcome.dead):
+        if any((rank + 1) % self.ranks in lost for rank in lost):
             self.seen[TOGETHER] += 1
             return ""
         whole, shared, position, case = self._expected(losses)
-        self.seen[TOGETHER if len(outcome.dead) > 1 else case] += 1
+        self.seen[TOGETHER if len(lost) > 1 else case] += 1
         if position != losses[0].position:
             return f"the ranks go on from {losses[0].position}, not from {position}"
         got = {name: torch.cat([loss.rows[name] for loss in losses]) for name in losses[0].rows}
@@ -342,6 +358,11 @@ class Survived:
 
             (self._known[rest],) = set(simulate(program, ranks).require())
         return self._known[rest]
+
+
+def _most(left, before):
+    """Whether nobody else of those before can be as many: they are more than half, or half with the first."""
+    return len(left) > len(before) / 2 or (len(left) == len(before) / 2 and before[0] in left)
 
 
 @contextmanager

@@ -6,12 +6,24 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from lost_ranks import APART, BEFORE, IN_TIME, LATE, RECOVERING, SET_UP, Survived, calls_of_mpi
+from lost_ranks import (
+    APART,
+    BEFORE,
+    IN_TIME,
+    LATE,
+    RECOVERING,
+    SET_UP,
+    SPLIT,
+    TOGETHER,
+    TOO_MANY,
+    Survived,
+    calls_of_mpi,
+)
 from small import small_run
 
 from istmpi.checkpoint.saver import Saver
-from istmpi.comm.simulated import KILLED, Faults, Kill, simulate
-from istmpi.errors import ConfigError, SimulationError
+from istmpi.comm.simulated import KILLED, Faults, Kill, Split, simulate
+from istmpi.errors import ConfigError, SimulationError, StuckError
 from istmpi.methods import METHODS
 from istmpi.training import survival
 from istmpi.training.run import run_training
@@ -24,6 +36,11 @@ SHORT = {"train__rounds": 3, "method__local_steps": 2, "evaluate__every": 1}
 @pytest.fixture(scope="module")
 def three():
     return Survived(small_run(**SHORT), 3)
+
+
+@pytest.fixture(scope="module")
+def five():
+    return Survived(small_run(**SHORT), 5)
 
 
 def test_a_rank_lost_at_any_call_takes_but_its_own_part_of_the_round_with_it(three):
@@ -48,14 +65,64 @@ def test_before_a_round_and_before_its_copies_have_arrived(three):
     assert findings == [""] * len(findings)
 
 
-def test_a_further_loss_while_the_others_recover_is_survived(three):
-    three.seen.clear()
+def test_a_further_loss_while_the_others_recover_is_survived(five):
+    five.seen.clear()
     first = Kill(0, 300)
-    recovery = three.recovery(first, 1)
-    kills = [(rank, call) for rank, (begins, ends) in recovery.items() for call in range(begins + rank, ends + 30, 23)]
-    findings = [three.finding([first, Kill(*kill, bool(number % 2))], 1) for number, kill in enumerate(kills)]
+    recovery = five.recovery(first, 1)
+    kills = [(rank, call) for rank, (begins, ends) in recovery.items() for call in range(begins + rank, ends + 30, 43)]
+    findings = [five.finding([first, Kill(*kill, bool(number % 2))], 1) for number, kill in enumerate(kills)]
     assert findings == [""] * len(kills)
-    assert three.seen[RECOVERING] > three.seen[APART] > 0
+    assert five.seen[RECOVERING] > five.seen[APART] > 0 == five.seen[TOO_MANY]
+
+
+def test_of_a_split_network_one_part_at_most_goes_on(five):
+    """More than half; the others end, and harm nothing: the network is what those left make of theirs."""
+    five.seen.clear()
+    drawn = random.Random("splits")
+    for number, call in enumerate(range(150, min(five.calls), 53)):
+        away = drawn.sample(range(5), drawn.choice((1, 2, 3)))
+        assert five.finding([], number, splits=[Split(away, drawn.randrange(5), call)]) == "", (away, call)
+    assert five.seen[SPLIT] > 4 < five.seen[TOGETHER] and not five.seen[TOO_MANY]
+
+
+def test_a_network_that_splits_while_a_loss_or_a_split_is_got_over(five):
+    five.seen.clear()
+    drawn = random.Random("more splits")
+    first = Kill(1, 300), Split([1], 1, 300)
+    recovery = five.recovery(first[0], 1)
+    for number in range(10):
+        rank = drawn.choice(list(recovery))
+        then = Split(drawn.sample([0, 2, 3, 4], drawn.choice((1, 2))), rank, drawn.randint(*recovery[rank]))
+        kills, splits = ([first[0]], [then]) if number % 2 else ([], [first[1], then])
+        assert five.finding(kills, 1, splits=splits) == "", (kills, splits)
+    assert five.seen[SPLIT] == 10 > five.seen[TOO_MANY] > 0
+
+
+def test_of_two_halves_the_one_with_the_first_rank_goes_on():
+    for ranks, some in (2, ([0], [1])), (4, ([1, 2], [0, 3])):
+        of_those = Survived(small_run(**SHORT), ranks)
+        for away, call in zip(some, (240, 300)):
+            assert of_those.finding([], call, splits=[Split(away, 0, call)]) == ""
+        assert of_those.seen[SPLIT] == 2 and not of_those.seen[TOO_MANY]
+
+
+def test_where_most_are_lost_the_others_end_and_are_resumed(tmp_path):
+    """For all they know those are at work."""
+    run = small_run(**SHORT, comm__survive=True, checkpoint__every=1)
+    for lost, left in ([1, 2], [0]), ([0, 1, 2], [3, 4]), ([0], [1]):
+        ranks = len(lost) + len(left)
+        folder = tmp_path / str(ranks)
+        here = run.override({"output.folder": str(folder)})
+        outcome = simulated_training(here, ranks, Faults(kills=[Kill(rank, 300) for rank in lost]))
+        assert outcome.dead == {*lost} and outcome.ended is None
+        for rank in left:
+            error = outcome.errors[rank]
+            assert isinstance(error, StuckError) and error.exit_code == 76
+            assert f"the job ends: {len(left)} of {ranks} ranks have lost the others" in str(error)
+            assert "or half of them with rank 0. The same command with --resume auto " in str(error)
+        assert not (folder / "summary.json").exists()
+        (summary, *_) = simulated_training(here, len(left), Faults(), resume="auto").require()
+        assert summary.last.round == 3
 
 
 @pytest.mark.parametrize(

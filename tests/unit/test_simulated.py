@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from istmpi.comm import Backoff, StopGossip
-from istmpi.comm.simulated import Faults, Kill, Stop, simulate
+from istmpi.comm.simulated import Faults, Kill, Split, Stop, simulate
 from istmpi.comm.simulated.requests import ERR_PROC_FAILED, ERR_REVOKED, MPIError
 from istmpi.comm.stand_in import now, stand_in
 from istmpi.errors import ConfigError, SimulationError
@@ -382,6 +382,41 @@ def test_the_others_of_a_lost_rank_agree_whenever_it_is_lost(posted):
             met += lost
             sizes.add(size)
     assert met > 10 and sizes == {2, 3}
+
+
+@pytest.mark.parametrize("call", range(1, 60, 7))
+def test_the_parts_of_a_network_that_splits_go_on_by_themselves(call):
+    """Each takes the other's ranks for lost; nothing passes between them, and none is in both."""
+
+    def program(comm):
+        comm.guard()
+        numbers = []
+        while len(numbers) < 20:
+            try:
+                numbers.append(sorted(comm.allgather(comm.ranks[comm.rank])))
+                if comm.rank == 0:
+                    for peer in range(1, comm.size):
+                        comm.exchange(peer, np.array([comm.ranks[0]]), np.zeros(1, int))
+                else:
+                    first = np.zeros(1, int)
+                    comm.exchange(0, np.array([comm.rank]), first)
+                    assert first[0] == comm.ranks[0]
+                if len(numbers) < 20 or comm.agree(True):
+                    continue
+            except Exception as error:
+                if not comm.tells_of_a_loss(error):
+                    raise
+            comm.revoke()
+            comm.shrink()
+            numbers = []
+        return tuple(comm.ranks), numbers
+
+    for seed in SEEDS:
+        outcome = simulate(program, 5, Faults(seed, splits=[Split([0, 3], 2, call)]), survives=True)
+        parts = [ranks for ranks, _ in outcome.require()]
+        assert parts == [(0, 3), (1, 2, 4), (1, 2, 4), (0, 3), (1, 2, 4)], outcome.happened
+        assert all(numbers == [list(ranks)] * 20 for ranks, numbers in outcome.results)
+        assert outcome.happened[0].startswith("the network between ranks 0, 3 and the others broke as rank 2 was in ")
 
 
 def test_a_second_loss_while_recovering_hangs_nobody():

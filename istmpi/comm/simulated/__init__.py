@@ -10,7 +10,7 @@ from typing import Any
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.mpi import tells_of_a_loss
 from istmpi.comm.simulated.communicator import Job
-from istmpi.comm.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Stop
+from istmpi.comm.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Split, Stop
 from istmpi.comm.simulated.library import SimulatedMPI
 from istmpi.comm.simulated.network import KILLED, Context, Network
 from istmpi.comm.simulated.scheduler import Ended, Task
@@ -27,6 +27,7 @@ __all__ = [
     "Faults",
     "Kill",
     "Outcome",
+    "Split",
     "Stop",
     "simulate",
 ]
@@ -113,9 +114,9 @@ def simulate(
 
 def _of_a_loss(error: BaseException, network: Network) -> SimulationError | None:
     """The end of a job by a rank that met a loss and could not go on; None where an error is of another kind."""
-    if not (network.dead and tells_of_a_loss(error)):
+    lost = next((fault for fault in reversed(network.happened) if "stopped" not in fault), "")
+    if not (lost and tells_of_a_loss(error)):
         return None
-    lost = next(fault for fault in reversed(network.happened) if "killed" in fault)
     end = SimulationError(f"{lost}; another rank could not go on without it ({error}).")
     end.exit_code, end.__cause__ = KILLED, error
     return end

@@ -350,11 +350,11 @@ class SimulatedCommunicator:
         self._network.call(self._me, "Agree")
         network, members = self._network, self.members
 
-        def decide(brought: Brought) -> Callable[[int], int]:
+        def decide(brought: Brought, gone: set[int]) -> Callable[[int], int]:
             agreed, known = -1, set.intersection(*(acknowledged for _, acknowledged in brought.values()))
             for its, _ in brought.values():
                 agreed &= its
-            unknown = network.dead.intersection(members) - known
+            unknown = gone.intersection(members) - known
 
             def outcome(rank: int) -> int:
                 if unknown:
@@ -370,8 +370,8 @@ class SimulatedCommunicator:
     def Shrink(self) -> SimulatedCommunicator:
         self._network.call(self._me, "Shrink")
 
-        def decide(brought: Brought) -> Callable[[int], Context]:
-            left = [member for member in self.members if member in brought and member not in self._network.dead]
+        def decide(brought: Brought, gone: set[int]) -> Callable[[int], Context]:
+            left = [member for member in self.members if member in brought and member not in gone]
             context = Context(self._network, left)
             return lambda _: context
 

@@ -37,6 +37,18 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class Split:
+    """A network in two parts from one of a rank's MPI calls on: some ranks, and all others. Each is gone to the other.
+
+    Splits that follow each other split parts of parts.
+    """
+
+    ranks: Sequence[int]
+    rank: int
+    call: int
+
+
+@dataclass(frozen=True)
 class Faults:
     """What befalls the ranks of a simulated job. Without a seed calls and messages take the same time whenever."""
 
@@ -46,6 +58,8 @@ class Faults:
     slow: Mapping[int, float] = field(default_factory=dict)
     """How many times longer a rank's calls take."""
     kills: Sequence[Kill] = ()
+    splits: Sequence[Split] = ()
+    """Not drawn."""
 
     @classmethod
     def drawn(cls, seed: int, ranks: int, kinds: Sequence[str] = KINDS, calls: Sequence[int] | int = 1000) -> "Faults":
@@ -66,6 +80,7 @@ class Faults:
         told += [f"rank {stop.rank} stopped for {stop.seconds:.3g} s at its call {stop.call}" for stop in self.stops]
         told += [f"rank {rank} slowed {factor:.3g} times" for rank, factor in self.slow.items()]
         told += [f"rank {kill.rank} killed at its call {kill.call}" for kill in self.kills]
+        told += [f"ranks {split.ranks} cut off at call {split.call} of rank {split.rank}" for split in self.splits]
         return ", ".join(told) or "none"
 
 

@@ -16,6 +16,8 @@ from istmpi.errors import SimulationError
 
 Brought = dict[int, Any]
 """What each rank of the world brought that has come."""
+Decide = Callable[[Brought, set[int]], Callable[[int], Any]]
+"""Makes of what ranks brought, and of who is gone for them, what tells each rank's value, or error."""
 
 
 @dataclass(eq=False)
@@ -49,6 +51,7 @@ class Meetings:
         self._open: dict[Any, Meeting] = {}
         self._counts: dict[Any, int] = {}
         network.on_death.append(self._lose)
+        network.on_split.append(self._split)
 
     def enter(
         self,
@@ -79,14 +82,16 @@ class Meetings:
         if rank in context.revoked:
             request.finish(MPIError(ERR_REVOKED))
             return network.begun(request)
-        visit = Visit(request, set(needs) - meeting.brought.keys() - {rank}, leave)
+        here = {other for other in meeting.brought if not network.apart(rank, other)}
+        visit = Visit(request, set(needs) - here - {rank}, leave)
         meeting.visits[rank], meeting.brought[rank] = visit, brought
         request.needs, request.context = lambda: set(visit.missing), context
         network.messages.update(messages=len(members) - 1)
         if visit.missing & network.known_dead[rank]:
             request.finish(MPIError(ERR_PROC_FAILED))
         for other in meeting.visits.values():
-            other.missing.discard(rank)
+            if not network.apart(rank, other.request.rank):
+                other.missing.discard(rank)
             if not (other.missing or other.leaving or other.request.done):
                 other.leaving = True
                 network.scheduler.after(network.weather.message(), self._leave, (meeting, other))
@@ -112,16 +117,23 @@ class Meetings:
                 if gone in meeting.visits and rank != gone and not visit.request.done and self._network.weather.lost():
                     visit.missing.add(gone)
 
+    def _split(self) -> None:
+        """The same for what ranks brought that are cut off."""
+        for meeting in self._open.values():
+            for rank, visit in meeting.visits.items():
+                for other in meeting.visits:
+                    if not visit.request.done and self._network.apart(rank, other) and self._network.weather.lost():
+                        visit.missing.add(other)
+
 
 @dataclass(eq=False)
 class Agreement:
     """One agreement of those that are left of a communicator."""
 
     members: tuple[int, ...]
-    decide: Callable[[Brought], Callable[[int], Any]]
     brought: Brought = field(default_factory=dict)
-    requests: dict[int, Request] = field(default_factory=dict)
-    decided: bool = False
+    open: dict[int, tuple[Request, Decide]] = field(default_factory=dict)
+    """Of those for whom nothing is decided yet; in parts of a split network it may be of another kind."""
 
 
 class Agreements:
@@ -131,18 +143,18 @@ class Agreements:
         self._network = network
         self._open: dict[Any, Agreement] = {}
         self._counts: dict[Any, int] = {}
-        network.on_death.append(self._later)
+        network.on_death.append(lambda _: self._later())
+        network.on_split.append(self._later)
 
-    def enter(
-        self, context: Context, rank: int, name: str, brought: Any, decide: Callable[[Brought], Callable[[int], Any]]
-    ) -> Request:
-        """Begin an agreement. ``decide`` makes of what the others brought what tells each rank's value, or error."""
+    def enter(self, context: Context, rank: int, name: str, brought: Any, decide: Decide) -> Request:
+        """Begin an agreement."""
         network, mine = self._network, (context.number, rank)
         count = self._counts[mine] = self._counts.get(mine, 0) + 1
-        agreement = self._open.setdefault((context.number, count), Agreement(context.members, decide))
-        request = agreement.requests[rank] = Request(network, rank, name)
+        agreement = self._open.setdefault((context.number, count), Agreement(context.members))
+        request = Request(network, rank, name)
+        agreement.open[rank] = request, decide
         agreement.brought[rank] = brought
-        request.needs = lambda: set(context.members) - agreement.brought.keys() - network.dead
+        request.needs = lambda: set(context.members) - agreement.brought.keys() - network.gone(rank)
         network.messages.update(messages=len(context.members) - 1)
         # What `_notice` would let fail are other calls: here a rank that is gone is never needed.
         self._look(agreement)
@@ -150,12 +162,13 @@ class Agreements:
 
     def _look(self, agreement: Agreement) -> None:
         network = self._network
-        if agreement.decided or not set(agreement.members) <= agreement.brought.keys() | network.dead:
-            return
-        agreement.decided = True
-        outcome = agreement.decide(agreement.brought)
-        for request in agreement.requests.values():
-            network.scheduler.after(network.weather.message(), self._leave, (request, outcome))
+        for rank, (_, decide) in list(agreement.open.items()):
+            gone = network.gone(rank)
+            here = {other: its for other, its in agreement.brought.items() if not network.apart(rank, other)}
+            if rank in agreement.open and set(agreement.members) <= here.keys() | gone:
+                outcome = decide(here, gone)
+                for request, _ in [agreement.open.pop(other) for other in here if other in agreement.open]:
+                    network.scheduler.after(network.weather.message(), self._leave, (request, outcome))
 
     def _leave(self, what: tuple[Request, Callable[[int], Any]]) -> None:
         request, outcome = what
@@ -167,6 +180,6 @@ class Agreements:
             else:
                 request.finish()
 
-    def _later(self, gone: int) -> None:
+    def _later(self) -> None:
         for agreement in self._open.values():
             self._network.scheduler.after(self._network.weather.noticing(), self._look, agreement)

@@ -79,6 +79,7 @@ class Mail:
         self._latest: dict[tuple[int, int, int, int], float] = {}
         """When the last message that may not be overtaken arrives."""
         network.on_death.append(self._lose)
+        network.on_split.append(self._split)
 
     def box(self, context: Context, rank: int) -> Box:
         """What a rank has on a communicator."""
@@ -109,6 +110,7 @@ class Mail:
         if network.weather.eager(nbytes):
             message.values = bytes(message.values)
             message.sent.finish()
+        message.lost = network.apart(message.source, message.destination)
         self.box(context, message.destination).flying.append(message)
         behind = self._latest.get((*ends, message.tag), 0.0)
         arrives = max(network.scheduler.now + network.weather.message(nbytes), behind)
@@ -187,3 +189,16 @@ class Mail:
                 box.arrived = [
                     message for message in box.arrived if message.source != rank or isinstance(message.values, bytes)
                 ]
+
+    def _split(self) -> None:
+        """The same for what passes between parts."""
+        for (_, destination), box in self._boxes.items():
+            lost = self._network.weather.lost()
+            for message in box.flying:
+                if self._network.apart(message.source, destination):
+                    message.lost = message.lost or lost or not isinstance(message.values, bytes)
+            box.arrived = [
+                message
+                for message in box.arrived
+                if not self._network.apart(message.source, destination) or isinstance(message.values, bytes)
+            ]

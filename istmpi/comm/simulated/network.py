@@ -6,9 +6,10 @@ import sys
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from itertools import permutations
 from pathlib import Path
 
-from istmpi.comm.simulated.faults import Faults, Weather
+from istmpi.comm.simulated.faults import Faults, Split, Weather
 from istmpi.comm.simulated.requests import (
     ERR_PROC_FAILED,
     ERR_REVOKED,
@@ -42,9 +43,13 @@ class Network:
         self.contexts = 0
         """Communicators that were made."""
         self.on_death: list[Callable[[int], None]] = []
+        self.on_split: list[Callable[[], None]] = []
+        self._parts: list[tuple[Split, ...]] = [()] * ranks
+        """In which part of the network each rank is: by the splits that cut it off."""
         self._pending: list[dict[Request, None]] = [{} for _ in range(ranks)]
         self._stops = {(stop.rank, stop.call): stop.seconds for stop in faults.stops}
         self._kills = {kill.rank: kill for kill in faults.kills}
+        self._splits = {(split.rank, split.call): split for split in faults.splits}
         self._slow = faults.slow
 
     def next_context(self) -> int:
@@ -70,6 +75,8 @@ class Network:
         if stopped := self._stops.get((rank, task.calls)):
             self.happened.append(f"rank {rank} stopped for {stopped:.3g} s in {name}, its call {task.calls}")
             seconds += stopped
+        if split := self._splits.get((rank, task.calls)):
+            self._split(split, task)
         kill = self._kills.get(rank)
         if kill and task.calls >= kill.call + kill.posted:
             self._kill(task)
@@ -143,6 +150,27 @@ class Network:
             self.scheduler.after(self.weather.noticing(), self.scheduler.end, end)
         self.scheduler.pause(task)
 
+    def _split(self, split: Split, task: Task) -> None:
+        """Let no message pass any more between some ranks and the others of their part."""
+        before = list(self._parts)
+        for rank in split.ranks:
+            self._parts[rank] += (split,)
+        words = f"the network between ranks {', '.join(map(str, split.ranks))} and the others broke"
+        self.happened.append(f"{words} as rank {task.rank} was in {task.call}, its call {task.calls}")
+        for tell in self.on_split:
+            tell()
+        for rank, other in permutations(range(len(before)), 2):
+            if before[rank] == before[other] and self.apart(rank, other) and other not in self.dead:
+                self.scheduler.after(self.weather.noticing(), self._notice, (rank, other))
+
+    def apart(self, rank: int, other: int) -> bool:
+        """Whether nothing passes between two ranks."""
+        return self._parts[rank] != self._parts[other]
+
+    def gone(self, rank: int) -> set[int]:
+        """The ranks that are gone for one: killed, or cut off."""
+        return self.dead | {other for other in range(len(self._parts)) if self.apart(rank, other)}
+
     def _notice(self, who: tuple[int, int]) -> None:
         """A rank learns of another's end: what cannot end without that one fails."""
         rank, gone = who
@@ -157,7 +185,8 @@ class Network:
         if rank not in context.revoked:
             self._revoked((context, rank))
             for other in context.members:
-                self.scheduler.after(self.weather.message(), self._revoked, (context, other))
+                if not self.apart(rank, other):
+                    self.scheduler.after(self.weather.message(), self._revoked, (context, other))
 
     def _revoked(self, what: tuple[Context, int]) -> None:
         context, rank = what
