@@ -1,5 +1,6 @@
 """``istmpi train --survive`` with an MPI that has ULFM: ranks end by SIGKILL, and the others go on without them."""
 
+import itertools
 import json
 import os
 import shutil
@@ -154,6 +155,39 @@ def test_a_rank_on_another_host_is_lost_while_the_others_send_to_it(launcher, en
         _, lines, summary = train(launcher, environment, tmp_path / str(number), 4, "2:evaluate:1:0.023", start=start)
         assert [loss["rank"] for loss in summary["losses"]] == [2]
         assert lines[-1]["ranks"] == 3
+
+
+def test_of_a_network_that_splits_between_hosts_the_larger_part_alone_goes_on(launcher, environment, tmp_path):
+    """What the parts send each other vanishes; mpirun still reaches both, and ends the job as the smaller one ends."""
+    if reason := emulated.obstacle():
+        pytest.skip(f"no emulated hosts: {reason}")
+    folder, name = tmp_path / "run", "parted"
+    cluster = [sys.executable, LOSE.with_name("cluster"), "--hosts", 5, "--rate", "200mbit", "--name", name]
+    command = [*cluster, "--mpirun=--with-ft ulfm", "--", sys.executable, LOSE, "", *RUN, "--out", folder]
+    job = subprocess.Popen(
+        [*map(str, command), "--set", "train.rounds=1000000", "--set", "evaluate.every=1000000"],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics, limit = folder / "metrics.jsonl", Limit(60)
+    while limit.left and not (metrics.exists() and len(metrics.read_text().splitlines()) > 9):
+        time.sleep(0.1)
+    hosts = [f"istmpi-{name}-{number}" for number in range(5)]
+    for here, there in itertools.permutations(range(5), 2):
+        if (here < 3) != (there < 3):
+            subprocess.run(["ip", "-n", hosts[here], "route", "add", "blackhole", f"10.0.1.{1 + there}"], check=True)
+    for host in hosts:  # TCP would try for a quarter of an hour
+        subprocess.run(["ip", "netns", "exec", host, "sysctl", "-qw", "net.ipv4.tcp_retries2=3"], check=True)
+    out, said = job.communicate(timeout=patient(90))
+    assert job.returncode == 76, said
+    assert said.count("istmpi: the job ends: 2 of 5 ranks have lost the others") == 1, said
+    assert out.count(" was lost in round ") == 2 and ": 3 ranks went on after " in out, out
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(1, len(lines) + 1)), "each round is told of once"
+    assert lines[-1]["ranks"] == 3
 
 
 def test_ranks_are_lost_one_after_the_other_until_one_is_left(launcher, environment, tmp_path):
