@@ -92,7 +92,7 @@ class Missing:
         if self.why == "still":
             return f"its process answers and has not got on for {self.since:.0f} s, {where}"
         if self.why == "slow":
-            return f"it gets on, slowly, {where}"
+            return f"its process answers and got on {self.since:.0f} s ago, {where}"
         return f"it waits for others, {where}"
 
 

@@ -101,8 +101,8 @@ def test_a_line_says_who_where_and_what_holds_it(state, words):
 def test_of_a_slow_rank_it_is_not_said_that_the_job_ends():
     said = line(Missing(MEMBERS[2], "slow", 3.0, seen()), 30.0, "wait (allgather)", ("", 0.0), 60.0)
     assert said == (
-        "rank 2 on n2 (process 102) is waited for in wait (allgather) for 30 s: it gets on, slowly, in compute, "
-        "round 3, local step 5."
+        "rank 2 on n2 (process 102) is waited for in wait (allgather) for 30 s: its process answers and got on "
+        "3 s ago, in compute, round 3, local step 5."
     )
 
 
