@@ -57,6 +57,19 @@ def test_messages_of_one_sender_and_tag_do_not_overtake_each_other_and_others_do
     assert len(set(map(tuple, orders))) > 5, "sources and tags overtake each other"
 
 
+def test_many_messages_that_wait_for_an_earlier_one_come_in_its_order_however_times_are_rounded():
+    def program(comm):
+        values = np.arange(100, dtype=np.uint8)
+        if comm.rank == 0:
+            stand_in().Request.Waitall([comm.mpi.Isend([values[at : at + 1], BYTE], 1, 7) for at in range(100)])
+            return None
+        arrived = np.zeros_like(values)
+        stand_in().Request.Waitall([comm.mpi.Irecv([arrived[at : at + 1], BYTE], 0, 7) for at in range(100)])
+        return arrived.tolist()
+
+    assert all(arrived == [*range(100)] for _, arrived in under_all(program, 2))
+
+
 def test_to_ask_for_the_status_of_a_request_does_not_complete_it():
     def program(comm):
         message, backoff = np.full(3, comm.rank, np.uint8), Backoff()

@@ -115,7 +115,7 @@ class Mail:
         behind = self._latest.get((*ends, message.tag), 0.0)
         arrives = max(network.scheduler.now + network.weather.message(nbytes), behind)
         self._latest[(*ends, message.tag)] = arrives
-        network.scheduler.after(arrives - network.scheduler.now, self._deliver, (context, message))
+        network.scheduler.at(arrives, self._deliver, (context, message))
 
     def _deliver(self, what: tuple[Context, Message]) -> None:
         context, message = what

@@ -57,8 +57,12 @@ class Scheduler:
         self._over.acquire()
 
     def after(self, seconds: float, action: Callable[[Any], None], subject: Any = None) -> None:
-        """Have an action done, by whoever has the baton then."""
-        self._put(self.now + seconds, action, subject)
+        """Have an action done after so long, by whoever has the baton then."""
+        self.at(self.now + seconds, action, subject)
+
+    def at(self, when: float, action: Callable[[Any], None], subject: Any = None) -> None:
+        """Have an action done at a time; what is to be done at the same one keeps its order."""
+        self._put(when, action, subject)
 
     def _put(self, when: float, action: Callable[[Any], None] | None, subject: Any) -> None:
         self._number += 1
