@@ -132,12 +132,12 @@ def controls(record: Record, task: Task, method: str, placement: str, ranks: int
 
 
 def plan(record: Record, task: Task, ranks: int, seeds: int) -> Iterator[Cell]:
-    """The cells that are not there yet and can be run: a seed at a time; those of a method once it is tuned."""
-    for count in range(1, seeds + 1):
+    """The cells that are not there yet and can be run, each once: by seeds; those of a method once it is tuned."""
+    for seed in range(seeds):
         for placement in task.placements:
             for method in methods_of(placement):
-                yield from (cell for cell in tried(task, method, placement, ranks) if not record(cell))
-                cells = controls(record, task, method, placement, ranks, count)
+                tuning = tried(task, method, placement, ranks) if seed == 0 else []
+                cells = [*tuning, *controls(record, task, method, placement, ranks, seeds)[seed : seed + 1]]
                 yield from (cell for cell in cells if not record(cell))
 
 

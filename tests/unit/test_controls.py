@@ -145,6 +145,25 @@ def test_every_rival_has_the_same_budget_and_is_judged_on_the_validation_split()
     assert cell.run({"control": Path("digits")}).data.source == "digits"
 
 
+def test_no_cell_is_planned_twice():
+    from controls_rivals import controls, plan, tried
+    from rivals_tasks import TASKS
+
+    task, done = TASKS["speech"], {}
+
+    def planned():
+        return [cell.name for cell in plan(lambda cell: done.get(cell.name), task, 4, 3)]
+
+    before = planned()
+    tuning = [cell.name for cell in tried(task, "ist", "sharded", 4)]
+    assert len(set(before)) == len(before) and set(tuning) < set(before)
+    done |= {name: {"points": [{"accuracy": 0.5}]} for name in tuning}
+    seeds = [cell.name for cell in controls(lambda cell: done.get(cell.name), task, "ist", "sharded", 4, 3)]
+    after = planned()
+    assert len(seeds) == 3 and len(set(after)) == len(after)
+    assert set(after) == set(before) - set(tuning) | set(seeds)
+
+
 def test_a_row_says_the_mean_over_seeds_and_its_extremes():
     from controls_rivals import controls, interval, rows, tried
     from rivals_tasks import TASKS
