@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from istmpi.comm.simulated.network import Context, Network
+from istmpi.comm.simulated.network import Context, Cut, Network
 from istmpi.comm.simulated.requests import ERR_PROC_FAILED, ERR_REVOKED, MPIError, Request
 from istmpi.errors import SimulationError
 
@@ -50,8 +50,7 @@ class Meetings:
         self._network = network
         self._open: dict[Any, Meeting] = {}
         self._counts: dict[Any, int] = {}
-        network.on_death.append(self._lose)
-        network.on_split.append(self._split)
+        network.on_cut.append(self._lose)
 
     def enter(
         self,
@@ -110,19 +109,12 @@ class Meetings:
             if meeting.left == meeting.members:
                 del self._open[meeting.key]
 
-    def _lose(self, gone: int) -> None:
-        """Some of those that have not left yet do not get what a rank brought that is gone."""
-        for meeting in self._open.values():
-            for rank, visit in meeting.visits.items():
-                if gone in meeting.visits and rank != gone and not visit.request.done and self._network.weather.lost():
-                    visit.missing.add(gone)
-
-    def _split(self) -> None:
-        """The same for what ranks brought that are cut off."""
+    def _lose(self, cut: Cut) -> None:
+        """Some of those that have not left yet do not get what others brought that does not pass any more."""
         for meeting in self._open.values():
             for rank, visit in meeting.visits.items():
                 for other in meeting.visits:
-                    if not visit.request.done and self._network.apart(rank, other) and self._network.weather.lost():
+                    if cut(other, rank) and not visit.request.done and self._network.weather.lost():
                         visit.missing.add(other)
 
 
@@ -143,8 +135,7 @@ class Agreements:
         self._network = network
         self._open: dict[Any, Agreement] = {}
         self._counts: dict[Any, int] = {}
-        network.on_death.append(lambda _: self._later())
-        network.on_split.append(self._later)
+        network.on_cut.append(self._later)
 
     def enter(self, context: Context, rank: int, name: str, brought: Any, decide: Decide) -> Request:
         """Begin an agreement."""
@@ -180,6 +171,6 @@ class Agreements:
             else:
                 request.finish()
 
-    def _later(self) -> None:
+    def _later(self, _: Cut) -> None:
         for agreement in self._open.values():
             self._network.scheduler.after(self._network.weather.noticing(), self._look, agreement)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from istmpi.comm.simulated.network import Context, Network
+from istmpi.comm.simulated.network import Context, Cut, Network
 from istmpi.comm.simulated.requests import (
     ANY_SOURCE,
     ANY_TAG,
@@ -78,8 +78,7 @@ class Mail:
         self._numbers: dict[tuple[int, int, int], int] = {}
         self._latest: dict[tuple[int, int, int, int], float] = {}
         """When the last message that may not be overtaken arrives."""
-        network.on_death.append(self._lose)
-        network.on_split.append(self._split)
+        network.on_cut.append(self._lose)
 
     def box(self, context: Context, rank: int) -> Box:
         """What a rank has on a communicator."""
@@ -178,27 +177,15 @@ class Mail:
         if not message.sent.done:
             self._network.scheduler.after(self._network.weather.message(), lambda _: message.sent.finish())
 
-    def _lose(self, rank: int) -> None:
-        """What a rank that is gone had not sent out of its own memory never comes; of the rest, some is lost."""
+    def _lose(self, cut: Cut) -> None:
+        """What had not left its sender's own memory never passes; of the rest, some is lost."""
         for (_, destination), box in self._boxes.items():
             lost = self._network.weather.lost()
             for message in box.flying:
-                if message.source == rank:
-                    message.lost = lost or not isinstance(message.values, bytes)
-            if destination != rank:
-                box.arrived = [
-                    message for message in box.arrived if message.source != rank or isinstance(message.values, bytes)
-                ]
-
-    def _split(self) -> None:
-        """The same for what passes between parts."""
-        for (_, destination), box in self._boxes.items():
-            lost = self._network.weather.lost()
-            for message in box.flying:
-                if self._network.apart(message.source, destination):
+                if cut(message.source, destination):
                     message.lost = message.lost or lost or not isinstance(message.values, bytes)
             box.arrived = [
                 message
                 for message in box.arrived
-                if not self._network.apart(message.source, destination) or isinstance(message.values, bytes)
+                if not cut(message.source, destination) or isinstance(message.values, bytes)
             ]

@@ -21,6 +21,8 @@ from istmpi.errors import SimulationError
 
 KILLED = 137
 """The exit code of a job whose rank was killed, as launchers have it."""
+Cut = Callable[[int, int], bool]
+"""Whether what a rank sends to another one does not pass any more."""
 _COMM = str(Path(__file__).parents[1])
 
 
@@ -42,8 +44,8 @@ class Network:
         """Of whose end each rank knows."""
         self.contexts = 0
         """Communicators that were made."""
-        self.on_death: list[Callable[[int], None]] = []
-        self.on_split: list[Callable[[], None]] = []
+        self.on_cut: list[Callable[[Cut], None]] = []
+        """They are told of what does not pass any more, as a rank is killed or the network splits."""
         self._parts: list[tuple[Split, ...]] = [()] * ranks
         """In which part of the network each rank is: by the splits that cut it off."""
         self._pending: list[dict[Request, None]] = [{} for _ in range(ranks)]
@@ -139,8 +141,7 @@ class Network:
         self.happened.append(f"rank {task.rank} was killed in {task.call}, its call {task.calls}")
         for request in self.pending(task.rank):
             request.undo()
-        for tell in self.on_death:
-            tell(task.rank)
+        self._cut(lambda source, destination: source == task.rank != destination)
         if self.survives:
             for other in self.scheduler.left():
                 self.scheduler.after(self.weather.noticing(), self._notice, (other.rank, task.rank))
@@ -157,11 +158,14 @@ class Network:
             self._parts[rank] += (split,)
         words = f"the network between ranks {', '.join(map(str, split.ranks))} and the others broke"
         self.happened.append(f"{words} as rank {task.rank} was in {task.call}, its call {task.calls}")
-        for tell in self.on_split:
-            tell()
+        self._cut(self.apart)
         for rank, other in permutations(range(len(before)), 2):
             if before[rank] == before[other] and self.apart(rank, other) and other not in self.dead:
                 self.scheduler.after(self.weather.noticing(), self._notice, (rank, other))
+
+    def _cut(self, cut: Cut) -> None:
+        for tell in self.on_cut:
+            tell(cut)
 
     def apart(self, rank: int, other: int) -> bool:
         """Whether nothing passes between two ranks."""

@@ -60,18 +60,15 @@ class Scheduler:
         """Have an action done after so long, by whoever has the baton then."""
         self.at(self.now + seconds, action, subject)
 
-    def at(self, when: float, action: Callable[[Any], None], subject: Any = None) -> None:
-        """Have an action done at a time; what is to be done at the same one keeps its order."""
-        self._put(when, action, subject)
-
-    def _put(self, when: float, action: Callable[[Any], None] | None, subject: Any) -> None:
+    def at(self, when: float, action: Callable[[Any], None] | None, subject: Any = None) -> None:
+        """Have an action done at a time, or by None let it be a task's turn; what is to be at the same one keeps its order."""
         self._number += 1
         heapq.heappush(self._list, (when, self._number, action, subject))
 
     def wake(self, task: Task, seconds: float) -> None:
         """Let it be a task's turn after so long, and not when it would have been."""
         task.ticket += 1
-        self._put(self.now + seconds, None, (task, task.ticket))
+        self.at(self.now + seconds, None, (task, task.ticket))
 
     def end(self, verdict: BaseException) -> None:
         """End the job: nothing else happens in it."""
@@ -93,7 +90,7 @@ class Scheduler:
         task.resting = True
         task.ticket += 1
         if task.rest < LONGEST_REST:
-            self._put(self.now + task.rest, None, (task, task.ticket))
+            self.at(self.now + task.rest, None, (task, task.ticket))
             task.rest *= REST_GROWS
         self.pause(task)
         task.resting = False
