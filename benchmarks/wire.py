@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,8 @@ from statistics import mean, median, stdev
 from typing import Any
 
 from reporting import HERE, report
+
+from istmpi.devices import usable_cores
 
 RANKS, SEEDS, TURNS = 4, range(5), 3
 WIRES = ("float32", "bfloat16", "int8")
@@ -52,7 +53,7 @@ def main() -> int:
     turns = [(method, wire, turn) for method in METHODS for turn in SEEDS for wire in WIRES]
     todo = [command(options, *turn) for turn in turns if options.only in (None, turn[0])]
     # Seconds want the machine for themselves; simulated ranks share a core.
-    with ThreadPoolExecutor(1 if options.what == "seconds" else len(os.sched_getaffinity(0))) as side_by_side:
+    with ThreadPoolExecutor(1 if options.what == "seconds" else len(usable_cores())) as side_by_side:
         list(side_by_side.map(run, filter(None, todo)))
     return 0
 
