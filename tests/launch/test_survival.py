@@ -32,10 +32,26 @@ def launcher(environment):
     return found
 
 
+def ranks_of(launcher, ranks, faults):
+    """The command line of a run with ranks that are lost."""
+    return [launcher, "--with-ft", "ulfm", "-n", str(ranks), sys.executable, str(LOSE), faults, *RUN]
+
+
+def begun(command, environment, words=(), out=subprocess.DEVNULL):
+    """A job whose standard error is kept, and which does not end by itself."""
+    return subprocess.Popen(
+        [*map(str, command), "--set", "train.rounds=1000000", *words],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def train(launcher, environment, folder, ranks, faults, *words, start=None):
     """A run with ranks that are lost; how it ended, its lines of metrics, and its summary. ``start``: of its ranks."""
-    start = start or [launcher, "--with-ft", "ulfm", "-n", str(ranks)]
-    command = [*start, sys.executable, str(LOSE), faults, *RUN]
+    command = [*start, sys.executable, str(LOSE), faults, *RUN] if start else ranks_of(launcher, ranks, faults)
     done = subprocess.run(
         [*command, "--out", str(folder), *words],
         env={**os.environ, **environment},
@@ -164,14 +180,7 @@ def test_of_a_network_that_splits_between_hosts_the_larger_part_alone_goes_on(la
     folder, name = tmp_path / "run", "parted"
     cluster = [sys.executable, LOSE.with_name("cluster"), "--hosts", 5, "--rate", "200mbit", "--name", name]
     command = [*cluster, "--mpirun=--with-ft ulfm", "--", sys.executable, LOSE, "", *RUN, "--out", folder]
-    job = subprocess.Popen(
-        [*map(str, command), "--set", "train.rounds=1000000", "--set", "evaluate.every=1000000"],
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    job = begun(command, environment, ["--set", "evaluate.every=1000000"], subprocess.PIPE)
     metrics, limit = folder / "metrics.jsonl", Limit(60)
     while limit.left and not (metrics.exists() and len(metrics.read_text().splitlines()) > 9):
         time.sleep(0.1)
@@ -222,9 +231,8 @@ def test_where_most_are_lost_at_once_one_of_the_others_says_so_and_they_end(
 ):
     """The lost ones may be at work behind a network that has split."""
     faults = ",".join(f"{rank}:compute:3" for rank in lost)
-    command = [launcher, "--with-ft", "ulfm", "-n", str(ranks), sys.executable, str(LOSE), faults, *RUN]
     done = subprocess.run(
-        [*command, "--out", tmp_path / "run"],
+        [*ranks_of(launcher, ranks, faults), "--out", tmp_path / "run"],
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -238,28 +246,8 @@ def test_where_most_are_lost_at_once_one_of_the_others_says_so_and_they_end(
 
 def test_who_goes_on_without_the_first_rank_tells_why_the_run_stops(launcher, environment, tmp_path):
     folder = tmp_path / "run"
-    command = [
-        launcher,
-        "--with-ft",
-        "ulfm",
-        "-n",
-        "3",
-        sys.executable,
-        str(LOSE),
-        "0:compute:3",
-        *RUN,
-        "--out",
-        folder,
-    ]
     limit = Limit(60)
-    job = subprocess.Popen(
-        [*map(str, command), "--set", "train.rounds=1000000"],
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    job = begun([*ranks_of(launcher, 3, "0:compute:3"), "--out", folder], environment)
     metrics = folder / "metrics.jsonl"
     while limit.left and not (metrics.exists() and '"lost"' in metrics.read_text()):
         time.sleep(0.1)
@@ -271,7 +259,7 @@ def test_who_goes_on_without_the_first_rank_tells_why_the_run_stops(launcher, en
 def test_a_rank_that_is_stopped_while_a_loss_is_got_over_ends_the_job(launcher, environment, tmp_path):
     """Nobody can call the roll then: two deadlines, and it ends with the code of a stuck job."""
     faults = "1:compute:3,2:recovery:1:stop"
-    command = [launcher, "--with-ft", "ulfm", "-n", "3", sys.executable, str(LOSE), faults, *RUN, "--out", tmp_path]
+    command = [*ranks_of(launcher, 3, faults), "--out", tmp_path]
     words = ["--set", "comm.patience=2"]
     done = subprocess.run(
         [*command, *words], env={**os.environ, **environment}, capture_output=True, text=True, timeout=patient(60)
