@@ -61,7 +61,7 @@ class Scheduler:
         self.at(self.now + seconds, action, subject)
 
     def at(self, when: float, action: Callable[[Any], None] | None, subject: Any = None) -> None:
-        """Have an action done at a time, or by None let it be a task's turn; what is to be at the same one keeps its order."""
+        """Have an action done at a time, or by None let it be a task's turn; what has the same one keeps its order."""
         self._number += 1
         heapq.heappush(self._list, (when, self._number, action, subject))
 
