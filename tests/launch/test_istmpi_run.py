@@ -1,15 +1,20 @@
-"""bin/istmpi-run nobody else can plant what it copies to a local disk; exit codes are the same for any MPI."""
+"""bin/istmpi-run: what it copies nobody can plant, exit codes are the same for any MPI, lost hosts are replaced."""
 
+import json
 import os
 import shutil
 import signal
 import stat
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from patience import patient
+from patience import Limit, patient
+
+from istmpi import emulated
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
@@ -185,3 +190,115 @@ def test_a_job_whose_launcher_fails_is_queued_again(tmp_path, version, code, que
     assert done.returncode == (139 if code == 11 else code), done.stderr
     assert (tmp_path / "asked").exists() == bool(queued)
     assert f"{queued}; queued again, restart 1 of 3" in done.stderr if queued else "queued" not in done.stderr
+
+
+HOSTS_MPIRUN = """[ "$1" != --version ] || { echo "HYDRA build details:"; exit; }
+while case $1 in -*) ;; *) false ;; esac; do [ "$1" != -f ] || hosts=$(cat "$2"); shift 2; done
+for host in $hosts; do [ ! -e "lost-$host" ] || exit 5; done
+case $* in
+    true | *--json*) exit ;;
+    *--meet*) echo "$(echo $hosts | wc -w) ranks meet: all"; exit ;;
+esac
+echo $hosts >>launched
+. ./next"""
+"""Stands in for MPICH's: it fails where a host is lost, and else does what the file ``next`` says."""
+
+
+def relaunched(tmp_path, then, *words, command=("bash", "-c", "work")):
+    """What istmpi-run does on three hosts: the outcome, and the hosts of each launch of the command."""
+    (tmp_path / "hosts").write_text("a # the first\nb\nc\n")
+    (tmp_path / "next").write_text(then)
+    istmpi = 'case $* in "job folder"*) echo run ;; esac'
+    path = stand_ins(tmp_path, mpirun=HOSTS_MPIRUN, istmpi=istmpi)
+    done = istmpi_run(tmp_path, "--hosts", "hosts", *words, *command, PATH=path)
+    launched = tmp_path / "launched"
+    return done, launched.read_text().splitlines() if launched.exists() else []
+
+
+@pytest.mark.parametrize(
+    "then, words, code, launched",
+    [
+        ("touch lost-b; echo exit >next; exit 1", ["--relaunch", 1], 0, ["a b c", "a c"]),
+        ("touch lost-b; exit 1", ["--relaunch", 0], 1, ["a b c"]),
+        ("touch lost-b; exit 3", ["--relaunch", 2], 3, ["a b c"]),
+        ("touch lost-b; echo exit >next; exit 1", ["--relaunch", 1, "--nodes", 2], 0, ["a b", "a c"]),
+        ("touch lost-c; exit 1", ["--relaunch", 1, "--nodes", 2], 1, ["a b"]),
+        ("touch lost-b; echo 'rm lost-b; touch lost-a; exit 1' >next; exit 1", ["--relaunch", 2], 1, 3),
+        ("touch lost-a lost-b lost-c; exit 1", ["--relaunch", 2], 1, ["a b c"]),
+        ("exit 1", ["--relaunch", 2], 1, ["a b c"]),
+        ("exit 76", ["--relaunch", 2], 76, ["a b c"] * 3),
+        ("exit 9", ["--relaunch", 1], 137, ["a b c"] * 2),
+        ("exit 75", ["--relaunch", 1], 75, ["a b c"]),
+    ],
+)
+def test_a_command_starts_again_on_the_hosts_that_answer(tmp_path, then, words, code, launched):
+    done, hosts = relaunched(tmp_path, then, *words)
+    assert done.returncode == code, done.stderr
+    assert hosts == (["a b c", "a c", "b c"] if launched == 3 else launched)
+    assert done.stderr.count("; started again on ") == len(hosts) - 1
+
+
+def test_a_run_that_has_not_ended_is_started_again_whatever_mpirun_says(tmp_path):
+    """Open MPI 5 ends with 0 where it has lost a host."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").touch()
+    train = ("istmpi", "train", "digits", "--resume", "auto")
+    done, hosts = relaunched(tmp_path, "echo 'touch run/summary.json' >next; exit 0", "--relaunch", 1, command=train)
+    assert (done.returncode, len(hosts)) == (0, 2), done.stderr
+    assert "exit code 0, but the run in run has not ended: taken for killed" in done.stderr
+    (run / "summary.json").unlink()
+    assert relaunched(tmp_path, "exit 0", command=train)[0].returncode == 137
+    for words in ((), ("--resume", "auto", "--dry-run")):
+        assert relaunched(tmp_path, "exit 0", command=("istmpi", "train", "digits", *words))[0].returncode == 0
+
+
+def test_a_run_that_would_begin_anew_is_not_started_again(tmp_path):
+    done, hosts = relaunched(tmp_path, "exit 76", "--relaunch", 1, command=("istmpi", "train", "digits"))
+    said = "istmpi-run: --relaunch needs istmpi train RUN --resume auto, or a run's folder as RUN.\n"
+    assert (done.returncode, done.stderr, hosts) == (2, said, [])
+
+
+SOON_MISSED = {f"OMPI_MCA_oob_tcp_keepalive_{name}": "1" for name in ("time", "intvl", "probes")}
+"""Open MPI 4 has to miss the host before the ranks give up, as with istmpi-run's own 30 s and the usual patience."""
+QUICK = ["--set", "comm.patience=5", "--hidden", "64,64", "--threads", "1", "--evaluate-every", "60"]
+
+
+def test_a_run_goes_on_without_a_host_that_is_lost(tmp_path):
+    """A host of three loses its network and its processes at once, with any MPI."""
+    if reason := emulated.obstacle():
+        pytest.skip(f"no emulated hosts: {reason}")
+    cluster, run = emulated.Cluster(f"relaunch{os.getpid()}"), tmp_path / "run"
+    cluster.up(3, "500mbit")
+    try:
+        hosts = cluster.hosts
+        (tmp_path / "hosts").write_text("\n".join(hosts) + "\n")
+        enter = cluster.entrance(tmp_path)
+        train = ["istmpi", "train", "digits", "--resume", "auto", "--rounds", 60, "--checkpoint-every", 5, "--out", run]
+        words = ["--hosts", tmp_path / "hosts", "--launcher", "mpirun", "--relaunch", 1, *train]
+        launcher = Path(os.environ.get("MPIRUN") or shutil.which("mpirun")).parent
+        path = os.pathsep.join(map(str, [launcher, Path(sys.executable).parent, os.environ["PATH"]]))
+        job = subprocess.Popen(
+            list(map(str, ["ip", "netns", "exec", cluster.switch, ROOT / "bin/istmpi-run", *words])) + QUICK,
+            env={**os.environ, **emulated.by_environment(enter), **SOON_MISSED, "PATH": path, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        metrics, limit = run / "metrics.jsonl", Limit(90)
+        while limit.left and not (metrics.exists() and len(metrics.read_text().splitlines()) > 9):
+            time.sleep(0.1)
+        subprocess.run(["ip", "-n", hosts[2], "link", "set", "eth0", "down"], check=True)
+        for process in subprocess.check_output(["ip", "netns", "pids", hosts[2]], text=True).split():
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+        said, _ = job.communicate(timeout=patient(150))
+    finally:
+        cluster.down()
+    assert job.returncode == 0, said
+    assert f"no answer from {hosts[2]}; started again on {hosts[0]} {hosts[1]}; 0 more times at most" in said
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(1, 61))
+    assert (lines[0]["ranks"], lines[-1]["ranks"]) == (3, 2)
+    assert json.loads((run / "summary.json").read_text())["last"]["score"]["score"] > 0.95

@@ -24,10 +24,10 @@ def filled_in(*arguments):
     return done.stdout
 
 
-def disturbed(submit, out, *options):
+def disturbed(submit, out, *options, relaunch=0):
     """A run on four nodes that saves often; the time limit is ten minutes."""
     script = filled_in(
-        "digits", "--nodes", "4", "--launcher", "pmi2", "--time", "10",
+        "digits", "--nodes", "4", "--launcher", "pmi2", "--time", "10", "--relaunch", relaunch,
         "--", *RUN[1:], "--checkpoint-every", "2", "--out", out, *options,
     )  # fmt: skip
     return submit(script)
@@ -40,6 +40,7 @@ def test_sbatch_accepts_every_line(cluster, template):
     )
     assert done.returncode == 0 and "to start at" in done.stderr, done.stderr
     lines = template.read_text()
+    assert ("--no-kill" in lines) == ("--relaunch" in lines) == (template.name == "train.sbatch")
     for wanted in ("--requeue", "--signal=USR1@120", "--open-mode=append", "--ntasks-per-node=1"):
         assert f"#SBATCH {wanted}\n" in lines
 
@@ -89,6 +90,24 @@ def test_a_job_that_is_signalled_requeued_and_killed_goes_on(submit, cluster, tm
     assert job.end() == "COMPLETED", job.output
     assert job.output.count("resuming from") == 3
     assert weights(out) == undisturbed
+
+
+def test_a_job_goes_on_at_once_without_a_lost_node(submit, cluster, tmp_path):
+    """Its processes, the node's daemon and the steps are gone; SLURM itself takes minutes to notice."""
+    out = tmp_path / "run"
+    job = disturbed(submit, out, "--rounds", "100", "--set", "comm.patience=3", relaunch=1)
+    job.wait_until(lambda: rounds(out) >= 5, "five rounds")
+    cluster.lose_node("n3")
+    try:
+        job.wait_until((out / "summary.json").exists, "the end of the run")
+    finally:
+        cluster.start_node("n3")  # without it the job would not be over for SLURM for minutes
+    assert job.end() == "COMPLETED", job.output
+    assert "no answer from n3; started again on n1 n2 n4; 0 more times at most" in job.output
+    assert job.restarts == 0
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(1, 101))
+    assert (lines[0]["ranks"], lines[-1]["ranks"]) == (4, 3)
 
 
 def test_a_job_whose_rank_is_killed_under_mpirun_is_queued_again(submit, tmp_path):

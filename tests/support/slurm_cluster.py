@@ -9,12 +9,13 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import h5py
@@ -57,7 +58,8 @@ class Cluster:
     def __init__(self, folder: Path, nodes: int = 4):
         self.folder = folder
         self.nodes = nodes
-        self._daemons: list[subprocess.Popen] = []
+        self._daemons: dict[str, subprocess.Popen] = {}
+        """By the name of the node; that of slurmctld has none."""
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def __enter__(self) -> "Cluster":
@@ -80,9 +82,9 @@ class Cluster:
         )
         (self.folder / "slurm.conf").write_text(text)
         try:
-            self._start("slurmctld", "-D")
+            self._start("", "slurmctld", "-D")
             for number in range(1, self.nodes + 1):
-                self._start("slurmd", "-D", "-N", f"n{number}")
+                self.start_node(f"n{number}")
             self._wait_for_nodes()
         except BaseException:
             self.__exit__()
@@ -95,9 +97,9 @@ class Cluster:
             limit = Limit(15)
             while self.command("squeue", "-h", check=False).strip() and limit.left:
                 time.sleep(0.2)
-        for daemon in reversed(self._daemons):
+        for daemon in reversed(self._daemons.values()):
             daemon.terminate()
-        for daemon in self._daemons:
+        for daemon in self._daemons.values():
             try:
                 daemon.wait(patient(10))
             except subprocess.TimeoutExpired:
@@ -114,11 +116,28 @@ class Cluster:
             raise RuntimeError(f"{' '.join(map(str, words))}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def _start(self, *words: str) -> None:
+    def start_node(self, node: str) -> None:
+        """Start the daemon of a node, at first or again."""
+        self._start(node, "slurmd", "-D", "-N", node)
+
+    def lose_node(self, node: str) -> None:
+        """Kill all that runs on a node at once: its daemon, the steps that it started, and their processes."""
+        self._daemons[node].kill()
+        self._daemons.pop(node).wait()
+        mark = f"SLURMD_NODENAME={node}\0".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # gone meanwhile
+                if mark in (folder / "environ").read_bytes():
+                    parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                    if Path("/proc", parent, "comm").read_text().startswith("slurmstepd"):
+                        os.kill(int(parent), signal.SIGKILL)
+                    os.kill(int(folder.name), signal.SIGKILL)
+
+    def _start(self, name: str, *words: str) -> None:
         program = shutil.which(words[0], path=os.environ["PATH"] + ":/usr/sbin")
         with (self.folder / f"{words[-1]}.out").open("w") as output:
             daemon = subprocess.Popen([program, *words[1:]], env=self.environment, stdout=output, stderr=output)
-        self._daemons.append(daemon)
+        self._daemons[name] = daemon
 
     def _wait_for_nodes(self) -> None:
         limit = Limit(30)

@@ -67,20 +67,22 @@ def test_slurm_fills_in_what_was_asked_for():
     assert "ntasks-per-node=2" in found and "requeue" in found
     assert len({line.split("=")[0] for line in found}) == len(found), "a setting twice"
     assert "\nmodule load gcc/12 openmpi/4.1\n" in script
-    assert "\nOPTIONS=(--restarts 3 --launcher pmix --ranks-per-host 2)\n" in script
+    assert "\nOPTIONS=(--restarts 3 --relaunch 3 --launcher pmix --ranks-per-host 2)\n" in script
 
 
 def test_slurm_quotes_and_never_executes(harmful, tmp_path):
     script = job("slurm", harmful, "--nodes", 2, "--", "--out", "$(touch harm)")
     (words,) = run_with_stubs(script, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path))
-    assert words[:4] == ["--restarts", "20", "istmpi", "train"]
+    assert words[:6] == ["--restarts", "20", "--relaunch", "3", "istmpi", "train"]
     assert words[-3:] == [str(harmful), "--out", "$(touch harm)"]
     assert not list(tmp_path.rglob("harm"))
 
 
 def test_an_array_asks_for_its_largest_task():
-    found = settings(job("slurm", "digits", "--array", "1,2,8"))
+    script = job("slurm", "digits", "--array", "1,2,8")
+    found = settings(script)
     assert "array=1,2,8" in found and "nodes=8" in found
+    assert "relaunch" not in script, "a task measures so many nodes, and no fewer"
 
 
 def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
@@ -117,6 +119,7 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("slurm", "digits", "--partition", "a\n#SBATCH"), "must be letters, digits and"),
         (("slurm", "digits", "--account", "$(me)"), "--account $(me): must be letters, digits and"),
         (("slurm", "digits", "--array", "1", "--compare"), "--compare and --array are two scripts"),
+        (("slurm", "digits", "--compare", "--relaunch", 1), "--relaunch may change the number of ranks"),
         (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere: there is no such file."),
         (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units but the run has 4 ranks"),
         (

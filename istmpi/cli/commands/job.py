@@ -38,6 +38,12 @@ def command() -> None:
 @click.option("--stage", multiple=True, metavar="FILE", help="Copy it to each node's local disk first.")
 @click.option("--stage-venv", is_flag=True, help="Copy the virtual environment there, too.")
 @click.option("--restarts", type=WholeRange(min=0), default=20, metavar="N", help="Times to be queued again (20).")
+@click.option(
+    "--relaunch",
+    type=WholeRange(min=0),
+    metavar="N",
+    help="Times to go on at once, inside the job, without lost nodes (3; not with --array and --compare).",
+)
 def slurm(
     run: str,
     options: tuple[str, ...],
@@ -51,6 +57,7 @@ def slurm(
     stage: tuple[str, ...],
     stage_venv: bool,
     restarts: int,
+    relaunch: int | None,
     **settings: str | None,
 ) -> None:
     """Print a job script that trains RUN. Options of istmpi train, or of istmpi compare with --compare, go behind --.
@@ -63,6 +70,10 @@ def slurm(
 
     if compare and array:
         raise click.UsageError("--compare and --array are two scripts; name one.")
+    if relaunch and (compare or array):
+        raise click.UsageError("--relaunch may change the number of ranks: it is for one run alone.")
+    if relaunch is None and not (compare or array):
+        relaunch = 3
     for file in stage:
         if not Path(file).is_file():
             raise ConfigError(f"--stage {file}: there is no such file.")
@@ -71,7 +82,13 @@ def slurm(
         given["array"] = array
     if gpus:
         given |= {"gpus-per-node": str(gpus), "ntasks-per-node": str(gpus)}
-    start = {"--restarts": restarts, "--launcher": launcher, "--interface": interface, "--ranks-per-host": gpus}
+    start = {
+        "--restarts": restarts,
+        "--relaunch": relaunch,
+        "--launcher": launcher,
+        "--interface": interface,
+        "--ranks-per-host": gpus,
+    }
     words = [word for option, value in start.items() if value is not None for word in (option, str(value))]
     words += [word for file in stage for word in ("--stage", file)] + ["--stage-venv"] * stage_venv
     script = "compare" if compare else "scaling" if array else "train"
