@@ -135,21 +135,30 @@ find_mpi() {
     say "MPI: $MPI_LIBRARY, started by $MPIRUN"
 }
 
+# find_hdf5_packages: whether HDF5 with MPI and its tools are there; where not, returns 1 and sets HDF5_LACKS to the reason.
+# Debian's are installed where that is allowed.
+# shellcheck disable=SC2034 # HDF5_LACKS is for the caller
+find_hdf5_packages() {
+    local packages="libhdf5-openmpi-dev libopenmpi-dev openmpi-bin hdf5-tools"
+    if command -v mpicc.openmpi >/dev/null && command -v h5diff >/dev/null && pkg-config --exists hdf5-openmpi; then return; fi
+    HDF5_LACKS="needs Debian's packages $packages and root to install them, or ISTMPI_HDF5_PYTHON"
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
+    say "installing $packages"
+    # shellcheck disable=SC2086 # several words
+    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y pkg-config $packages; } >/dev/null 2>&1
+}
+
 # find_parallel_hdf5: sets HDF5_PYTHON to a Python whose h5py was built with MPI, and HDF5_MPIRUN to its launcher; where
-# there can be none, returns 1 and sets HDF5_LACKS to the reason. Debian's libraries are installed where that is allowed.
+# there can be none, returns 1 and sets HDF5_LACKS to the reason.
 # shellcheck disable=SC2034 # HDF5_LACKS is for the caller
 find_parallel_hdf5() {
-    local packages="libhdf5-openmpi-dev libopenmpi-dev openmpi-bin hdf5-tools" wheels
+    local wheels
     HDF5_MPIRUN=mpirun.openmpi HDF5_PYTHON=${ISTMPI_HDF5_PYTHON:-$VENV-hdf5/bin/python}
     if [ -n "${ISTMPI_HDF5_PYTHON:-}" ]; then
         HDF5_MPIRUN=$(dirname "$HDF5_PYTHON")/mpirun
         [ -x "$HDF5_MPIRUN" ] || HDF5_MPIRUN=mpirun
-    elif ! command -v mpicc.openmpi >/dev/null || ! command -v h5diff >/dev/null || ! pkg-config --exists hdf5-openmpi; then
-        HDF5_LACKS="needs Debian's packages $packages and root to install them, or ISTMPI_HDF5_PYTHON"
-        [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
-        say "installing $packages"
-        # shellcheck disable=SC2086 # several words
-        { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y pkg-config $packages; } >/dev/null 2>&1 || return 1
+    else
+        find_hdf5_packages || return 1
     fi
     HDF5_LACKS="h5py could not be built with MPI in $VENV-hdf5"
     if [ -z "${ISTMPI_HDF5_PYTHON:-}" ] && ! "$HDF5_PYTHON" -c 'import h5py, sys; sys.exit(not h5py.get_config().mpi)' 2>/dev/null; then
