@@ -132,17 +132,19 @@ class Ranking:
         # Where logits are equal the lower number first; what is no label at all last.
         order = np.lexsort((np.where(np.isfinite(labels), labels, np.inf), -values), axis=1)[:, :TOP]
         best = np.take_along_axis(labels, order, axis=1)
+        is_label = np.isfinite(best)
+        ranked = np.where(is_label, best, 0).astype(np.int64)
+        examples, columns = targets.rows.numpy(), targets.columns.numpy()
+        pairs = examples * len(self._inverse) + columns  # a number for each example with one of its labels
+        hit = is_label & np.isin(np.arange(len(best))[:, None] * len(self._inverse) + ranked, pairs)
+        gains = np.where(hit, self._inverse[ranked], 0.0)
+        inverse = self._inverse[columns]
+        most = inverse[np.lexsort((-inverse, examples))]  # each example's, largest first
+        places = np.arange(len(columns)) - targets.offsets.numpy()[examples]
         sums = np.zeros(self.size)
         sums[0], sums[1] = (shares.numpy() * totals - positive).sum(), len(best)
-        offsets, columns = targets.offsets.numpy(), targets.columns.numpy()
-        for example, ranked in enumerate(best):
-            true = columns[offsets[example] : offsets[example + 1]]
-            hit = np.isin(ranked, true)
-            gains = np.zeros(TOP)
-            gains[hit] = self._inverse[ranked[hit].astype(np.int64)]
-            most = np.sort(self._inverse[true])[::-1]
-            for place, k in enumerate(AT):
-                sums[2 + 3 * place :][:3] += hit[:k].sum(), gains[:k].sum(), most[:k].sum()
+        for place, k in enumerate(AT):
+            sums[2 + 3 * place :][:3] = hit[:, :k].sum(), gains[:, :k].sum(), most[places < k].sum()
         return sums
 
     @staticmethod

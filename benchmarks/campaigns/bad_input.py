@@ -24,7 +24,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ["NO_COLOR"] = "1"
 
 from campaigns import forked  # noqa: E402
-from campaigns.bad import formats, raw_data, records, settings  # noqa: E402
+from campaigns.bad import formats, graphs, raw_data, records, settings  # noqa: E402
 from campaigns.bad.cases import TINY, Assets, Case, Maker  # noqa: E402
 from campaigns.libraries import libraries  # noqa: E402
 from reporting import HERE, report  # noqa: E402
@@ -38,6 +38,7 @@ READERS: dict[str, tuple[Maker, int]] = {
     "idx": (raw_data.idx, 6),
     "tar": (raw_data.tar, 10),
     "folder": (raw_data.folder, 6),
+    "graph": (graphs.graph, 8),
     "toml": (settings.toml, 10),
     "options": (settings.options, 20),
     "cluster": (records.cluster, 8),

@@ -152,8 +152,8 @@ class Dataset:
             return self
         if "validation" in self.splits:
             raise ConfigError(
-                f"data.validation = {fraction}, but {self.source} has {len(self.splits['validation']):,} examples for "
-                f"validation of its own. Leave data.validation out: these are taken."
+                f"data.validation = {fraction}, but {self.source} has a validation split of its own. Leave "
+                f"data.validation out: that one is taken."
             )
         train, validation = self.train.divided(fraction, seed)
         return replace(self, splits={**self.splits, "train": train, "validation": validation})

@@ -236,8 +236,8 @@ def batched(data: Dataset, how: str, fanout: Sequence[int]) -> Dataset:
         return data
     if how == "clusters" and data.train.graph.clusters is None:
         raise ConfigError(
-            f"data.graph = 'clusters' needs a graph that was cut, but {data.source} was not: "
-            f"istmpi prepare graph SRC {data.source} --clusters N --force."
+            f"data.graph = 'clusters' needs a graph that was cut, but {data.source} was prepared whole: "
+            f"istmpi prepare graph {data.source} DST.h5 --clusters N."
         )
     train = replace(data.train, how=how, fanout=tuple(fanout))
     return replace(data, splits={**data.splits, "train": train})

@@ -30,7 +30,10 @@ class Edges:
         self._places = torch.stack([rows, columns])
 
     def total(self, h: torch.Tensor) -> torch.Tensor:
-        """The sum over what each node hears from, of ``h`` ``[n, width]``."""
+        """The sum over what each node hears from, of ``h`` ``[n, width]``; in float32 under autocast."""
+        if torch.is_autocast_enabled(h.device.type):
+            with torch.autocast(h.device.type, enabled=False):
+                return self.total(h.float())
         ones = h.new_ones(self._places.shape[1])
         matrix = torch.sparse_coo_tensor(
             self._places, ones, (self._nodes, self._nodes), is_coalesced=True, check_invariants=False
@@ -161,5 +164,6 @@ def multiplied(product: nn.Linear, h: torch.Tensor | Bags) -> torch.Tensor:
     """``product`` of ``h``."""
     if not isinstance(h, Bags):
         return product(h)
-    total = _Product.apply(product.weight, h)
+    with torch.autocast(product.weight.device.type, enabled=False):  # sparse products have no bfloat16
+        total = _Product.apply(product.weight, h)
     return total if product.bias is None else total.add_(product.bias)

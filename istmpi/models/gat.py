@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn import functional
 
-from istmpi.models.aggregation import Edges, dropped, multiplied, norm_of
+from istmpi.models.aggregation import Edges, norm_of
 
 
 class Attention(nn.Module):
@@ -21,8 +21,8 @@ class Attention(nn.Module):
         self.units = units
 
     def forward(self, h, edges):
-        """``[n, heads * units]`` of ``h`` ``[n, width]``, which may be sparse."""
-        values = multiplied(self.product, h)
+        """``[n, heads * units]`` of ``h`` ``[n, width]``."""
+        values = self.product(h)
         own, heard = self.scores(values[:, :, None]).view(len(values), -1, 2).unbind(dim=2)
         return edges.attended(values.view(len(values), -1, self.units), own, heard).flatten(1)
 
@@ -56,6 +56,6 @@ class GAT(nn.Module):
     def forward(self, x, offsets, columns):
         """Logits ``[n, outputs]`` of nodes with features ``x``; i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
         edges, h = Edges(offsets, columns), x
-        for number, (layer, norm) in enumerate(zip(self.layers, self.norms)):
-            h = functional.elu_(norm(layer(self.dropout(h) if number else dropped(h, self.dropout), edges)))
+        for layer, norm in zip(self.layers, self.norms):
+            h = functional.elu_(norm(layer(self.dropout(h), edges)))
         return edges.convolved(self.last(self.dropout(h)), spare=True)

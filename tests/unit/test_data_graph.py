@@ -32,7 +32,8 @@ for name, nodes in (("train_mask", [0, 1]), ("val_mask", [5]), ("test_mask", [2,
 
 def arrays(**changed):
     """As PyG's data would be saved."""
-    return {"edge_index": PAIRS, "x": X, "y": Y, **MASKS, **changed}
+    given = {"edge_index": PAIRS, "x": X, "y": Y, **MASKS, **changed}
+    return {name: array for name, array in given.items() if array is not None}
 
 
 def prepared(tmp_path, given, **options):
@@ -166,6 +167,17 @@ def test_planetoids_files(tmp_path):
     assert report.graph.self_loops == 1
 
 
+def test_a_node_far_beyond_all_others_is_refused(tmp_path):
+    """There would be features for each node before it."""
+    planetoid(tmp_path / "raw")
+    index = tmp_path / "raw" / "ind.tiny.test.index"
+    index.write_text(index.read_text().replace("7", "500000000"))
+    with pytest.raises(
+        DataError, match=r"ind.tiny.test.index has node 500000000, but the files have features of 7 nodes"
+    ):
+        prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5")
+
+
 class Runs:
     def __reduce__(self):
         return print, ("this must not be run",)
@@ -220,6 +232,14 @@ def test_clusters_need_a_graph_that_was_cut(tmp_path):
 
 
 FAR = np.array([[0, 1], [1, 9]])
+CSR = {
+    "edge_index": None,
+    "adj_indptr": np.array([0, 1, 2, 3, 4, 4, 4]),
+    "adj_indices": np.array([1, 2, 3, 0]),
+    "adj_shape": np.array([6, 6]),
+}
+"""The matrix of a ring of four of the nodes, in place of pairs."""
+UNMASKED = dict.fromkeys(MASKS)
 BAD = {
     "an edge to a node that does not exist": ({"edge_index": FAR}, {}, "edge 1 goes from node 1 to node 9"),
     "a negative node": ({"edge_index": -FAR}, {}, "node -1, but"),
@@ -236,6 +256,15 @@ BAD = {
     "a node without a label": ({"y": np.array([0, 1, -1, 1, 0, 1])}, {}, "test node 2 has no label"),
     "several labels that are none": ({"y": np.full((6, 2), 3)}, {}, "has 3 as label 0"),
     "labels that are not whole": ({"y": np.full(6, 0.5)}, {}, "whole numbers"),
+    "labels beyond all integers": ({"y": np.full(6, 1e300)}, {}, "whole numbers"),
+    "labels of no class": ({"y": np.zeros((6, 0))}, {}, r"its labels have the shape \(6, 0\)"),
+    "a mask of neither true nor false": ({"train_mask": np.full(6, np.nan)}, {}, "train_mask must have true or false"),
+    "a matrix of edges without rows": ({**CSR, "adj_indptr": np.array(5)}, {}, "adj_indptr, _indices and _shape must"),
+    "columns that are no list": ({**CSR, "adj_indices": CSR["adj_indices"][:, None]}, {}, "adj_indptr, _indices and"),
+    "a shape in words": ({**CSR, "adj_shape": np.array(["a", "b"])}, {}, "adj_indptr, _indices and _shape must"),
+    "a shape of nothing": ({**CSR, "adj_shape": np.array([6, 0])}, {}, "adj_indptr, _indices and _shape do not fit"),
+    "values in words": ({**CSR, "adj_data": np.full(4, "x")}, {}, "adj_data one of numbers"),
+    "kinds of other nodes": ({**UNMASKED, "node_types": np.ones(8, int)}, {}, r"node_types has the shape \(8,\)"),
     "more clusters than nodes": ({}, {"clusters": 7}, "--clusters 7"),
     "a normalisation that there is not": ({}, {"normalise": "row"}, "--normalise row"),
 }

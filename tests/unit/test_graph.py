@@ -94,6 +94,41 @@ def test_bags_of_words_train_as_sparse_rows(model):
         assert torch.allclose(sparse, dense, rtol=0, atol=1e-11 * dense.abs().max().item())
 
 
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
+def test_graph_networks_train_on_bags_of_words_under_autocast(model):
+    """Sparse products have no bfloat16: they are in float32."""
+    data = split(several=True)
+    network = {**MODELS, "gat": GAT}[model](FEATURES, CLASSES, (4, 4))
+    plain = network(*data.batch(np.arange(1)).inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = network(*data.batch(np.arange(1)).inputs)
+    logits.float().square().sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in network.parameters())
+    assert torch.allclose(logits.float(), plain, atol=0.05 * plain.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"hidden": 0}, r"model.hidden = \[0\] must name at least one layer, each at least one unit wide\."),
+        ({"hidden": [8, -3]}, r"model.hidden = \[8, -3\] must name at least one layer"),
+        ({"hidden": [1.5]}, r"model.hidden = \[1.5\] must be a whole number, each\."),
+        ({"hidden": "abc"}, "model.hidden = 'abc' must be a list\\."),
+        ({"hidden": True}, "model.hidden = True must be a list\\."),
+        ({"dropout": 1.0}, r"model.dropout = 1.0 must lie in \[0, 1\)\."),
+        ({"aggregate_first": 3}, "model.aggregate_first = 3 must be true or false\\."),
+    ],
+)
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_arguments_that_no_network_can_have_are_refused_before_it_is_made(model, arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        Run().override({"model.name": model, **{f"model.{name}": value for name, value in arguments.items()}})
+
+
+def test_one_width_is_one_hidden_layer():
+    assert Run().override({"model.name": "gcn", "model.hidden": 32}).model.arguments["hidden"] == (32,)
+
+
 def test_dropout_of_a_bag_of_words():
     """A quarter of what is not zero is dropped, and the rest grows by a third."""
     x = torch.zeros(200, 1000)

@@ -109,7 +109,7 @@ def test_own_validation_examples_are_taken_and_not_made_twice(tmp_path):
     np.savez(tmp_path / "own.npz", **arrays)
     data = open_dataset(str(tmp_path / "own.npz"))
     assert data.with_validation(0, 1) is data
-    with pytest.raises(ConfigError, match="has 12 examples for validation of its own. Leave data.validation out"):
+    with pytest.raises(ConfigError, match="has a validation split of its own. Leave data.validation out"):
         data.with_validation(0.1, 1)
 
 

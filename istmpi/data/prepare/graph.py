@@ -186,8 +186,8 @@ def _require_finite(x: np.ndarray, source: str) -> None:
 def _normalised(x: np.ndarray, how: str) -> np.ndarray:
     x = x.astype(np.float32)
     if how == "rows":
-        sums = x.sum(axis=1, keepdims=True)
-        x /= np.where(sums == 0, 1, sums)
+        sums = x.sum(axis=1, keepdims=True, dtype=np.float64)
+        x = (x / np.where(sums == 0, 1, sums)).astype(np.float32)
     elif how == "columns":
         moments, step = Moments(x.shape[1]), max(_STEP // x.shape[1], 1)
         for start in range(0, len(x), step):
@@ -216,8 +216,9 @@ def _labels(raw: RawGraph, source: str) -> tuple[tuple[str, ...] | None, np.ndar
         raise DataError(f"{source}: the labels are of {labels.dtype}; give whole numbers or names.")
     known = np.ones(len(labels), bool)
     if labels.dtype.kind == "f":
+        labels = labels.astype(np.float64)
         known = ~np.isnan(labels)
-        if not (np.isfinite(labels[known]) & (labels[known] == np.trunc(labels[known]))).all():
+        if not ((np.abs(labels[known]) < 2**53) & (labels[known] == np.trunc(labels[known]))).all():
             raise DataError(f"{source}: some labels are no whole numbers. Give each node its class.")
         labels = np.where(known, labels, -1).astype(np.int64)
     if labels.dtype.kind == "i":

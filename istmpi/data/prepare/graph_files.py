@@ -52,8 +52,8 @@ def read_raw(archive: Archive) -> RawGraph:
         return read_planetoid(archive, name)
     found = _Found(_arrays(archive), str(archive.path))
     labels = np.asarray(found.one(LABELS, "labels"))
-    if labels.ndim not in (1, 2):
-        raise DataError(f"{found.source}: its labels have {labels.ndim} axes; give [nodes] or [nodes, labels].")
+    if labels.ndim not in (1, 2) or not labels.size:
+        raise DataError(f"{found.source}: its labels have the shape {labels.shape}; give [nodes] or [nodes, labels].")
     sources, targets = _edges(found)
     x, sparse = _features(found)
     return RawGraph(x, sparse, sources, targets, labels, _splits(found, len(labels)))
@@ -84,6 +84,8 @@ _SPLIT_NAMES = tuple(name for names in SPLITS.values() for name in names)
 def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
     """A table of numbers; one of edges, a line each, comes as ``[2, edges]``."""
     content = next(b"".join(pieces) for _, pieces in archive.pieces([name]))
+    if not content.strip():
+        raise DataError(f"{archive.path}: {name} is empty. Give lines of numbers with commas between.")
     with reading(f"{archive.path}: {name} cannot be read", "Give lines of numbers with commas between.", ValueError):
         table = np.loadtxt(io.BytesIO(content), dtype, delimiter=",", ndmin=2)
     if name.rpartition("/")[2].startswith(EDGES):
@@ -124,15 +126,24 @@ def _features(found: _Found) -> tuple[np.ndarray, bool]:
 
 
 def _csr(found: _Found, name: str) -> tuple[np.ndarray, np.ndarray, tuple[int, int], np.ndarray]:
-    offsets, columns = (found.one((f"{name}_{part}",), f"all of {name}") for part in ("indptr", "indices"))
-    shape = tuple(int(length) for length in found.one((f"{name}_shape",), f"all of {name}").reshape(-1)[:2])
-    values = found.arrays.get(f"{name}_data", np.ones(len(columns), np.float32))
-    rises = len(shape) == 2 and len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
-    if not rises or not offsets[-1] == len(columns) == len(values) or columns.dtype.kind not in "iu":
+    offsets, columns, lengths = (
+        np.asarray(found.one((f"{name}_{part}",), f"all of {name}")) for part in ("indptr", "indices", "shape")
+    )
+    values = np.asarray(found.arrays.get(f"{name}_data", np.ones(columns.shape, np.float32)))
+    whole = all(of.ndim == 1 and of.dtype.kind in "iu" for of in (offsets, columns, lengths))
+    if not whole or len(lengths) != 2 or values.ndim != 1 or values.dtype.kind not in "fiub":
+        raise DataError(
+            f"{found.source}: {name}_indptr, _indices and _shape must be lists of whole numbers, the last of two, and "
+            f"{name}_data one of numbers. Save them again."
+        )
+    shape = int(lengths[0]), int(lengths[1])
+    offsets = offsets.astype(np.int64)
+    rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
+    if not rises or not offsets[-1] == len(columns) == len(values) or not all(0 < length < 2**31 for length in shape):
         raise DataError(f"{found.source}: {name}_indptr, _indices and _shape do not fit together. Save them again.")
     if name == "attr" and len(columns) and (columns.min() < 0 or columns.max() >= shape[1]):
         raise DataError(f"{found.source}: attr_indices has numbers that are not below {shape[1]}. Save it again.")
-    return offsets.astype(np.int64), columns.astype(np.int64), shape, values
+    return offsets, columns.astype(np.int64), shape, values
 
 
 def _splits(found: _Found, count: int) -> dict[str, np.ndarray]:
@@ -145,17 +156,23 @@ def _splits(found: _Found, count: int) -> dict[str, np.ndarray]:
                     nodes[split] = _nodes(np.asarray(found.arrays[key]), key, count, found.source)
     if "node_types" in found.arrays and not nodes:  # DGL's Reddit
         types = np.asarray(found.arrays["node_types"])
+        if types.shape != (count,):
+            raise _not_one_each(types, "node_types", count, found.source)
         nodes = {split: np.flatnonzero(types == kind) for kind, split in enumerate(("train", "validation", "test"), 1)}
     return nodes
+
+
+def _not_one_each(given: np.ndarray, key: str, count: int, source: str) -> DataError:
+    return DataError(f"{source}: {key} has the shape {given.shape}, but there are {count:,} nodes. Give one for each.")
 
 
 def _nodes(given: np.ndarray, key: str, count: int, source: str) -> np.ndarray:
     mask = given.dtype.kind == "b" or key.endswith("_mask")
     if given.ndim != 1 or (mask and len(given) != count):
-        raise DataError(
-            f"{source}: {key} has the shape {given.shape}, but there are {count:,} nodes. Give one for each."
-        )
+        raise _not_one_each(given, key, count, source)
     if mask:
+        if given.dtype.kind not in "biuf" or not ((given == 0) | (given == 1)).all():
+            raise DataError(f"{source}: {key} must have true or false, or 1 or 0, for each node. Correct it.")
         return np.flatnonzero(given)
     if given.dtype.kind not in "iu" or (len(given) and (given.min() < 0 or given.max() >= count)):
         raise DataError(f"{source}: {key} has numbers of nodes that are not from 0 to {count - 1}. Correct it.")

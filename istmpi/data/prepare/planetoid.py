@@ -41,6 +41,12 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     first, firsts = (_matrix(archive, prefix + part, of) for part, of in (("allx", allx), ("tx", tx)))
     classes = [_one_hot(archive, prefix + part, of) for part, of in (("ally", ally), ("ty", ty), ("y", y))]
     fits = len(first) == len(classes[0]) and len(firsts) == len(classes[1]) == len(index) == len(np.unique(index)) > 0
+    described = len(first) + len(firsts)
+    if fits and index.max() >= 2 * described:
+        raise DataError(
+            f"{archive.path}: {prefix}test.index has node {index.max()}, but the files have features of {described:,} "
+            "nodes. Give all files of one set."
+        )
     if not fits or first.shape[1] != firsts.shape[1] or index.min() < len(first) or len(classes[2]) > len(first):
         raise DataError(f"{archive.path}: the files {prefix}* do not fit together. Give all files of one set.")
     count = int(index.max()) + 1
