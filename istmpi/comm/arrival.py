@@ -4,6 +4,7 @@
 (``mpirun sh -c "istmpi runs; istmpi train"``), and a rank can start MPI once. So those that wait have to notice.
 """
 
+import errno
 import os
 import socket
 import sys
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from istmpi.comm.launcher import launched, on_this_host
+from istmpi.comm.launcher import launched, on_this_host, starter
 
 LONGEST_WAIT = 600.0
 """Seconds between the first rank and the last; imports from a busy file server take minutes."""
@@ -38,23 +39,34 @@ def expected() -> Iterator[None]:
 def _watch(here: threading.Event) -> None:
     rank, ranks = launched()
     begun = complete = time.monotonic()
-    teller = None  # of those that wait here, one; some launchers let the others go on when it ends
     while not here.wait(_LOOK_EVERY):
         now = time.monotonic()
         present, wanted = on_this_host()
         if len(present) >= wanted:
-            complete, teller = now, None
-        elif teller is None and now - complete > GONE_AFTER / 2:
-            teller = min(present, default=rank)
-        if teller is not None and now - complete > GONE_AFTER:
+            complete = now
+        if now - complete > GONE_AFTER:
             what = f"{wanted} ranks were started on {socket.gethostname()}, and {wanted - len(present)} left again"
         elif now - begun > LONGEST_WAIT:
-            what, teller = f"{ranks} ranks were started, and not all of them came within {LONGEST_WAIT:g} s", rank
+            what = f"{ranks} ranks were started, and not all of them came within {LONGEST_WAIT:g} s"
         else:
             continue
-        if here.is_set() or (rank != teller and teller in present):
+        claim = _claim_to_tell()
+        if here.is_set():
             continue
-        if rank == teller:
+        if claim:
             cure = "Start the same command on all ranks; --version, --dry-run and commands without MPI meet nobody."
             print(f"istmpi: rank {rank}: {what}. {cure}", file=sys.stderr, flush=True)
+            while on_this_host()[0] != [rank] and time.monotonic() < now + 2 * GONE_AFTER:  # the claim ends with it
+                time.sleep(0.1)
         os._exit(2)
+
+
+def _claim_to_tell() -> socket.socket | None:
+    """What one of the waiting ranks of this host can have at a time, until it ends; None where another one has it."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0istmpi {starter()}")  # a name that is no file
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+    return claim

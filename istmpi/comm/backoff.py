@@ -32,6 +32,7 @@ class Backoff:
         """Sleep a little longer after every poll without progress; not at all after one that made some."""
         self._idle = 0 if progress else self._idle + 1
         if self._idle and rested():
+            self._look()
             return
         if self._idle <= _SPIN_POLLS:
             return

@@ -58,7 +58,7 @@ def process_facts(process: int) -> tuple[str, str]:
     """The system's letter for a process's state, and when it began, in its own ticks; empty where there is none."""
     try:
         state, *facts = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return "", ""
     return state, facts[18]
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from istmpi.comm.whereabouts import SETTING_UP, Wait, Whereabouts
+from istmpi.comm.whereabouts import Wait, Whereabouts
 
 TIMES_THE_SLOWEST = 3
 """Of the slowest round: nobody is missed before."""
@@ -61,7 +61,7 @@ class Sighting:
 
     def __str__(self) -> str:
         if self.round is None:
-            return SETTING_UP
+            return self.phase
         step = f", local step {self.local_step}" if self.local_step else ""
         return f"{self.phase}, round {self.round}{step}"
 

@@ -101,6 +101,10 @@ class Whereabouts:
         """It begins that local step."""
         self.local_step, self._stepping, self.moved = local_step, self.phase, time.monotonic()
 
+    def get_on(self) -> None:
+        """It is through with a part of what it does for long, such as a batch of an evaluation."""
+        self.moved = time.monotonic()
+
     def begin_round(self, round: int) -> None:
         """It begins that round."""
         self.moved = now = time.monotonic()

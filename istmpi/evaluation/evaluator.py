@@ -184,14 +184,26 @@ class Evaluator:
     ) -> np.ndarray:
         """The sum over a split's batches of what a function makes of the network's outputs and a batch. Collective."""
         totals = np.zeros(shape)
-        spread = not self._local and not self.network.same_examples
-        first, step = (self._communicator.rank, self._communicator.size) if spread else (0, 1)
-        scored = self._scored(len(split))
-        for rows in islice(self._batches(len(scored)), first, None, step):
-            batch = split.batch(scored[rows]).to("cpu", self._dtype)
+        for batch in self._own_batches(split, self._scored(len(split))):
             totals += totals_of(self.network(*batch.inputs), batch)
         self.network.finish()
-        return self._communicator.allreduce_sum(totals) if self._local or spread else totals
+        return self._summed(totals)
+
+    def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
+        """This rank's batches of these rows of a split; it gets on with each."""
+        first, step = (self._communicator.rank, self._communicator.size) if self._spread else (0, 1)
+        for part in islice(self._batches(len(rows)), first, None, step):
+            yield split.batch(rows[part]).to("cpu", self._dtype)
+            self._communicator.whereabouts.get_on()
+
+    @property
+    def _spread(self) -> bool:
+        """The examples are all ranks', and each evaluates some of them."""
+        return not self._local and not self.network.same_examples
+
+    def _summed(self, own: np.ndarray) -> np.ndarray:
+        """The sum over ranks, where they do not evaluate the same examples. Collective."""
+        return self._communicator.allreduce_sum(own) if self._local or self._spread else own
 
     def calibrate(self) -> None:
         """Take the normalisations' moments at the store's present weights."""
@@ -208,18 +220,14 @@ class Evaluator:
         examples = self._dataset.splits[split]
         rows = self._sample() if split == "train" else self._scored(len(examples))
         self.network.load_moments(self.network.moments)
-        spread = not self._local and not self.network.same_examples
-        first, step = (self._communicator.rank, self._communicator.size) if spread else (0, 1)
         logits = [torch.zeros(0, self._dataset.outputs, dtype=torch.float64)]
         labels = [torch.zeros(0, dtype=torch.int64)]
-        for part in islice(self._batches(len(rows)), first, None, step):
-            batch = examples.batch(rows[part]).to("cpu", self._dtype)
+        for batch in self._own_batches(examples, rows):
             logits.append(outputs_of(self.network(*batch.inputs))[-1].double())
             labels.append(batch.targets)
         self.network.finish()
         self.network.release()
-        summed = self._communicator.allreduce_sum if self._local or spread else lambda own: own
-        found = fitted_temperature(torch.cat(logits), torch.cat(labels), summed)
+        found = fitted_temperature(torch.cat(logits), torch.cat(labels), self._summed)
         return self._communicator.broadcast_from_root(found)
 
     def fitted_scale(self) -> dict[str, float]:

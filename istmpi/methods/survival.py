@@ -233,10 +233,12 @@ class _Copy:
     def finish(self, traffic: Any) -> None:
         """Wait for both messages; raises what kept one of them."""
         began = time.perf_counter()
-        if self._thread:
-            self._thread.join()
-        else:
-            self._move()
+        self._communicator.meet()
+        with self._communicator.waiting(CALL):  # or a rank would seem to do nothing, while a thread of it waits
+            if self._thread:
+                self._thread.join()
+            else:
+                self._move()
         if self._failure:
             raise self._failure
         traffic.add(self._sent.nbytes, CALL, began)

@@ -77,7 +77,7 @@ class KeptRun:
             folder.keep_metrics(training.rounds_done)
             self._at_the_end.push(partial(_close, self._watch))
             # Loggers may take long to come to an end.
-            self._at_the_end.push(partial(close_roll_call, self._roll_call))
+            self._at_the_end.push(self._roll_call)
             self._watch.started(training, folder, self._saver)
             for line in began:
                 self._note(line)
@@ -274,7 +274,3 @@ def _close(watch: Watch, kind: type | None, error: BaseException | None, traceba
     """Tell the end of a run, but of a job that is torn down: nobody shall wait for it."""
     if error is None or isinstance(error, IstmpiError):
         watch.closed(error)
-
-
-def close_roll_call(roll_call: RollCall, kind: type | None, error: BaseException | None, traceback: object) -> None:
-    roll_call.close(together=error is None or getattr(error, "everywhere", False))

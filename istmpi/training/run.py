@@ -17,7 +17,7 @@ from istmpi.config import Run
 from istmpi.errors import DataError
 from istmpi.lock import FolderLock
 from istmpi.record import SUMMARY, RunFolder
-from istmpi.training.kept_run import KeptRun, close_roll_call, recall_scores
+from istmpi.training.kept_run import KeptRun, recall_scores
 from istmpi.training.loop import Training
 from istmpi.training.survival import protect, require_survivable
 from istmpi.training.trace import require_round
@@ -68,7 +68,7 @@ def run_training(
             if communicator.rank:
                 tell = partial(print, "istmpi:", file=sys.stderr, flush=True)
             roll_call = RollCall(communicator, run.comm.patience, folder.path, tell, stop.wished)
-            at_the_end.push(partial(close_roll_call, roll_call))
+            at_the_end.push(roll_call)
             return roll_call
 
         roll_call = call_roll(note)

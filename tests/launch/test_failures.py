@@ -33,6 +33,7 @@ def job(mpirun, tmp_path):
             f"    failing = comm.rank == {ranks - 1}\n"
             "    comm.barrier()\n"
             f"    if comm.rank == 0: open({str(tmp_path / 'started')!r}, 'w').close()\n"
+            "    comm.barrier()\n"
             f"{indent(dedent(body), '    ')}\n"
             "    comm.barrier()\n"
             "    return 0\n\n"

@@ -13,6 +13,7 @@ from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.writers import WRITERS
 from istmpi.comm import Communicator, RollCall
 from istmpi.comm.objects import SLOT
+from istmpi.errors import DataError
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
@@ -56,6 +57,15 @@ def test_what_was_asked_before_the_end_is_taken_care_of(comm, tmp_path):
     if comm.rank == 1:
         time.sleep(limit / 2 + 0.1)
     roll_call.close()
+    assert some.allgather(comm.rank) == list(range(comm.size))
+
+
+@pytest.mark.ranks(min=2)
+def test_ranks_that_fail_together_close_it_together(comm, tmp_path):
+    some, error = Communicator(comm.mpi.Dup()), DataError("cannot be read")
+    error.everywhere = True
+    with pytest.raises(DataError), RollCall(some, 30.0, tmp_path, print):
+        raise error
     assert some.allgather(comm.rank) == list(range(comm.size))
 
 

@@ -1,5 +1,8 @@
 """What is kept for the loss of a rank: it changes nothing, costs what is predicted, and is what the others need."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from istmpi.engine.slots import kinds_of
 from istmpi.methods import METHODS
 from istmpi.methods.base import InterruptedRound
 from istmpi.methods.outer import Outer
+from istmpi.methods.survival import CALL
 from istmpi.training.loop import Training
 from istmpi.training.remains import Report, planned, rebuilt
 from istmpi.training.survival import protect
@@ -40,6 +44,31 @@ def test_it_changes_no_bit_and_its_bytes_are_predicted(comm, method, case):
         assert counted == round_bytes(kept.run, kept.architecture, comm.size, number), f"round {number}"
         assert kinds_of(kept.store.tensors) == kept.method.spec.slots(kept.run)
     assert_same_bits(whole(plain), whole(kept))
+
+
+@pytest.mark.ranks(min=2)
+def test_who_waits_for_a_copy_is_seen_to_wait(comm, monkeypatch):
+    """Or a rank that stops while its copy is under way would never be missed."""
+    training = Training(small_run(comm__survive=True), comm)
+    protect(training)
+    begun, over, seen = training.survival.begun, threading.Event(), set()
+
+    def late(*arguments):
+        time.sleep(0.5)
+        begun(*arguments)
+
+    def look():
+        while not over.wait(0.01):
+            seen.update(wait.call for wait in list(comm.whereabouts.waiting.values()))
+
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(training.survival, "begun", late)
+    looks = threading.Thread(target=look)
+    looks.start()
+    training.method.run(0, InterruptedRound())
+    over.set()
+    looks.join()
+    assert CALL in comm.allgather(seen)[0]
 
 
 @pytest.mark.ranks(also=3)

@@ -4,7 +4,7 @@ The oracle trains without a loss and takes down every rank's part after every lo
 takes which local steps those left had done, and no more: the network must then be that of the beginning of the round,
 with on top of it what those left have trained. Where of that round no copy of the lost rank's part has arrived yet, the
 round before is dropped with it for what the lost rank alone had in both. From there on the run must end as one of the
-ranks left that begins with this network.
+ranks left that begins with this network. Of several lost ranks each is told of by its own copy.
 """
 
 import hashlib
@@ -190,10 +190,15 @@ class Survived:
         rounds = self._rounds[number]
         parameters = rounds[0].parameters
         whole = {name: torch.cat([one.rows[name] for one in rounds]) for name in parameters}
-        for rank, one in enumerate(rounds):
-            for name, of in parameters.items():
-                whole[name][_places(one.layout, of, rank)] = one.trained[0][name]
+        for rank in range(self.ranks):
+            self._lay(whole, number, rank)
         return whole
+
+    def _lay(self, whole, number, rank):
+        """Lay on top of a network what a rank had as a round began."""
+        one = self._rounds[number][rank]
+        for name, of in one.parameters.items():
+            whole[name][_places(one.layout, of, rank)] = one.trained[0][name]
 
     def _trained_by(self, whole, number, steps):
         """Lay on top of a network what ranks had after so many steps of a round, the mean where several had it."""
@@ -228,12 +233,14 @@ class Survived:
             return whole, {name: torch.zeros(of.shape, dtype=bool) for name, of in whole.items()}, (0, 0), BEFORE
         had = {loss.rank: loss for loss in losses}
         lost = set(range(self.ranks)) - had.keys()
-        buddies = [had.get((rank + 1) % self.ranks) for rank in lost]
-        in_time = all(buddy and common in buddy.copied for buddy in buddies)
+        copied = [rank for rank in lost if common in getattr(had.get((rank + 1) % self.ranks), "copied", ())]
+        in_time = len(copied) == len(lost)
         both = not in_time and all(common - 1 in loss.steps for loss in losses)
         whole = self._at_the_start(common - both)
         if both:
             self._trained_by(whole, common - 1, {rank: loss.steps[common - 1][0] for rank, loss in had.items()})
+            for rank in copied:
+                self._lay(whole, common, rank)
         steps = {rank: loss.steps[common][0] for rank, loss in had.items()}
         wanted = max(loss.steps[common][1] for loss in losses)
         done = max(steps.values())

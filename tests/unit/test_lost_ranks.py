@@ -98,6 +98,19 @@ def test_a_network_that_splits_while_a_loss_or_a_split_is_got_over(five):
     assert five.seen[SPLIT] == 10 > five.seen[TOO_MANY] > 0
 
 
+def test_of_two_lost_ranks_one_may_be_told_of_by_its_copy_of_the_round_and_the_other_by_none(five):
+    splits = [Split([3, 1, 4], 2, 419), Split([4, 3, 1, 0], 4, 437)]
+    late = five.seen[TOGETHER]
+    assert five.finding([], 44, splits=splits) == ""
+    assert five.seen[TOGETHER] == late + 1
+
+
+def test_who_waits_for_a_rank_that_could_not_make_a_communicator_looks_for_losses(five):
+    """All others have made it, and its revocation cannot reach them there."""
+    splits = [Split([4, 2, 3, 1], 4, 519), Split([0, 2, 1, 4], 3, 614)]
+    assert five.finding([], 123, splits=splits) == ""
+
+
 def test_of_two_halves_the_one_with_the_first_rank_goes_on():
     for ranks, some in (2, ([0], [1])), (4, ([1, 2], [0, 3])):
         of_those = Survived(small_run(**SHORT), ranks)

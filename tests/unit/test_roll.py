@@ -1,17 +1,20 @@
 """Who is missed, after how long, what is said of it, and when the job ends: reckoned without any rank."""
 
+import errno
 import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from istmpi.comm import world
+from istmpi.comm import mpi, overdue, within_deadlines, world
 from istmpi.comm.launcher import process_facts, starter
 from istmpi.comm.roll import Member, Missing, Sighting, all_here, deadline, line, missing, stuck
-from istmpi.comm.roll_call import bytes_of_others
+from istmpi.comm.roll_call import MUCH, bytes_of_others
+from istmpi.comm.stacks import keep
 from istmpi.comm.stopping import StopSign
 from istmpi.comm.whereabouts import SETTING_UP, Wait, Whereabouts
 
@@ -200,3 +203,37 @@ def test_a_process_that_is_gone_has_no_beginning():
     assert process_facts(child.pid)[1]
     child.communicate()
     assert process_facts(child.pid) == ("", "")
+
+
+def test_a_process_that_cannot_be_looked_at_now_is_not_taken_for_gone(monkeypatch):
+    def refused(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(OSError, match="Too many open files"):
+        process_facts(os.getpid())
+
+
+def test_stacks_do_not_wait_for_a_disk_that_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr("istmpi.comm.stacks._TO_WRITE", 0.2)
+    assert keep({1: "its threads"}, tmp_path) == f"What rank 1 did stands in {tmp_path / 'stacks'}."
+    os.mkfifo(tmp_path / "stacks" / "rank0.txt")
+    assert (
+        keep({0: "its threads"}, tmp_path) == f"Stacks cannot be written to {tmp_path / 'stacks'} (it does not answer)."
+    )
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_recovery_that_gets_on_is_not_ended(tmp_path, monkeypatch, sends):
+    ended = threading.Event()
+    monkeypatch.setattr(mpi, "threads_may_call", lambda: True)
+    monkeypatch.setattr(overdue, "end_stuck_job", lambda error: ended.set())
+    monkeypatch.setattr(overdue.threading, "Timer", lambda *_: threading.Thread())
+    (tmp_path / "file").write_bytes(bytes(2 * MUCH))
+    over = time.monotonic() + 2.5
+    with within_deadlines(world(), 0.05, tmp_path):  # two times ten times that, for there was no round yet
+        while time.monotonic() < over:
+            if sends:
+                (tmp_path / "file").read_bytes()
+            time.sleep(0.1)
+    assert ended.is_set() == (not sends)

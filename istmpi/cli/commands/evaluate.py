@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from istmpi.config.sections import Comm
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError, OutputError
 from istmpi.exits import nearly_free
@@ -46,14 +47,16 @@ def command(
     several exits it also says how accurate it is where examples leave early, at the first exit whose normalised
     entropy is below a threshold.
     """
-    from istmpi.comm import world
+    from istmpi.comm import RollCall, world
     from istmpi.deploy.scoring import evaluate
 
     communicator = world()
     with communicator.agreed():
         if plot:
             require_drawable(Path(plot))
-    result = evaluate(path, communicator, data, split, calibrate, model)
+    watched = RollCall(communicator, Comm().patience, Path(path).parent, _tell, cure="The same command evaluates anew.")
+    with watched, communicator.whereabouts.enter("evaluate"):
+        result = evaluate(path, communicator, data, split, calibrate, model)
     curve = result.early_exits
     with communicator.agreed():
         if plot and not curve:
@@ -87,6 +90,10 @@ def command(
         for point in sorted({*curve[::10], best}, key=lambda point: point.threshold):
             mark = "  most early leavers for less than half a point" * (point == best)
             click.echo(f"{point.threshold:9.2f}  {point.early:11.1%}  {point.accuracy:8.4f}{mark}")
+
+
+def _tell(text: str) -> None:
+    click.echo(one_line(f"istmpi: {text}"), err=True)
 
 
 def _draw(result: Evaluation, path: Path) -> None:
