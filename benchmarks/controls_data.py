@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -14,14 +14,17 @@ ONE_IN = 25
 """Of the training images, those that are for validation."""
 
 
-def make_validation_data(kind: str, raw: Path, path: Path) -> None:
-    """Prepare what is left of a raw archive without its test data; nothing where the file is there."""
+def make_validation_data(kind: str, raw: Path, path: Path, options: Sequence[str] = ()) -> None:
+    """Prepare what is left of a raw archive without its test data; nothing where the file is there.
+
+    ``options`` are more words for ``istmpi prepare``.
+    """
     if path.exists():
         return
     archive = path.with_suffix(".tar")
     with tarfile.open(raw) as source, tarfile.open(archive, "w") as target:
         REMAKE[kind](source, target)
-    subprocess.run(["istmpi", "prepare", kind, archive, path], check=True)
+    subprocess.run(["istmpi", "prepare", kind, archive, path, *options], check=True)
     archive.unlink()
 
 

@@ -60,11 +60,20 @@ ADJUSTED = "-adjusted"
 WITH_ADJUSTMENT = tuple(name + ADJUSTED for name in ("ist", TENTH, "narrow-local-sgd", "local-sgd", "diloco"))
 MOST_TELLING = ("sparse-loco", "streaming-diloco", NEVER, "ist", "narrow-local-sgd", "local-sgd", TENTH)
 METHODS = (*MOST_TELLING, *(name for name in SETTINGS if name not in MOST_TELLING))
+COMPARED = (
+    ("ist", NEVER),
+    ("ist", TENTH),
+    (TENTH, NEVER),
+    ("narrow-local-sgd", "ist"),
+    (NARROW_LOCO, TENTH),
+    ("sparse-loco", "ist"),
+)
+"""What the exchange is worth, redealing all of it, and the narrow and the whole network beside it."""
 
 
-def methods_of(placement: str) -> tuple[str, ...]:
+def methods_of(task: Task, placement: str) -> tuple[str, ...]:
     """What is compared where the data are placed so."""
-    return METHODS + (WITH_ADJUSTMENT if placement == BY_LABEL else ())
+    return METHODS + (WITH_ADJUSTMENT if task.adjustment and placement == BY_LABEL else ())
 
 
 Record = Callable[["Cell"], dict | None]
@@ -90,7 +99,7 @@ class Cell:
         return f"{self.task.name}-{self.kind}-P{self.ranks}-{self.method}-{setting}"
 
     def run(self, data: Mapping[str, Path]) -> Run:
-        """Ten evaluations, or one after each round."""
+        """The task's evaluations, or one after each round; one at the end where it tunes."""
         task, method = self.task, self.method.removesuffix(ADJUSTED)
         rounds = task.steps[self.kind] // self.local_steps
         return Run().override(
@@ -107,7 +116,7 @@ class Cell:
                 "train.rounds": rounds,
                 "train.seed": self.seed,
                 "train.threads": 1,
-                "evaluate.every": max(rounds // 10, 1) if self.kind == "control" else rounds,
+                "evaluate.every": max(rounds // task.evaluations, 1) if self.kind == "control" else rounds,
             }
         )
 
@@ -135,7 +144,7 @@ def plan(record: Record, task: Task, ranks: int, seeds: int) -> Iterator[Cell]:
     """The cells that are not there yet and can be run, each once: by seeds; those of a method once it is tuned."""
     for seed in range(seeds):
         for placement in task.placements:
-            for method in methods_of(placement):
+            for method in methods_of(task, placement):
                 tuning = tried(task, method, placement, ranks) if seed == 0 else []
                 cells = [*tuning, *controls(record, task, method, placement, ranks, seeds)[seed : seed + 1]]
                 yield from (cell for cell in cells if not record(cell))
@@ -157,7 +166,7 @@ def _shown(task: Task) -> list[tuple[str, str]]:
     return [
         (placement, method)
         for placement in task.placements
-        for method in (*SETTINGS, *(name for name in methods_of(placement) if name.endswith(ADJUSTED)))
+        for method in (*SETTINGS, *(name for name in methods_of(task, placement) if name.endswith(ADJUSTED)))
     ]
 
 
@@ -183,6 +192,22 @@ def rows(record: Record, task: Task, ranks: int, seeds: int) -> list[dict]:
                 "MB sent": mean(end["megabytes"] for end in ends),
             }
         )
+    return found
+
+
+def differences(record: Record, task: Task, ranks: int, seeds: int) -> list[dict]:
+    """How many points one method is ahead of another with the same seeds, by placement; only what is there."""
+    found = []
+    for placement in task.placements:
+        for one, other in COMPARED:
+            ends = [
+                {cell.seed: known["points"][-1]["accuracy"] for cell in cells if (known := record(cell))}
+                for cells in (controls(record, task, method, placement, ranks, seeds) for method in (one, other))
+            ]
+            points = [100 * (ends[0][seed] - ends[1][seed]) for seed in ends[0] if seed in ends[1]]
+            if len(points) > 1:
+                name = {"data": PLACEMENTS[placement], "ahead": one, "of": other, "P": ranks, "seeds": len(points)}
+                found.append({**name, "points": f"{mean(points):+.1f}", "+-": f"{interval(points):.1f}"})
     return found
 
 
@@ -221,6 +246,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="of each chosen setting (5)")
     parser.add_argument("--minutes", type=float, default=600, help="no cell begins after that")
     parser.add_argument("--ranks", type=int, default=4, help="of each run (4)")
+    parser.add_argument(
+        "--placement", action="append", choices=PLACEMENTS, help="runs with this one alone; may be repeated"
+    )
     parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
@@ -231,7 +259,7 @@ def main() -> None:
     options.cells.mkdir(exist_ok=True)
     restore_cells(name, options.cells, options.results)
     if not options.report:
-        campaign(options, task, record)
+        campaign(options, replace(task, placements=tuple(options.placement or task.placements)), record)
     if found := rows(record, task, ranks, options.seeds):
         notes = (
             f"{task.title}; narrow: a P-th of the widths; {task.batch} examples a rank and step, "
@@ -240,6 +268,8 @@ def main() -> None:
             "interval of the mean over seeds, by Student's t. MB: sent by all ranks, evaluations left out. Measured at "
             f"{', '.join(commits(record, task, ranks, options.seeds))}."
         )
+        if apart := differences(record, task, ranks, options.seeds):
+            notes += f"\n\n## Differences of accuracy, in points, seed by seed\n\n{reporting.table(apart)}"
         store_cells(name, options.cells.glob(f"{task.name}-[cr]*-P{ranks}-*.json"), options.results)
         reporting.report(name, "IST, its controls and today's rivals", found, notes, folder=options.results)
         draw(found, f"{task.title}, {ranks} ranks", options.results / f"{name}.png")

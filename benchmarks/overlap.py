@@ -115,7 +115,13 @@ def tell(cells: Path, rate: str) -> None:
         f"are within a turn: the median, the least and the most. In the background: seconds from its first byte to "
         f"its last, where all threads share the cores."
     )
-    report("overlap", "IST's exchange beside local steps: what is still waited for, and accuracy", rows, notes)
+    report(
+        "overlap",
+        "IST's exchange beside local steps: what is still waited for, and accuracy",
+        rows,
+        notes,
+        lines=f"seconds: {RANKS} emulated hosts, {rate} each, TCP",
+    )
 
 
 def accuracy(cells: Path, steps: int, redeal: str, delay: int) -> dict[str, str | int]:

@@ -26,11 +26,13 @@ def report(
     launcher: str = "",
     folder: Path = RESULTS,
     facts: Mapping[str, object] | None = None,
+    lines: str = "",
 ) -> None:
     """Print the rows as a table and write them with what is needed to repeat them; for one rank only.
 
     All rows have the same keys, which are the headings. ``launcher``: what stood before ``python`` on the command line.
-    ``facts``: what else belongs into the file for programs.
+    ``facts``: what else belongs into the file for programs. ``lines``: between the ranks of earlier jobs, of which a
+    report is put together; without it the network is that of this process.
     """
     command = " ".join(
         [*launcher.split(), "python", f"benchmarks/{Path(sys.argv[0]).name}", *map(shlex.quote, sys.argv[1:])]
@@ -41,7 +43,7 @@ def report(
         "commit": _COMMIT,
         "date": datetime.now(timezone.utc).date().isoformat(),
         "host": host(),
-        "network": network(),
+        "network": lines or network(),
     }
     text = f"{table(rows)}\n\n{notes}"
     print(f"\n{title}\n\n{text}", flush=True)

@@ -1,15 +1,16 @@
-"""The picture of `benchmarks/controls_rivals.py`: accuracy against bytes, one panel for each placement of the data."""
+"""The pictures of `controls_rivals.py`, accuracy against bytes, and of `rivals_time.py`, accuracy against seconds."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean, median
 
 from istmpi.report.figures import looking_alike
 from istmpi.report.labels import Named, label
-from istmpi.report.styles import STYLES
+from istmpi.report.styles import STYLES, Style
 
 
 def draw(rows: Sequence[Mapping], title: str, path: Path) -> None:
-    """Draw the rows of the table; a bar has the 95% interval of the mean over seeds."""
+    """Draw the rows of the table, one panel for each placement of the data; a bar has the 95% interval of the mean."""
     with looking_alike():
         from matplotlib.figure import Figure
 
@@ -29,10 +30,51 @@ def draw(rows: Sequence[Mapping], title: str, path: Path) -> None:
         figure.savefig(path, dpi=110)
 
 
+def draw_times(known: Mapping[str, Mapping[str, Sequence[Mapping]]], title: str, path: Path) -> None:
+    """Draw the records by line rate, one panel each, and method: means of accuracies, medians of seconds."""
+    with looking_alike():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6 * len(known), 5), layout="constrained")
+        axes = figure.subplots(1, len(known), sharey=True, squeeze=False)[0]
+        panels = []
+        for axis, (rate, methods) in zip(axes, known.items(), strict=True):
+            panels.append((axis, [_line(axis, method, records) for method, records in methods.items()]))
+            axis.set(xscale="log", xlabel="training time (s)", title=rate)
+            axis.margins(x=0.15)
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter("")
+        axes[0].set(ylabel="test accuracy")
+        figure.suptitle(title)
+        label(figure, panels)
+        figure.savefig(path, dpi=110)
+
+
+def _line(axis, method: str, records: Sequence[Mapping]) -> Named:
+    points = list(zip(*(one["curve"] for one in records), strict=True))
+    seconds = [median(one["seconds"] for one in at) for at in points]
+    accuracies = [mean(one["accuracy"] for one in at) for at in points]
+    style, filled = _look(method)
+    axis.plot(
+        seconds,
+        accuracies,
+        style.line if method in STYLES else ":",
+        color=style.colour,
+        marker=style.marker,
+        mfc=filled,
+    )
+    return Named(seconds, accuracies, style.colour, method)
+
+
+def _look(name: str) -> tuple[Style, str]:
+    """A method's style, and what its markers are filled with: those of its variants and of controls are hollow."""
+    style = next(STYLES[method] for method in sorted(STYLES, key=len, reverse=True) if method in name)
+    return style, style.colour if name in STYLES else "none"
+
+
 def _point(axis, row: Mapping) -> Named:
     name, megabytes, accuracy = row["method"], row["MB sent"], float(row["accuracy"])
-    style = next(STYLES[method] for method in sorted(STYLES, key=len, reverse=True) if method in name)
-    filled = style.colour if name in STYLES else "none"
+    style, filled = _look(name)
     interval = float(row["+-"] or 0)
     axis.errorbar(
         megabytes,

@@ -30,6 +30,12 @@ class Task:
     """Learning rates that are tried."""
     settings: Mapping[str, object] = field(default_factory=dict)
     placements: tuple[str, ...] = tuple(PLACEMENTS)
+    size: int = 0
+    """Pixels of a side to which images are resized; 0: as they are."""
+    evaluations: int = 10
+    """In a run on the test split, about so many."""
+    adjustment: bool = False
+    """Whether methods are tried with train.logit_adjustment = 1, too, where data are placed by label."""
 
     @property
     def kind(self) -> str:
@@ -42,16 +48,17 @@ class Task:
         if self.kind == "xc":
             xc.prepare(raw / self.raw, folder)
             return
-        files = self.data(folder)
-        make_validation_data(self.kind, raw / self.raw, files["rate"])
+        files, options = self.data(folder), ["--size", str(self.size)] if self.size else []
+        make_validation_data(self.kind, raw / self.raw, files["rate"], options)
         if not files["control"].exists():
-            subprocess.run(["istmpi", "prepare", self.kind, raw / self.raw, files["control"]], check=True)
+            subprocess.run(["istmpi", "prepare", self.kind, raw / self.raw, files["control"], *options], check=True)
 
     def data(self, folder: Path) -> dict[str, Path]:
         """The prepared files by the kind of a cell: for ``rate`` training data alone, some of them for scoring."""
         if self.kind == "xc":
             return {"rate": folder / "validation.h5", "control": folder / "rows.h5"}
-        return {"rate": folder / f"{self.kind}-validation.h5", "control": folder / f"{self.kind}.h5"}
+        name = f"{self.kind}-{self.size}" if self.size else self.kind
+        return {"rate": folder / f"{name}-validation.h5", "control": folder / f"{name}.h5"}
 
 
 TASKS = {
@@ -65,15 +72,18 @@ TASKS = {
             16,
             {"rate": 120, "control": 240},
             (0.003, 0.01, 0.03),
+            adjustment=True,
         ),
         Task(
             "cifar",
-            "CIFAR-10, 3072-512-512-10, accuracy on test images",
+            "CIFAR-10 at 16 x 16 pixels, 768-512-512-10, accuracy on test images",
             "cifar10.tar",
             (512, 512),
             32,
-            {"rate": 240, "control": 480},
+            {"rate": 120, "control": 240},
             (0.01, 0.03, 0.1),
+            size=16,
+            evaluations=3,
         ),
         Task(
             "speech-wide",
@@ -109,6 +119,7 @@ TASKS = {
                 if name.startswith(("model.", "optimizer.", "method.opt"))
             },
             (SHARDED, ALIKE),
+            evaluations=3,
         ),
     )
 }

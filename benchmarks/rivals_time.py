@@ -1,15 +1,16 @@
 """Time to an accuracy on a slow network: IST beside its controls and today's rivals, each as it was tuned.
 
     python benchmarks/controls_rivals.py --cells FOLDER --task speech-wide --ranks 8 --seeds 1    # tunes them
-    mpirun -n 8 python benchmarks/rivals_time.py --cells FOLDER --task speech-wide                  # curves of BITS
+    mpirun -n 8 python benchmarks/rivals_time.py --cells FOLDER --task speech-wide                  # accuracies by step
     sudo -E env PATH="$PATH" benchmarks/cluster --hosts 8 --rate 50mbit -- \\
         python benchmarks/rivals_time.py --cells FOLDER --task speech-wide                          # for each rate
     python benchmarks/rivals_time.py --cells FOLDER --task speech-wide --report
 
 A cell is a whole run on an emulated slow network (benchmarks/cluster), on one clock from the first touch of the data,
 which is read after each round; it is evaluated at its end alone. Accuracies in between are those of the same run, to
-the last bit, without the slow network, whose last accuracy has to be the same. Learning rate and J are those that
-`controls_rivals.py` chose for as many ranks. Cells that are there are not measured again.
+the last bit, without the slow network on the same machine: another kind of processor rounds otherwise. The last
+accuracy has to be the same. Learning rate and J are those that `controls_rivals.py` chose for as many ranks. Cells that
+are there are not measured again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from controls_rivals import (
     report_name,
 )
 from reporting import keep_cell, network, restore_cells, store_cells
+from rivals_picture import draw_times
 from rivals_tasks import SHARDED, TASKS, Task
 from time_plan import TENTH
 
@@ -61,8 +63,6 @@ class Timed:
 
     @property
     def name(self) -> str:
-        if not self.rate and self.method not in BITS:
-            return self.tuned.name
         tuned, kind = self.tuned, f"time-{self.rate or 'curve'}"
         return f"{tuned.task.name}-{kind}-{self.method}-lr{tuned.lr:g}-J{tuned.local_steps}-s{tuned.seed}"
 
@@ -89,9 +89,10 @@ def clocked(run: Run, communicator: Communicator) -> dict:
 
 
 def composed(timed: Mapping, curve: Mapping) -> dict:
-    """The curve with the seconds of the run on the slow network, which has to be the same run."""
+    """The curve with the seconds of the run on the slow network; ValueError where it is not of the same run."""
     if timed["accuracy"] != curve["points"][-1]["accuracy"]:
-        raise ValueError(f"{timed['cell']}: {timed['accuracy']}, without the network {curve['points'][-1]['accuracy']}")
+        other = f"{timed['accuracy']}, without the slow network {curve['points'][-1]['accuracy']}"
+        raise ValueError(f"{curve['cell']}: {other}. Was it on another machine? Then remove that cell.")
     seconds = {point["step"]: point["seconds"] for point in timed["points"]}
     points = [{"accuracy": point["accuracy"], "seconds": seconds[point["step"]]} for point in curve["points"]]
     return {**timed, "curve": points}
@@ -136,7 +137,7 @@ def rows(known: Mapping[str, Mapping[str, list[dict]]]) -> list[dict]:
             last = records[0]["points"][-1]
             found.append(
                 {
-                    "line": rate.replace("mbit", " Mbit/s"),
+                    "line": _said(rate),
                     "method": method,
                     "lr, J": records[0]["setting"],
                     "seeds": len(records),
@@ -187,9 +188,7 @@ def main() -> None:
         if communicator.rank == 0:
             print(f"error: {reason}", file=sys.stderr)
         sys.exit(2)
-    cells = plan(record, task, line_rate(), options.seeds)
-    todo = [cell for cell in cells if cell.method not in options.without and not record(cell)]
-    for cell in communicator.broadcast_from_root(todo):
+    for cell in communicator.broadcast_from_root(missing(options, task, record)):
         measure(cell, options, communicator)
 
 
@@ -204,12 +203,23 @@ def line_rate() -> str:
     return "" if before else rate.split("/s")[0].replace(" M", "m")
 
 
+def missing(options: argparse.Namespace, task: Task, record: Record) -> list[Timed]:
+    """The cells that are to be measured on this network."""
+    cells = plan(record, task, line_rate(), options.seeds)
+    return [cell for cell in cells if cell.method not in options.without and not record(cell)]
+
+
 def obstacle(options: argparse.Namespace, task: Task, record: Record, ranks: int) -> str:
     """Why nothing can be measured here; empty where something can."""
     if not plan(record, task, line_rate(), options.seeds):
         return (
             f"{options.cells} has no tuned cells of {task.name} for {RANKS} ranks: run "
             f"python benchmarks/controls_rivals.py --cells {options.cells} --task {task.name} --ranks {RANKS} first."
+        )
+    if line_rate() and not all(record(cell.curve) for cell in missing(options, task, record)):
+        return (
+            f"{options.cells} has no accuracies by step yet: run mpirun -n {RANKS} python benchmarks/rivals_time.py "
+            f"--cells {options.cells} --task {task.name} without the slow network first."
         )
     return "" if ranks == RANKS else f"it takes {RANKS} ranks, as were tuned; these are {ranks}."
 
@@ -218,10 +228,13 @@ def measure(cell: Timed, options: argparse.Namespace, communicator: Communicator
     """Run a cell, and keep what it found. Collective."""
     start = time.perf_counter()
     found = (clocked if cell.rate else measured)(cell.run(cell.tuned.task.data(options.cells)), communicator)
-    if communicator.rank == 0:
-        setting = f"{cell.tuned.lr:g}, {cell.tuned.local_steps}"
-        keep_cell(options.cells / f"{cell.name}.json", cell.name, start, {**found, "setting": setting})
-        print(f"{cell.name}: {found['points'][-1]}", flush=True)
+    with communicator.agreed():  # or the others would wait for rank 0, where its curve is of another machine
+        if communicator.rank == 0:
+            setting = f"{cell.tuned.lr:g}, {cell.tuned.local_steps}"
+            if cell.rate:
+                found = composed(found, record_in(options.cells)(cell.curve))
+            keep_cell(options.cells / f"{cell.name}.json", cell.name, start, {**found, "setting": setting})
+            print(f"{cell.name}: {found['points'][-1]}", flush=True)
 
 
 def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
@@ -230,9 +243,11 @@ def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
     known: dict[str, dict[str, list[dict]]] = {}
     for rate in ("200mbit", "50mbit", "10mbit"):
         for cell in plan(record, task, rate, options.seeds):
-            if (timed := record(cell)) and (curve := record(cell.curve)):
-                known.setdefault(rate, {}).setdefault(cell.method, []).append(composed(timed, curve))
-    commits = sorted({one["commit"] for methods in known.values() for records in methods.values() for one in records})
+            if timed := record(cell):
+                known.setdefault(rate, {}).setdefault(cell.method, []).append(timed)
+    where = [
+        f"{_said(rate)} at {_of_all(methods, 'commit')}, {_of_all(methods, 'host')}" for rate, methods in known.items()
+    ]
     notes = (
         f"{task.title}; {RANKS} ranks, each an emulated host with that line each way, on two cores; an eighth of the "
         f"data each; narrow: an eighth of the width; {task.batch} examples a rank and step, {task.steps['control']} "
@@ -240,10 +255,23 @@ def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
         "of the data, evaluation left out, medians of the seeds; accuracies in front are the highest that all methods "
         "at this rate reach, and 99% of the best one's. Computing: of rank 0's time. Four ranks share a core: on "
         "machines of their own computing takes about a quarter of that, and sending as long. "
-        f"Measured at {', '.join(commits)}."
+        f"Measured: {'. '.join(where)}."
     )
-    title = "Time to an accuracy beside today's rivals"
-    reporting.report(table_name(task), title, rows(known), notes, folder=options.results)
+    name, title = table_name(task), "Time to an accuracy beside today's rivals"
+    reporting.report(name, title, rows(known), notes, folder=options.results, lines=f"{RANKS} emulated hosts, TCP")
+    panels = {
+        _said(rate): {method: records for method, records in methods.items() if method not in BITS}
+        for rate, methods in known.items()
+    }
+    draw_times(panels, f"{task.title}, {RANKS} ranks", options.results / f"{name}.png")
+
+
+def _said(rate: str) -> str:
+    return rate.replace("mbit", " Mbit/s")
+
+
+def _of_all(methods: Mapping[str, Sequence[Mapping]], field: str) -> str:
+    return "; ".join(sorted({one[field] for records in methods.values() for one in records}))
 
 
 if __name__ == "__main__":

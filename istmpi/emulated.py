@@ -41,6 +41,20 @@ LAUNCHERS = {
     + "--prtemca plm_ssh_agent {enter} --prtemca plm_ssh_no_tree_spawn 1 --prtemca prte_if_include {subnet}",
 }
 """By what ``mpirun --version`` says, in lower case: the words that start a rank on each host by ``enter``, over TCP."""
+BY_ENVIRONMENT = {
+    "HYDRA_LAUNCHER": "ssh",
+    "HYDRA_LAUNCHER_EXEC": "{enter}",
+    "HYDRA_IFACE": "bridge",
+    "OMPI_MCA_btl": "tcp,self",
+    "OMPI_MCA_btl_tcp_if_include": SUBNET,
+    "OMPI_MCA_plm_rsh_agent": "{enter}",
+    "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+    "OMPI_MCA_oob_tcp_if_include": SUBNET,
+    "PRTE_MCA_plm_ssh_agent": "{enter}",
+    "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+    "PRTE_MCA_prte_if_include": SUBNET,
+}
+"""The same for programs that call mpirun themselves, of whichever MPI; they name the hosts."""
 FOR_OPEN_MPI = {
     **{f"{name}_ALLOW_RUN_AS_ROOT{confirmed}": "1" for name in ("OMPI", "PRTE") for confirmed in ("", "_CONFIRM")},
     "OMPI_MCA_mpi_yield_when_idle": "1",
@@ -93,11 +107,7 @@ class Cluster:
             )
         before = self._counters()
         with tempfile.TemporaryDirectory(prefix=f"{self.switch}-") as folder:
-            enter = Path(folder) / "enter"
-            network = f"emulated, {self._line_rate(hosts[0]) / 1e6:g} Mbit/s per host, TCP"
-            cores = sorted(os.sched_getaffinity(0))
-            enter.write_text(ENTER.format(cores=" ".join(map(str, cores)), count=len(cores), network=network))
-            enter.chmod(0o755)
+            enter = self.entrance(Path(folder))
             launch = _launcher().format(enter=enter, hosts=",".join(hosts), subnet=SUBNET).split()
             launch = ["mpirun", *launch, "-n", str(len(hosts)), *words]
             inside = ["ip", "netns", "exec", self.switch, *launch, *command]
@@ -107,6 +117,15 @@ class Cluster:
             sent, received = sent - before[host][0], received - before[host][1]
             print(f"{host:20} {sent / 1e6:10.3f} {received / 1e6:12.3f}", file=sys.stderr)
         return code
+
+    def entrance(self, folder: Path) -> Path:
+        """A program that launchers take for ssh, made in a folder: it runs a command on a host of the cluster."""
+        enter = folder / "enter"
+        network = f"emulated, {self._line_rate(self.hosts[0]) / 1e6:g} Mbit/s per host, TCP"
+        cores = sorted(os.sched_getaffinity(0))
+        enter.write_text(ENTER.format(cores=" ".join(map(str, cores)), count=len(cores), network=network))
+        enter.chmod(0o755)
+        return enter
 
     def down(self) -> None:
         """Remove the cluster and whatever still runs in it."""
@@ -131,6 +150,11 @@ class Cluster:
             (link,) = json.loads(_output("ip", "-n", host, "-json", "-statistics", "link", "show", "eth0"))
             counters[host] = link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
         return counters
+
+
+def by_environment(enter: Path) -> dict[str, str]:
+    """What has any mpirun, started by another program, reach the hosts of a cluster by its `Cluster.entrance`."""
+    return FOR_OPEN_MPI | {name: value.format(enter=enter) for name, value in BY_ENVIRONMENT.items()}
 
 
 @contextmanager
