@@ -30,7 +30,8 @@ from istmpi.config.sections import (
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.methods import METHODS
-from istmpi.names import class_of, is_module
+from istmpi.models.arguments import usable
+from istmpi.names import DECLARED, class_of, is_module
 from istmpi.record import SETTINGS as SAVED_AS
 from istmpi.renamed import SETTINGS, current, tell
 from istmpi.settings import MOST, Meta, checked, numbers_in, shown, types_of
@@ -281,7 +282,7 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
                 value = _with_arguments(value)
             values[key] = _build(section, value, f"{name}.", source)
         elif name == "model.arguments":
-            values[key] = _usable_arguments(value, source)
+            values[key] = _usable_arguments(value, source, values["name"])
         else:
             values[key] = checked(value, section, name, source)
     return kind(**values)
@@ -293,9 +294,9 @@ def _in_a_section(name: str) -> str:
     return next((f"{section}.{name}" for section, kind in sections.items() if name in types_of(kind)), "")
 
 
-def _usable_arguments(arguments: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """The arguments of a network of one's own; ConfigError for numbers that nothing can be made of."""
+def _usable_arguments(arguments: Mapping[str, Any], source: str, network: str) -> Mapping[str, Any]:
+    """The arguments of a plain module; ConfigError for numbers that nothing can be made of."""
     for argument, given in arguments.items():
         if not all(abs(number) <= MOST for number in numbers_in(given)):
             raise ConfigError(f"{source}: model.{argument} must be finite, and its numbers below 2^64.")
-    return arguments
+    return usable(network, arguments, source) if network in DECLARED else arguments

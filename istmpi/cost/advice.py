@@ -54,6 +54,7 @@ VARIANTS = (
     Variant("ist with redeal 0.1 in int8", "ist", {"method.redeal": 0.1, "method.wire": "int8"}),
     Variant("ist never redealt", "ist", {"method.redeal": 0.0}),
     Variant("local-sgd of a network a P-th as wide", "local-sgd", {}, narrow=True),
+    Variant("sparse-loco of a network a P-th as wide", "sparse-loco", {}, narrow=True),
 )
 
 
@@ -85,7 +86,7 @@ def advise(scenario: Scenario, most_ranks: int) -> list[str]:
         _why_method(scenario, chosen, best),
         _why_ranks(scenario, chosen, counts, alone),
         _why_local_steps(scenario, chosen),
-        _links(scenario, chosen.ranks),
+        _links(scenario, chosen.ranks, chosen.local_steps),
         _beware(scenario, chosen),
     ]
 
@@ -120,20 +121,27 @@ def _sensible(scenario: Scenario, method: str, ranks: int) -> bool:
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
     """The fewest local steps with which transfers are a small part of the time."""
     every_step = counted(method).synchronous
-    least = LEAST_LOCAL_STEPS.get(method, 1)
-    for local_steps in (1,) if every_step else [steps for steps in LOCAL_STEPS if steps >= least]:
+    for local_steps in (1,) if every_step else [steps for steps in LOCAL_STEPS if steps >= _at_least(1, method)]:
         choice = _at(scenario, method, ranks, local_steps)
         if choice.transfer_share <= TRANSFER_SHARE:
             break
     return choice
 
 
+def _at_least(local_steps: int, method: str) -> int:
+    """So many local steps, or more for a method whose rounds are longer."""
+    return max(local_steps, LEAST_LOCAL_STEPS.get(method, 1))
+
+
 def _at(scenario: Scenario, method: str, ranks: int, local_steps: int) -> Choice:
-    run = scenario.run
-    run = replace(run, method=replace(run.method, local_steps=local_steps))
-    other = replace(scenario, run=run)
+    other = _with_rounds_of(scenario, local_steps)
     time = round_time(other.cost(method, ranks), scenario.cluster)
     return Choice(method, ranks, local_steps, other.seconds(method, ranks), time.transfer / time.total)
+
+
+def _with_rounds_of(scenario: Scenario, local_steps: int) -> Scenario:
+    run = scenario.run
+    return replace(scenario, run=replace(run, method=replace(run.method, local_steps=local_steps)))
 
 
 def _why_method(scenario: Scenario, chosen: Choice, best: dict[str, Choice]) -> str:
@@ -149,10 +157,9 @@ def _why_method(scenario: Scenario, chosen: Choice, best: dict[str, Choice]) -> 
                 times = scenario.seconds(name, chosen.ranks) / chosen.seconds
                 others[-1] += f" (P = {chosen.ranks}: {times:.3g} times)"
     for one in _variants(scenario, chosen.ranks):
-        seconds = _at(one.of(scenario, chosen.ranks), one.method, chosen.ranks, chosen.local_steps).seconds
-        others.append(
-            f"{one.title} (P = {chosen.ranks}, J = {chosen.local_steps}) takes {seconds / chosen.seconds:.3g} times"
-        )
+        steps = _at_least(chosen.local_steps, one.method)
+        seconds = _at(one.of(scenario, chosen.ranks), one.method, chosen.ranks, steps).seconds
+        others.append(f"{one.title} (P = {chosen.ranks}, J = {steps}) takes {seconds / chosen.seconds:.3g} times")
     return f"Method: {'; '.join(others)}."
 
 
@@ -184,19 +191,22 @@ def _why_local_steps(scenario: Scenario, chosen: Choice) -> str:
     )
 
 
-def _links(scenario: Scenario, ranks: int) -> str:
-    """The rate that each method needs for its ranks to hardly wait, as the run sets it."""
+def _links(scenario: Scenario, ranks: int, local_steps: int) -> str:
+    """The rate that each method needs for its ranks to hardly wait, with so many local steps or its own least."""
+    wanted = [
+        (name, name, scenario)
+        for name, spec in METHODS.items()
+        if scenario.can(name) and not spec.in_passes and ranks <= (scenario.most_ranks(name) or ranks)
+    ]
+    wanted += [(one.title, one.method, one.of(scenario, ranks)) for one in _variants(scenario, ranks)]
     rates = []
-    for name, spec in METHODS.items():
-        if scenario.can(name) and not spec.in_passes and ranks <= (scenario.most_ranks(name) or ranks):
-            rate = link_rate(scenario.cost(name, ranks), scenario.cluster)
-            rates.append(f"{name} {_bits(rate)}")
-    for one in _variants(scenario, ranks):
-        rates.append(
-            f"{one.title} {_bits(link_rate(one.of(scenario, ranks).cost(one.method, ranks), scenario.cluster))}"
-        )
-    steps = scenario.run.method.local_steps
-    return f"Link: to compute {COMPUTING:.0%} of its time at P = {ranks}, J = {steps} a rank needs {', '.join(rates)}."
+    for title, method, one in wanted:
+        steps = _at_least(local_steps, method)
+        rate = link_rate(_with_rounds_of(one, steps).cost(method, ranks), scenario.cluster)
+        own_steps = f" (J = {steps})" if steps != local_steps else ""
+        rates.append(f"{title}{own_steps} {_bits(rate)}")
+    joined = ", ".join(rates)
+    return f"Link: to compute {COMPUTING:.0%} of its time at P = {ranks}, J = {local_steps} a rank needs {joined}."
 
 
 def _variants(scenario: Scenario, ranks: int) -> list[Variant]:
@@ -220,10 +230,13 @@ def _beware(scenario: Scenario, chosen: Choice) -> str:
     text = f"Memory {float(plan.largest.memory.total) / 1e9:.3g} GB a rank"
     if scenario.cluster.memory:
         text += f" of {scenario.cluster.memory / 1e9:.3g}"
-    return (
-        f"{text}. An example trains {float(plan.held.share_of_a_rank):.0%} of the network, and times are for equal "
+    text += (
+        f". An example trains {float(plan.held.share_of_a_rank):.0%} of the network, and times are for equal "
         f"examples, not equal accuracy; they rest on {scenario.cluster.name}: measure yours with istmpi measure."
     )
+    if chosen.method == "ist":
+        text += " In most of what was measured the network a P-th as wide was as accurate: try it first."
+    return text
 
 
 def _one_process(scenario: Scenario, alone: float, most_ranks: int) -> list[str]:
@@ -239,7 +252,7 @@ def _one_process(scenario: Scenario, alone: float, most_ranks: int) -> list[str]
         f"Method: with up to {most_ranks} ranks none reaches half of what its ranks could do.",
         tried,
         f"Local steps: up to {LOCAL_STEPS[-1]} were tried.",
-        _links(scenario, 2),
+        _links(scenario, 2, scenario.run.method.local_steps),
         f"Times rest on {scenario.cluster.name}: measure yours with istmpi measure.",
     ]
 

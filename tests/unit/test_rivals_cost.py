@@ -207,14 +207,17 @@ def test_advice_knows_what_else_is_cheap():
         "ist with redeal 0.1 in int8": ("ist", {"method.redeal": 0.1, "method.wire": "int8"}, (4096, 4096)),
         "ist never redealt": ("ist", {"method.redeal": 0.0}, (4096, 4096)),
         "local-sgd of a network a P-th as wide": ("local-sgd", {}, (1024, 1024)),
+        "sparse-loco of a network a P-th as wide": ("sparse-loco", {}, (1024, 1024)),
     }
+    assert f"at P = 4, J = {steps} a rank needs" in link and steps != scenario.run.method.local_steps
+    assert "streaming-diloco (J = 100) " in link
     for title, (name, settings, hidden) in cases.items():
-        other = scenario.run.override(settings)
+        other = scenario.run.override({**settings, "method.local_steps": steps})
         rate = link_rate(cost(other, MLP(4096, hidden, 35), 4, name), scenario.cluster)
         number, unit = re.search(rf"[ ,]{title} (none|[\d.]+)( \wbit/s)?[,.]", link).groups()
         sizes = {" Gbit/s": 1e9, " Mbit/s": 1e6}
         assert (0 if number == "none" else float(number) * sizes[unit]) == pytest.approx(float(rate), rel=0.01)
-        other = Scenario(other.override({"method.local_steps": steps}), MLP(4096, hidden, 35), scenario.cluster, 84_843)
+        other = Scenario(other, MLP(4096, hidden, 35), scenario.cluster, 84_843)
         assert f"{title} (P = 4, J = {steps}) takes {other.seconds(name, 4) / seconds:.3g} times" in method
 
 
