@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from istmpi.emulated import FOR_OPEN_MPI
+
 PHASES = {"training": "compute", "hop": "hop", "checkpoint": "save", "evaluation": "evaluate"}
 LOSE = Path(__file__).with_name("lose.py")
 TRUSTING = {
-    "PRTE_ALLOW_RUN_AS_ROOT": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    **FOR_OPEN_MPI,
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMP_NUM_THREADS": "1",
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
