@@ -35,6 +35,8 @@ from istmpi.errors import StuckError
 _TICK = 0.25
 _SHORT_TICK = 0.05
 """While answers are awaited."""
+_PROBES = 4
+"""In vain, until nothing has come: MPICH moves a message on by a step at each, and sees it after some."""
 _BEAT = 1.0
 _ANSWERS = 3.0
 """Seconds at most that ranks have to answer, and to hand in their stacks."""
@@ -43,7 +45,7 @@ _APART = 0.25
 _LAST = 10.0
 _BY_FORCE = 10.0
 """Seconds after which a rank that was told of the end ends by itself."""
-_MUCH = 2**20
+MUCH = 2**20
 """Bytes read or written between two looks that count as getting on."""
 
 
@@ -72,9 +74,10 @@ class _End:
 class RollCall:
     """Watches over this rank's waits, and over its launcher, until it is closed. Making it is collective.
 
-    ``patience``: the least deadline in seconds; 0: nobody is missed. ``tell`` is given what a person shall read, on any
-    rank. ``wished``: why this rank may be about to stop, empty where it is not. Without an MPI library that threads may
-    call it looks after the launcher alone.
+    As a context manager it is closed by all ranks together unless one of them alone has failed. ``patience``: the least
+    deadline in seconds; 0: nobody is missed. ``tell`` is given what a person shall read, on any rank. ``wished``: why
+    this rank may be about to stop, empty where it is not. ``cure``: what to do after the end of a stuck job. Without an
+    MPI library that threads may call it looks after the launcher alone.
     """
 
     def __init__(
@@ -83,11 +86,12 @@ class RollCall:
         patience: float,
         folder: Path,
         tell: Callable[[str], None],
-        wished: Callable[[], str],
+        wished: Callable[[], str] = str,
+        cure: str = "The same command with --resume auto goes on from the last checkpoint.",
     ):
         self._communicator, self._where = communicator, communicator.whereabouts
         self._where.restart()
-        self._patience, self._folder, self._tell, self._wished = patience, folder, tell, wished
+        self._patience, self._folder, self._tell, self._wished, self._cure = patience, folder, tell, wished, cure
         self._launcher, self._launcher_missed = starter(), False
         me = socket.gethostname(), os.getpid(), process_facts(os.getpid())[1]
         facts = communicator.allgather((communicator.ranks[communicator.rank], *me))
@@ -113,6 +117,12 @@ class RollCall:
         self._thread = threading.Thread(target=self._serve, name="roll-call", daemon=True)
         if self._mpi or self._launcher:
             self._thread.start()
+
+    def __enter__(self) -> "RollCall":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: object) -> None:
+        self.close(together=error is None or getattr(error, "everywhere", False))
 
     def close(self, together: bool = True) -> None:
         """Watch no longer; ``together``: all ranks close, and what is under way between them arrives."""
@@ -150,6 +160,8 @@ class RollCall:
             try:
                 self._communicator.require_all()
                 self._look(time.monotonic())
+            except OSError:
+                continue  # the system has no file descriptor left, or no memory: the next look may succeed
             except Exception as error:
                 if not mpi.tells_of_a_loss(error):
                     raise
@@ -185,9 +197,12 @@ class RollCall:
 
     def _received(self) -> list[tuple[int, tuple]]:
         """What has come, with the place of who sent it; nothing is waited for."""
-        status = mpi.if_up().Status()
-        while message := self._mpi.improbe(status=status):
-            self._arriving.append((status.source, message.irecv()))
+        status, vain = mpi.if_up().Status(), 0
+        while vain < _PROBES:
+            if message := self._mpi.improbe(status=status):
+                self._arriving.append((status.source, message.irecv()))
+            else:
+                vain += 1
         tried = [(source, request, request.test()) for source, request in self._arriving]
         self._arriving = [(source, request) for source, request, (done, _) in tried if not done]
         return [(source, value) for source, _, (done, value) in tried if done]
@@ -230,10 +245,9 @@ class RollCall:
 
     def _count_bytes(self) -> None:
         """Who reads or writes much gets on."""
-        with suppress(OSError, ValueError, IndexError):
-            total = bytes_of_others()
-            if total - self._bytes > _MUCH:
-                self._bytes, self._where.moved = total, time.monotonic()
+        before, self._bytes = self._bytes, counted_bytes(self._bytes)
+        if self._bytes != before:
+            self._where.get_on()
 
     def _states(self) -> dict[int, str]:
         """The letters of the processes on this host."""
@@ -343,14 +357,14 @@ class RollCall:
             asked = f", and a stop was asked for by {why}" if why else ""
             left = keep(end.stacks, self._folder)
             error = StuckError(
-                f"the job ends, for ranks wait for one that does not come{asked}: {end.said}. {left} "
-                f"The same command with --resume auto goes on from the last checkpoint."
+                f"the job ends, for ranks wait for one that does not come{asked}: {end.said}. {left} {self._cure}"
             )
             end_stuck_job(error)
 
     def _see_launcher(self) -> None:
         """End this process where its launcher is gone: nobody else would."""
         if self._launcher is None or process_facts(self._launcher[0])[1] == self._launcher[1]:
+            self._launcher_missed = False
             return
         if not self._launcher_missed:  # one that ends the job is given a moment to end this rank
             self._launcher_missed = True
@@ -358,7 +372,7 @@ class RollCall:
         if not any(one.rank < self._me.rank for one in self._neighbours):
             error = StuckError(
                 f"the launcher of rank {self._me.rank} on {self._me.host} (process {self._launcher[0]}) is gone, and "
-                f"the ranks of this host end. The same command with --resume auto goes on from the last checkpoint."
+                f"the ranks of this host end. {self._cure}"
             )
             with suppress(OSError):
                 print(f"istmpi: {error}", file=sys.stderr, flush=True)
@@ -372,6 +386,15 @@ def bytes_of_others() -> int:
         for file in ("/proc/thread-self/io", "/proc/self/io")
     )
     return sum(all_threads) - sum(asks)
+
+
+def counted_bytes(before: int) -> int:
+    """`bytes_of_others` where that is much more than ``before``, or ``before``, also where it cannot be told."""
+    with suppress(OSError, ValueError, IndexError):
+        now = bytes_of_others()
+        if now - before > MUCH:
+            return now
+    return before
 
 
 def _time_to_answer(limit: float) -> float:

@@ -19,9 +19,14 @@ from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
 
 
+def short_limit(comm):
+    """A deadline in seconds, of which ranks have half to answer."""
+    return comm.broadcast_from_root(min(patient(2.0), 15.0))
+
+
 def watched(comm, folder, said):
     """A roll call for ranks whose rounds take no time, and its deadline in seconds."""
-    limit = comm.broadcast_from_root(min(patient(1.5), 15.0))
+    limit = short_limit(comm)
     roll_call = RollCall(comm, limit, folder, said.append, lambda: "")
     comm.whereabouts.begin_round(1)
     comm.barrier()
@@ -92,7 +97,8 @@ def test_ranks_that_wait_for_a_disk_alone_say_so(comm, shared_tmp, monkeypatch, 
 @pytest.mark.ranks(min=2)
 def test_the_last_file_of_a_run_is_waited_for_under_a_deadline(comm, shared_tmp, monkeypatch):
     """The summary is the first rank's to write, when the others have nothing left to do."""
-    some, limit = Communicator(comm.mpi.Dup()), comm.broadcast_from_root(min(patient(1.5), 15.0))
+    some = Communicator(comm.mpi.Dup())
+    limit = short_limit(some)
     run = small_run(output__folder=str(shared_tmp / "run"), comm__patience=limit)
     write, watch, said = RunFolder.write, Watch(), []
 
