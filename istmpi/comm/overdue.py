@@ -13,9 +13,9 @@ from pathlib import Path
 
 from istmpi.comm import mpi
 from istmpi.comm.communicator import Communicator
+from istmpi.comm.io_count import counted_bytes
 from istmpi.comm.leaving import end_stuck_job
 from istmpi.comm.roll import deadline
-from istmpi.comm.roll_call import counted_bytes
 from istmpi.comm.stacks import keep, stacks
 from istmpi.errors import StuckError
 

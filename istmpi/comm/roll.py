@@ -54,7 +54,7 @@ class Sighting:
             whereabouts.phase,
             whereabouts.round,
             whereabouts.local_step,
-            now - whereabouts.moved,
+            max(now - whereabouts.moved, 0.0),  # it moves on while it is looked at
             dict(whereabouts.met),
             any(wait.trains for wait in list(whereabouts.waiting.values())),
         )

@@ -25,8 +25,10 @@ from typing import Any
 
 from istmpi.comm import mpi
 from istmpi.comm.communicator import Communicator
+from istmpi.comm.io_count import counted_bytes
 from istmpi.comm.launcher import process_facts, starter
 from istmpi.comm.leaving import end_stuck_job
+from istmpi.comm.post import Post
 from istmpi.comm.roll import HASTE, Member, Missing, Sighting, all_here, deadline, line, missing, stuck
 from istmpi.comm.stacks import keep, stacks
 from istmpi.comm.whereabouts import Wait
@@ -35,8 +37,6 @@ from istmpi.errors import StuckError
 _TICK = 0.25
 _SHORT_TICK = 0.05
 """While answers are awaited."""
-_PROBES = 4
-"""In vain, until nothing has come: MPICH moves a message on by a step at each, and sees it after some."""
 _BEAT = 1.0
 _ANSWERS = 3.0
 """Seconds at most that ranks have to answer, and to hand in their stacks."""
@@ -45,8 +45,6 @@ _APART = 0.25
 _LAST = 10.0
 _BY_FORCE = 10.0
 """Seconds after which a rank that was told of the end ends by itself."""
-MUCH = 2**20
-"""Bytes read or written between two looks that count as getting on."""
 
 
 @dataclass
@@ -101,10 +99,7 @@ class RollCall:
         self._place = {member.rank: place for place, member in enumerate(self._members)}
         self._neighbours = [one for one in self._members if one.host == self._me.host and one != self._me]
         calls = communicator.size > 1 and patience > 0 and all(communicator.allgather(mpi.threads_may_call()))
-        self._mpi = communicator.mpi.Dup() if calls else None
-        self._sent: list[Any] = []
-        self._beaten: Any = None
-        self._arriving: list[tuple[int, Any]] = []
+        self._post = Post(communicator.mpi.Dup()) if calls else None
         self._seen: dict[int, tuple[Sighting, float]] = {}
         """What others told of themselves last, and when."""
         self._roll: _Roll | None = None
@@ -115,7 +110,7 @@ class RollCall:
         self._bytes = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="roll-call", daemon=True)
-        if self._mpi or self._launcher:
+        if self._post or self._launcher:
             self._thread.start()
 
     def __enter__(self) -> "RollCall":
@@ -133,27 +128,9 @@ class RollCall:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(None if together else 1.0)
-        if together and self._mpi:
-            # Every message was sent so that it is done only once it is received: when all ranks have come to a barrier
-            # with none of their own under way, there is none.
-            while not self._all_sent():
-                self._drain()
-            request = self._mpi.Ibarrier()
-            while not request.Test():
-                self._drain()
-            self._mpi.Free()
-
-    def _all_sent(self) -> bool:
-        if self._beaten is not None:
-            self._sent.append(self._beaten)
-            self._beaten = None
-        self._sent = [request for request in self._sent if not request.test()[0]]
-        return not self._sent
-
-    def _drain(self) -> None:
-        self._communicator.require_all()  # a lost rank closes nothing, and who noticed it waits for nobody
-        self._received()
-        time.sleep(1e-4)
+        if together and self._post:
+            # A lost rank closes nothing, and who noticed it waits for nobody.
+            self._post.close(self._communicator.require_all)
 
     def _serve(self) -> None:
         while not self._closing.wait(_SHORT_TICK if self._roll or self._end else _TICK):
@@ -172,9 +149,9 @@ class RollCall:
             self._roll = None
             self._silent_since.clear()
         self._see_launcher()
-        if not self._mpi:
+        if not self._post:
             return
-        for place, message in self._received():
+        for place, message in self._post.received():
             self._take(self._members[place].rank, message, now)
         if self._end:
             self._go_on_ending(now)
@@ -192,20 +169,7 @@ class RollCall:
     # ---- messages
 
     def _send(self, rank: int, *message: Any) -> None:
-        self._sent = [request for request in self._sent if not request.test()[0]]
-        self._sent.append(self._mpi.issend(message, self._place[rank]))
-
-    def _received(self) -> list[tuple[int, tuple]]:
-        """What has come, with the place of who sent it; nothing is waited for."""
-        status, vain = mpi.if_up().Status(), 0
-        while vain < _PROBES:
-            if message := self._mpi.improbe(status=status):
-                self._arriving.append((status.source, message.irecv()))
-            else:
-                vain += 1
-        tried = [(source, request, request.test()) for source, request in self._arriving]
-        self._arriving = [(source, request) for source, request, (done, _) in tried if not done]
-        return [(source, value) for source, _, (done, value) in tried if done]
+        self._post.send(self._place[rank], *message)
 
     def _take(self, rank: int, message: tuple, now: float) -> None:
         kind, *rest = message
@@ -238,10 +202,9 @@ class RollCall:
         """Tell another rank where this one is, on another host where it can be."""
         self._next_beat = now + _BEAT
         self._count_bytes()
-        if self._beaten is None or self._beaten.test()[0]:
-            size = len(self._members)
-            to = (self._communicator.rank + max(size // 2, 1)) % size
-            self._beaten = self._mpi.issend(("beat", Sighting.of(self._where, now)), to)
+        size = len(self._members)
+        to = (self._communicator.rank + max(size // 2, 1)) % size
+        self._post.send_unless_last_is_under_way(to, "beat", Sighting.of(self._where, now))
 
     def _count_bytes(self) -> None:
         """Who reads or writes much gets on."""
@@ -377,24 +340,6 @@ class RollCall:
             with suppress(OSError):
                 print(f"istmpi: {error}", file=sys.stderr, flush=True)
         os._exit(StuckError.exit_code)
-
-
-def bytes_of_others() -> int:
-    """Bytes that this process has read and written, but for those of the thread that asks."""
-    asks, all_threads = (
-        [int(word) for word in Path(file).read_text().split()[1:4:2]]
-        for file in ("/proc/thread-self/io", "/proc/self/io")
-    )
-    return sum(all_threads) - sum(asks)
-
-
-def counted_bytes(before: int) -> int:
-    """`bytes_of_others` where that is much more than ``before``, or ``before``, also where it cannot be told."""
-    with suppress(OSError, ValueError, IndexError):
-        now = bytes_of_others()
-        if now - before > MUCH:
-            return now
-    return before
 
 
 def _time_to_answer(limit: float) -> float:

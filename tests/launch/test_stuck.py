@@ -71,6 +71,22 @@ def test_a_stopped_rank_and_one_in_an_endless_loop_are_named_and_the_run_goes_on
     assert len(lines(folder)) > len(before)
 
 
+def test_a_stop_that_is_asked_for_does_not_wait_for_a_stopped_rank(start, tmp_path):
+    """Without the file the job would end after two minutes."""
+    folder = tmp_path / "run"
+    job = start(2, "istmpi", "train", *RUN, "--set", "comm.patience=60", "--out", folder)
+    wait_for_rounds(folder, 2, job)
+    stopped = job.ranks[1]
+    os.kill(stopped, signal.SIGSTOP)
+    (folder / "STOP").touch()
+    result = job.end(45)
+    assert result.returncode == STUCK, result
+    (last,) = result.errors
+    assert f"and a stop was asked for by the file {folder / 'STOP'}: rank 1 on " in last, result
+    assert f"its process is stopped (kill -CONT {stopped} wakes it)" in last and "--resume auto" in last
+    assert gone(stopped)
+
+
 def gone(process):
     """Whether a process ends within seconds."""
     limit = Limit(10)

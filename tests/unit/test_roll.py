@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from istmpi.comm import mpi, overdue, within_deadlines, world
+from istmpi.comm.io_count import MUCH, bytes_of_others
 from istmpi.comm.launcher import process_facts, starter
 from istmpi.comm.roll import Member, Missing, Sighting, all_here, deadline, line, missing, stuck
-from istmpi.comm.roll_call import MUCH, bytes_of_others
 from istmpi.comm.stacks import keep
 from istmpi.comm.stopping import StopSign
 from istmpi.comm.whereabouts import SETTING_UP, Wait, Whereabouts
@@ -128,6 +128,12 @@ def test_a_rank_knows_where_it_is():
     assert (wait.number, wait.trains, sighting.waits, sighting.met) == (1, True, True, {"all": 1})
     assert sighting.still == pytest.approx(2.0, abs=0.5)
     assert not here.waiting
+
+
+def test_a_rank_that_gets_on_while_it_is_looked_at_got_on_just_now():
+    here = Whereabouts()
+    before = here.moved - 0.1
+    assert str(Sighting.of(here, before).still) == "0.0"
 
 
 @pytest.mark.parametrize("first", ["who watches", "who trains"])
