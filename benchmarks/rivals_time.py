@@ -9,8 +9,9 @@
 A cell is a whole run on an emulated slow network (benchmarks/cluster), on one clock from the first touch of the data,
 which is read after each round; it is evaluated at its end alone. Accuracies in between are those of the same run, to
 the last bit, without the slow network on the same machine: another kind of processor rounds otherwise. The last
-accuracy has to be the same. Learning rate and J are those that `controls_rivals.py` chose for as many ranks. Cells that
-are there are not measured again.
+accuracy has to be the same. Further seeds are run without the slow network alone: what a step takes does not depend on
+the seed. Learning rate and J are those that `controls_rivals.py` chose for as many ranks. Cells that are there are not
+measured again.
 """
 
 from __future__ import annotations
@@ -89,19 +90,23 @@ def clocked(run: Run, communicator: Communicator) -> dict:
 
 
 def composed(timed: Mapping, curve: Mapping) -> dict:
-    """The curve with the seconds of the run on the slow network; ValueError where it is not of the same run."""
-    if timed["accuracy"] != curve["points"][-1]["accuracy"]:
-        other = f"{timed['accuracy']}, without the slow network {curve['points'][-1]['accuracy']}"
-        raise ValueError(f"{curve['cell']}: {other}. Was it on another machine? Then remove that cell.")
+    """A run on the slow network, with a curve of accuracies at its seconds."""
     seconds = {point["step"]: point["seconds"] for point in timed["points"]}
     points = [{"accuracy": point["accuracy"], "seconds": seconds[point["step"]]} for point in curve["points"]]
     return {**timed, "curve": points}
 
 
+def require_same(timed: Mapping, curve: Mapping) -> None:
+    """Raise ValueError unless both are the same run, on the slow network and without it."""
+    if timed["accuracy"] != curve["points"][-1]["accuracy"]:
+        other = f"{timed['accuracy']}, without the slow network {curve['points'][-1]['accuracy']}"
+        raise ValueError(f"{curve['cell']}: {other}. Was it on another machine? Then remove that cell.")
+
+
 def plan(record: Record, task: Task, rate: str, seeds: int) -> list[Timed]:
-    """All methods that are tuned, one seed of them first."""
+    """All methods that are tuned, one seed of them first; with a line rate that seed alone."""
     found = []
-    for seed in range(seeds):
+    for seed in range(1 if rate else seeds):
         for method in METHODS:
             of, _ = BITS.get(method, (method, {}))
             found += [
@@ -160,17 +165,18 @@ def _most(record: Mapping) -> float:
 
 
 def _seconds(records: Sequence[Mapping], accuracy: float) -> str:
-    """The median of the seeds; not reached counts as for ever."""
+    """The median of the seeds, and in brackets least and most; not reached counts as for ever."""
     times = [reached(one["curve"], accuracy) for one in records]
-    middle = median(float("inf") if one is None else one for one in times)
-    return "-" if middle == float("inf") else f"{middle:.1f}"
+    known = [float("inf") if one is None else one for one in times]
+    middle, *ends = ("-" if one == float("inf") else f"{one:.1f}" for one in (median(known), min(known), max(known)))
+    return middle if len(known) == 1 or middle == "-" else f"{middle} ({ends[0]} to {ends[1]})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=Path, required=True, help="the folder that controls_rivals.py has filled")
     parser.add_argument("--task", choices=TASKS, default="speech-wide", help="what is trained (speech-wide)")
-    parser.add_argument("--seeds", type=int, default=1, help="of each method (1)")
+    parser.add_argument("--seeds", type=int, default=1, help="of each method's accuracies (1)")
     parser.add_argument("--without", action="append", default=[], help="a method that would take too long; repeatable")
     parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
     parser.add_argument("--report", action="store_true", help="measure nothing")
@@ -232,7 +238,7 @@ def measure(cell: Timed, options: argparse.Namespace, communicator: Communicator
         if communicator.rank == 0:
             setting = f"{cell.tuned.lr:g}, {cell.tuned.local_steps}"
             if cell.rate:
-                found = composed(found, record_in(options.cells)(cell.curve))
+                require_same(found, record_in(options.cells)(cell.curve))
             keep_cell(options.cells / f"{cell.name}.json", cell.name, start, {**found, "setting": setting})
             print(f"{cell.name}: {found['points'][-1]}", flush=True)
 
@@ -242,9 +248,10 @@ def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
     store_cells(table_name(task), options.cells.glob(f"{task.name}-time-*.json"), options.results)
     known: dict[str, dict[str, list[dict]]] = {}
     for rate in ("200mbit", "50mbit", "10mbit"):
-        for cell in plan(record, task, rate, options.seeds):
-            if timed := record(cell):
-                known.setdefault(rate, {}).setdefault(cell.method, []).append(timed)
+        timed = {cell.method: record(cell) for cell in plan(record, task, rate, 1)}
+        for cell in plan(record, task, "", options.seeds):
+            if timed.get(cell.method) and (curve := record(cell)):
+                known.setdefault(rate, {}).setdefault(cell.method, []).append(composed(timed[cell.method], curve))
     where = [
         f"{_said(rate)} at {_of_all(methods, 'commit')}, {_of_all(methods, 'host')}" for rate, methods in known.items()
     ]
@@ -252,9 +259,10 @@ def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
         f"{task.title}; {RANKS} ranks, each an emulated host with that line each way, on two cores; an eighth of the "
         f"data each; narrow: an eighth of the width; {task.batch} examples a rank and step, {task.steps['control']} "
         f"steps. Learning rate and J as tuned by controls_rivals.py for {RANKS} ranks. Seconds since the first touch "
-        "of the data, evaluation left out, medians of the seeds; accuracies in front are the highest that all methods "
-        "at this rate reach, and 99% of the best one's. Computing: of rank 0's time. Four ranks share a core: on "
-        "machines of their own computing takes about a quarter of that, and sending as long. "
+        "of the data, evaluation left out: those of the first seed's run, at accuracies by step of all seeds; medians, "
+        "and in brackets least and most. Accuracies in front are the highest that all methods at this rate reach, and "
+        "99% of the best one's. Computing: of rank 0's time. Four ranks share a core: on machines of their own "
+        "computing takes about a quarter of that, and sending as long. "
         f"Measured: {'. '.join(where)}."
     )
     name, title = table_name(task), "Time to an accuracy beside today's rivals"

@@ -200,7 +200,7 @@ def test_a_row_says_the_mean_over_seeds_and_its_extremes():
 
 
 def test_seconds_to_an_accuracy_are_those_of_training_between_two_evaluations():
-    from rivals_time import composed, reached, rows
+    from rivals_time import composed, reached, require_same, rows
 
     timed = {
         "cell": "x",
@@ -224,7 +224,28 @@ def test_seconds_to_an_accuracy_are_those_of_training_between_two_evaluations():
     assert (first["s to 99% of the best"], second["s to 99% of the best"]) == ("0.792: 19.8", "0.792: -")
     assert (first["computing"], first["s in all"]) == ("0.75", "20.0")
     with pytest.raises(ValueError, match="y: 0.8, without the slow network 0.7. Was it on another machine?"):
-        composed(timed, {"cell": "y", "points": [{"step": 10, "accuracy": 0.7}]})
+        require_same(timed, {"cell": "y", "points": [{"step": 10, "accuracy": 0.7}]})
+    require_same(timed, {"cell": "y", "points": [{"step": 10, "accuracy": 0.8}]})
+
+
+def test_further_seeds_are_accuracies_at_the_seconds_of_the_first():
+    from controls_rivals import tried
+    from rivals_tasks import TASKS
+    from rivals_time import composed, plan, rows
+
+    task = TASKS["speech-wide"]
+    done = {cell.name: {"points": [{"accuracy": cell.lr}]} for cell in tried(task, "ist", "sharded", 8)}
+    planned = {rate: plan(lambda cell: done.get(cell.name), task, rate, 3) for rate in ("10mbit", "")}
+    assert [[cell.tuned.seed for cell in cells] for cells in planned.values()] == [[0], [0, 1, 2]]
+
+    timed = {
+        "points": [{"step": 5, "seconds": 10.0, "megabytes": 3.0}],
+        "phases": {"compute": 1.0},
+        "setting": "0.1, 5",
+    }
+    curves = [{"cell": "y", "points": [{"step": 5, "accuracy": accuracy}]} for accuracy in (0.8, 0.5, 0.4)]
+    (row,) = rows({"50mbit": {"a": [composed(timed, curve) for curve in curves]}})
+    assert (row["seeds"], row["s to what all reach"]) == (3, "0.500: 10.0 (6.2 to -)")
 
 
 def test_ways_to_send_have_the_settings_of_the_method_that_they_vary():
