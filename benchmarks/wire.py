@@ -63,9 +63,8 @@ def command(options: argparse.Namespace, method: str, wire: str, turn: int) -> l
     folder = options.cells / f"{options.what}-{method.replace(', redeal ', '')}-{wire}-{turn}"
     if (folder / "summary.json").exists() or (options.what == "seconds" and turn >= TURNS):
         return None
-    # Local SGD trains the whole network: of the digits of scikit-learn, which are smaller.
-    data = "digits" if (options.what, method) == ("accuracy", "local-sgd") else options.data
-    settings = ["--data", data, "--out", folder, *METHODS[method], "--set", f"method.wire={wire}", "--seed", turn]
+    settings = ["--data", options.data, "--out", folder, *METHODS[method], "--seed", turn]
+    settings += ["--set", f"method.wire={wire}"]
     if options.what == "accuracy":
         words = [sys.executable, "-m", "istmpi", "simulate", "--ranks", RANKS, *settings, *TRAINED]
     else:
@@ -121,8 +120,7 @@ def tell(cells: Path) -> None:
                 }
             )
     notes = (
-        f"Accuracy and bytes: mlp 4096-512-512-10, of local SGD on scikit-learn's digits 64-512-512-10, "
-        f"{' '.join(TRAINED)}. Seconds: mlp 4096-2048-2048-10, {RANKS} hosts "
+        f"Accuracy and bytes: mlp 4096-512-512-10, {' '.join(TRAINED)}. Seconds: mlp 4096-2048-2048-10, {RANKS} hosts "
         f"of 50 Mbit/s each way, the slowest rank's {', '.join(SENDING)} of a round with packing and encoding, the "
         f"first left out, median over rounds and {TURNS} turns. The first round's exact pull counts in bytes a round."
     )
