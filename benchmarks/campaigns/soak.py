@@ -3,6 +3,7 @@
     python benchmarks/campaign.py soak --minutes 30
     python benchmarks/campaign.py soak --rounds 10000
     MPIRUN=/usr/bin/mpirun python benchmarks/campaign.py soak --rounds 500 --ranks 2 --only "ist;local-sgd"
+    python benchmarks/campaign.py soak --survive --only "ist;local-sgd"      # with Open MPI 5
 
 Every rank notes after each hundredth of the rounds, or each 20 of them, what its process has. The medians of the first
 tenth, the warm-up left out, and of the last are compared.
@@ -27,8 +28,11 @@ from reporting import HERE, report
 METHODS = {
     "ist": {"method.name": "ist"},
     "ist, a tenth redealt": {"method.name": "ist", "method.redeal": 0.1},
+    "ist, 8 bits beside local steps": {"method.name": "ist", "method.wire": "int8", "method.delay": 1},
     "local-sgd": {"method.name": "local-sgd"},
     "data-parallel": {"method.name": "data-parallel"},
+    "streaming-diloco": {"method.name": "streaming-diloco"},
+    "sparse-loco": {"method.name": "sparse-loco"},
 }
 TINY = {
     "model.hidden": [16, 16],
@@ -65,7 +69,7 @@ def main(arguments: list[str]) -> int:
     every = BETWEEN if options.minutes else max(rounds // SAMPLES, 1)
     rows = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        per_rank = list(pool.map(lambda name: soak(METHODS[name], options.ranks, rounds, every, seconds), names))
+        per_rank = list(pool.map(lambda name: soak(METHODS[name], options, rounds, every, seconds), names))
     for name, samples in zip(names, per_rank, strict=True):
         for figure, allowed in FIGURES.items():
             first, last = max((ends(rank[figure]) for rank in samples), key=lambda both: both[1] - both[0])
@@ -73,8 +77,9 @@ def main(arguments: list[str]) -> int:
             rows.append({"method": name, "figure": figure, "first": first, "last": last, "verdict": verdict})
     least = min(len(samples[0][figure]) for samples in per_rank for figure in FIGURES) * every
     title = f"{least:,} rounds{' or more' if options.minutes else ''} on {options.ranks} ranks"
+    title += ", with buddy copies" * options.survive
     notes = f"{NOTES} Writer of checkpoints: {WRITERS[-1]}. {libraries()}."
-    report("campaign-soak", title, rows, notes, folder=options.results)
+    report("campaign-soak" + "-survive" * options.survive, title, rows, notes, folder=options.results)
     return int(any(row["verdict"] == "grows" for row in rows))
 
 
@@ -85,7 +90,7 @@ def ends(values: list[float]) -> tuple[float, float]:
 
 
 def soak(
-    method: dict[str, object], ranks: int, rounds: int, every: int, seconds: float | None
+    method: dict[str, object], options: argparse.Namespace, rounds: int, every: int, seconds: float | None
 ) -> list[dict[str, list[float]]]:
     """One job; of every rank the samples of each figure, in the order of the rounds, one in so many.
 
@@ -94,11 +99,12 @@ def soak(
     launcher = os.environ.get("MPIRUN") or shutil.which("mpirun")
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         settings = {**TINY, **method, "train.rounds": rounds, "evaluate.every": every, "checkpoint.every": every}
-        settings["output.folder"] = f"{folder}/run"
+        settings |= {"output.folder": f"{folder}/run", "comm.survive": options.survive}
         words = [
             launcher,
+            *["--with-ft", "ulfm"] * options.survive,
             "-n",
-            str(ranks),
+            str(options.ranks),
             sys.executable,
             __file__,
             folder,
@@ -114,7 +120,7 @@ def soak(
         done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"soak: {method} ended with {done.returncode}\n{done.stdout}{done.stderr}")
-        return [json.loads(Path(folder, f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+        return [json.loads(Path(folder, f"rank-{rank}.json").read_text()) for rank in range(options.ranks)]
 
 
 def _on_a_rank(folder: str, every: int, settings: dict[str, object], seconds: float) -> int:
@@ -159,6 +165,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="for all methods together")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="methods at a time (1)")
+    parser.add_argument("--survive", action="store_true", help="with comm.survive; Open MPI 5")
     parser.add_argument("--only", help=f"some of: {', '.join(METHODS)}; separated by ;")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     return parser.parse_args(arguments)
