@@ -220,8 +220,8 @@ def test_seconds_to_an_accuracy_are_those_of_training_between_two_evaluations():
         {"cell": "y", "points": [{"step": 4, "accuracy": 0.2}, {"step": 10, "accuracy": 0.4}]},
     )
     first, second = rows({"50mbit": {"a": [fast], "b": [slow]}})
-    assert (first["s to what all reach"], second["s to what all reach"]) == ("0.400: 8.0", "0.400: 20.0")
-    assert (first["s to 99% of the best"], second["s to 99% of the best"]) == ("0.792: 19.8", "0.792: -")
+    assert (first["all reach"], first["s to it"], second["s to it"]) == ("0.400", "8.0", "20.0")
+    assert (first["99% of the best"], first["s to that"], second["s to that"]) == ("0.792", "19.8", "-")
     assert (first["computing"], first["s in all"]) == ("0.75", "20.0")
     with pytest.raises(ValueError, match="y: 0.8, without the slow network 0.7. Was it on another machine?"):
         require_same(timed, {"cell": "y", "points": [{"step": 10, "accuracy": 0.7}]})
@@ -245,7 +245,21 @@ def test_further_seeds_are_accuracies_at_the_seconds_of_the_first():
     }
     curves = [{"cell": "y", "points": [{"step": 5, "accuracy": accuracy}]} for accuracy in (0.8, 0.5, 0.4)]
     (row,) = rows({"50mbit": {"a": [composed(timed, curve) for curve in curves]}})
-    assert (row["seeds"], row["s to what all reach"]) == (3, "0.500: 10.0 (6.2 to -)")
+    assert (row["seeds"], row["all reach"], row["s to it"]) == (3, "0.500", "10.0 (6.2 to -)")
+
+
+def test_all_of_it_is_tuned_then_run_without_and_with_each_slow_network_and_told():
+    from argparse import Namespace
+
+    from rivals_time import steps
+
+    options = Namespace(cells="c", task="cifar-wide", raw="r", results="o", seeds=5, without=["diloco"])
+    tune, curves, *slow, told = (" ".join(command) for command in steps(options))
+    assert "controls_rivals.py --cells c --task cifar-wide --raw r --ranks 8 --seeds 1" in tune
+    measure = "rivals_time.py --cells c --task cifar-wide --seeds 5 --results o --without diloco"
+    assert " -n 8 " in curves and curves.endswith(measure) and told.endswith(f"{measure} --report")
+    assert [command.split("--rate ")[1].split()[0] for command in slow] == ["200mbit", "50mbit", "10mbit"]
+    assert all("cluster --hosts 8 " in command and command.endswith(measure) for command in slow)
 
 
 def test_ways_to_send_have_the_settings_of_the_method_that_they_vary():
