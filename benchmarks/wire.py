@@ -85,14 +85,11 @@ def tell(cells: Path) -> None:
     for method in METHODS:
         plain: dict[str, Any] = {}
         for wire in WIRES:
-            folders = sorted(cells.glob(f"accuracy-{method.replace(', redeal ', '')}-{wire}-[0-9]"))
-            folders = [folder for folder in folders if (folder / "summary.json").exists()]
+            folders = finished(cells, "accuracy", method, wire)
             by_seed = {folder.name[-1]: mean(one["score"] for one in evaluated(folder)[-3:]) for folder in folders}
             scores = list(by_seed.values())
             sent = [lines(folder)[-1]["bytes"] / 12 for folder in folders]
-            timed = [
-                seconds(folder) for folder in cells.glob(f"seconds-{method.replace(', redeal ', '')}-{wire}-[0-9]")
-            ]
+            timed = [seconds(folder) for folder in finished(cells, "seconds", method, wire)]
             if len(scores) < 3:
                 continue
             facts = {
@@ -131,6 +128,12 @@ def tell(cells: Path) -> None:
         notes,
         lines=f"seconds: {RANKS} emulated hosts, 50 Mbit/s each, TCP",
     )
+
+
+def finished(cells: Path, what: str, method: str, wire: str) -> list[Path]:
+    """The folders of a method's runs that came to their end."""
+    folders = cells.glob(f"{what}-{method.replace(', redeal ', '')}-{wire}-[0-9]")
+    return sorted(folder for folder in folders if (folder / "summary.json").exists())
 
 
 def lines(folder: Path) -> list[dict]:
