@@ -114,12 +114,13 @@ def tell(cells: Path) -> None:
                     "of float32": f"{facts['bytes'] / plain['bytes']:.3f}",
                     "seconds of sending a round": f"{facts['seconds']:.2f}" if timed else "",
                     "of float32's": f"{facts['seconds'] / plain['seconds']:.2f}" if timed and plain["seconds"] else "",
+                    "turns": len(timed),
                 }
             )
     notes = (
         f"Accuracy and bytes: mlp 4096-512-512-10, {' '.join(TRAINED)}. Seconds: mlp 4096-2048-2048-10, {RANKS} hosts "
         f"of 50 Mbit/s each way, the slowest rank's {', '.join(SENDING)} of a round with packing and encoding, the "
-        f"first left out, median over rounds and {TURNS} turns. The first round's exact pull counts in bytes a round."
+        f"first left out, median over rounds and turns. The first round's exact pull counts in bytes a round."
     )
     report(
         "wire",
