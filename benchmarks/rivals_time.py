@@ -284,8 +284,8 @@ def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
         f"data each; narrow: an eighth of the width; {task.batch} examples a rank and step, {task.steps['control']} "
         f"steps. Learning rate and J as tuned by controls_rivals.py for {RANKS} ranks. Seconds since the first touch "
         "of the data, evaluation left out: those of the first seed's run, at accuracies by step of all seeds; medians, "
-        "and in brackets least and most. Accuracies in front are the highest that all methods at this rate reach, and "
-        "99% of the best one's. Computing: of rank 0's time. Four ranks share a core: on machines of their own "
+        "and in brackets least and most. All reach: the highest accuracy that every method at this rate reaches; "
+        "beside it 99% of the best one's. Computing: of rank 0's time. Four ranks share a core: on machines of their own "
         "computing takes about a quarter of that, and sending as long. "
         f"Measured: {'. '.join(where)}."
     )

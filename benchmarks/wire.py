@@ -58,9 +58,14 @@ def main() -> int:
     return 0
 
 
+def cell_name(what: str, method: str, wire: str, turn: int | str) -> str:
+    """The name of a run's folder."""
+    return f"{what}-{method.replace(', redeal ', '')}-{wire}-{turn}"
+
+
 def command(options: argparse.Namespace, method: str, wire: str, turn: int) -> list[str] | None:
     """The command line of a run that is not there yet."""
-    folder = options.cells / f"{options.what}-{method.replace(', redeal ', '')}-{wire}-{turn}"
+    folder = options.cells / cell_name(options.what, method, wire, turn)
     if (folder / "summary.json").exists() or (options.what == "seconds" and turn >= TURNS):
         return None
     settings = ["--data", options.data, "--out", folder, *METHODS[method], "--seed", turn]
@@ -133,7 +138,7 @@ def tell(cells: Path) -> None:
 
 def finished(cells: Path, what: str, method: str, wire: str) -> list[Path]:
     """The folders of a method's runs that came to their end."""
-    folders = cells.glob(f"{what}-{method.replace(', redeal ', '')}-{wire}-[0-9]")
+    folders = cells.glob(cell_name(what, method, wire, "[0-9]"))
     return sorted(folder for folder in folders if (folder / "summary.json").exists())
 
 
