@@ -285,8 +285,8 @@ def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
         f"steps. Learning rate and J as tuned by controls_rivals.py for {RANKS} ranks. Seconds since the first touch "
         "of the data, evaluation left out: those of the first seed's run, at accuracies by step of all seeds; medians, "
         "and in brackets least and most. All reach: the highest accuracy that every method at this rate reaches; "
-        "beside it 99% of the best one's. Computing: of rank 0's time. Four ranks share a core: on machines of their own "
-        "computing takes about a quarter of that, and sending as long. "
+        "beside it 99% of the best one's. Computing: of rank 0's time. Four ranks share a core: on machines of their "
+        "own computing takes about a quarter of that, and sending as long. "
         f"Measured: {'. '.join(where)}."
     )
     name, title = table_name(task), "Time to an accuracy beside today's rivals"
