@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -156,6 +158,14 @@ class Checkpoint:
         with _reading(self.path):
             json = self.array("input/tokenizer").tobytes().decode("utf-8")
         return TokenizerFile(json, f"the tokenizer in {self.path}")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The conventions by which the training data were read; empty where the file has none."""
+        if not self._has("input/reading"):
+            return {}
+        with _reading(self.path):
+            return json.loads(self.array("input/reading").tobytes())
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """Between a checkpoint and a running job: a rank's rows as pieces of the file, and back, on any number of ranks."""
 
+import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -50,6 +51,8 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
         arrays["output/names"] = np.array([name.encode() for name in data.output_names])
     if data.tokenizer is not None and data.tokenizer.json:
         arrays["input/tokenizer"] = np.frombuffer(data.tokenizer.json.encode(), np.uint8)
+    if data.reading:
+        arrays["input/reading"] = np.frombuffer(json.dumps(data.reading).encode(), np.uint8)
     return arrays
 
 

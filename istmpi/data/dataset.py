@@ -5,9 +5,10 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -123,6 +124,8 @@ class Dataset:
     """Of text: what made its tokens."""
     output_names: tuple[str, ...] | None = None
     """What the numbers to predict are called, where the data say so."""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """The conventions by which `istmpi prepare` read the source (`istmpi.data.prepare.notes`)."""
 
     @property
     def features(self) -> int:

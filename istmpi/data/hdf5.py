@@ -8,6 +8,7 @@
     /SPLIT/y                (n) int64, or (n, outputs) float32 for regression
     /normalisation/mean     (features) float32, over the training split
     /normalisation/std      (features) float32, positive
+    /reading                conventions by which the source was read, as JSON in bytes; absent where there are none
     /checksums/PATH         CRC-32 of blocks of rows of about 64 KiB; istmpi/hdf5.py says how they guard the file
 
 Text, task "next-token", has no shape and none of these datasets but the checksums, nor have sparse rows, task
@@ -18,12 +19,14 @@ tokens, or edges, is checked when the file is opened, a block of these when one 
 Files of version 1 have no checksums.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -35,7 +38,7 @@ from istmpi.data.kinds import split_of
 from istmpi.data.moments import Moments
 from istmpi.data.sparse_file import LARGE, read_sparse
 from istmpi.data.text_file import TOKENS, read_text
-from istmpi.data.writer import FORMAT, FileWriter
+from istmpi.data.writer import FORMAT, READING, FileWriter
 from istmpi.errors import DataError
 from istmpi.foreign import reason
 from istmpi.hdf5 import (
@@ -190,6 +193,7 @@ class PreparedFile:
             raise self.error(f"has task {shown(task)}; known: {', '.join(TASKS)}. Prepare it again")
         readers = {NEXT_TOKEN: read_text, MULTI_LABEL: read_sparse, **dict.fromkeys(GRAPH_TASKS, read_graph)}
         dataset = readers[task](self) if task in readers else self._examples(task)
+        dataset = replace(dataset, reading=self._conventions())
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
             raise self.error(f"is damaged: {error}; prepare or copy it again")
@@ -213,6 +217,11 @@ class PreparedFile:
         return Dataset(
             splits, task, shape, outputs, classes, self.text("source"), kind, mean, std, output_names=output_names
         )
+
+    def _conventions(self) -> dict[str, Any]:
+        """The conventions by which the source was read; empty where the file has none."""
+        dataset = dataset_at(self._file, READING)
+        return {} if dataset is None else json.loads(dataset[()].tobytes())
 
     @property
     def splits(self) -> list[str]:

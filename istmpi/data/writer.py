@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 FORMAT = "istmpi-data"
 VERSION = 2
 SUFFIXES = (".h5", ".hdf5")
+READING = "reading"
+"""The dataset of conventions by which the source was read: JSON as UTF-8 bytes."""
 
 _ROOM = 2**20
 """Bytes for the structure of the file, and for what HDF5 keeps back of small pieces of four datasets, 64 KiB each."""
@@ -50,6 +53,8 @@ class FileWriter(ABC):
         self._counts = dict(counts)
         self._temporary = temporary(self.target)
         self._running: dict[str, Running] = {}
+        self.reading: Mapping[str, Any] = {}
+        """Conventions by which the source was read, of JSON's types; set before the context is entered."""
 
     def __enter__(self):
         try:
@@ -58,6 +63,8 @@ class FileWriter(ABC):
                 for name, value in self._attributes.items():
                     set_attribute(self._file, name, value)
                 self._allocate()
+                if self.reading:
+                    self._whole(READING, np.frombuffer(json.dumps(self.reading).encode(), np.uint8))
                 self._open = stack.pop_all()
         except OSError as error:
             self._temporary.unlink(missing_ok=True)

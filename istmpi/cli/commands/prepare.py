@@ -92,6 +92,10 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
     what = "documents" if report.text else "files"
     if report.skipped:
         table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} {what}", *report.skipped[:3]])))
+    for what, notes in (("assumed", report.assumed), ("left out", report.left_out)):
+        for note in notes:
+            table.add_row(what, escape(printable(str(note))))
+            what = ""
     table.add_row("took", f"{report.seconds:.1f} s")
     table.add_row("size", size(report.bytes))
     console = Console(highlight=False)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.graph import Facts as GraphFacts
 from istmpi.data.prepare.graph import GraphMaterial
 from istmpi.data.prepare.material import Material, Progress
+from istmpi.data.prepare.notes import Note, Notes
 from istmpi.data.prepare.text import Corpus, Facts
 from istmpi.data.prepare.xc import Facts as RowFacts
 from istmpi.data.prepare.xc import SparseMaterial
@@ -45,8 +47,9 @@ class Report:
     """What was written: ``counts`` per split, the names of the ``skipped`` files, ``bytes`` of the file.
 
     ``split`` says how examples came to be in their splits, ``of_class`` how many each class has for training.
-    Of text, whose counts are tokens, ``text`` says more, and there is no shape; of sparse rows ``rows`` says more, and
-    of a graph, whose counts are nodes, ``graph``.
+    ``assumed`` and ``left_out`` are the notes of the reader, ``reading`` the conventions that the file keeps. Text,
+    whose counts are tokens, has no shape and says more in ``text``; sparse rows say more in ``rows``, and a graph,
+    whose counts are nodes, in ``graph``.
     """
 
     target: Path
@@ -58,6 +61,9 @@ class Report:
     split: str
     of_class: tuple[int, ...] | None
     skipped: list[str]
+    assumed: list[Note]
+    left_out: list[Note]
+    reading: dict[str, Any]
     seconds: float
     bytes: int
     text: Facts | None = None
@@ -96,7 +102,8 @@ def prepare(
     archive = Archive(source, target.parent)
     with Decoder(target.parent, progress, max_bad) as decoder:
         material = read(archive, decoder, **options)
-        of_class = _write(material, kind, str(source), target, force, progress)
+        notes = decoder.notes
+        of_class = _write(material, notes, kind, str(source), target, force, progress)
     return Report(
         target=target,
         task=material.task,
@@ -107,6 +114,9 @@ def prepare(
         split=decoder.split,
         of_class=of_class,
         skipped=material.skipped,
+        assumed=notes.assumed,
+        left_out=notes.left_out,
+        reading=notes.reading,
         seconds=time.monotonic() - started,
         bytes=target.stat().st_size,
         text=material.facts if isinstance(material, Corpus) else None,
@@ -116,12 +126,14 @@ def prepare(
 
 
 def _write(
-    material: AnyMaterial, kind: str, source: str, target: Path, force: bool, progress: Progress
+    material: AnyMaterial, notes: Notes, kind: str, source: str, target: Path, force: bool, progress: Progress
 ) -> tuple[int, ...] | None:
     """Write the file; how many training examples each class has, where they have one each."""
     done, total = 0, sum(material.counts.values())
     of_class = np.zeros(len(material.classes), np.int64) if material.task == CLASSIFICATION else None
-    with material.writer(kind, source, target, force) as writer:
+    writer = material.writer(kind, source, target, force)
+    writer.reading = notes.reading
+    with writer:
         for split, *rows in material.blocks:
             writer.append(split, *rows)
             done += len(rows[0])

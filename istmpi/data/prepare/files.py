@@ -11,6 +11,7 @@ import numpy as np
 from istmpi.data.holdout import held_out
 from istmpi.data.prepare.archive import Archive, store
 from istmpi.data.prepare.material import Block, Material, Progress, rows_per_block
+from istmpi.data.prepare.notes import Notes
 from istmpi.errors import DataError
 from istmpi.tasks import CLASSIFICATION
 
@@ -43,6 +44,7 @@ class Decoder:
         self.folder, self.progress, self._max_bad = scratch, progress, max_bad
         self.split = "as SRC has it"
         """How the examples came to be in their splits, in words."""
+        self.notes = Notes()
         self._stack = ExitStack()
         self._rows: int | None = None
 
