@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ MOST = 1e30
 LINE = 1000
 """Characters of a message; a longer one is cut in its middle, for the cure stands at its end."""
 
+_ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
+"""An object that a library names by its place in memory."""
 _LIMITS = (MemoryError, RecursionError, OverflowError)
 """What any reader may meet in a file that was made for it."""
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
@@ -76,7 +79,7 @@ def reason(error: BaseException) -> str:
         return f"out of memory ({error})" if str(error) else "out of memory"
     if isinstance(number := getattr(error, "errno", None), int) and number:
         return os.strerror(number)  # HDF5's own run over several clauses
-    words = str(error).strip()
+    words = _ADDRESS.sub("", str(error)).strip()
     return words.splitlines()[0].rstrip(".") if words else type(error).__name__
 
 

@@ -1,10 +1,13 @@
 """What is to be predicted: the features made as those of the training data were, by the same code."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -32,16 +35,18 @@ def read_inputs(
     split: str = "test",
     label: str | None = None,
     resize: bool = False,
+    reading: Mapping[str, Any] = MappingProxyType({}),
     skipped: Callable[[str, str], None] = lambda name, reason: None,
 ) -> Iterator[Block]:
     """The examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
 
     ``source`` is a table, a .npy or .npz, a prepared file or ``digits``, or for speech and images a file, a folder or
     a tar file. ``split`` counts for data that have splits; ``label`` names a column of a table to pass over;
-    ``resize`` brings images to the shape. ``skipped`` is told the name of a file that cannot be read, and why.
-    DataError where anything else does not fit, or where there is no example.
+    ``resize`` brings images to the shape; ``reading`` has the conventions of the training data. ``skipped`` is told the
+    name of a file that cannot be read, and why. DataError where anything else does not fit, or where there is no
+    example.
     """
-    blocks = _blocks(source, kind, shape, split, label, resize, skipped)
+    blocks = _blocks(source, kind, shape, split, label, resize, reading, skipped)
     count = 0
     for names, x in blocks:
         require_finite(x, "input", source, count)
@@ -58,6 +63,7 @@ def _blocks(
     split: str,
     label: str | None,
     resize: bool,
+    reading: Mapping[str, Any],
     skipped: Callable[[str, str], None],
 ) -> Iterator[tuple[Sequence[str] | None, np.ndarray]]:
     path = Path(source)
@@ -75,7 +81,8 @@ def _blocks(
     if name.endswith(tables.ENDINGS):
         return _of_table(path, shape, label)
     if kind == "speech":
-        return _of_files(path, (speech.ENDING,), speech.clip_decoder(), speech.one_thread, speech.MOST_BYTES, skipped)
+        decode = speech.clip_decoder(reading, Counter())
+        return _of_files(path, speech.ENDINGS, decode, speech.one_thread, speech.MOST_BYTES, skipped)
     if kind in ("images", "idx"):
         pillow = optional("PIL.Image", "Pillow", "images")
         mode = "L" if shape[0] == 1 else "RGB"

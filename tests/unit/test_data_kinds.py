@@ -147,7 +147,7 @@ def test_an_image_of_another_size_is_named_or_resized(tmp_path):
 def test_an_image_of_more_than_bytes_is_named(tmp_path):
     folder = make_images(tmp_path / "input", mode="L")
     Image.fromarray(np.zeros((4, 6), np.uint16)).save(folder / "train" / "dog" / "2.png")
-    with pytest.raises(DataError, match="train/dog/2.png has pixels of mode I;16"):
+    with pytest.raises(DataError, match=r"1 of 20 files .*train/dog/2.png \(pixels of mode I;16, not of 8 bits"):
         prepared(tmp_path, "images", folder)
 
 

@@ -107,7 +107,7 @@ def command(
     with open_checkpoint(path) as checkpoint:
         network = CalibratedNetwork(checkpoint, calibrate_on, model)
         data, classes, tokenizer = checkpoint.header.data, checkpoint.classes, checkpoint.tokenizer
-        named = checkpoint.output_names
+        named, reading = checkpoint.output_names, checkpoint.reading
         run = checkpoint.header.run
     of_text = {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
     others = {"--outputs": all_outputs or None, "--exit-threshold": threshold, "--label": label}
@@ -122,17 +122,18 @@ def command(
     if threshold is not None:
         network.require_early_exits()
     if network.note:
-        click.echo(one_line(f"istmpi: {network.note}."), err=True)
+        _tell(network.note)
     if tokenizer:
         drawing = 200 if tokens is None else tokens, 1.0 if temperature is None else temperature, seed or 0
         text = _continued(network, source, tokenizer, data.shape[0], drawing, as_json)
     elif ranks:
         loss = run.train.multi_label_loss
-        text = ranked_lines(network, read_rows(source, data.shape[0], split), data.outputs, top or 5, loss, form)
+        rows = read_rows(source, data.shape[0], split, reading, _tell)
+        text = ranked_lines(network, rows, data.outputs, top or 5, loss, form)
     elif of_nodes:
         text = node_lines(network, source, data.shape[0], classes, data.outputs, all_outputs, form)
     else:
-        options = {"split": split, "label": label, "resize": resize, "skipped": _tell_skipped}
+        options = {"split": split, "label": label, "resize": resize, "reading": reading, "skipped": _tell_skipped}
         blocks = read_inputs(source, data.kind, data.shape, **options)
         text = lines(predict(network, blocks, threshold), classes, data.outputs, all_outputs, form, named=named)
     if not out:
@@ -166,7 +167,11 @@ def _continued(
 
 
 def _tell_skipped(name: str, reason: str) -> None:
-    click.echo(one_line(f"istmpi: {name} is passed over: it cannot be read ({reason})."), err=True)
+    _tell(f"{name} is passed over: it cannot be read ({reason})")
+
+
+def _tell(message: str) -> None:
+    click.echo(one_line(f"istmpi: {message}."), err=True)
 
 
 def _print(text: Iterable[str]) -> None:

@@ -42,6 +42,12 @@ NAMED = 12
 @click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
 @click.option("--key", metavar="KEY", help="text: where a line of .jsonl has its text.  [default: text]")
 @click.option(
+    "--counted-from",
+    type=WholeRange(0, 1),
+    metavar="0|1",
+    help="xc: the number of the first feature in rows without a header.  [default: 0 if it occurs, else 1]",
+)
+@click.option(
     "--clusters", type=WholeRange(), metavar="N", help="graph: cut it into N parts with METIS, for batches of these."
 )
 @click.option("--directed", is_flag=True, default=None, help="graph: a node hears from sources of its edges alone.")

@@ -20,7 +20,7 @@ from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.graph import Facts as GraphFacts
 from istmpi.data.prepare.graph import GraphMaterial
 from istmpi.data.prepare.material import Material, Progress
-from istmpi.data.prepare.notes import Note, Notes
+from istmpi.data.prepare.notes import Note, Notes, counted
 from istmpi.data.prepare.text import Corpus, Facts
 from istmpi.data.prepare.xc import Facts as RowFacts
 from istmpi.data.prepare.xc import SparseMaterial
@@ -84,10 +84,10 @@ def prepare(
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
     ``force`` replaces an existing target; ``max_bad`` is the share of the files that may be unreadable. ``options`` are
-    the kind's own: images take size, arrays take task, csv takes label and task, text takes tokenizer and key, a graph
-    takes clusters, directed and normalise. Raises DataError for input that cannot be used, ConfigError for a kind, an
-    option or a target that cannot be, OutputError where writing fails; then nothing is left behind and an existing
-    target is as it was.
+    the kind's own: images take size, arrays take task, csv takes label and task, text takes tokenizer and key, xc takes
+    counted_from, a graph takes clusters, directed and normalise. Raises DataError for input that cannot be used,
+    ConfigError for a kind, an option or a target that cannot be, OutputError where writing fails; then nothing is left
+    behind and an existing target is as it was.
     """
     started = time.monotonic()
     target = Path(target)
@@ -104,6 +104,10 @@ def prepare(
         material = read(archive, decoder, **options)
         notes = decoder.notes
         of_class = _write(material, notes, kind, str(source), target, force, progress)
+    if archive.linked:
+        notes.assume(f"{counted(len(archive.linked), 'link')} followed, such as {min(archive.linked)}")
+    for line in archive.passed_over():
+        notes.leave_out(line)
     return Report(
         target=target,
         task=material.task,
