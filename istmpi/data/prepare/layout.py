@@ -72,8 +72,8 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
         label, *more = path[1:] if in_splits else path
         if named := [folder for folder in (more if in_splits else path) if more and split_of(folder)]:
             raise DataError(
-                f"{archive.path}: {name} has a folder {named[0]}/, but a split is {named[0]}/CLASS/FILE, outside of all "
-                f"classes{'' if splits else ', and there is none where a list names its files'}. Move or rename it."
+                f"{archive.path}: {name} has a folder {named[0]}/, but a split is {named[0]}/CLASS/FILE, outside of "
+                f"all classes{'' if splits else ', and there is none where a list names its files'}. Move or rename it."
             )
         deeper += [name] * bool(more)
         examples.append(Example(name, intern(label), split))

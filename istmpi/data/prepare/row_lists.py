@@ -16,11 +16,11 @@ def masks_of(archive: Archive, source: Csr, lists: dict[str, str], notes: Notes)
     both, none = np.flatnonzero(times > 1) + 1, np.flatnonzero(times == 0) + 1
     if len(both):
         raise DataError(
-            f"{archive.path}: {counted(len(both), 'row')} of {source.name} in two lists, such as row {both[0]:,}. Take "
-            f"it out of one."
+            f"{archive.path}: {source.name} has {counted(len(both), 'row')} that two lists name, such as row "
+            f"{both[0]:,}. Take it out of one."
         )
     if len(none):
-        notes.leave_out(f"{counted(len(none), 'row')} of {source.name} in no list, such as row {none[0]:,}")
+        notes.leave_out(f"{counted(len(none), 'row')} of {source.name} that no list names, such as row {none[0]:,}")
     return masks
 
 

@@ -102,7 +102,7 @@ def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: No
             f"{archive.path}: its lists name no file for testing: there is no {missing[0]}. A line must be WORD/FILE."
         )
     if missing:
-        notes.leave_out(f"{counted(len(missing), 'line')} of lists that names no file, such as {min(missing)}")
+        notes.leave_out(f"{counted(len(missing), 'line')} of lists without a file, such as {min(missing)}")
     return splits
 
 

@@ -228,7 +228,7 @@ def _stored(archive: Archive, decoder: Decoder, names: set[str], counted_from: i
 def _note_lines(notes: Notes, of: Stored) -> None:
     """What a file has beside rows with labels and features."""
     if of.blank_rows:
-        notes.assume(f"{counted(of.blank_rows, 'blank line')} of {of.name} counted as rows, as its header counts them")
+        notes.assume(f"{counted(of.blank_rows, 'blank line')} of {of.name}, each a row in its header's count")
     elif blank := of.lines.blank + of.lines.trailing:
         notes.leave_out(f"{counted(blank, 'line')} of {of.name}, blank or a comment")
     if of.passed_over:
