@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from istmpi.errors import DataError
-from istmpi.foreign import MEGABYTE, one_line
+from istmpi.foreign import MEGABYTE, number, one_line, whole_number
 
 LONGEST_LINE = 32 * MEGABYTE
 MOST = 2**31
@@ -154,8 +154,8 @@ def _plain(block: bytes, limits: Limits) -> Rows | None:
 def _odd(name: str, block: bytes, first: int, limits: Limits) -> Rows:
     """The rows of lines, one by one."""
     label_counts, labels, counts, columns, values = [], [], [], [], []
-    for number, line in enumerate(block.split(b"\n")[:-1], first):
-        where = f"{name}, line {number}"
+    for at, line in enumerate(block.split(b"\n")[:-1], first):
+        where = f"{name}, line {at}"
         line = line.partition(b"#")[0]
         words = line.split()
         if not words:
@@ -185,27 +185,27 @@ def _integers(numbers: list[int]) -> np.ndarray:
 def _whole(where: str, word: bytes, what: str, most: int) -> int:
     """The number of a feature or a label."""
     try:
-        number = int(word)
+        index = whole_number(word.decode())
     except ValueError:
         raise DataError(
             f"{where}: {_shown(word)} is no number of a {what}, which are whole numbers from 0. Correct the line."
         ) from None
-    if not 0 <= number < most:
+    if not 0 <= index < most:
         known = f"there are {most:,}, numbered from 0" if most < MOST else "they run from 0 to 2^31"
-        raise DataError(f"{where}: {what} {number} is out of range: {known}. Correct the line, or the header.")
-    return number
+        raise DataError(f"{where}: {what} {index} is out of range: {known}. Correct the line, or the header.")
+    return index
 
 
-def _value(where: str, word: bytes, value: bytes) -> float:
+def _value(where: str, word: bytes, text: bytes) -> float:
     try:
-        number = float(value)
+        value = number(text.decode())
     except ValueError:
         raise DataError(f"{where}: {_shown(word)} has no number behind its colon. Correct the line.") from None
-    if not (isfinite(number) and abs(number) <= LARGEST):
+    if not (isfinite(value) and abs(value) <= LARGEST):
         raise DataError(
             f"{where}: {_shown(word)} must have a finite value, as a float32 is up to 3.4e38. Correct the line."
         )
-    return number
+    return value
 
 
 def _shown(word: bytes) -> str:
