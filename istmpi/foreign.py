@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,45 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
         return [plain_value(item) for item in value]
     return value if isinstance(value, bool | None) or is_figure(value) else one_line(json.dumps(value)[:LINE])
+
+
+def whole_number(text: str) -> int:
+    """A whole number of a file's text; ValueError for anything else, `in_ascii_digits` or not."""
+    return int(_checked(text))
+
+
+def number(text: str) -> float:
+    """A number of a file's text; ValueError for anything else, `in_ascii_digits` or not."""
+    return float(_checked(text))
+
+
+def is_whole_number(text: str) -> bool:
+    """Whether `whole_number` takes it."""
+    return _is_taken(whole_number, text)
+
+
+def is_number(text: str) -> bool:
+    """Whether `number` takes it."""
+    return _is_taken(number, text)
+
+
+def in_ascii_digits(text: str) -> bool:
+    """Whether a text is free of what Python takes for numbers and others do not: 1_0, digits of other scripts."""
+    return text.isascii() and "_" not in text
+
+
+def _checked(text: str) -> str:
+    if not in_ascii_digits(text):
+        raise ValueError(f"{text!r} is no number")
+    return text
+
+
+def _is_taken(read: Callable[[str], object], text: str) -> bool:
+    try:
+        read(text)
+    except ValueError:
+        return False
+    return True
 
 
 @contextmanager
@@ -201,6 +240,13 @@ class Fields:
         if not isinstance(value, str):
             raise self.refused(key, value, "must be a text")
         return printable(value)
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts, made printable."""
+        value = self.value(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.refused(key, value, "must be a list of texts")
+        return [printable(item) for item in value]
 
     def figures(self, key: str, least: float = -MOST) -> dict[str, float]:
         """Numbers by name; the names made printable."""

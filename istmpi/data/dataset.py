@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -78,6 +79,21 @@ def same_form(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Examples of these shapes have the same features in the same order; flattening and axes of length 1 are free."""
     one, other = (tuple(length for length in shape if length != 1) for shape in (one, other))
     return one == other or (prod(one) == prod(other) and min(len(one), len(other)) <= 1)
+
+
+def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Where two conventions of reading (``Dataset.reading``) give features another meaning; empty where they agree.
+
+    A source without a convention agrees with any.
+    """
+    if len({reading.get("counted_from", 0) for reading in (given, expected) if "counted_from" in reading}) > 1:
+        return f"its features were counted from {given['counted_from']}, but from {expected['counted_from']}"
+    if "columns" not in given or "columns" not in expected or given["columns"] == expected["columns"]:
+        return ""
+    pairs = enumerate(zip_longest(given["columns"] or (), expected["columns"] or ()))
+    number, names = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+    here, there = ("without a name" if name is None else repr(name) for name in names)
+    return f"feature {number} is {here}, but {there}"
 
 
 def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
-from istmpi.data.dataset import Dataset, same_form
+from istmpi.data.dataset import Dataset, other_reading, same_form
 from istmpi.data.images import resized
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
@@ -105,5 +105,7 @@ def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
         wrong = f"calls class {number} {data.classes[number]}; the network calls it {checkpoint.classes[number]}"
     elif str(data.tokenizer) != str(checkpoint.tokenizer):
         wrong = f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
+    elif differences := other_reading(data.reading, checkpoint.reading):
+        wrong = f"was read otherwise: {differences} in the network's training data"
     if wrong:
         raise DataError(f"{data.source} {wrong}. Give data of the kind that {checkpoint.path} was trained on.")

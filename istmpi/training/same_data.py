@@ -5,14 +5,14 @@ from __future__ import annotations
 from istmpi.checkpoint.format import DataSummary
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.data.dataset import SPLITS, Dataset, Split
+from istmpi.data.dataset import SPLITS, Dataset, Split, other_reading
 from istmpi.errors import ConfigError, DataError
 
 
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
     """Refuse ranks whose settings, or whose files' meaning, differ from rank 0's; and other contents of one file."""
     meaning = data.task, data.shape, data.outputs, data.classes, str(data.tokenizer or "")
-    first_run, first_meaning = communicator.broadcast_from_root((run, meaning))
+    first_run, first_meaning, first_reading = communicator.broadcast_from_root((run, meaning, data.reading))
     with communicator.agreed():
         if differences := first_run.differences(run):
             shown = "; ".join(f"{setting}: {theirs} or {mine}" for setting, (theirs, mine) in differences.items())
@@ -25,6 +25,9 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
                 f"{data.source}: task, shape, outputs, classes and tokenizer are {meaning}, on rank 0 {first_meaning}. "
                 f"All ranks' files must agree on them."
             )
+        if differences := other_reading(data.reading, first_reading):
+            cure = "Prepare all ranks' files alike: the same columns, or one --counted-from."
+            raise DataError(f"{data.source}: {differences} on rank 0. {cure}")
     if run.data.placement != "local":
         splits = communicator.allgather({name: contents(split) for name, split in data.splits.items()})
         with communicator.agreed():

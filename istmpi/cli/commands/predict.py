@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Of data with splits.")
 @click.option("--label", metavar="COLUMN", help="csv: pass over this column, a name or a number from 0.")
+@click.option("--header", type=bool, metavar="yes|no", help="csv: the first line has names.  [default: as in training]")
+@click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: as in training]")
 @click.option("--resize", is_flag=True, help="images: resize their middle to the size of the training data.")
 @click.option("--calibrate-on", metavar="DATA", help="For a CKPT without calibration: what it was trained on.")
 @click.option("--model", metavar="FILE.py:Class", help="The class of a network of your own; its code is run.")
@@ -67,6 +69,8 @@ def command(
     force: bool,
     split: str,
     label: str | None,
+    header: bool | None,
+    delimiter: str | None,
     resize: bool,
     calibrate_on: str | None,
     model: str | None,
@@ -75,7 +79,7 @@ def command(
 
     \b
     INPUT is one of
-      FILE.csv                   a row of numbers an example
+      FILE.csv                   a row of numbers an example, the columns named as in training
       FILE.npy, FILE.npz         an array x [examples, ...]
       FILE.wav, FOLDER, .tar     for a network trained on speech
       FILE.png, FOLDER, .tar     for a network trained on images
@@ -95,6 +99,7 @@ def command(
 
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.data.inputs import read_inputs
+    from istmpi.data.prepare.notes import Notes
     from istmpi.data.sparse_inputs import read_rows
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.nodes import node_lines
@@ -109,9 +114,10 @@ def command(
         data, classes, tokenizer = checkpoint.header.data, checkpoint.classes, checkpoint.tokenizer
         named, reading = checkpoint.output_names, checkpoint.reading
         run = checkpoint.header.run
+    notes = Notes()
     of_text = {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
     others = {"--outputs": all_outputs or None, "--exit-threshold": threshold, "--label": label}
-    others |= {"--resize": resize or None}
+    others |= {"--header": header, "--delimiter": delimiter, "--resize": resize or None}
     ranks, of_nodes = data.task == MULTI_LABEL, data.task in GRAPH_TASKS
     if of_nodes:
         others.pop("--outputs")
@@ -133,15 +139,18 @@ def command(
     elif of_nodes:
         text = node_lines(network, source, data.shape[0], classes, data.outputs, all_outputs, form)
     else:
-        options = {"split": split, "label": label, "resize": resize, "reading": reading, "skipped": _tell_skipped}
+        options = {"split": split, "label": label, "header": header, "delimiter": delimiter, "resize": resize}
+        options |= {"skipped": _tell_skipped, "reading": reading, "notes": notes}
         blocks = read_inputs(source, data.kind, data.shape, **options)
         text = lines(predict(network, blocks, threshold), classes, data.outputs, all_outputs, form, named=named)
     if not out:
         _print(text)
-        return
-    with appearing(Path(out)) as file:
-        for piece in text:
-            file.write(piece.encode())
+    else:
+        with appearing(Path(out)) as file:
+            for piece in text:
+                file.write(piece.encode())
+    for note in (*notes.assumed, *notes.left_out):
+        click.echo(one_line(f"istmpi: {note}."), err=True)
 
 
 def _continued(

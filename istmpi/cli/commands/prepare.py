@@ -39,6 +39,8 @@ NAMED = 12
 )
 @click.option("--label", metavar="COLUMN", help="csv: the column of labels, name or number from 0.  [default: last]")
 @click.option("--task", metavar="TASK", help="csv, arrays: classification or regression.  [default: by the labels]")
+@click.option("--header", type=bool, metavar="yes|no", help="csv: the first line has names.  [default: as it seems]")
+@click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: comma, semicolon or tab]")
 @click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
 @click.option("--key", metavar="KEY", help="text: where a line of .jsonl has its text.  [default: text]")
 @click.option(

@@ -87,7 +87,7 @@ def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
     if not content.strip():
         raise DataError(f"{archive.path}: {name} is empty. Give lines of numbers with commas between.")
     with reading(f"{archive.path}: {name} cannot be read", "Give lines of numbers with commas between.", ValueError):
-        table = np.loadtxt(io.BytesIO(content), dtype, delimiter=",", ndmin=2)
+        table = np.loadtxt(io.BytesIO(content), dtype, delimiter=",", ndmin=2, comments=None)
     if name.rpartition("/")[2].startswith(EDGES):
         return table.T
     return table[:, 0] if table.shape[1:] == (1,) else table

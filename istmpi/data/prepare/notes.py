@@ -53,7 +53,7 @@ def not_read(names: Collection[str], read: Collection[str]) -> Iterator[str]:
     """The files that were not read in lines that begin with a count: by endings, and folders of which none was."""
     endings, folders = defaultdict(list), set()
     opened = {name.rpartition("/")[0] for name in read}
-    opened = {above for folder in opened for above in PurePosixPath(f"{folder}/file").parents}
+    opened = {above for folder in opened for above in PurePosixPath(folder, "file").parents}
     for name in names:
         if name not in read:
             path = PurePosixPath(name)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from istmpi.errors import DataError
-from istmpi.foreign import MEGABYTE, one_line
+from istmpi.foreign import MEGABYTE, number, one_line, whole_number
 
 LONGEST_LINE = 32 * MEGABYTE
 MOST = 2**31
@@ -69,8 +69,8 @@ class Header(NamedTuple):
 def blocks_of_lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
     """The contents of a file in blocks of whole lines, each ended by a new line, without a byte order mark."""
     rest = b""
-    for number, piece in enumerate(pieces):
-        piece = piece.removeprefix(BOM_UTF8) if number == 0 else piece
+    for place, piece in enumerate(pieces):
+        piece = piece.removeprefix(BOM_UTF8) if place == 0 else piece
         end = piece.rfind(b"\n") + 1
         if end:
             yield rest + piece[:end]
@@ -219,8 +219,8 @@ def _plain(block: bytes, limits: Limits) -> Rows | None:
 def _odd(name: str, block: bytes, first: int, limits: Limits) -> Rows:
     """The rows of lines, one by one."""
     label_counts, labels, counts, columns, values = [], [], [], [], []
-    for number, line in enumerate(block.split(b"\n")[:-1], first):
-        where = f"{name}, line {number}"
+    for at, line in enumerate(block.split(b"\n")[:-1], first):
+        where = f"{name}, line {at}"
         line = line.partition(b"#")[0]
         words = line.split()
         row_labels = []
@@ -248,29 +248,29 @@ def _integers(numbers: list[int]) -> np.ndarray:
 def _whole(where: str, word: bytes, what: str, most: int, first: int = 0) -> int:
     """The number of a feature or a label."""
     try:
-        number = int(word)
+        index = whole_number(word.decode())
     except ValueError:
         raise DataError(
             f"{where}: {_shown(word)} is no number of a {what}, which are whole numbers from 0. Correct the line."
         ) from None
-    if number == -1 and what == "label":
+    if index == -1 and what == "label":
         raise DataError(f"{where}: label -1; labels are numbers from 0. Of two classes, -1 and +1, write 0 for -1.")
-    if not first <= number < first + most:
+    if not first <= index < first + most:
         known = f"there are {most:,}, numbered from {first}" if most < MOST else "they run from 0 to 2^31"
-        raise DataError(f"{where}: {what} {number} is out of range: {known}. Correct the line, or the header.")
-    return number
+        raise DataError(f"{where}: {what} {index} is out of range: {known}. Correct the line, or the header.")
+    return index
 
 
-def _value(where: str, word: bytes, value: bytes) -> float:
+def _value(where: str, word: bytes, text: bytes) -> float:
     try:
-        number = float(value)
+        value = number(text.decode())
     except ValueError:
         raise DataError(f"{where}: {_shown(word)} has no number behind its colon. Correct the line.") from None
-    if not (isfinite(number) and abs(number) <= LARGEST):
+    if not (isfinite(value) and abs(value) <= LARGEST):
         raise DataError(
             f"{where}: {_shown(word)} must have a finite value, as a float32 is up to 3.4e38. Correct the line."
         )
-    return number
+    return value
 
 
 def _shown(word: bytes) -> str:
