@@ -169,6 +169,7 @@ def test_a_delimiter_that_cannot_be_one_is_refused(table, delimiter):
     "text, message",
     [
         ("a,b,label\n1,2,x,\n3,4,y,\n", "line 2: 4 columns, not the 3 of line 1. It ends with a delimiter"),
+        ("\t;\n\n", "the first line has 0 columns"),
         ("1,2,x,\n3,4,y,\n", "each line ends with a delimiter"),
         ('a,b,label\n"0,5",2,x\n1,2,y\n3,4,y\n', "'0,5' is not a number.*decimal comma"),
         ("a,a,b\n1,2,x\n", "several columns are called 'a'"),

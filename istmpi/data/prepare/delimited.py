@@ -58,7 +58,7 @@ class Table:
         self.delimiter = delimiter or self._guess(line, notes)
         with self._lines() as lines:
             first, second, *_ = [*(row for _, row in islice(self._rows(lines), 2)), [], []]
-        first = [field.strip() for field in first]
+        first = [printable(field.strip()) for field in first]
         self.columns = len(first)
         if label is not None and self.columns < 2:
             raise DataError(
@@ -74,7 +74,7 @@ class Table:
             names = ", ".join(first[:_NAMED]) + ", ..." * (self.columns > _NAMED)
             what = f"a header: {names}" if header else "an example, not a header"
             notes.assume(f"the first line is {what}", "--header")
-        self.header = [printable(field) for field in first] if header else None
+        self.header = first if header else None
         self._start = 1 if header else 0
 
     @property
@@ -157,7 +157,8 @@ class Table:
                         continue
                 fields = [field for row in rows[1:] or rows for field in row]
                 fit = all(DECIMAL_COMMA.fullmatch(field.strip()) or not {*",;\t"} & {*field} for field in fields)
-                if fit and {*map(len, rows)} == {len(rows[0])} != {1}:
+                widths = {*map(len, rows)}
+                if fit and len(widths) == 1 and widths != {1}:
                     delimiter = other
                     break
         notes.assume(f"the columns are separated by {_word(delimiter)!r}", "--delimiter")
