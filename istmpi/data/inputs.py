@@ -155,7 +155,7 @@ def _of_table(
     for x in table.features():
         yield None, x
     if table.blank:
-        notes.leave_out(f"{table.blank:,} blank lines of {path}")
+        notes.leave_out(f"{table.blank:,} blank line{'s' * (table.blank > 1)} of {path}")
 
 
 def _of_files(

@@ -1,5 +1,6 @@
 """Tables of text: what their first lines leave open is decided once, said, and kept for prediction."""
 
+import json
 import re
 
 import numpy as np
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 from small import small_run
 
 from istmpi.cli.commands.predict import command as predict_command
+from istmpi.cli.commands.prepare import command as prepare_command
 from istmpi.comm import world
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.inputs import read_inputs
@@ -150,7 +152,7 @@ def test_other_delimiters_are_named_and_read_when_given(table, delimiter, betwee
     rows = [[1, 2, "x"], [3, 4, "y"]] * 5
     path = table("\n".join(between.join(map(str, row)) for row in rows))
     if "\t" not in between:
-        with pytest.raises(DataError, match=rf"If {re.escape(repr(delimiter))} is between its columns, give --delim"):
+        with pytest.raises(DataError, match=rf"If {re.escape(delimiter)} separates its columns, give --delim"):
             prepared(path)
     report, data, x = prepared(path, delimiter=delimiter)
     assert data.classes == ("x", "y") and sorted({*map(tuple, x)}) == [(1, 2), (3, 4)]
@@ -167,6 +169,7 @@ def test_a_delimiter_that_cannot_be_one_is_refused(table, delimiter):
     "text, message",
     [
         ("a,b,label\n1,2,x,\n3,4,y,\n", "line 2: 4 columns, not the 3 of line 1. It ends with a delimiter"),
+        ("\t;\n\n", "the first line has 0 columns"),
         ("1,2,x,\n3,4,y,\n", "each line ends with a delimiter"),
         ('a,b,label\n"0,5",2,x\n1,2,y\n3,4,y\n', "'0,5' is not a number.*decimal comma"),
         ("a,a,b\n1,2,x\n", "several columns are called 'a'"),
@@ -180,7 +183,8 @@ def test_what_is_wrong_is_named(table, text, message):
 
 def test_what_is_left_out_is_counted(table):
     report, data, _ = prepared(table('sep=;\n\na;b;"label "\n1;2;x\n3;4;"x "\n;;\n5;6; y\n'), label="label")
-    assert [note.text.partition(" ")[0] for note in report.left_out] == ["2", "1", "1"]
+    assert [note.text for note in report.left_out] == ["1 line sep=, as Excel writes", "2 blank lines"]
+    assert "white space around labels does not count: 1 have some" in [note.text for note in report.assumed]
     assert data.classes == ("x", "y") and len(data.train) + len(data.test) == 3
 
 
@@ -273,7 +277,7 @@ def test_columns_have_the_order_of_training(table, text, options):
         ("a,c\n1,2\n", {}, "lacks 'b' and has, unknown to the network, 'c'"),
         ("id,a,b\n1,1,2\n", {}, "has, unknown to the network, 'id'"),
         ("1,2\n", {}, "lacks 'a', 'b'.*--header no takes a table without a header"),
-        ("a;b\n1;2\n", {}, "If ';' is between its columns, give --delimiter ';'"),
+        ("a;b\n1;2\n", {}, "If ; separates its columns, give --delimiter ';'"),
         ("a,b,b\n1,2,3\n", {}, "several columns are called 'b'"),
         ("c,d\n1,2\n", {"reading": BARE}, "'c' is not a number.*--header yes"),
         ("1,2,3\n", {"reading": BARE}, "a row has 3 numbers.*takes 2.*--label"),
@@ -290,7 +294,7 @@ def test_without_conventions_prediction_says_what_it_decided(table):
     notes = Notes()
     assert inputs(table("0,1,2\n\n5,6,7\n"), reading={}, notes=notes, width=3) == [[5, 6, 7]]
     assert [note.option for note in notes.assumed] == ["--delimiter", "--header"]
-    assert [note.text.partition(" of")[0] for note in notes.left_out] == ["1 blank lines"]
+    assert [note.text.partition(" of")[0] for note in notes.left_out] == ["1 blank line"]
 
 
 def test_a_network_answers_by_name(case, tmp_path):
@@ -311,3 +315,14 @@ def test_a_network_answers_by_name(case, tmp_path):
     assert isinstance(refused.exception, DataError) and "feature 0 is 'b', but 'a' in" in str(refused.exception)
     with pytest.raises(DataError, match="feature 0 is 'b', but 'a' in the network's training data"):
         evaluate(str(tmp_path / "run/network.h5"), world(), str(other))
+
+
+def test_the_options_are_the_commands(table, tmp_path):
+    path = table("0,1,2\n" * 5)
+
+    def run(*words):
+        return CliRunner().invoke(prepare_command, ["csv", str(path), str(tmp_path / "a.h5"), "--force", *words])
+
+    assert "the first line is a header: 0, 1, 2 (--header decides otherwise)" in " ".join(run().stdout.split())
+    assert json.loads(run("--header", "no", "--json").stdout)["reading"]["header"] is False
+    assert "'maybe' must be yes or no" in run("--header", "maybe").output

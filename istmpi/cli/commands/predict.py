@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.quantities import FiniteRange, WholeRange
+from istmpi.cli.quantities import FiniteRange, WholeRange, YesOrNo
 from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Of data with splits.")
 @click.option("--label", metavar="COLUMN", help="csv: pass over this column, a name or a number from 0.")
-@click.option("--header", type=bool, metavar="yes|no", help="csv: the first line has names.  [default: as in training]")
+@click.option("--header", type=YesOrNo(), metavar="yes|no", help="csv: line 1 has names.  [default: as in training]")
 @click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: as in training]")
 @click.option("--resize", is_flag=True, help="images: resize their middle to the size of the training data.")
 @click.option("--calibrate-on", metavar="DATA", help="For a CKPT without calibration: what it was trained on.")

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from istmpi.cli.bars import progress
-from istmpi.cli.quantities import FiniteRange, WholeRange
+from istmpi.cli.quantities import FiniteRange, WholeRange, YesOrNo
 from istmpi.foreign import printable
 from istmpi.record import known
 from istmpi.report.units import size
@@ -39,7 +39,7 @@ NAMED = 12
 )
 @click.option("--label", metavar="COLUMN", help="csv: the column of labels, name or number from 0.  [default: last]")
 @click.option("--task", metavar="TASK", help="csv, arrays: classification or regression.  [default: by the labels]")
-@click.option("--header", type=bool, metavar="yes|no", help="csv: the first line has names.  [default: as it seems]")
+@click.option("--header", type=YesOrNo(), metavar="yes|no", help="csv: line 1 has names.  [default: as it seems]")
 @click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: comma, semicolon or tab]")
 @click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
 @click.option("--key", metavar="KEY", help="text: where a line of .jsonl has its text.  [default: text]")

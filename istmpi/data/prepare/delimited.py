@@ -51,13 +51,14 @@ class Table:
         with self._lines() as lines:
             line = next((line for line in _bounded(lines) if line.strip()), "").rstrip("\r\n")
         self._line = line[: 2**16]
-        self.excel = _EXCEL.fullmatch(line)
-        if delimiter is None and self.excel:
-            delimiter = _word(self.excel[1])
+        excel = _EXCEL.fullmatch(line)
+        if delimiter is None and excel:
+            delimiter = _word(excel[1])
+        self.excel = excel is not None
         self.delimiter = delimiter or self._guess(line, notes)
         with self._lines() as lines:
             first, second, *_ = [*(row for _, row in islice(self._rows(lines), 2)), [], []]
-        first = [field.strip() for field in first]
+        first = [printable(field.strip()) for field in first]
         self.columns = len(first)
         if label is not None and self.columns < 2:
             raise DataError(
@@ -73,7 +74,7 @@ class Table:
             names = ", ".join(first[:_NAMED]) + ", ..." * (self.columns > _NAMED)
             what = f"a header: {names}" if header else "an example, not a header"
             notes.assume(f"the first line is {what}", "--header")
-        self.header = [printable(field) for field in first] if header else None
+        self.header = first if header else None
         self._start = 1 if header else 0
 
     @property
@@ -102,10 +103,9 @@ class Table:
                     raise DataError(f"{self.name}: several columns are called {twice[0]!r}; give each its own name.")
             lists = {"lacks": expected - {*here}, "has, unknown to the network,": {*here} - expected}
             if wrong := [f"{what} {_listed(sorted(some))}" for what, some in lists.items() if some]:
-                hint = self.hint() if self.columns == 1 else ""
                 raise DataError(
                     f"{self.name}: its header {' and '.join(wrong)}. Give the columns of the training data; --label "
-                    f"passes over one, --header no takes a table without a header.{hint}"
+                    f"passes over one, --header no takes a table without a header.{self.hint()}"
                 )
             place = dict(zip(here, columns, strict=True))
             columns = [place[name] for name in names]
@@ -138,11 +138,11 @@ class Table:
             start += len(x)
 
     def hint(self) -> str:
-        """A sentence on another delimiter that the first line seems to have; empty if it has none."""
+        """A sentence on what may separate the columns where there seems to be one alone; else empty."""
         for character in ",;\t| ":
-            if character in self._line and character != _WORDS.get(self.delimiter, self.delimiter):
+            if self.columns == 1 and character in self._line:
                 word = _word(character)
-                return f" If {word!r} is between its columns, give --delimiter {shlex.quote(word)}."
+                return f" If {word} separates its columns, give --delimiter {shlex.quote(word)}."
         return ""
 
     def _guess(self, line: str, notes: Notes) -> str:
@@ -157,7 +157,8 @@ class Table:
                         continue
                 fields = [field for row in rows[1:] or rows for field in row]
                 fit = all(DECIMAL_COMMA.fullmatch(field.strip()) or not {*",;\t"} & {*field} for field in fields)
-                if fit and {*map(len, rows)} == {len(rows[0])} != {1}:
+                widths = {*map(len, rows)}
+                if fit and len(widths) == 1 and widths != {1}:
                     delimiter = other
                     break
         notes.assume(f"the columns are separated by {_word(delimiter)!r}", "--delimiter")
@@ -196,7 +197,7 @@ class Table:
         )
         cure = "Encode or drop it."
         if DECIMAL_COMMA.fullmatch(field.strip()):
-            cure = "It has a decimal comma: write it with a point."
+            cure = "Write a point for a decimal comma, and nothing between thousands."
         elif not self._start and numbered[0][0] == line:
             cure = "If the line is a header, give --header yes."
         elif not field.strip():
@@ -223,7 +224,7 @@ class Table:
             if not any(map(str.strip, row)):
                 self.blank += 1
             elif excel:
-                excel = None
+                excel = False
             else:
                 yield reader.line_num, row
 

@@ -56,14 +56,14 @@ def read(
         notes.assume(f"the labels are in the last column{named}", "--label")
     notes.reading |= {"delimiter": delimiter, "header": header, "columns": first.names, "label": first.name_of_label}
     if first.names and "" in first.names:
-        notes.assume(f"{first.names.count(''):,} columns without a name are features")
+        notes.assume(f"columns without a name are features: {first.names.count(''):,}")
     raw = {split: table.labels() for split, table in tables.items()}
     _note_rest(tables.values(), notes)
     task, classes, labels = read_labels(_typed(raw, task, notes, str(archive.path)), task, str(archive.path))
     outputs = len(classes) if task == CLASSIFICATION else 1
     if "" in tables:
         decoder.split = (
-            ONE_IN_FIVE + " of each class" * (task == CLASSIFICATION) + " (files train and test decide otherwise)"
+            ONE_IN_FIVE + " of each class" * (task == CLASSIFICATION) + " (train.csv and test.csv decide otherwise)"
         )
         test = held_out(len(labels[""]), labels[""] if task == CLASSIFICATION else None)
         counts = {"train": int((~test).sum()), "test": int(test.sum())}
@@ -81,13 +81,13 @@ def read(
 
 def _note_rest(tables: Collection[Table], notes: Notes) -> None:
     """Note what the tables have beside their examples, once they were read."""
-    for count, what in (
-        (sum(table.blank for table in tables), "of the lines, which are blank"),
-        (sum(table.excel is not None for table in tables), "of the lines, sep=, with which Excel names the delimiter"),
-        (sum(table.padded for table in tables), "times the white space around a label"),
-    ):
-        if count:
-            notes.leave_out(f"{count:,} {what}")
+    excel, blank, padded = (sum(getattr(table, what) for table in tables) for what in ("excel", "blank", "padded"))
+    if excel:
+        notes.leave_out(f"{excel} line{'s' * (excel > 1)} sep=, as Excel writes")
+    if blank:
+        notes.leave_out(f"{blank:,} blank line{'s' * (blank > 1)}")
+    if padded:
+        notes.assume(f"white space around labels does not count: {padded:,} have some")
 
 
 def _find(archive: Archive) -> dict[str, str]:
