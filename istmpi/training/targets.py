@@ -28,5 +28,4 @@ def standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset
         parts, moments = communicator.allgather(moments.parts), Moments(data.outputs)
         for count, mean, squares in parts:
             moments.merge(count, mean, squares)
-    mean, std = moments.normalisation(data.outputs)
-    return data.standardised((mean.astype(np.float32), std.astype(np.float32)))
+    return data.standardised(moments.normalisation(data.outputs)[:2])

@@ -192,7 +192,7 @@ def _normalised(x: np.ndarray, how: str) -> np.ndarray:
         moments, step = Moments(x.shape[1]), max(_STEP // x.shape[1], 1)
         for start in range(0, len(x), step):
             moments.add(x[start : start + step])
-        mean, std = moments.normalisation(x.shape[1])
+        mean, std, _ = moments.normalisation(x.shape[1])
         x -= mean
         x /= std
     return x
