@@ -89,7 +89,7 @@ class Header:
 
 
 class Writer(FileWriter):
-    """A context in which blocks of examples become a prepared file; NarrowError where its `Differences` need offsets."""
+    """A context in which blocks of examples become a prepared file; NarrowError as of `Differences`."""
 
     def __init__(self, target: str | os.PathLike, header: Header, force: bool = False):
         attributes = {"kind": header.kind, "source": header.source, "task": header.task, "shape": header.shape}

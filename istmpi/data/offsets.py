@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 NARROW = 2.0**-12
-"""Values that float32 rounds need an offset where they differ by a smaller share of the largest: 4,096 steps at most."""
+"""Values that float32 rounds need an offset where they differ by a smaller share of the largest: in 4,096 steps."""
 NARROWEST = 2.0**-19
 """Likewise where float32 has each of them: their mean would be rounded to one of 32 steps."""
 NOISE = 4 * np.finfo(np.float64).eps
@@ -92,6 +92,17 @@ class Extent:
             low, high = (end.astype(np.float32) for end in self._ends)
         return np.flatnonzero(self._varying & (low == high))
 
+    def remarks(self, what: str, offset: np.ndarray | None) -> Iterator[str]:
+        """What the user should know of the features, of which an ``offset`` was subtracted."""
+        kept = np.flatnonzero(0 if offset is None else offset)
+        for features, text in (
+            (kept, "too close together for float32, kept less an offset in float64"),
+            (self.rounding, "differ in the last digits of float64 alone, taken for constant"),
+            (np.setdiff1d(self.lost, kept), "one value in float32 and so constant; scale them to keep them"),
+        ):
+            if len(features):
+                yield f"values of {named(features, what)}: {text}"
+
     def _closer_than(self, share: float) -> np.ndarray:
         return _less(self._ends[1], self._ends[0]) < share * self._largest
 
@@ -135,16 +146,9 @@ class Differences:
     @property
     def remarks(self) -> Iterator[str]:
         """What the user should know of the features."""
-        for name, extent in self._all.items():
-            what, offset = {"x": "feature", "y": "output"}[name], self.offsets.get(name)
-            kept = [] if offset is None else np.flatnonzero(offset)
-            for features, text in (
-                (kept, "too close together for float32, kept less an offset in float64"),
-                (extent.rounding, "differ in the last digits of float64 alone, taken for constant"),
-                (np.setdiff1d(extent.lost, kept), "one value in float32 and so constant; scale them to keep them"),
-            ):
-                if len(features):
-                    yield f"values of {named(features, what)}: {text}"
+        for name, what in (("x", "feature"), ("y", "output")):
+            if name in self._all:
+                yield from self._all[name].remarks(what, self.offsets.get(name))
 
 
 def less(x: np.ndarray, offset: np.ndarray) -> np.ndarray:

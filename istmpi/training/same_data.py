@@ -12,7 +12,8 @@ from istmpi.errors import ConfigError, DataError
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
     """Refuse ranks whose settings, or whose files' meaning, differ from rank 0's; and other contents of one file."""
     meaning = data.task, data.shape, data.outputs, data.classes, str(data.tokenizer or "")
-    first_run, first_meaning = communicator.broadcast_from_root((run, meaning))
+    offsets = data.offset is None, None if data.target_offset is None else data.target_offset.tolist()
+    first_run, first_meaning, first_offsets = communicator.broadcast_from_root((run, meaning, offsets))
     with communicator.agreed():
         if differences := first_run.differences(run):
             shown = "; ".join(f"{setting}: {theirs} or {mine}" for setting, (theirs, mine) in differences.items())
@@ -24,6 +25,11 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
             raise DataError(
                 f"{data.source}: task, shape, outputs, classes and tokenizer are {meaning}, on rank 0 {first_meaning}. "
                 f"All ranks' files must agree on them."
+            )
+        if first_offsets != offsets:
+            raise DataError(
+                f"{data.source}: its values are less an offset for float32, and on rank 0 less another one or none. "
+                f"Subtract the same number from all ranks' values before they are prepared."
             )
     if run.data.placement != "local":
         splits = communicator.allgather({name: contents(split) for name, split in data.splits.items()})

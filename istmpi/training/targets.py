@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset

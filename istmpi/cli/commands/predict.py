@@ -107,7 +107,7 @@ def command(
     with open_checkpoint(path) as checkpoint:
         network = CalibratedNetwork(checkpoint, calibrate_on, model)
         data, classes, tokenizer = checkpoint.header.data, checkpoint.classes, checkpoint.tokenizer
-        named = checkpoint.output_names
+        named, reading = checkpoint.output_names, checkpoint.reading
         run = checkpoint.header.run
     of_text = {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
     others = {"--outputs": all_outputs or None, "--exit-threshold": threshold, "--label": label}
@@ -133,6 +133,7 @@ def command(
         text = node_lines(network, source, data.shape[0], classes, data.outputs, all_outputs, form)
     else:
         options = {"split": split, "label": label, "resize": resize, "skipped": _tell_skipped}
+        options |= {"reading": reading}
         blocks = read_inputs(source, data.kind, data.shape, **options)
         text = lines(predict(network, blocks, threshold), classes, data.outputs, all_outputs, form, named=named)
     if not out:
