@@ -41,7 +41,8 @@ def read_inputs(
     ``source`` is a table, a .npy or .npz, a prepared file or ``digits``, or for speech and images a file, a folder or
     a tar file. ``split`` counts for data that have splits; ``label`` names a column of a table to pass over;
     ``resize`` brings images to the shape. ``skipped`` is told the name of a file that cannot be read, and why.
-    ``reading`` has the conventions by which the training data were read. DataError where anything else does not fit, or where there is no example.
+    ``reading`` has the conventions by which the training data were read. DataError where anything else does not fit, or
+    where there is no example.
     """
     blocks = _blocks(source, kind, shape, split, label, resize, skipped, reading or {})
     count = 0

@@ -29,7 +29,7 @@ def read_labels(
     known = CLASSIFICATION, REGRESSION
     if task is not None and task not in known:
         raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, known)}")
-    parts = {split: read_names(_flat(part), f"{source}: {split} labels", notes) for split, part in parts.items()}
+    parts = {split: read_names(_flat(part), source, split, notes) for split, part in parts.items()}
     _require_alike(parts, source)
     cuts = np.cumsum([len(part) for part in parts.values()])[:-1]
     labels = _joined(list(parts.values()))
@@ -64,20 +64,23 @@ def read_labels(
     return task, None, {split: part.reshape(len(part), -1) for split, part in parts.items()}
 
 
-def read_names(labels: np.ndarray, what: str, notes: Notes | None = None) -> np.ndarray:
+def read_names(labels: np.ndarray, source: str, split: str, notes: Notes | None) -> np.ndarray:
     """Labels; those that are names as text, without white space at their ends; DataError for one that is empty."""
+    what = f"{split} labels".strip()
     if labels.dtype.kind not in "SU":
         return labels
     if labels.dtype.kind == "S":
         try:
             labels = np.char.decode(labels, "utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"{what}: {error.object!r} is not UTF-8 text. Write names in UTF-8.") from None
+            raise DataError(f"{source}: {what}: {error.object!r} is not UTF-8 text. Write names in UTF-8.") from None
     names = np.char.strip(labels)
     if (empty := names == "").any():
-        raise DataError(f"{what}: that of example {int(np.argmax(empty))} is empty. Name its class, or remove it.")
+        raise DataError(
+            f"{source}: {what}: that of example {int(np.argmax(empty))} is empty. Name its class, or remove it."
+        )
     if notes is not None and (changed := int((names != labels).sum())):
-        notes.assume(f"{changed:,} labels with white space at their ends: it is no part of the class's name")
+        notes.assume(f"{changed:,} {what} with white space at their ends: it is no part of the class's name")
     return names
 
 

@@ -96,7 +96,7 @@ class Extent:
         """What the user should know of the features, of which an ``offset`` was subtracted."""
         kept = np.flatnonzero(0 if offset is None else offset)
         for features, text in (
-            (kept, "too close together for float32, kept less an offset in float64"),
+            (kept, "too close together for float32, less an offset that is subtracted in float64"),
             (self.rounding, "differ in the last digits of float64 alone, taken for constant"),
             (np.setdiff1d(self.lost, kept), "one value in float32 and so constant; scale them to keep them"),
         ):

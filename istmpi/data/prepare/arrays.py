@@ -73,7 +73,7 @@ def _tell_names(arrays: dict[str, np.ndarray], names: dict[str, list[str]], note
     taken = {name for pair in names.values() for name in pair}
     if rest := sorted(arrays.keys() - taken):
         more = ", ..." * (len(rest) > _NAMED)
-        notes.leave_out(f"{len(rest):,} arrays: {', '.join(rest[:_NAMED])}{more}")
+        notes.leave_out(f"{len(rest):,} array{'s' * (len(rest) > 1)}: {', '.join(rest[:_NAMED])}{more}")
 
 
 def _load(archive: Archive) -> dict[str, np.ndarray]:

@@ -233,7 +233,7 @@ def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] |
         return None, labels.astype(np.uint8)
     if labels.dtype.kind not in "biufUS":
         raise DataError(f"{source}: the labels are of {labels.dtype}; give whole numbers or names.")
-    labels = read_names(labels, f"{source}: labels", notes)
+    labels = read_names(labels, source, "", notes)
     known = np.ones(len(labels), bool)
     if labels.dtype.kind == "f":
         labels = labels.astype(np.float64)
