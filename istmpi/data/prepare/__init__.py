@@ -86,8 +86,8 @@ def prepare(
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
     ``force`` replaces an existing target; ``max_bad`` is the share of the files that may be unreadable. ``options`` are
-    the kind's own: images take size, arrays take task, csv takes label and task, text takes tokenizer and key, a graph
-    takes clusters, directed and normalise. Raises DataError for input that cannot be used, ConfigError for a kind, an
+    the kind's own: images take size, arrays take task and channels, csv takes label and task, text takes tokenizer and key,
+    a graph takes clusters, directed, normalise and split. Raises DataError for input that cannot be used, ConfigError for a kind, an
     option or a target that cannot be, OutputError where writing fails; then nothing is left behind and an existing
     target is as it was.
     """
