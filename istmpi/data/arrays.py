@@ -49,7 +49,7 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
 def array_names(what: str, split: str) -> list[str]:
     """What the arrays ``x`` or ``y`` of a split may be called, in small letters."""
     splits = ("validation", "valid", "val") if split == "validation" else (split,)
-    return [name for of in splits for name in (f"{what}_{of}", f"{of}_{what}")]
+    return [name for part in splits for name in (f"{what}_{part}", f"{part}_{what}")]
 
 
 def looks_channels_last(shape: tuple[int, ...]) -> bool:

@@ -217,9 +217,10 @@ class PreparedFile:
         output_names = self.names("outputs", outputs) if known else None
         mean = np.array(self.mapped("normalisation/mean", (features,), _TYPES["x"][:1]))
         std = np.array(self.mapped("normalisation/std", (features,), _TYPES["x"][:1]))
-        offset, target_offset = (self._offset(OFFSETS[name], of) for name, of in (("x", features), ("y", outputs)))
-        numbers = [of for of in (mean, std, offset, target_offset) if of is not None]
-        if not all(np.isfinite(of).all() for of in numbers) or (std <= 0).any():
+        lengths = {"x": features, "y": outputs}
+        offset, target_offset = (self._offset(OFFSETS[name], length) for name, length in lengths.items())
+        numbers = [values for values in (mean, std, offset, target_offset) if values is not None]
+        if not all(np.isfinite(values).all() for values in numbers) or (std <= 0).any():
             raise self.error("has a mean or deviation that is not finite or not positive; prepare it again")
         splits, kind = {}, self.text("kind")
         for split in self.splits:
@@ -229,8 +230,9 @@ class PreparedFile:
         return Dataset(splits, task, shape, outputs, classes, self.text("source"), kind, mean, std, **more)
 
     def _offset(self, path: str, length: int) -> np.ndarray | None:
-        known = dataset_at(self._file, path) is not None
-        return np.array(self.mapped(path, (length,), (np.dtype("<f8"),))) if known else None
+        if dataset_at(self._file, path) is None:
+            return None
+        return np.array(self.mapped(path, (length,), (np.dtype("<f8"),)))
 
     def _conventions(self) -> dict[str, Any]:
         """The conventions by which the source was read; empty where the file has none."""

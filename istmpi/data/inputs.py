@@ -106,10 +106,10 @@ def _of_array(
     with path.open("rb") as file:
         arrays = load_arrays(file, str(path))
     by_name = {name.lower(): name for name in arrays}
-    found = [by_name[name] for name in ("x", *array_names("x", split)) if name in by_name]
-    if not found and len(arrays) != 1:
+    taken = [by_name[name] for name in ("x", *array_names("x", split)) if name in by_name]
+    if not taken and len(arrays) != 1:
         raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; call the array of examples x.")
-    x = arrays[found[0]] if found else next(iter(arrays.values()))
+    x = arrays[taken[0]] if taken else next(iter(arrays.values()))
     if x.dtype.kind not in "fiub":
         raise DataError(f"{path}: x is of {x.dtype}; needed are numbers.")
     if channels == "last":

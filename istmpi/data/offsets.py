@@ -54,7 +54,7 @@ class Extent:
         """The same of features in so many runs of equal length, whose values are alike."""
         extent = Extent()
         if self._ends is not None:
-            low, high, rounded = (of.reshape(groups, -1) for of in (*self._ends, self._rounded))
+            low, high, rounded = (values.reshape(groups, -1) for values in (*self._ends, self._rounded))
             runs = low.shape[1]
             extent._ends = low.min(axis=1).repeat(runs), high.max(axis=1).repeat(runs)
             extent._rounded = rounded.any(axis=1).repeat(runs)
@@ -136,11 +136,11 @@ class Differences:
 
     def require_kept(self) -> None:
         """NarrowError for rows that need offsets: by the training rows, of a feature that is constant there by all."""
-        found = {
+        needed = {
             name: self._train[name].grouped(groups).where_constant(self._all[name].grouped(groups)).offset()
             for name, groups in self._groups.items()
         }
-        if not self.offsets and (offsets := {name: of for name, of in found.items() if of is not None}):
+        if not self.offsets and (offsets := {name: offset for name, offset in needed.items() if offset is not None}):
             raise NarrowError(offsets)
 
     @property
@@ -160,7 +160,7 @@ def _less(x: np.ndarray, other: np.ndarray) -> np.ndarray:
     """The difference as float64; integers of 64 bits are not rounded to float64 first."""
     if x.dtype.kind not in "iu" or x.dtype.itemsize < 8:
         return x.astype(np.float64, copy=False) - other
-    high, low = (_halves(of) for of in (x, other))
+    high, low = map(_halves, (x, other))
     return (high[0] - low[0]) * 2.0**32 + (high[1] - low[1])
 
 

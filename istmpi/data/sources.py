@@ -138,9 +138,9 @@ def split_arrays(
     elif not names.keys() >= {"train", "test"}:
         held = ", ".join(sorted(arrays)) or "nothing"
         raise DataError(f"{source} holds {held}; it needs x_train, y_train, x_test and y_test, or x and y.")
-    found = {split: (arrays[x], arrays[y]) for split, (x, y) in names.items()}
-    shape = next(iter(found.values()))[0].shape[1:]
-    for x, y in found.values():
+    pairs = {split: (arrays[x], arrays[y]) for split, (x, y) in names.items()}
+    shape = next(iter(pairs.values()))[0].shape[1:]
+    for x, y in pairs.values():
         if (
             x.ndim < 2
             or y.ndim not in (1, 2)
@@ -153,21 +153,21 @@ def split_arrays(
                 f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit; needed are numbers [n, ...] and n "
                 "labels, with examples of one shape in all splits."
             )
-    types = {split: x.dtype for split, (x, _) in found.items()}
+    types = {split: x.dtype for split, (x, _) in pairs.items()}
     if np.dtype(np.uint8) in types.values() and any(kind.kind == "f" for kind in types.values()):
         shown = ", ".join(f"{kind} in {split}" for split, kind in types.items())
         raise DataError(
             f"{source}: x is {shown}; bytes (0 to 255) and fractions (0 to 1) would be read alike. Save all splits "
             f"as one type, on one scale."
         )
-    if "" in found:
-        x, y = found[""]
+    if "" in pairs:
+        x, y = pairs[""]
         test = held_out(len(y))
-        found = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
-    for split, (_, y) in found.items():
+        pairs = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
+    for split, (_, y) in pairs.items():
         if len(y) == 0:
             raise DataError(f"{source} has no {split} examples; it needs at least one.")
-    return found, names
+    return pairs, names
 
 
 def _finite_rows(x: np.ndarray, split: str, source: str) -> np.ndarray:

@@ -112,10 +112,10 @@ def _require_exact(checkpoint: Checkpoint) -> None:
     """Refuse what a program of float32 cannot take or give: numbers that float32 does not tell apart."""
     offsets = {"feature": checkpoint.normalisation and checkpoint.normalisation.offset}
     offsets["output"] = checkpoint.target_offset
-    found = [named(np.flatnonzero(of), what) for what, of in offsets.items() if of is not None]
-    if found and checkpoint.header.run.model.dtype != "float64":
+    narrow = [named(np.flatnonzero(offset), what) for what, offset in offsets.items() if offset is not None]
+    if narrow and checkpoint.header.run.model.dtype != "float64":
         raise ConfigError(
-            f"{checkpoint.path}: values of {' and '.join(found)} are too close together for the float32 of an export; "
+            f"{checkpoint.path}: values of {' and '.join(narrow)} are too close together for the float32 of an export; "
             f"istmpi subtracts an offset in float64 first. Use istmpi predict, or train with --set "
             f"model.dtype=float64, or on data from which you subtracted a number."
         )

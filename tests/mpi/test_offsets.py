@@ -48,9 +48,9 @@ def test_the_answers_for_examples_as_they_are_in_the_data(comm, shared_tmp):
     right = network(TIMES).argmax(1) == LATE
     assert right.mean() > 0.9
     scores = [evaluate(path, comm, source, split=split).score for split in ("train", "test")]
-    assert sum(one.score * one.examples for one in scores) == pytest.approx(right.sum())
+    assert sum(part.score * part.examples for part in scores) == pytest.approx(right.sum())
     scores = [evaluate(path, comm, other, split=split).score for split in ("train", "test")]
-    assert sum(one.score * one.examples for one in scores) == pytest.approx(right[: N // 2].sum())
+    assert sum(part.score * part.examples for part in scores) == pytest.approx(right[: N // 2].sum())
     np.savetxt(shared_tmp / f"{comm.rank}.csv", TIMES, delimiter=",", fmt="%.17g")
     ((_, x),) = read_inputs(str(shared_tmp / f"{comm.rank}.csv"), "arrays", (2,))
     np.testing.assert_array_equal(network(x), network(TIMES))
@@ -80,7 +80,7 @@ def test_predicted_numbers_are_those_of_the_data(comm, shared_tmp, standardise):
     errors = np.abs(network(x)[:, 0] - y)
     assert network(x).dtype == np.float64 and errors.mean() < 50
     scores = [evaluate(path, comm, other, split=split).score for split in ("train", "test")]
-    assert sum(one.score * one.examples for one in scores) == pytest.approx(errors[:150].sum(), rel=1e-4)
+    assert sum(part.score * part.examples for part in scores) == pytest.approx(errors[:150].sum(), rel=1e-4)
 
 
 @pytest.mark.ranks(only=[3])

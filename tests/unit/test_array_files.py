@@ -25,7 +25,7 @@ def prepared(tmp_path, **arrays):
     return prepare("arrays", tmp_path / "a.npz", tmp_path / "a.h5", force=True, **options)
 
 
-def said(report):
+def notes_of(report):
     return " ".join(map(str, (*report.assumed, *report.left_out)))
 
 
@@ -38,7 +38,7 @@ def test_splits_of_several_types_keep_every_value(tmp_path):
     report = prepared(tmp_path, **in_splits(x.astype(np.uint8), (x * 300).astype(np.int32)))
     data = open_prepared(report.target).normalised_by(None)
     assert examples_of(data.test, np.arange(30))[0].tolist() == (x * 300).tolist()
-    assert "x is uint8 in train, int32 in test: all taken for float32" in said(report)
+    assert "x is uint8 in train, int32 in test: all taken for float32" in notes_of(report)
     direct = open_dataset(str(tmp_path / "a.npz"))
     assert examples_of(direct.test, np.arange(30))[0].tolist() == (x * 300).tolist()
 
@@ -106,15 +106,15 @@ def test_names_that_are_none(label, message):
 )
 def test_why_labels_are_classes_or_numbers(tmp_path, y, task, text):
     report = prepared(tmp_path, x=X, y=y)
-    assert report.task == task and text in said(report)
-    assert ("--task decides otherwise" in said(report)) == bool(text)
-    assert "--task" not in said(prepared(tmp_path, x=X, y=y, task=task))
+    assert report.task == task and text in notes_of(report)
+    assert ("--task decides otherwise" in notes_of(report)) == bool(text)
+    assert "--task" not in notes_of(prepared(tmp_path, x=X, y=y, task=task))
 
 
 def test_names_in_capitals_and_arrays_that_are_passed_over(tmp_path):
     report = prepared(tmp_path, X_train=X, Y_train=Y, x_TEST=X, y_test=Y, x_val=X[:5], y_val=Y[:5], ids=Y, z=Y)
     assert report.counts == {"train": 30, "test": 30, "validation": 5}
-    assert "X_train and Y_train: the train split" in said(report) and "2 arrays: ids, z" in said(report)
+    assert "X_train and Y_train: the train split" in notes_of(report) and "2 arrays: ids, z" in notes_of(report)
     assert len(open_dataset(str(tmp_path / "a.npz")).splits) == 3
     ((_, x),) = read_inputs(str(tmp_path / "a.npz"), "arrays", (4,), split="validation")
     assert len(x) == 5
@@ -134,8 +134,8 @@ def test_channels_last(tmp_path):
     assert np.array_equal(rows, x.transpose(0, 3, 1, 2).reshape(30, -1))
     for name, array in (("all", x), ("one", x[0])):
         np.save(tmp_path / f"{name}.npy", array)
-        ((_, found),) = read_inputs(str(tmp_path / f"{name}.npy"), "arrays", (3, 8, 9), reading=data.reading)
-        assert np.array_equal(found, rows[: len(found)])
+        ((_, read),) = read_inputs(str(tmp_path / f"{name}.npy"), "arrays", (3, 8, 9), reading=data.reading)
+        assert np.array_equal(read, rows[: len(read)])
     np.save(tmp_path / "flat.npy", x.reshape(30, -1))
     with pytest.raises(DataError, match=r"trained on \[n, height, width, channels\]"):
         list(read_inputs(str(tmp_path / "flat.npy"), "arrays", (3, 8, 9), reading=data.reading))

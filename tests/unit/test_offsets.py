@@ -129,13 +129,13 @@ def test_rows_less_another_offset_are_normalised_alike(tmp_path):
     large = np.stack([KINDS["Unix times"], np.cos(STEPS)], 1)
     data = open_prepared(saved(tmp_path, large).target)
     normalisation = Normalisation(np.float32([3, 0]), np.float32([50, 1]), np.array([1.7e9 + 40, 0]))
-    found = data.normalised_by(normalisation)
-    order = np.lexsort(all_rows(found)[0].T)
+    shifted = data.normalised_by(normalisation)
+    order = np.lexsort(all_rows(shifted)[0].T)
     expected = (large - normalisation.offset - normalisation.mean) / normalisation.std
-    np.testing.assert_allclose(all_rows(found)[0][order], expected[np.lexsort(expected.T)], atol=1e-5)
-    assert found.offset is normalisation.offset
-    own = Normalisation(data.mean, data.std, data.offset)
-    np.testing.assert_array_equal(all_rows(found.normalised_by(own))[0], all_rows(data)[0])
+    np.testing.assert_allclose(all_rows(shifted)[0][order], expected[np.lexsort(expected.T)], atol=1e-5)
+    assert shifted.offset is normalisation.offset
+    trained_on = Normalisation(data.mean, data.std, data.offset)
+    np.testing.assert_array_equal(all_rows(shifted.normalised_by(trained_on))[0], all_rows(data)[0])
     ((_, x),) = read_inputs(str(tmp_path / "data.h5"), "arrays", (2,))
     assert np.isin(x[:, 0], KINDS["Unix times"]).all()
 

@@ -86,10 +86,10 @@ def prepare(
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
     ``force`` replaces an existing target; ``max_bad`` is the share of the files that may be unreadable. ``options`` are
-    the kind's own: images take size, arrays take task and channels, csv takes label and task, text takes tokenizer and key,
-    a graph takes clusters, directed, normalise and split. Raises DataError for input that cannot be used, ConfigError for a kind, an
-    option or a target that cannot be, OutputError where writing fails; then nothing is left behind and an existing
-    target is as it was.
+    the kind's own: images take size, arrays take task and channels, csv takes label and task, text takes tokenizer and
+    key, a graph takes clusters, directed, normalise and split. Raises DataError for input that cannot be used,
+    ConfigError for a kind, an option or a target that cannot be, OutputError where writing fails; then nothing is left
+    behind and an existing target is as it was.
     """
     started = time.monotonic()
     target = Path(target)
