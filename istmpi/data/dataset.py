@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.data.batch import Batch
+from istmpi.data.moments import Normalisation
 from istmpi.data.tokenizer import Tokenizer
 from istmpi.errors import ConfigError, DataError
 
@@ -37,8 +38,8 @@ class Split(ABC):
         """All targets, without reading any input: [n] int64 or [n, outputs] float32; not to be written to."""
 
     @abstractmethod
-    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> Split:
-        """The same examples with another mean and deviation, or as they are stored."""
+    def normalised_by(self, normalisation: Normalisation | None) -> Split:
+        """The same examples with another normalisation, or as they are stored."""
 
     @abstractmethod
     def reshaped(self, shape: tuple[int, ...]) -> Split:
@@ -47,6 +48,11 @@ class Split(ABC):
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Split:
         """The same examples, their targets less a mean and divided by a deviation where they are numbers to predict."""
         assert targets is None, targets
+        return self
+
+    def with_target_offset(self, there: np.ndarray | None, here: np.ndarray | None) -> Split:
+        """The same examples, whose numbers to predict are less another offset ``here`` than ``there``."""
+        assert there is here is None, (there, here)
         return self
 
     def resized(self, side: int) -> Split:
@@ -142,16 +148,25 @@ class Dataset:
     """What the numbers to predict are called, where the data say so."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     """The conventions by which `istmpi prepare` read the source (`istmpi.data.prepare.notes`)."""
+    offset: np.ndarray | None = None
+    """``[features]`` float64 that examples are less than in the source; None where float32 does without."""
+    target_offset: np.ndarray | None = None
+    """``[outputs]`` float64, likewise of numbers to predict."""
 
     @property
     def features(self) -> int:
         return int(np.prod(self.shape))
 
-    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
-        """The same data with the mean and the deviation of other data, such as a network was trained on."""
+    def normalised_by(self, normalisation: Normalisation | None) -> Dataset:
+        """The same data with the normalisation of other data, such as a network was trained on; None: as stored."""
         splits = {name: split.normalised_by(normalisation) for name, split in self.splits.items()}
-        mean, std = normalisation or (None, None)
-        return replace(self, splits=splits, mean=mean, std=std)
+        mean, std, offset = normalisation or (None, None, self.offset)
+        return replace(self, splits=splits, mean=mean, std=std, offset=offset)
+
+    def with_target_offset(self, offset: np.ndarray | None) -> Dataset:
+        """The same data, whose numbers to predict are less another offset."""
+        splits = {name: split.with_target_offset(self.target_offset, offset) for name, split in self.splits.items()}
+        return replace(self, splits=splits, target_offset=offset)
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
         """The same data, whose batches have targets less a mean and divided by a deviation, or as they are."""

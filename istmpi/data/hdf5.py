@@ -8,6 +8,8 @@
     /SPLIT/y                (n) int64, or (n, outputs) float32 for regression
     /normalisation/mean     (features) float32, over the training split
     /normalisation/std      (features) float32, positive
+    /normalisation/offset   (features) float64 that x is less than in the source; target_offset (outputs): that y is;
+                            absent where float32 does without
     /reading                conventions by which the source was read, as JSON in bytes; absent where there are none
     /checksums/PATH         CRC-32 of blocks of rows of about 64 KiB; istmpi/hdf5.py says how they guard the file
 
@@ -35,7 +37,8 @@ from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.graph_file import read_graph
 from istmpi.data.guard import FirstRead, letting_go
 from istmpi.data.kinds import split_of
-from istmpi.data.moments import Moments
+from istmpi.data.moments import Moments, Normalisation
+from istmpi.data.offsets import OFFSETS, Differences
 from istmpi.data.sparse_file import LARGE, read_sparse
 from istmpi.data.text_file import TOKENS, read_text
 from istmpi.data.writer import FORMAT, READING, FileWriter
@@ -86,7 +89,7 @@ class Header:
 
 
 class Writer(FileWriter):
-    """A context in which blocks of examples become a prepared file."""
+    """A context in which blocks of examples become a prepared file; NarrowError as of `Differences`."""
 
     def __init__(self, target: str | os.PathLike, header: Header, force: bool = False):
         attributes = {"kind": header.kind, "source": header.source, "task": header.task, "shape": header.shape}
@@ -94,12 +97,15 @@ class Writer(FileWriter):
         super().__init__(target, attributes, header.counts, force)
         self._header = header
         self._moments = Moments(prod(header.shape))
+        targets = {"y": header.outputs} if header.task == REGRESSION else {}
+        self.differences = Differences({"x": header.groups, **targets})
 
     def append(self, split: str, x: np.ndarray, y: np.ndarray) -> None:
         """Write the next examples of a split: x [b, features] (not normalised) and y [b] or [b, outputs]."""
         require_finite(x, split, self._header.source, self._running[f"{split}/x"].done)
-        x = np.ascontiguousarray(x, self._header.dtype)
-        self._append(split, {"x": x, "y": np.ascontiguousarray(y, _TYPES[self._header.task][0])})
+        rows = self.differences.taken(split, {"x": x, "y": y})
+        x = np.ascontiguousarray(rows["x"], self._header.dtype)
+        self._append(split, {"x": x, "y": np.ascontiguousarray(rows["y"], _TYPES[self._header.task][0])})
         if split == "train":
             self._moments.add(x)
 
@@ -115,9 +121,12 @@ class Writer(FileWriter):
             self._dataset(f"{split}/y", labels, _TYPES[header.task][0])
 
     def _finish(self) -> None:
-        mean, std = self._moments.normalisation(self._header.groups)
+        self.differences.require_kept()
+        mean, std, _ = self._moments.normalisation(self._header.groups)
         self._whole("normalisation/mean", mean)
         self._whole("normalisation/std", std)
+        for name, offset in self.differences.offsets.items():
+            self._whole(OFFSETS[name], offset)
         super()._finish()
 
 
@@ -208,15 +217,22 @@ class PreparedFile:
         output_names = self.names("outputs", outputs) if known else None
         mean = np.array(self.mapped("normalisation/mean", (features,), _TYPES["x"][:1]))
         std = np.array(self.mapped("normalisation/std", (features,), _TYPES["x"][:1]))
-        if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+        lengths = {"x": features, "y": outputs}
+        offset, target_offset = (self._offset(OFFSETS[name], length) for name, length in lengths.items())
+        numbers = [values for values in (mean, std, offset, target_offset) if values is not None]
+        if not all(np.isfinite(values).all() for values in numbers) or (std <= 0).any():
             raise self.error("has a mean or deviation that is not finite or not positive; prepare it again")
         splits, kind = {}, self.text("kind")
         for split in self.splits:
             x, y = self._split(split, features, task, outputs)
-            splits[split] = split_of(kind, shape, x, y, (mean, std), self.guard(f"{split}/x", x))
-        return Dataset(
-            splits, task, shape, outputs, classes, self.text("source"), kind, mean, std, output_names=output_names
-        )
+            splits[split] = split_of(kind, shape, x, y, Normalisation(mean, std, offset), self.guard(f"{split}/x", x))
+        more = {"output_names": output_names, "offset": offset, "target_offset": target_offset}
+        return Dataset(splits, task, shape, outputs, classes, self.text("source"), kind, mean, std, **more)
+
+    def _offset(self, path: str, length: int) -> np.ndarray | None:
+        if dataset_at(self._file, path) is None:
+            return None
+        return np.array(self.mapped(path, (length,), (np.dtype("<f8"),)))
 
     def _conventions(self) -> dict[str, Any]:
         """The conventions by which the source was read; empty where the file has none."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.arrays import load_arrays
+from istmpi.data.arrays import array_names, load_arrays
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import images, speech, tables
@@ -28,7 +28,7 @@ from istmpi.foreign import Fields
 from istmpi.optional import optional
 
 Block = tuple[Sequence[str | int], np.ndarray]
-"""The examples' names, or their row numbers from 0, and x [b, features] float32, not normalised."""
+"""The examples' names, or their row numbers from 0, and x [b, features] of any type of numbers, not normalised."""
 
 
 def read_inputs(
@@ -61,7 +61,7 @@ def read_inputs(
     for names, x in blocks:
         require_finite(x, "input", source, count)
         count += len(x)
-        yield (range(count - len(x), count) if names is None else names), x.astype(np.float32, copy=False)
+        yield (range(count - len(x), count) if names is None else names), x
     if count == 0:
         raise DataError(f"{source} has no examples that can be read.")
 
@@ -90,7 +90,7 @@ def _blocks(
             raise DataError(f"{path}: {differences} in the network's training data. Prepare it with the same columns.")
         return _of_dataset(data, source, shape, split)
     if name.endswith((".npz", ".npy")):
-        return _of_array(path, shape, split)
+        return _of_array(path, shape, split, reading.get("channels"))
     if name.endswith(tables.ENDINGS):
         return of_table(path, shape)
     if kind == "speech":
@@ -112,18 +112,28 @@ def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) 
     rows = data.splits[split].normalised_by(None).reshaped((data.features,))
     step = rows_per_block(data.features)
     for start in range(0, len(rows), step):
-        yield None, rows.batch(np.arange(start, min(start + step, len(rows)))).inputs[0].numpy()
+        x = rows.batch(np.arange(start, min(start + step, len(rows)))).inputs[0].numpy()
+        yield None, x if data.offset is None else x + data.offset
 
 
-def _of_array(path: Path, shape: tuple[int, ...], split: str) -> Iterator[tuple[None, np.ndarray]]:
+def _of_array(
+    path: Path, shape: tuple[int, ...], split: str, channels: str | None
+) -> Iterator[tuple[None, np.ndarray]]:
     with path.open("rb") as file:
         arrays = load_arrays(file, str(path))
-    found = list(arrays) if len(arrays) == 1 else [name for name in ("x", f"x_{split}", f"{split}_x") if name in arrays]
-    if not found:
+    by_name = {name.lower(): name for name in arrays}
+    taken = [by_name[name] for name in ("x", *array_names("x", split)) if name in by_name]
+    if not taken and len(arrays) != 1:
         raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; call the array of examples x.")
-    x = arrays[found[0]]
+    x = arrays[taken[0]] if taken else next(iter(arrays.values()))
     if x.dtype.kind not in "fiub":
         raise DataError(f"{path}: x is of {x.dtype}; needed are numbers.")
+    if channels == "last":
+        if x.ndim not in (3, 4):
+            raise DataError(
+                f"{path}: x is {x.shape}; the network was trained on [n, height, width, channels]. Give that."
+            )
+        x = np.moveaxis(x, -1, -3)
     if x.ndim > 0 and same_form(x.shape, shape):
         x = x[np.newaxis]
     _require_form(str(path), x.shape[1:], shape)

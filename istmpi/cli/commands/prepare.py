@@ -41,6 +41,10 @@ NAMED = 12
 @click.option("--task", metavar="TASK", help="csv, arrays: classification or regression.  [default: by the labels]")
 @click.option("--header", type=YesOrNo(), metavar="yes|no", help="csv: line 1 has names.  [default: as it seems]")
 @click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: comma, semicolon or tab]")
+@click.option(
+    "--channels", metavar="first|last", help="arrays: where images [n, ., ., .] have theirs.  [default: first]"
+)
+@click.option("--split", type=WholeRange(min=0), metavar="N", help="graph: of masks [nodes, splits] this one, from 0.")
 @click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
 @click.option("--key", metavar="KEY", help="text: where a line of .jsonl has its text.  [default: text]")
 @click.option(
