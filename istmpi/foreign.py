@@ -68,17 +68,17 @@ def number(text: str) -> float:
 
 
 def is_whole_number(text: str) -> bool:
-    """Whether `whole_number` takes it."""
+    """Return whether `whole_number` takes a text."""
     return _is_taken(whole_number, text)
 
 
 def is_number(text: str) -> bool:
-    """Whether `number` takes it."""
+    """Return whether `number` takes a text."""
     return _is_taken(number, text)
 
 
 def in_ascii_digits(text: str) -> bool:
-    """Whether a text is free of what Python takes for numbers and others do not: 1_0, digits of other scripts."""
+    """Return whether a text has none of what only Python takes for a number: 1_0, digits of other scripts."""
     return text.isascii() and "_" not in text
 
 

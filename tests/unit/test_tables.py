@@ -326,3 +326,13 @@ def test_the_options_are_the_commands(table, tmp_path):
     assert "the first line is a header: 0, 1, 2 (--header decides otherwise)" in " ".join(run().stdout.split())
     assert json.loads(run("--header", "no", "--json").stdout)["reading"]["header"] is False
     assert "'maybe' must be yes or no" in run("--header", "maybe").output
+
+
+def test_whole_numbers_that_float64_would_merge_are_refused(table):
+    rows = "".join(f"{17 * 10**17 + n},{n % 2}\n" for n in range(1, 40))
+    with pytest.raises(DataError, match=r"line 2: 1700000000000000001 has more digits than a float64 keeps"):
+        prepared(table("time,label\n" + rows))
+    with pytest.raises(DataError, match="the label: 1700000000000000001 has more digits"):
+        prepared(table("a,b\n" + "".join(f"{n},{17 * 10**17 + n}\n" for n in range(1, 140))), task="regression")
+    report, _, _ = prepared(table("a,b\n" + "".join(f"{2**53 * n},{n % 2}\n" for n in range(1, 40)), "exact.csv"))
+    assert report.counts["train"] + report.counts["test"] == 39

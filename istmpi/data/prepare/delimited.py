@@ -28,6 +28,8 @@ _MISSING = ("", "?", "-", "na", "n/a", "null", "none")
 _SAMPLE = 20
 """Rows that are looked at to tell one delimiter from another."""
 _NAMED = 5
+EXACT = 2**53
+"""Float64 has every whole number up to this one."""
 
 
 class Table:
@@ -190,8 +192,13 @@ class Table:
     def _numbers(self, numbered: list[tuple[int, list[str]]]) -> np.ndarray:
         features = [[row[column] for column in self._columns] for _, row in numbered]
         if all(map(in_ascii_digits, map("".join, features))):
+            values = None
             with suppress(ValueError):
-                return np.array(features, np.float64)
+                values = np.array(features, np.float64)
+            if values is not None:
+                for row, column in np.argwhere(np.abs(values) > EXACT):
+                    require_exact(features[row][column], f"{self.name}, line {numbered[row][0]}")
+                return values
         line, field = next(
             (line, field) for (line, _), row in zip(numbered, features) for field in row if not is_number(field)
         )
@@ -249,6 +256,15 @@ class Table:
                 io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines,
             ):
                 yield lines
+
+
+def require_exact(text: str, where: str) -> None:
+    """DataError for a whole number of which float64 rounds digits away."""
+    if is_whole_number(text.strip()) and int(text) != int(float(text)):
+        raise DataError(
+            f"{where}: {one_line(text.strip())} has more digits than a float64 keeps; close ones would be alike. "
+            "Subtract a number from its column, or divide it, first."
+        )
 
 
 def character_of(delimiter: str) -> str:

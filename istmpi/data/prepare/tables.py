@@ -9,7 +9,7 @@ from istmpi.data.dataset import SPLITS
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.delimited import DECIMAL_COMMA, Table, character_of
+from istmpi.data.prepare.delimited import DECIMAL_COMMA, Table, character_of, require_exact
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.material import Block, Material
 from istmpi.data.prepare.notes import Notes
@@ -132,6 +132,9 @@ def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: st
             dtype = np.int64 if max(map(abs, values), default=0) < 2**63 else np.str_
             if dtype is np.int64 and len(values) < len(texts):
                 notes.assume(f"labels that are written in {len(texts):,} ways are {len(values):,} classes, as 07 is 7")
+        else:
+            for text in texts:
+                require_exact(text, f"{source}: the label")
     else:
         whole = all(number(text).is_integer() for text in texts)
         reason += (
