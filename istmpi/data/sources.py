@@ -21,7 +21,7 @@ from istmpi.data.labels import read_labels
 from istmpi.data.text import WINDOW, windowed
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
-from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, NODE_CLASSES
+from istmpi.tasks import CLASSIFICATION, DENSE_MULTI_LABEL, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, NODE_CLASSES
 
 if TYPE_CHECKING:
     from istmpi.config import Data
@@ -40,7 +40,7 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
     `open_dataset` does.
     """
     opened = open_dataset(data.source, stream, data.length)
-    if opened.task in (NEXT_TOKEN, MULTI_LABEL) and data.placement == "by-label":
+    if opened.task in (NEXT_TOKEN, MULTI_LABEL, DENSE_MULTI_LABEL) and data.placement == "by-label":
         what = "text" if opened.task == NEXT_TOKEN else f"for {opened.task}"
         raise ConfigError(
             f"data.placement = 'by-label' is for classes, but {opened.source} is {what}. Use shared or sharded."
@@ -96,15 +96,20 @@ def open_dataset(source: str, stream: int | None = None, length: int = WINDOW) -
 
 def open_npz(path: Path) -> Dataset:
     """An .npz as it stands: not normalised; arrays named as ``split_arrays`` says."""
+    from istmpi.data.prepare.notes import Notes  # here, for its package needs this module
+
+    notes = Notes()
     with path.open("rb") as file:
         arrays = split_arrays(load_arrays(file, str(path)), str(path))
     raw = {split: y for split, (_, y) in arrays.items()}
-    task, classes, labels = read_labels(raw, None, str(path))
+    task, classes, labels = read_labels(raw, None, str(path), notes=notes)
     shape = next(iter(arrays.values()))[0].shape[1:]
     rows = {split: _finite_rows(x, split, str(path)) for split, (x, _) in arrays.items()}
     splits = {split: split_of("arrays", shape, x, labels[split]) for split, x in rows.items()}
     outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
-    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays")
+    assumed = [f"{note.text} (istmpi prepare arrays {note.option} decides otherwise)" for note in notes.assumed]
+    told = assumed + [note.text for note in notes.left_out]
+    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays", assumed=tuple(told))
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -130,7 +135,7 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> dict[str, tuple[
             or y.ndim not in (1, 2)
             or len(x) != len(y)
             or x.shape[1:] != shape
-            or 0 in shape
+            or 0 in shape + y.shape[1:]
             or x.dtype.kind not in "fiub"
         ):
             raise DataError(

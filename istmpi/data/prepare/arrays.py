@@ -25,7 +25,7 @@ def read(archive: Archive, decoder: Decoder, *, task: str | None = None) -> Mate
     if "x" in arrays and len(splits["train"][0]) < len(arrays["x"]):
         decoder.split = ONE_IN_FIVE
     raw = {split: np.asarray(y) for split, (_, y) in splits.items()}
-    task, classes, labels = read_labels(raw, task, str(archive.path))
+    task, classes, labels = read_labels(raw, task, str(archive.path), notes=decoder.notes)
     outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
     x = splits["train"][0]
     shape = x.shape[1:]
