@@ -6,17 +6,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from damage import reseal
 from labels_oracle import naive_scores, write
 
-from istmpi.cli.main import main
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare import prepare
 from istmpi.data.prepare.notes import Notes
 from istmpi.data.sources import open_dataset
-from istmpi.errors import ConfigError, DataError
+from istmpi.errors import DataError
 from istmpi.tasks import DENSE_MULTI_LABEL, TASKS
 
 HOT = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]])
@@ -123,14 +121,14 @@ def test_prepared_and_as_it_stands_are_the_same(tmp_path):
     assert (len(left), len(held)) == (90, 30)
 
 
-def test_labels_that_no_training_example_has_are_told(tmp_path):
+def test_labels_that_no_training_example_has_are_told(tmp_path, istmpi_command):
     y = np.column_stack([HOT, np.zeros(4, int)])
     np.savez(tmp_path / "a.npz", x_train=np.eye(4), y_train=y, x_test=np.eye(4), y_test=1 - y)
     report = prepare("arrays", tmp_path / "a.npz", tmp_path / "a.h5")
     assert [note.text for note in report.left_out] == ["1 of 4 labels, that no training example has: 3"]
     assert report.left_out[0].text in open_dataset(str(tmp_path / "a.npz")).assumed
-    words = ["prepare", "arrays", str(tmp_path / "a.npz"), str(tmp_path / "a.h5"), "--force", "--task", "multi-label"]
-    table = " ".join(CliRunner().invoke(main, words, catch_exceptions=False).stdout.split())
+    words = "prepare", "arrays", tmp_path / "a.npz", tmp_path / "a.h5", "--force", "--task", "multi-label"
+    table = " ".join(istmpi_command(*words)[1].split())
     assert "labels 4, for training: 0 2, 1 2, 2 2, 3 0" in table and "assumed" not in table
 
 
@@ -148,65 +146,59 @@ def test_a_file_with_another_label_is_refused(tmp_path):
 # ---- commands
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    path = write(folder / "a.npz")
-    words = [
-        "train",
-        "--data",
-        str(path),
-        "--hidden",
-        "16",
-        "--rounds",
-        "8",
-        "--lr",
-        "0.5",
-        "--out",
-        str(folder / "run"),
-    ]
-    result = CliRunner().invoke(main, [*words, "--progress", "lines"], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return path, folder / "run" / "network.h5", result.output
+@pytest.fixture
+def trained(tmp_path, istmpi_command):
+    """The data, the trained network, and what training said."""
+    path = write(tmp_path / "a.npz")
+    settings = "--hidden", 16, "--rounds", 8, "--lr", 0.5, "--set", "model.norm=none", "--progress", "lines"
+    code, out, err = istmpi_command("train", "--data", path, "--out", tmp_path / "run", *settings)
+    assert code == 0, err
+    return path, tmp_path / "run" / "network.h5", out + err
 
 
-def predicted(trained, *words):
-    path, network, _ = trained
-    return CliRunner().invoke(main, ["predict", str(network), str(path), *words], catch_exceptions=False)
+def rows_of(answer):
+    code, out, err = answer
+    assert (code, err) == (0, "")
+    return [json.loads(line) for line in out.splitlines()] if out[0] == "{" else [*csv.DictReader(out.splitlines())]
 
 
-def test_training_says_what_it_takes_the_labels_for(trained):
-    assert "the labels [170, 6] are 0 and 1: task multi-label" in trained[2]
-    assert "P@1" in trained[2] and "micro-F1" in trained[2]
+def test_training_and_evaluation_tell_all_scores(trained, istmpi_command):
+    path, network, said = trained
+    assert "the labels [170, 6] are 0 and 1: task multi-label (istmpi prepare arrays --task decides otherwise)" in said
+    for words in (said, istmpi_command("evaluate", network)[1]):
+        assert all(name in words for name in ("P@1", "P@3", "P@5", "micro-F1"))
+    outputs = [row["outputs"] for row in rows_of(predict(trained, istmpi_command, "--outputs"))]
+    score = json.loads(istmpi_command("evaluate", network, "--data", path, "--json")[1])["score"]
+    expected = naive_scores(outputs, np.load(path)["y_test"])
+    assert {"loss": score["loss"], "P@1": score["score"], **score["more"]} == pytest.approx(expected, rel=1e-5)
 
 
-def test_predictions_agree_with_the_outputs_and_with_evaluate(trained):
-    rows = [json.loads(line) for line in predicted(trained, "--format", "jsonl", "--outputs").stdout.splitlines()]
-    outputs = np.array([row["outputs"] for row in rows])
-    for row, logits in zip(rows, outputs):
+def predict(trained, istmpi_command, *words, form="jsonl"):
+    return istmpi_command("predict", trained[1], trained[0], "--format", form, *words)
+
+
+def test_predictions_are_the_labels_that_are_likelier_than_not(trained, istmpi_command):
+    rows = rows_of(predict(trained, istmpi_command, "--outputs"))
+    for row in rows:
+        logits = np.array(row["outputs"])
         order = sorted(np.flatnonzero(logits > 0), key=lambda label: -logits[label])
         assert row["labels"] == order
         assert row["probabilities"] == pytest.approx(1 / (1 + np.exp(-logits[order])), rel=1e-6)
     assert any(not row["labels"] for row in rows) and any(len(row["labels"]) > 1 for row in rows)
-    words = ["evaluate", str(trained[1]), str(trained[0]), "--json"]
-    score = json.loads(CliRunner().invoke(main, words, catch_exceptions=False).stdout)["score"]
-    expected = naive_scores(outputs, np.load(trained[0])["y_test"])
-    assert {"loss": score["loss"], "P@1": score["score"], **score["more"]} == pytest.approx(expected, rel=1e-5)
+    table = rows_of(predict(trained, istmpi_command, form="csv"))
+    assert list(table[0]) == ["example", "labels", "probabilities"]
+    for name in ("labels", "probabilities"):
+        assert [row[name] for row in table] == [";".join(map(str, row[name])) for row in rows]
 
 
-def test_a_table_has_the_labels_in_one_column(trained):
-    rows = [*csv.DictReader(predicted(trained).stdout.splitlines())]
-    assert list(rows[0]) == ["example", "labels", "probabilities"]
-    lists = [json.loads(line) for line in predicted(trained, "--format", "jsonl").stdout.splitlines()]
-    assert [row["labels"] for row in rows] == [";".join(map(str, row["labels"])) for row in lists]
-    assert [row["probabilities"] for row in rows] == [";".join(map(str, row["probabilities"])) for row in lists]
-    for top in (2, 99):
-        lists = [json.loads(line) for line in predicted(trained, "--format", "jsonl", "--top", top).stdout.splitlines()]
-        assert {len(row["labels"]) for row in lists} == {min(top, 6)}
+@pytest.mark.parametrize("top", [1, 2, 99])
+def test_so_many_are_told_as_are_asked_for(trained, istmpi_command, top):
+    for row in rows_of(predict(trained, istmpi_command, "--top", top, "--outputs")):
+        assert row["labels"] == sorted(range(6), key=lambda label: -row["outputs"][label])[:top]
 
 
-@pytest.mark.parametrize("settings", ["data.placement=by-label", "train.logit_adjustment=1", "model.name=xc"])
-def test_what_is_for_classes_or_sparse_rows_is_refused(trained, tmp_path, settings):
-    words = ["train", "--data", str(trained[0]), "--set", settings, "--out", str(tmp_path / "run")]
-    with pytest.raises(ConfigError, match="for classes|sparse rows"):
-        CliRunner().invoke(main, words, catch_exceptions=False, standalone_mode=False)
+@pytest.mark.parametrize("setting", ["data.placement=by-label", "train.logit_adjustment=1", "model.name=xc"])
+def test_what_is_for_classes_or_sparse_rows_is_refused(tmp_path, istmpi_command, setting):
+    words = "train", "--data", write(tmp_path / "a.npz"), "--set", setting, "--out", tmp_path / "run"
+    code, _, err = istmpi_command(*words)
+    assert code == 2 and ("for classes" in err or "sparse rows" in err) and len(err.splitlines()) == 1
