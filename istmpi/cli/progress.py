@@ -220,6 +220,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
     changed = [f"{name} {value}" for name in ("crop", "flip", "cutout") if (value := getattr(run.data, name))]
     versions = f", training images changed at random ({', '.join(changed)})" if changed else ""
     alone = " (started without mpirun; mpirun -n P istmpi train uses P ranks)" * (ranks == 1)
+    assumed = {"assumed": "; ".join(data.assumed)} if data.assumed else {}
     sizes = {"images": training.plan_of_sizes} if run.train.resolution else {}
     return {
         "run": f"{run.name} in {folder.path}",
@@ -227,6 +228,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
         "ranks": f"{ranks} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {shown}{alone}",
         "compute": f"{training.device}, {training.threads} thread{'s' * (training.threads > 1)} a rank",
         "data": f"{run.data.source}, {counts}, placement {run.data.placement}" + versions,
+        **assumed,
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
         "method": f"{run.method.name}, {run.train.rounds} round{'s' * (run.train.rounds > 1)} of {steps}",
         **sizes,

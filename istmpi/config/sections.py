@@ -320,8 +320,8 @@ class Train:
     multi_label_loss: Annotated[
         Literal["softmax", "binary"],
         Meta(
-            description="Rows with several labels: the cross-entropy of a row's labels among all of them, their mean, "
-            "or that of each label for itself, the sum over all."
+            description="Sparse rows with several labels: the cross-entropy of a row's labels among all of them, their "
+            "mean, or that of each label for itself, the sum over all."
         ),
     ] = "softmax"
     seed: Annotated[int, Meta(ge=0, extra={"at_most": MOST - 1}, description="Seed of everything random.")] = 0

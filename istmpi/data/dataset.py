@@ -35,7 +35,7 @@ class Split(ABC):
 
     @abstractmethod
     def labels(self) -> np.ndarray:
-        """All targets, without reading any input: [n] int64 or [n, outputs] float32; not to be written to."""
+        """All targets, without reading any input: [n] int64, or [n, outputs] float32 or uint8; not to be written to."""
 
     @abstractmethod
     def normalised_by(self, normalisation: Normalisation | None) -> Split:
@@ -146,6 +146,8 @@ class Dataset:
     """Of text: what made its tokens."""
     output_names: tuple[str, ...] | None = None
     """What the numbers to predict are called, where the data say so."""
+    assumed: tuple[str, ...] = ()
+    """What was decided where the data do not say it, of an .npz as it stands; `istmpi prepare` says so itself."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     """The conventions by which `istmpi prepare` read the source (`istmpi.data.prepare.notes`)."""
     offset: np.ndarray | None = None

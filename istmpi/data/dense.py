@@ -28,7 +28,7 @@ class DenseSplit(Split):
     x: np.ndarray
     """``[n, features]`` of float32 or uint8."""
     y: np.ndarray
-    """``[n]`` int64 or ``[n, outputs]`` float32."""
+    """``[n]`` int64, or ``[n, outputs]`` float32 or, of several labels, uint8."""
     mean: np.ndarray | None = None
     """``[features]`` float32; comes with ``std`` or not at all."""
     std: np.ndarray | None = None

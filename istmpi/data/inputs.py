@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def read_inputs(
     *,
     split: str = "test",
     resize: bool = False,
-    reading: Mapping[str, Any] = MappingProxyType({}),
+    reading: Mapping[str, Any] | None = None,
     skipped: Callable[[str, str], None] = lambda name, reason: None,
     label: str | None = None,
     header: bool | None = None,
@@ -53,6 +52,7 @@ def read_inputs(
     ``delimiter`` are as in `istmpi prepare csv`, and else as in ``reading``, the network's conventions; ``notes`` takes
     what was decided. DataError where anything else does not fit, or where there is no example.
     """
+    reading = reading or {}
     of_table = partial(
         _of_table, label=label, header=header, delimiter=delimiter, reading=reading, notes=notes or Notes()
     )

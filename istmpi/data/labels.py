@@ -8,7 +8,7 @@ import numpy as np
 
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import printable
-from istmpi.tasks import CLASSIFICATION, REGRESSION
+from istmpi.tasks import CLASSIFICATION, DENSE_MULTI_LABEL, MULTI_LABEL, REGRESSION
 
 if TYPE_CHECKING:
     from istmpi.data.prepare.notes import Notes
@@ -19,14 +19,16 @@ _TASK = "--task"
 def read_labels(
     parts: dict[str, np.ndarray], task: str | None, source: str, *, notes: Notes | None = None
 ) -> tuple[str, tuple[str, ...] | None, dict[str, np.ndarray]]:
-    """The task, the names of the classes (None for regression) and y per split, from raw labels per split.
+    """The task, the names of the classes (None for other tasks) and y per split, from raw labels per split.
 
     Raw labels are [n] or [n, 1] of integers, booleans, strings or floats, or [n, outputs] of numbers. Without ``task``,
-    one string, boolean or integer an example is its class and all else is regression. Classes are numbered in the order
-    of their values, over all splits; floats are classes only where they are whole. y is [n] int64, or [n, outputs] of
-    numbers that are finite in float32, in the type that they came in. ``notes`` is told what is decided.
+    one string, boolean or integer an example is its class, so is the place of the only 1 of [n, outputs] of 0 and 1;
+    other such matrices are several labels an example, and all else is regression. Classes are numbered in the order of
+    their values, over all splits; floats are classes only where they are whole. y is [n] int64, or [n, outputs] uint8
+    of several labels, or [n, outputs] of numbers that are finite in float32, in the type that they came in. ``notes``
+    is told what is decided.
     """
-    known = CLASSIFICATION, REGRESSION
+    known = CLASSIFICATION, REGRESSION, MULTI_LABEL
     if task is not None and task not in known:
         raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, known)}")
     parts = {split: read_names(_flat(part), source, split, notes) for split, part in parts.items()}
@@ -36,14 +38,21 @@ def read_labels(
     if not len(labels):
         raise DataError(f"{source} has no train examples; a data set needs at least one.")
     decided = task is None
-    if decided:
+    if decided and labels.ndim == 2:
+        task, why = _task_of_matrix(labels)
+        if notes is not None:
+            notes.assume(f"the labels {list(labels.shape)} are {why}: task {task}", _TASK)
+    if task is None:
         task = CLASSIFICATION if labels.ndim == 1 and labels.dtype.kind != "f" else REGRESSION
     if task == CLASSIFICATION:
         if labels.ndim != 1:
-            raise DataError(
-                f"{source}: the labels are {labels.shape[1]} numbers an example; classification needs one. "
-                "Give class numbers, or --task regression."
-            )
+            if _task_of_matrix(labels)[0] != CLASSIFICATION:
+                raise DataError(
+                    f"{source}: the labels are {labels.shape[1]} numbers an example, not a single 1 among 0; "
+                    "classification needs one class. Give class numbers, or --task multi-label or regression."
+                )
+            y = labels.argmax(axis=1).astype(np.int64)
+            return task, tuple(map(str, range(labels.shape[1]))), dict(zip(parts, np.split(y, cuts)))
         _require_classes(parts, source)
         values, y = np.unique(_joined([_whole(part) for part in parts.values()]), return_inverse=True)
         if decided and notes is not None and values.dtype.kind in "iuO":
@@ -51,6 +60,14 @@ def read_labels(
             notes.assume(f"{len(y):,} labels are whole numbers of {values_there}: taken for classes", _TASK)
         y = y.reshape(-1).astype(np.int64)
         return task, tuple(printable(str(value)) for value in values.tolist()), dict(zip(parts, np.split(y, cuts)))
+    if task == MULTI_LABEL:
+        _require_flags(parts, source)
+        y = dict(zip(parts, np.split(labels.astype(np.uint8), cuts)))
+        never = np.flatnonzero(~y["train"].any(axis=0)).tolist()
+        if never and notes is not None:
+            shown = ", ".join(map(str, never[:8])) + ", ..." * (len(never) > 8)
+            notes.leave_out(f"{len(never)} of {labels.shape[1]} labels, that no training example has: {shown}")
+        return DENSE_MULTI_LABEL, None, y
     if labels.dtype.kind not in "fiubO":
         raise DataError(f"{source}: the label {labels.flat[0]!s} is not a number; regression needs one. Check --label.")
     with np.errstate(over="ignore"):  # it is infinite then
@@ -90,6 +107,35 @@ def _tell_of_numbers(labels: np.ndarray, notes: Notes) -> None:
         values = len(np.unique(labels))
         text = f"{len(labels):,} labels are whole numbers of {values:,} values, of the type {labels.dtype}"
         notes.assume(f"{text}: taken for numbers to predict", _TASK)
+
+
+def _task_of_matrix(labels: np.ndarray) -> tuple[str, str]:
+    """The task that a matrix of labels is for, and why."""
+    if not _are_flags(labels).all():
+        return REGRESSION, "not all 0 or 1"
+    if (np.count_nonzero(labels, axis=1) == 1).all():
+        return CLASSIFICATION, "0 but for a single 1 in each row"
+    return MULTI_LABEL, "0 and 1"
+
+
+def _are_flags(labels: np.ndarray) -> np.ndarray:
+    return (labels == 0) | (labels == 1) if labels.dtype.kind in "biufO" else np.zeros(labels.shape, bool)
+
+
+def _require_flags(parts: dict[str, np.ndarray], source: str) -> None:
+    """DataError for labels that are no matrix of 0 and 1."""
+    for split, labels in parts.items():
+        if labels.ndim != 2:
+            raise DataError(
+                f"{source}: the labels are one an example; multi-label needs a matrix [n, k] of 0 and 1, k above 1. "
+                "Leave --task out, or give classification."
+            )
+        if not (flags := _are_flags(labels)).all():
+            row, column = np.argwhere(~flags)[0]
+            given = f"{split} example {row} has {labels[row, column].item()!r} for label {column}"
+            raise DataError(
+                f"{source}: {given}; multi-label needs 0 or 1. Correct it, or predict numbers: --task regression."
+            )
 
 
 def _require_alike(parts: dict[str, np.ndarray], source: str) -> None:

@@ -22,7 +22,15 @@ from istmpi.data.offsets import Extent, named
 from istmpi.data.text import WINDOW, windowed
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
-from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, NODE_CLASSES, REGRESSION
+from istmpi.tasks import (
+    CLASSIFICATION,
+    DENSE_MULTI_LABEL,
+    GRAPH_TASKS,
+    MULTI_LABEL,
+    NEXT_TOKEN,
+    NODE_CLASSES,
+    REGRESSION,
+)
 
 if TYPE_CHECKING:
     from istmpi.config import Data
@@ -41,7 +49,7 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
     `open_dataset` does.
     """
     opened = open_dataset(data.source, stream, data.length)
-    if opened.task in (NEXT_TOKEN, MULTI_LABEL) and data.placement == "by-label":
+    if opened.task in (NEXT_TOKEN, MULTI_LABEL, DENSE_MULTI_LABEL) and data.placement == "by-label":
         what = "text" if opened.task == NEXT_TOKEN else f"for {opened.task}"
         raise ConfigError(
             f"data.placement = 'by-label' is for classes, but {opened.source} is {what}. Use shared or sharded."
@@ -97,10 +105,13 @@ def open_dataset(source: str, stream: int | None = None, length: int = WINDOW) -
 
 def open_npz(path: Path) -> Dataset:
     """An .npz as it stands: not normalised; arrays named as ``split_arrays`` says."""
+    from istmpi.data.prepare.notes import Notes  # here, for its package needs this module
+
+    notes = Notes()
     with path.open("rb") as file:
         arrays, _ = split_arrays(load_arrays(file, str(path)), str(path))
     raw = {split: y for split, (_, y) in arrays.items()}
-    task, classes, labels = read_labels(raw, None, str(path))
+    task, classes, labels = read_labels(raw, None, str(path), notes=notes)
     shape = next(iter(arrays.values()))[0].shape[1:]
     if looks_channels_last(shape):
         raise DataError(
@@ -112,7 +123,9 @@ def open_npz(path: Path) -> Dataset:
         labels = {split: _exact(y, split, "output", str(path)) for split, y in labels.items()}
     splits = {split: split_of("arrays", shape, x, labels[split]) for split, x in rows.items()}
     outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
-    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays")
+    assumed = [f"{note.text} (istmpi prepare arrays {note.option} decides otherwise)" for note in notes.assumed]
+    told = assumed + [note.text for note in notes.left_out]
+    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays", assumed=tuple(told))
 
 
 def split_arrays(
@@ -146,7 +159,7 @@ def split_arrays(
             or y.ndim not in (1, 2)
             or len(x) != len(y)
             or x.shape[1:] != shape
-            or 0 in shape
+            or 0 in shape + y.shape[1:]
             or x.dtype.kind not in "fiub"
         ):
             raise DataError(

@@ -116,7 +116,8 @@ class Evaluator:
         bits = None
         if self._dataset.bytes_per_token:
             bits = loss / examples / log(2) / self._dataset.bytes_per_token
-        return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None, bits)
+        more = self._task.more(self._dataset.outputs, *means[-numbers:])
+        return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None, bits, more)
 
     def _in_units(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs and targets in the units of the data, where targets are standardised."""

@@ -352,4 +352,4 @@ def test_the_task_of_text_is_for_text_alone(tmp_path, istmpi_command):
     (tmp_path / "table.csv").write_text("1,2,3\n4,5,6\n")
     words = ["csv", tmp_path / "table.csv", tmp_path / "data.h5", "--task", "next-token"]
     code, _, err = istmpi_command("prepare", *words)
-    assert code == 2 and "task 'next-token' does not exist; known: classification, regression" in err
+    assert code == 2 and "task 'next-token' does not exist; known: classification, multi-label, regression" in err

@@ -16,7 +16,7 @@ from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
 from istmpi.foreign import one_line
-from istmpi.tasks import GRAPH_TASKS, MULTI_LABEL
+from istmpi.tasks import DENSE_MULTI_LABEL, GRAPH_TASKS, MULTI_LABEL
 
 if TYPE_CHECKING:
     from istmpi.data.tokenizer import Tokenizer
@@ -35,7 +35,12 @@ if TYPE_CHECKING:
     metavar="T",
     help="Leave at the first exit whose normalised entropy is below T.",
 )
-@click.option("--top", type=WholeRange(min=1), metavar="K", help="xc: so many labels of a row.  [default: 5]")
+@click.option(
+    "--top",
+    type=WholeRange(min=1),
+    metavar="K",
+    help="Several labels: so many of each example.  [default: xc 5, else those likelier than not]",
+)
 @click.option("--tokens", type=WholeRange(min=1), metavar="N", help="text: at most so many more.  [default: 200]")
 @click.option(
     "--temperature",
@@ -91,7 +96,8 @@ def command(
 
     Features are made as istmpi prepare made those of the training data. With --exit-threshold an example has the
     answer of the exit at which it leaves, and the number of this exit: 0 never leaves early, 1 always at the first.
-    Of a sparse row the labels are told that are ranked first, with their odds. Of a graph every node has its line.
+    Of a sparse row the labels are told that are ranked first, with their odds; of other examples with several labels
+    those that are likelier than not. Of a graph every node has its line.
     A prompt is continued, token by token, until the network ends the document; what follows it is printed as it comes.
     """
     if current_rank() > 0:
@@ -118,11 +124,12 @@ def command(
     of_text = {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
     others = {"--outputs": all_outputs or None, "--exit-threshold": threshold, "--label": label}
     others |= {"--header": header, "--delimiter": delimiter, "--resize": resize or None}
+    several = data.task == DENSE_MULTI_LABEL
     ranks, of_nodes = data.task == MULTI_LABEL, data.task in GRAPH_TASKS
     if of_nodes:
         others.pop("--outputs")
     refused = {**(others if tokenizer or ranks or of_nodes else {}), **({} if tokenizer else of_text)}
-    for option, value in (refused if ranks else {**refused, "--top": top}).items():
+    for option, value in (refused if ranks or several else {**refused, "--top": top}).items():
         if value is not None:
             raise ConfigError(f"{option} does not go with {path}, a network for {data.task}. Leave it out.")
     if threshold is not None:
@@ -142,7 +149,8 @@ def command(
         options = {"split": split, "label": label, "header": header, "delimiter": delimiter, "resize": resize}
         options |= {"skipped": _tell_skipped, "reading": reading, "notes": notes}
         blocks = read_inputs(source, data.kind, data.shape, **options)
-        text = lines(predict(network, blocks, threshold), classes, data.outputs, all_outputs, form, named=named)
+        answers, most = predict(network, blocks, threshold), top or 0 if several else None
+        text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=most)
     if not out:
         _print(text)
     else:

@@ -18,7 +18,7 @@ from istmpi.cli.quantities import FiniteRange, WholeRange, YesOrNo
 from istmpi.foreign import printable
 from istmpi.record import known
 from istmpi.report.units import size
-from istmpi.tasks import GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
+from istmpi.tasks import DENSE_MULTI_LABEL, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.data.prepare import Report
@@ -38,7 +38,11 @@ NAMED = 12
     help="images: the largest square in the middle of each, resized to N x N pixels.",
 )
 @click.option("--label", metavar="COLUMN", help="csv: the column of labels, name or number from 0.  [default: last]")
-@click.option("--task", metavar="TASK", help="csv, arrays: classification or regression.  [default: by the labels]")
+@click.option(
+    "--task",
+    metavar="TASK",
+    help="csv, arrays: classification, regression; arrays: multi-label.  [default: by the labels]",
+)
 @click.option("--header", type=YesOrNo(), metavar="yes|no", help="csv: line 1 has names.  [default: as it seems]")
 @click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: comma, semicolon or tab]")
 @click.option(
@@ -128,6 +132,9 @@ def _examples(report: Report) -> Iterator[tuple[str, str]]:
         yield split, f"{count:,} examples"
     shape = f" ({' x '.join(map(str, report.shape))})" if len(report.shape) > 1 else ""
     yield "features", f"{report.features:,}{shape}"
+    if report.task == DENSE_MULTI_LABEL:
+        yield "labels", _of_class([*map(str, range(len(report.of_class)))], report.of_class)
+        return
     yield "classes", _of_class(report.classes, report.of_class) if report.classes else "none (regression)"
 
 

@@ -28,7 +28,7 @@ from istmpi.data.prepare.xc import Facts as RowFacts
 from istmpi.data.prepare.xc import SparseMaterial
 from istmpi.data.writer import check_target
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.tasks import CLASSIFICATION
+from istmpi.tasks import CLASSIFICATION, DENSE_MULTI_LABEL
 
 AnyMaterial = Material | Corpus | SparseMaterial | GraphMaterial
 
@@ -48,7 +48,7 @@ KINDS: dict[str, Callable[..., AnyMaterial]] = {
 class Report:
     """What was written: ``counts`` per split, the names of the ``skipped`` files, ``bytes`` of the file.
 
-    ``split`` says how examples came to be in their splits, ``of_class`` how many each class has for training.
+    ``split`` says how examples came to be in their splits, ``of_class`` how many each class or label has for training.
     ``assumed`` and ``left_out`` are the notes of the reader, ``reading`` the conventions that the file keeps. Text,
     whose counts are tokens, has no shape and says more in ``text``; sparse rows say more in ``rows``, and a graph,
     whose counts are nodes, in ``graph``.
@@ -146,9 +146,10 @@ def _write(
     force: bool,
     progress: Progress,
 ) -> tuple[int, ...] | None:
-    """Write the file; how many training examples each class has, where they have one each."""
+    """Write the file; how many training examples each class has, or each label where they have any number of them."""
     done, total = 0, sum(material.counts.values())
-    of_class = np.zeros(len(material.classes), np.int64) if material.task == CLASSIFICATION else None
+    labelled = material.task in (CLASSIFICATION, DENSE_MULTI_LABEL)
+    of_class = np.zeros(material.outputs, np.int64) if labelled else None
     writer = material.writer(kind, source, target, force)
     writer.reading = notes.reading
     if offsets:
@@ -159,7 +160,8 @@ def _write(
             done += len(rows[0])
             progress("writing", done, total)
             if of_class is not None and split == "train":
-                of_class += np.bincount(rows[1], minlength=len(of_class))
+                y = rows[1]
+                of_class += np.bincount(y, minlength=len(of_class)) if y.ndim == 1 else y.sum(axis=0, dtype=np.int64)
     if isinstance(writer, Writer):
         for remark in writer.differences.remarks:
             notes.assume(remark)
