@@ -112,18 +112,23 @@ class OwnNetwork:
 
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
         """The network with other lengths in place of some widths; ConfigError where its constructor refuses them."""
+        from torch import nn
         from torch.nn.parameter import is_lazy
 
         arguments = {**self.facts, **self.settings_at(lengths or {})}
         try:
             built = self.kind(**arguments)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             shown = _listed({name: arguments[name] for name in self.settings})
             changed = {name: value for name, value in self.defaults.items() if arguments[name] is not value}
             cure = f"Its defaults: {_listed(changed)}" if changed else "Correct it, or give other arguments"
             raise ConfigError(
                 f"{self.name}: its constructor fails{' with ' * bool(shown)}{shown}: {_said(error)}. {cure}."
             ) from error
+        if not isinstance(built, nn.Module):
+            raise ConfigError(f"{self.name}: its class makes {type(built).__name__}, which is no torch.nn.Module.")
         for name, parameter in built.named_parameters():
             if is_lazy(parameter):
                 raise ConfigError(
@@ -164,7 +169,9 @@ class OwnNetwork:
         try:
             with torch.set_grad_enabled(gradients):
                 returned = network(*inputs)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             shape = " x ".join(map(str, inputs[0].shape))
             given = f"on examples of shape {shape}"
             cure = "Examples come flat to a network that asks for features alone, else in the shape of the data"
@@ -258,9 +265,9 @@ def _load(name: str) -> tuple[type[nn.Module], Source]:
             module = _module_of_file(Path(path), name)
         else:
             module = importlib.import_module(path)
-    except ConfigError:
+    except (ConfigError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise ConfigError(
             f"--model {name}: {path} cannot be imported: {_said(error)}. Python itself must be able to import it."
         ) from error

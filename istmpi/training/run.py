@@ -15,6 +15,7 @@ from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import DataError
+from istmpi.foreign import staying
 from istmpi.lock import FolderLock
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.training.kept_run import KeptRun, recall_scores
@@ -24,6 +25,7 @@ from istmpi.training.trace import require_round
 from istmpi.training.watch import Summary, Watch
 
 
+@staying()
 def run_training(
     run: Run,
     communicator: Communicator,

@@ -98,9 +98,12 @@ def command(
         "replicated": inferred.replicated(dealt),
         "flops": flops(traced.operators, inferred.lengths),
         # Of whole blocks the odds count.
-        "held": {str(count): narrow and float(inferred.held(narrow)) for count, narrow in subnets.items()},
+        "held": {
+            str(count): None if narrow is None else float(inferred.held(narrow)) for count, narrow in subnets.items()
+        },
         "flops_of_held": {
-            str(count): narrow and float(flops(traced.operators, narrow)) for count, narrow in subnets.items()
+            str(count): None if narrow is None else float(flops(traced.operators, narrow))
+            for count, narrow in subnets.items()
         },
         "operators": [_operator(one, inferred.lengths) for one in traced.operators],
         "inexact": list(traced.inexact),
