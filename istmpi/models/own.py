@@ -12,7 +12,9 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,7 +119,9 @@ class OwnNetwork:
 
         arguments = {**self.facts, **self.settings_at(lengths or {})}
         try:
-            built = self.kind(**arguments)
+            with _gradients_kept(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # they are refused in one line
+                built = self.kind(**arguments)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -261,10 +265,8 @@ def _load(name: str) -> tuple[type[nn.Module], Source]:
     if not path or not wanted.isidentifier():
         raise ConfigError(f"--model {name}: give FILE.py:Class or package.module:Class.")
     try:
-        if path.endswith(".py"):
-            module = _module_of_file(Path(path), name)
-        else:
-            module = importlib.import_module(path)
+        with _gradients_kept():
+            module = _module_of_file(Path(path), name) if path.endswith(".py") else importlib.import_module(path)
     except (ConfigError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -283,6 +285,18 @@ def _load(name: str) -> tuple[type[nn.Module], Source]:
         return kind, source_of(kind, module)
     except OSError as error:
         raise ConfigError(f"--model {name}: its source cannot be read: {_said(error)}.") from error
+
+
+@contextmanager
+def _gradients_kept() -> Iterator[None]:
+    """A context for code that may not turn gradients off for all that comes behind it; RuntimeError where it does."""
+    import torch
+
+    before = torch.is_grad_enabled()
+    yield
+    if torch.is_grad_enabled() != before:
+        torch.set_grad_enabled(before)
+        raise RuntimeError("it turns gradients off for the whole program; use torch.no_grad() as a context")
 
 
 def _module_of_file(path: Path, name: str) -> Any:

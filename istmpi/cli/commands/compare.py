@@ -25,7 +25,7 @@ def _settings(command: Callable) -> Callable:
 @click.argument("run", default="digits", shell_complete=complete_runs)
 @click.option("--methods", metavar="NAME,...", default=METHODS, show_default=True, help="What to compare.")
 @click.option(
-    "--repeats", type=WholeRange(min=1), default=1, show_default=True, metavar="N", help="Seeds to compare them on."
+    "--repeats", type=WholeRange(1, 1000), default=1, show_default=True, metavar="N", help="Seeds to compare them on."
 )
 @reporting
 @walltime

@@ -61,7 +61,12 @@ COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
     help="Method, ranks and local steps to take, why, and the links that methods need: six lines.",
 )
 @click.option(
-    "--most-ranks", type=WholeRange(2, 100_000), default=8, show_default=True, metavar="P", help="For --advise."
+    "--most-ranks",
+    type=WholeRange(2, quantities.MOST_RANKS),
+    default=8,
+    show_default=True,
+    metavar="P",
+    help="For --advise.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="The figures as CSV.")

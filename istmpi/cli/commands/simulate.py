@@ -26,11 +26,16 @@ KINDS = "delays,stops,slow,kills"
 @click.command("simulate")
 @click.argument("run", required=False, shell_complete=complete_runs)
 @options
-@click.option("--ranks", type=WholeRange(min=1), default=4, show_default=True, metavar="P", help="Ranks to simulate.")
+@click.option(
+    "--ranks", type=WholeRange(1, 10_000), default=4, show_default=True, metavar="P", help="Ranks to simulate."
+)
 @click.option("--faults", type=WholeRange(min=0), metavar="SEED", help="Draw what befalls ranks and messages.")
 @click.option("--kinds", default=KINDS, show_default=True, metavar="A,B,...", help="Kinds of faults to draw from.")
 @click.option(
-    "--schedules", type=WholeRange(min=1), metavar="N", help="Try the seeds SEED (0) to SEED+N-1, and tell findings."
+    "--schedules",
+    type=WholeRange(1, 100_000),
+    metavar="N",
+    help="Try the seeds SEED (0) to SEED+N-1, and tell findings.",
 )
 @click.option("--survive", is_flag=True, help="Go on without a rank that is lost (comm.survive).")
 @click.option(

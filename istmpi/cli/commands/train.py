@@ -7,7 +7,7 @@ import click
 
 from istmpi.cli.completion import complete_runs
 from istmpi.cli.following import logging, opened
-from istmpi.cli.quantities import WholeRange
+from istmpi.cli.quantities import MOST_RANKS, WholeRange
 from istmpi.cli.settings import options, resolve
 from istmpi.cli.showing import Showing, showing
 from istmpi.cli.walltime import deadline, walltime
@@ -39,7 +39,7 @@ DEFAULT = "digits"
 )
 @showing
 @click.option("--dry-run", is_flag=True, help="Print shapes, bytes, FLOPs and memory; train nothing.")
-@click.option("--ranks", type=WholeRange(min=1), metavar="P", help="Ranks to plan for, with --dry-run.")
+@click.option("--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Ranks to plan for, with --dry-run.")
 def command(
     run: str | None,
     assignments: tuple[str, ...],
