@@ -15,6 +15,7 @@ from istmpi.cli.settings import options, resolve
 from istmpi.cli.showing import Showing, showing
 from istmpi.errors import ConfigError, SimulationError
 from istmpi.foreign import one_line
+from istmpi.units import in_seconds
 
 if TYPE_CHECKING:
     from istmpi.comm.simulated import Outcome
@@ -106,7 +107,7 @@ def _facts(outcome: Outcome, drawn: str) -> dict[str, str]:
         f"{sum(outcome.calls):,} calls of MPI, {outcome.messages['messages']:,} messages, {outcome.switches:,} switches"
     )
     happened = f"; came about: {', '.join(outcome.happened)}" if outcome.happened else ""
-    return {"simulated": f"{counts}, {outcome.seconds:.3g} virtual seconds", "faults": f"{drawn}{happened}"}
+    return {"simulated": f"{counts}, {in_seconds(outcome.seconds)} of virtual time", "faults": f"{drawn}{happened}"}
 
 
 def _try(run: Run, ranks: int, seeds: range, kinds: tuple[str, ...], quiet: bool) -> None:
