@@ -18,7 +18,7 @@ from istmpi.comm.mpi import (
     threads_may_call,
 )
 from istmpi.comm.overdue import within_deadlines
-from istmpi.comm.roll_call import RollCall
+from istmpi.comm.roll_call import RollCall, while_loading
 from istmpi.comm.stop_gossip import StopGossip
 from istmpi.comm.traffic import Sent, Traffic
 
@@ -53,5 +53,6 @@ __all__ = [
     "thread_level",
     "threads_may_call",
     "world",
+    "while_loading",
     "within_deadlines",
 ]

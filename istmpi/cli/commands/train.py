@@ -12,7 +12,7 @@ from istmpi.cli.settings import options, resolve
 from istmpi.cli.showing import Showing, showing
 from istmpi.cli.walltime import deadline, walltime
 from istmpi.foreign import is_file
-from istmpi.record import SETTINGS, run_of
+from istmpi.record import SETTINGS, home, run_of
 
 DEFAULT = "digits"
 
@@ -101,15 +101,16 @@ def command(
 
     communicator = comm.world()
     with communicator.agreed():
-        run, resume, home = _asked(run, resume)
-        resolved = resolve(run, assignments, given if given["out"] else {**given, "out": home})
+        run, resume, own_folder = _asked(run, resume)
+        resolved = resolve(run, assignments, given if given["out"] else {**given, "out": own_folder})
         stop_at = deadline(stop_before_walltime, communicator)
         loggers = opened(log, communicator)
 
-    from istmpi.cli.progress import TrainingDisplay
-    from istmpi.loggers.logged_watch import LoggedWatch
-    from istmpi.training.run import run_training
-    from istmpi.training.watch import Watch
+    with comm.while_loading(communicator, resolved.comm.patience, home(resolved.output.folder, resolved.name)):
+        from istmpi.cli.progress import TrainingDisplay
+        from istmpi.loggers.logged_watch import LoggedWatch
+        from istmpi.training.run import run_training
+        from istmpi.training.watch import Watch
 
     displays = []
     with ExitStack() as until_the_end:
