@@ -42,7 +42,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
         figures = _figures(run, network, costs, alone) | ({"init": begun} if begun else {})
         print(json.dumps(figures, default=float))  # FLOPs are fractions
         return
-    tables.plan(Console(highlight=False), run, network, costs, alone)
+    tables.plan(Console(emoji=False, highlight=False), run, network, costs, alone)
     for line in begun:
         print(one_line(line))
 

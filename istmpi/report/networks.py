@@ -63,7 +63,7 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
 
 
 def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False)
+    return Table(*map(escape, columns), box=None, pad_edge=False)
 
 
 def _row(table: Table, *cells: object) -> None:

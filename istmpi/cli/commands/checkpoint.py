@@ -34,7 +34,7 @@ def ls(folder: str, verify: bool, as_json: bool) -> None:
 
     found = files(Path(folder))
     entries = []
-    with progress(Console(stderr=True), in_bytes=True) as tell:
+    with progress(Console(emoji=False, stderr=True), in_bytes=True) as tell:
         counter = Counter(tell, sum(map(_size, found)))
         for path in found:
             counter.stage = path.name
@@ -147,7 +147,7 @@ def _portable(value: object) -> object:
 
 def _console() -> Console:
     """Tables in a file or a pipe are not cut to the width of a terminal that is not there."""
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = 1000
     return console

@@ -100,7 +100,7 @@ def command(
     cluster = _cluster(given)
     sizes = Sizes(row_features or FEATURES_IN_A_ROW, nodes or NODES, DEGREE if degree is None else degree)
     scenario = _scenario(run, assignments, given, layers, examples, cluster, sizes)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(emoji=False, highlight=False, soft_wrap=True)
     if advice:
         for line in advise(scenario, most_ranks):
             console.print(escape(line))
@@ -206,7 +206,7 @@ def _title(scenario: Scenario) -> str:
 
 
 def _print(scenario: Scenario, methods: list[str], counts: list[int], rows: list[costs.Row]) -> None:
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     cluster = scenario.cluster
     link = cluster.links["alltoallv"]
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))

@@ -116,7 +116,7 @@ def command(
 
     from istmpi.report.networks import tables
 
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = 1000
     shapes = {name: axes.shape(inferred.lengths) for name, axes in inferred.parameters.items()}
