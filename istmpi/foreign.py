@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +33,8 @@ _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
 """An object that a library names by its place in memory."""
 _LIMITS = (MemoryError, RecursionError, OverflowError)
 """What any reader may meet in a file that was made for it."""
+_EXITS = ("_sitebuiltins", "<frozen _sitebuiltins>", "leaving")
+"""Files of the functions exit and quit, Python's and ours."""
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
 """Of a name that was given: nothing can be asked of such a file."""
 
@@ -129,6 +133,41 @@ def past_a_limit(error: BaseException) -> UserError | None:
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
         return UserError(f"{error.filename}: cannot be used ({error.strerror}). Give another name or other rights.")
     return None
+
+
+def left(error: BaseException) -> IstmpiError | None:
+    """The error for code that ends the program before its work is done; None where that is istmpi's own."""
+    code, words = getattr(error, "code", getattr(error, "exit_code", 1)), str(error)
+    how = type(error).__name__ + f" ({words})" * bool(words)
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).stem not in _EXITS]
+    return left_at(frames[-1].filename, frames[-1].lineno, how, code) if frames else None
+
+
+def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
+    """The same by its place; ``code`` is what it means the process to end with."""
+    if Path(file).is_relative_to(Path(__file__).parent):
+        return None
+    end = IstmpiError(
+        f"{file}, line {line}, ends the program by {how} before its work is done. Let it return, or raise an error "
+        f"that says why."
+    )
+    end.exit_code = code if isinstance(code, int) and code % 256 else 1  # a system keeps eight bits of it
+    return end
+
+
+@contextmanager
+def staying(*others: type[BaseException]) -> Iterator[None]:
+    """A context that runs others' code, which cannot leave the program: IstmpiError where it tries to.
+
+    By SystemExit, by any of the ``others``, or by KeyboardInterrupt where Ctrl-C does not raise that.
+    """
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt, *others) as error:
+        asked = isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if not asked and (end := left(error)):
+            raise end from error
+        raise
 
 
 def exists(path: Path) -> bool:

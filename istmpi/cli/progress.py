@@ -45,6 +45,7 @@ class TrainingDisplay(Watch):
         coloured = terminal or bool(os.environ.get("FORCE_COLOR"))
         self._way = showing.progress or ("bar" if terminal else "lines")
         self._console = Console(
+            emoji=False,
             highlight=False,
             soft_wrap=not terminal,
             force_terminal=coloured,
@@ -183,7 +184,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
         self._stop_view()
         last = summary.last
         self._console.print(
-            f"[bold]{escape(self._heading)}:[/] {summary.score_name} {last.score.score:.4f} "
+            f"[bold]{escape(self._heading)}:[/] {escape(summary.score_name)} {last.score.score:.4f} "
             f"after {duration(last.seconds)}, {size(last.bytes)} sent"
         )
 

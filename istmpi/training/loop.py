@@ -31,6 +31,7 @@ from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.exits import require_fitting
+from istmpi.foreign import staying
 from istmpi.methods import logit_adjustment, spec_of
 from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.methods.survival import Survival
@@ -209,7 +210,7 @@ class Training:
         """
         run = self.run
         every = run.evaluate.every or max(run.train.rounds // 10, 1)
-        with told(self.communicator, self.clock, lambda: self.rounds_done):
+        with staying(), told(self.communicator, self.clock, lambda: self.rounds_done):
             while self.untold or not (self.done or self.stop.reason):
                 if not self.untold and not self._run_round():
                     return

@@ -95,7 +95,7 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
     from istmpi.data.prepare import prepare
 
     given = {option: value for option, value in options.items() if value is not None}
-    with progress(Console(stderr=True)) as tell:
+    with progress(Console(emoji=False, stderr=True)) as tell:
         report = prepare(kind, source, target, progress=tell, force=force, max_bad=max_bad, **given)
     if as_json:
         print(json.dumps(asdict(report, dict_factory=known), default=str))
@@ -103,8 +103,8 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
     table = Table(show_header=False, box=None, pad_edge=False)
     shown = _text if report.text else _rows if report.rows else _graph if report.graph else _examples
     for row in shown(report):
-        table.add_row(*row)
-    table.add_row("split", report.split)
+        table.add_row(*map(escape, row))
+    table.add_row("split", escape(report.split))
     what = "documents" if report.text else "files"
     if report.skipped:
         table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} {what}", *report.skipped[:3]])))
@@ -114,7 +114,7 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
             what = ""
     table.add_row("took", f"{report.seconds:.1f} s")
     table.add_row("size", size(report.bytes))
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     console.print(escape(printable(report.target.name)), style="bold")
     console.print(table)
     console.print(f"train on it: mpirun -n 4 {shlex.join(_next(report))}", soft_wrap=True, markup=False)
