@@ -94,9 +94,10 @@ def _require_flags(parts: dict[str, np.ndarray], source: str) -> None:
             )
         if not (flags := _are_flags(labels)).all():
             row, column = np.argwhere(~flags)[0]
+            value = labels[row, column].item()
             raise DataError(
-                f"{source}: {split} example {row} has {labels[row, column].item()!r} for label {column}; multi-label needs 0 "
-                "or 1. Correct it, or predict numbers: --task regression."
+                f"{source}: {split} example {row} has {value!r} for label {column}; multi-label needs 0 or 1. Correct "
+                "it, or predict numbers: --task regression."
             )
 
 
