@@ -45,6 +45,17 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class YesOrNo(click.ParamType):
+    """One of the two words, as a truth value."""
+
+    name = "yes|no"
+
+    def convert(self, value, param, ctx):
+        if value not in ("yes", "no"):
+            self.fail(f"{value!r} must be yes or no.", param, ctx)
+        return value == "yes"
+
+
 def _checked(kind: Any, convert: Callable, value: Any, param: Any, ctx: Any, what: str) -> Any:
     """A number by click's ``convert``, whose error names a type where it should say what the number must be."""
     try:

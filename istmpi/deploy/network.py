@@ -13,6 +13,7 @@ from istmpi.checkpoint.state import Moments, fill, stored_moments
 from istmpi.data.graph import GraphSplit
 from istmpi.data.images import resized
 from istmpi.data.kinds import split_of
+from istmpi.data.offsets import less
 from istmpi.data.sources import open_dataset
 from istmpi.data.sparse import Ragged, SparseSplit
 from istmpi.deploy.code import changed_source, runnable
@@ -55,7 +56,7 @@ class CalibratedNetwork:
         self._norms = architecture.batch_norm_layers(self.module)
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self._data, self._example_shape = checkpoint.header.data, architecture.example_shape
-        self._rescaling = checkpoint.rescaling
+        self._rescaling, self._exact = checkpoint.rescaling, checkpoint.target_offset is not None
         self._normalisation, self._side = checkpoint.normalisation, checkpoint.header.side
         if calibrate_on is None:
             self._adopt(stored_moments(checkpoint))
@@ -74,7 +75,8 @@ class CalibratedNetwork:
         """Outputs as they are to be read."""
         if self._rescaling is None:
             return outputs
-        factor, shift = (values.astype(outputs.dtype) for values in self._rescaling)
+        dtype = np.float64 if self._exact else outputs.dtype
+        factor, shift = (values.astype(dtype) for values in self._rescaling)
         return outputs * factor + shift
 
     @torch.no_grad()
@@ -116,6 +118,8 @@ class CalibratedNetwork:
                 f"examples of shape {x.shape} do not fit this network: it takes [examples, {prod(self._data.shape)}], "
                 f"one row of numbers for each."
             )
+        if self._normalisation and self._normalisation.offset is not None:
+            x = less(x, self._normalisation.offset)
         unknown = np.full(len(x), -1)
         examples = split_of(self._data.kind, self._data.shape, x, unknown, self._normalisation).resized(self._side)
         batch = examples.reshaped(self._example_shape).batch(np.arange(len(x)))

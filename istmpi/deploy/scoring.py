@@ -3,11 +3,14 @@
 import os
 from dataclasses import dataclass
 
+import numpy as np
+
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
-from istmpi.data.dataset import Dataset, same_form
+from istmpi.data.dataset import Dataset, other_reading, same_form
 from istmpi.data.images import resized
+from istmpi.data.offsets import named
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.devices import choose_threads
@@ -58,6 +61,8 @@ def evaluate(
             data = data.with_validation(run.data.validation, run.train.seed)
         require_fitting(data, checkpoint)
         data = data.normalised_by(checkpoint.normalisation)
+        if checkpoint.target_offset is not None or data.target_offset is not None:
+            data = data.with_target_offset(checkpoint.target_offset)
         if checkpoint.targets:
             data = data.standardised(checkpoint.targets)
         if split not in data.splits:
@@ -105,5 +110,23 @@ def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
         wrong = f"calls class {number} {data.classes[number]}; the network calls it {checkpoint.classes[number]}"
     elif str(data.tokenizer) != str(checkpoint.tokenizer):
         wrong = f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
+    elif differences := other_reading(data.reading, checkpoint.reading):
+        wrong = f"was read otherwise: {differences} in the network's training data"
+    else:
+        wrong = _without_offset(data, checkpoint)
     if wrong:
         raise DataError(f"{data.source} {wrong}. Give data of the kind that {checkpoint.path} was trained on.")
+
+
+def _without_offset(data: Dataset, checkpoint: Checkpoint) -> str:
+    """What of the data is rounded to float32, and was less an offset in training; empty where that is nothing."""
+    normalisation = checkpoint.normalisation
+    for what, trained, here in (
+        ("feature", normalisation and normalisation.offset, data.offset),
+        ("output", checkpoint.target_offset, data.target_offset),
+    ):
+        if trained is not None:
+            rounded = np.flatnonzero(trained if here is None else (trained != 0) & (here == 0))
+            if len(rounded):
+                return f"has {named(rounded, what)} rounded to float32; in training an offset was subtracted first"
+    return ""

@@ -268,7 +268,7 @@ def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(tmp_path
             {},
             "a.jsonl, line 2 has no text under 'text'; it has txt",
         ),
-        ({"a.jsonl": b'{"text": 5}'}, {}, "a.jsonl, line 1 has no text under 'text'"),
+        ({"a.jsonl": b'{"text": 5}'}, {}, "a.jsonl, line 1: its text is a number, not a text"),
         ({"a.jsonl": b'["x"]'}, {}, "a.jsonl, line 1 has no text under 'text'; it has no keys"),
         ({"a.jsonl": b'{"text": "x"'}, {}, "a.jsonl, line 1 is not JSON"),
         ({"a.jsonl": b'{"text": "\xff"}'}, {}, "a.jsonl, line 1 is not JSON"),

@@ -14,11 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from istmpi.cli.bars import progress
-from istmpi.cli.quantities import FiniteRange, WholeRange
+from istmpi.cli.quantities import FiniteRange, WholeRange, YesOrNo
 from istmpi.foreign import printable
 from istmpi.record import known
 from istmpi.report.units import size
-from istmpi.tasks import DENSE_MULTI_LABEL, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
+from istmpi.tasks import DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.data.prepare import Report
@@ -43,8 +43,20 @@ NAMED = 12
     metavar="TASK",
     help="csv, arrays: classification, regression; arrays: multi-label.  [default: by the labels]",
 )
+@click.option("--header", type=YesOrNo(), metavar="yes|no", help="csv: line 1 has names.  [default: as it seems]")
+@click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: comma, semicolon or tab]")
+@click.option(
+    "--channels", metavar="first|last", help="arrays: where images [n, ., ., .] have theirs.  [default: first]"
+)
+@click.option("--split", type=WholeRange(min=0), metavar="N", help="graph: of masks [nodes, splits] this one, from 0.")
 @click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
 @click.option("--key", metavar="KEY", help="text: where a line of .jsonl has its text.  [default: text]")
+@click.option(
+    "--counted-from",
+    type=WholeRange(0, 1),
+    metavar="0|1",
+    help="xc: the number of the first feature in rows without a header.  [default: 0 if it occurs, else 1]",
+)
 @click.option(
     "--clusters", type=WholeRange(), metavar="N", help="graph: cut it into N parts with METIS, for batches of these."
 )
@@ -120,7 +132,7 @@ def _examples(report: Report) -> Iterator[tuple[str, str]]:
         yield split, f"{count:,} examples"
     shape = f" ({' x '.join(map(str, report.shape))})" if len(report.shape) > 1 else ""
     yield "features", f"{report.features:,}{shape}"
-    if report.task == DENSE_MULTI_LABEL:
+    if report.task == DENSE_LABELS:
         yield "labels", _of_class([*map(str, range(len(report.of_class)))], report.of_class)
         return
     yield "classes", _of_class(report.classes, report.of_class) if report.classes else "none (regression)"
