@@ -20,7 +20,7 @@ CLASSIFICATION = "classification"
 REGRESSION = "regression"
 NEXT_TOKEN = "next-token"
 MULTI_LABEL = "multi-label"
-DENSE_MULTI_LABEL = "dense-multi-label"
+DENSE_LABELS = "dense-multi-label"
 NODE_CLASSES = "node-classes"
 NODE_LABELS = "node-labels"
 GRAPH_TASKS = (NODE_CLASSES, NODE_LABELS)
@@ -206,7 +206,7 @@ class NodeLabels(Task):
         return points[0] / points[1] if points[1] else 0.0
 
 
-class DenseMultiLabel(NodeLabels):
+class DenseLabels(NodeLabels):
     """The same loss, of examples of which each has any number of labels; the score is precision at 1."""
 
     score = "P@1"
@@ -234,7 +234,7 @@ TASKS: dict[str, type[Task]] = {
     REGRESSION: Regression,
     NEXT_TOKEN: NextToken,
     MULTI_LABEL: MultiLabel,
-    DENSE_MULTI_LABEL: DenseMultiLabel,
+    DENSE_LABELS: DenseLabels,
     NODE_CLASSES: NodeClasses,
     NODE_LABELS: NodeLabels,
 }

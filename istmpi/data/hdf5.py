@@ -61,15 +61,7 @@ from istmpi.hdf5 import (
     structure_errors,
     unheard,
 )
-from istmpi.tasks import (
-    CLASSIFICATION,
-    DENSE_MULTI_LABEL,
-    GRAPH_TASKS,
-    MULTI_LABEL,
-    NEXT_TOKEN,
-    REGRESSION,
-    TASKS,
-)
+from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, REGRESSION, TASKS
 
 READABLE = (1, 2)
 """Versions of the format."""
@@ -77,7 +69,7 @@ MAPPED = ("x", TOKENS, *LARGE)
 """Datasets that may be large: checked block by block as they are read, all others when the file is opened."""
 
 _TYPES = {"x": (np.dtype("<f4"), np.dtype("u1")), CLASSIFICATION: (np.dtype("<i8"),), REGRESSION: (np.dtype("<f4"),)}
-_TYPES[DENSE_MULTI_LABEL] = (np.dtype("u1"),)
+_TYPES[DENSE_LABELS] = (np.dtype("u1"),)
 
 
 @dataclass(frozen=True)
@@ -264,11 +256,10 @@ class PreparedFile:
             raise self.error(f"has {count} {split} examples; it needs at least one. Prepare it again")
         x = self.mapped(f"{split}/x", (count, features), _TYPES["x"])
         y = self.mapped(f"{split}/y", (count,) if task == CLASSIFICATION else (count, outputs), _TYPES[task])
-        largest = {CLASSIFICATION: outputs - 1, DENSE_MULTI_LABEL: 1}.get(task)
+        largest = {CLASSIFICATION: outputs - 1, DENSE_LABELS: 1}.get(task)
         if largest is not None and (y.min() < 0 or y.max() > largest):
             bad = tuple(np.argwhere((y < 0) | (y > largest))[0].tolist())
-            place = ", ".join(map(str, bad))
-            raise self.error(f"has label {y[bad]} at {split}/y[{place}]; labels run from 0 to {largest}. Correct it")
+            raise self.error(f"has label {y[bad]} at {split}/y{list(bad)}; labels run from 0 to {largest}. Correct it")
         # A look at the first rows is cheap and finds what another program filled wrongly; all would be a full read.
         if x.dtype.kind == "f" and not np.isfinite(x[: max(1, 2**20 // features)]).all():
             raise self.error(f"has features in {split}/x that are not finite; remove or fill such examples first")

@@ -8,10 +8,7 @@ import numpy as np
 
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import printable
-from istmpi.tasks import CLASSIFICATION, DENSE_MULTI_LABEL, MULTI_LABEL, REGRESSION
-
-if TYPE_CHECKING:
-    from istmpi.data.prepare.notes import Notes
+from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, MULTI_LABEL, REGRESSION
 
 _TASK = "--task"
 
@@ -22,10 +19,10 @@ def read_labels(
     """The task, the names of the classes (None for other tasks) and y per split, from raw labels per split.
 
     Raw labels are [n] or [n, 1] of integers, booleans, strings or floats, or [n, outputs] of numbers. Without ``task``,
-    one string, boolean or integer an example is its class, so is the place of the only 1 of [n, outputs] of 0 and 1;
-    other such matrices are several labels an example, and all else is regression. Classes are numbered in the order of
-    their values, over all splits; floats are classes only where they are whole. y is [n] int64, or [n, outputs] uint8
-    of several labels, or [n, outputs] of numbers that are finite in float32, in the type that they came in. ``notes``
+    one string, boolean or integer an example is its class, so is the place of the only 1 in a row of [n, outputs] of 0
+    and 1; other such matrices are several labels an example, and all else is regression. Classes are numbered in the
+    order of their values, over all splits; floats are classes only where they are whole. y is [n] int64, or [n,
+    outputs]: uint8 of several labels, or numbers that are finite in float32, in the type that they came in. ``notes``
     is told what is decided.
     """
     known = CLASSIFICATION, REGRESSION, MULTI_LABEL
@@ -41,8 +38,8 @@ def read_labels(
     if decided and labels.ndim == 2:
         task, why = _task_of_matrix(labels)
         if notes is not None:
-            notes.assume(f"the labels {list(labels.shape)} are {why}: task {task}", _TASK)
-    if task is None:
+            notes.assume(f"{labels.shape[0]:,} rows of {labels.shape[1]} labels, {why}", _TASK)
+    elif decided:
         task = CLASSIFICATION if labels.ndim == 1 and labels.dtype.kind != "f" else REGRESSION
     if task == CLASSIFICATION:
         if labels.ndim != 1:
@@ -67,7 +64,7 @@ def read_labels(
         if never and notes is not None:
             shown = ", ".join(map(str, never[:8])) + ", ..." * (len(never) > 8)
             notes.leave_out(f"{len(never)} of {labels.shape[1]} labels, that no training example has: {shown}")
-        return DENSE_MULTI_LABEL, None, y
+        return DENSE_LABELS, None, y
     if labels.dtype.kind not in "fiubO":
         raise DataError(f"{source}: the label {labels.flat[0]!s} is not a number; regression needs one. Check --label.")
     with np.errstate(over="ignore"):  # it is infinite then
@@ -110,12 +107,12 @@ def _tell_of_numbers(labels: np.ndarray, notes: Notes) -> None:
 
 
 def _task_of_matrix(labels: np.ndarray) -> tuple[str, str]:
-    """The task that a matrix of labels is for, and why."""
+    """The task of a matrix of labels, and why."""
     if not _are_flags(labels).all():
-        return REGRESSION, "not all 0 or 1"
+        return REGRESSION, "not all 0 or 1: taken for numbers to predict"
     if (np.count_nonzero(labels, axis=1) == 1).all():
-        return CLASSIFICATION, "0 but for a single 1 in each row"
-    return MULTI_LABEL, "0 and 1"
+        return CLASSIFICATION, "a single 1 in each and else 0: taken for classes"
+    return MULTI_LABEL, "all 0 or 1: taken for several labels an example"
 
 
 def _are_flags(labels: np.ndarray) -> np.ndarray:
@@ -132,9 +129,10 @@ def _require_flags(parts: dict[str, np.ndarray], source: str) -> None:
             )
         if not (flags := _are_flags(labels)).all():
             row, column = np.argwhere(~flags)[0]
-            given = f"{split} example {row} has {labels[row, column].item()!r} for label {column}"
+            value = labels[row, column].item()
             raise DataError(
-                f"{source}: {given}; multi-label needs 0 or 1. Correct it, or predict numbers: --task regression."
+                f"{source}: {split} example {row} has {value!r} for label {column}; multi-label needs 0 or 1. Correct "
+                "it, or predict numbers: --task regression."
             )
 
 

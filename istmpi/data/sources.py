@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,7 @@ from istmpi.data.offsets import Extent, named
 from istmpi.data.text import WINDOW, windowed
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
-from istmpi.tasks import (
-    CLASSIFICATION,
-    DENSE_MULTI_LABEL,
-    GRAPH_TASKS,
-    MULTI_LABEL,
-    NEXT_TOKEN,
-    NODE_CLASSES,
-    REGRESSION,
-)
+from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, NODE_CLASSES, REGRESSION
 
 if TYPE_CHECKING:
     from istmpi.config import Data
@@ -49,7 +42,7 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
     `open_dataset` does.
     """
     opened = open_dataset(data.source, stream, data.length)
-    if opened.task in (NEXT_TOKEN, MULTI_LABEL, DENSE_MULTI_LABEL) and data.placement == "by-label":
+    if opened.task in (NEXT_TOKEN, MULTI_LABEL, DENSE_LABELS) and data.placement == "by-label":
         what = "text" if opened.task == NEXT_TOKEN else f"for {opened.task}"
         raise ConfigError(
             f"data.placement = 'by-label' is for classes, but {opened.source} is {what}. Use shared or sharded."
@@ -123,9 +116,11 @@ def open_npz(path: Path) -> Dataset:
         labels = {split: _exact(y, split, "output", str(path)) for split, y in labels.items()}
     splits = {split: split_of("arrays", shape, x, labels[split]) for split, x in rows.items()}
     outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
-    assumed = [f"{note.text} (istmpi prepare arrays {note.option} decides otherwise)" for note in notes.assumed]
-    told = assumed + [note.text for note in notes.left_out]
-    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays", assumed=tuple(told))
+    told = tuple(
+        str(replace(note, option=note.option and f"istmpi prepare arrays {note.option}"))
+        for note in (*notes.assumed, *notes.left_out)
+    )
+    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays", assumed=told)
 
 
 def split_arrays(

@@ -15,11 +15,11 @@ from istmpi.data.prepare import prepare
 from istmpi.data.prepare.notes import Notes
 from istmpi.data.sources import open_dataset
 from istmpi.errors import DataError
-from istmpi.tasks import DENSE_MULTI_LABEL, TASKS
+from istmpi.tasks import DENSE_LABELS, TASKS
 
 HOT = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]])
 ONE_HOT = np.eye(3, dtype=int)[[2, 0, 1, 2]]
-TASK = TASKS[DENSE_MULTI_LABEL]
+TASK = TASKS[DENSE_LABELS]
 
 
 # ---- the loss and the scores
@@ -45,12 +45,13 @@ def test_loss_and_scores_are_those_of_the_naive_oracle(labels, logits):
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int64", "float16", "float32", "float64"])
 def test_a_matrix_of_0_and_1_is_recognised(dtype):
-    for y, task, classes in ((HOT, DENSE_MULTI_LABEL, None), (ONE_HOT, "classification", ("0", "1", "2"))):
+    for y, task, classes in ((HOT, DENSE_LABELS, None), (ONE_HOT, "classification", ("0", "1", "2"))):
         notes = Notes()
         found = read_labels({"train": y.astype(dtype), "test": y[:2].astype(dtype)}, None, "SRC", notes=notes)
         assert found[:2] == (task, classes)
         (note,) = notes.assumed
-        assert "[6, 3]" in note.text and task.removeprefix("dense-") in note.text and note.option == "--task"
+        assert note.text.startswith("6 rows of 3 labels, ") and note.option == "--task"
+        assert note.text.endswith("taken for several labels an example" if classes is None else "taken for classes")
         right = HOT if classes is None else [2, 0, 1, 2]
         assert (found[2]["train"] == right).all() and found[2]["train"].dtype == ("u1" if classes is None else "i8")
 
@@ -59,7 +60,7 @@ def test_a_matrix_of_0_and_1_is_recognised(dtype):
 def test_other_matrices_are_numbers_to_predict_and_that_is_said(y):
     notes = Notes()
     assert read_labels({"train": y, "test": y}, None, "SRC", notes=notes)[0] == "regression"
-    assert "task regression" in notes.assumed[0].text
+    assert notes.assumed[0].text == "8 rows of 3 labels, not all 0 or 1: taken for numbers to predict"
 
 
 def test_the_option_decides():
@@ -67,7 +68,7 @@ def test_the_option_decides():
         notes = Notes()
         return *read_labels({"train": y, "test": y}, task, "SRC", notes=notes), notes.assumed
 
-    assert read(ONE_HOT, "multi-label")[0] == DENSE_MULTI_LABEL and not read(ONE_HOT, "multi-label")[3]
+    assert read(ONE_HOT, "multi-label")[0] == DENSE_LABELS and not read(ONE_HOT, "multi-label")[3]
     assert read(HOT, "regression")[0] == "regression"
     assert read(ONE_HOT.astype(np.float32), "classification")[2]["test"].tolist() == [2, 0, 1, 2]
     with pytest.raises(DataError, match="3 numbers an example, not a single 1 among 0.*--task multi-label"):
@@ -112,9 +113,7 @@ def test_prepared_and_as_it_stands_are_the_same(tmp_path):
         assert (raw.splits[split].labels() == data.splits[split].labels()).all()
         assert raw.splits[split].labels_checksum == data.splits[split].labels_checksum
         assert (np.load(path)[f"y_{split}"] == data.splits[split].labels()).all()
-    assert (
-        (data.task, data.outputs, data.classes) == (raw.task, raw.outputs, raw.classes) == (DENSE_MULTI_LABEL, 6, None)
-    )
+    assert (data.task, data.outputs, data.classes) == (raw.task, raw.outputs, raw.classes) == (DENSE_LABELS, 6, None)
     assert report.of_class == tuple(np.load(path)["y_train"].sum(axis=0))
     assert "istmpi prepare arrays --task decides otherwise" in raw.assumed[0]
     left, held = data.with_validation(0.25, 0).splits["train"], data.with_validation(0.25, 0).splits["validation"]
@@ -129,7 +128,7 @@ def test_labels_that_no_training_example_has_are_told(tmp_path, istmpi_command):
     assert report.left_out[0].text in open_dataset(str(tmp_path / "a.npz")).assumed
     words = "prepare", "arrays", tmp_path / "a.npz", tmp_path / "a.h5", "--force", "--task", "multi-label"
     table = " ".join(istmpi_command(*words)[1].split())
-    assert "labels 4, for training: 0 2, 1 2, 2 2, 3 0" in table and "the labels [" not in table
+    assert "labels 4, for training: 0 2, 1 2, 2 2, 3 0" in table and "taken for" not in table
 
 
 def test_a_file_with_another_label_is_refused(tmp_path):
@@ -164,7 +163,8 @@ def rows_of(answer):
 
 def test_training_and_evaluation_tell_all_scores(trained, istmpi_command):
     path, network, said = trained
-    assert "the labels [170, 6] are 0 and 1: task multi-label (istmpi prepare arrays --task decides otherwise)" in said
+    words = "170 rows of 6 labels, all 0 or 1: taken for several labels an example"
+    assert f"{words} (istmpi prepare arrays --task decides otherwise)" in said
     for words in (said, istmpi_command("evaluate", network)[1]):
         assert all(name in words for name in ("P@1", "P@3", "P@5", "micro-F1"))
     outputs = [row["outputs"] for row in rows_of(predict(trained, istmpi_command, "--outputs"))]

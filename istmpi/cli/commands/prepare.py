@@ -18,7 +18,7 @@ from istmpi.cli.quantities import FiniteRange, WholeRange, YesOrNo
 from istmpi.foreign import printable
 from istmpi.record import known
 from istmpi.report.units import size
-from istmpi.tasks import DENSE_MULTI_LABEL, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
+from istmpi.tasks import DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.data.prepare import Report
@@ -132,7 +132,7 @@ def _examples(report: Report) -> Iterator[tuple[str, str]]:
         yield split, f"{count:,} examples"
     shape = f" ({' x '.join(map(str, report.shape))})" if len(report.shape) > 1 else ""
     yield "features", f"{report.features:,}{shape}"
-    if report.task == DENSE_MULTI_LABEL:
+    if report.task == DENSE_LABELS:
         yield "labels", _of_class([*map(str, range(len(report.of_class)))], report.of_class)
         return
     yield "classes", _of_class(report.classes, report.of_class) if report.classes else "none (regression)"

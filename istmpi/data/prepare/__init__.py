@@ -28,7 +28,7 @@ from istmpi.data.prepare.xc import Facts as RowFacts
 from istmpi.data.prepare.xc import SparseMaterial
 from istmpi.data.writer import check_target
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.tasks import CLASSIFICATION, DENSE_MULTI_LABEL
+from istmpi.tasks import CLASSIFICATION, DENSE_LABELS
 
 AnyMaterial = Material | Corpus | SparseMaterial | GraphMaterial
 
@@ -148,8 +148,8 @@ def _write(
 ) -> tuple[int, ...] | None:
     """Write the file; how many training examples each class has, or each label where they have any number of them."""
     done, total = 0, sum(material.counts.values())
-    labelled = material.task in (CLASSIFICATION, DENSE_MULTI_LABEL)
-    of_class = np.zeros(material.outputs, np.int64) if labelled else None
+    counted = material.task in (CLASSIFICATION, DENSE_LABELS)
+    of_class = np.zeros(material.outputs, np.int64) if counted else None
     writer = material.writer(kind, source, target, force)
     writer.reading = notes.reading
     if offsets:
