@@ -10,6 +10,9 @@ from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import printable
 from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, MULTI_LABEL, REGRESSION
 
+if TYPE_CHECKING:
+    from istmpi.data.prepare.notes import Notes
+
 _TASK = "--task"
 
 
