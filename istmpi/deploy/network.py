@@ -19,7 +19,7 @@ from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.scoring import require_fitting
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
-from istmpi.evaluation.evaluator import calibration_rows
+from istmpi.evaluation.sample import calibration_rows, sampled_of
 from istmpi.exits import entropies, exit_taken, outputs_of
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import prepare
@@ -151,7 +151,8 @@ def calibration_inputs(checkpoint: Checkpoint, source: str, shape: tuple[int, ..
         data = data.with_validation(run.data.validation, run.train.seed)
     require_fitting(data, checkpoint)
     train = resized(data.normalised_by(checkpoint.normalisation), side).reshaped(shape).train
-    return train.batch(calibration_rows(run, len(train))).to("cpu", getattr(torch, run.model.dtype)).inputs
+    sampled = sampled_of(run, checkpoint.architecture, data, checkpoint.header.ranks)
+    return train.batch(calibration_rows(run, len(train), sampled)).to("cpu", getattr(torch, run.model.dtype)).inputs
 
 
 def require_calibrated(checkpoint: Checkpoint) -> None:

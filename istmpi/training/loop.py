@@ -208,7 +208,7 @@ class Training:
         Ends early when ``stop`` was asked, perhaps in the middle of a round: `state` then has what is done of it.
         """
         run = self.run
-        every = run.evaluate.every or max(run.train.rounds // 10, 1)
+        every = run.evaluate.rounds_between(run.train.rounds)
         with told(self.communicator, self.clock, lambda: self.rounds_done):
             while self.untold or not (self.done or self.stop.reason):
                 if not self.untold and not self._run_round():
@@ -287,7 +287,8 @@ class Training:
         known = *known, score, self.score_name, self.communicator.size, last
         new, self._told_losses = self.losses[self._told_losses :], len(self.losses)
         more = {"validation": validation, "slowest": tally.pace.slowest(self.hosts), "losses": tuple(new)}
-        return Progress(*known, **more)
+        spent = self.clock.seconds
+        return Progress(*known, **more, evaluating=spent["evaluate"] / (sum(spent.values()) or 1.0))
 
     @property
     def position(self) -> str:

@@ -31,7 +31,7 @@ def after(rounds, seconds=1.0, compute=(1.0,), score=None):
     pace.add(compute, seconds)
     slowest = pace.slowest(HOSTS)
     done = Progress(rounds, rounds, 0, seconds * rounds, 0, 1 / rounds, 0.1, score, "accuracy", ranks, last)
-    return dataclasses.replace(done, slowest=slowest)
+    return dataclasses.replace(done, slowest=slowest, evaluating=0.25)
 
 
 def screen(width=100, clock=time.monotonic):
@@ -70,7 +70,7 @@ def test_the_live_view_fits_the_terminal(width):
     console.print(view.view())
     bar, figures = re.sub("\x1b.*?m", "", console.file.getvalue()).splitlines()
     assert "7/60" in bar and len(bar) <= width and len(figures) <= width
-    parts = ["loss 0.1429", "accuracy 0.9123", "6 k examples/s", "1.5 MB/s"]
+    parts = ["loss 0.1429", "accuracy 0.9123", "6 k examples/s", "1.5 MB/s", "evaluate 25%"]
     parts.append("rank 3, node-17: 50% slower, the others waited 23% of the time")
     found = figures.split("  ")
     assert found == [part for part in parts if part in found] and found[0] == parts[0]
