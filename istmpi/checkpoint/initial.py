@@ -181,6 +181,9 @@ def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
         raise ConfigError(
             f"train.init = {str(path)!r}: nothing in it fits the network: {why} Give another, or --model."
         )
+    if odd := store.not_finite():
+        dtype = next(iter(store.parameters.values())).dtype
+        raise DataError(f"train.init: {path}: {odd} as {dtype}; weights must be finite. Give another file.")
     return fit
 
 

@@ -56,6 +56,7 @@ class CalibratedNetwork:
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self._data, self._example_shape = checkpoint.header.data, architecture.example_shape
         self._rescaling = checkpoint.rescaling
+        self.module.register_forward_hook(self._require_finite)
         self._normalisation, self._side = checkpoint.normalisation, checkpoint.header.side
         if calibrate_on is None:
             self._adopt(stored_moments(checkpoint))
@@ -69,6 +70,15 @@ class CalibratedNetwork:
         of a network with several exits, the last one's.
         """
         return self._rescaled(outputs_of(self._run(x))[-1].numpy())
+
+    def _require_finite(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], returned: Outputs) -> None:
+        for outputs in outputs_of(returned):
+            if not outputs.isfinite().all():
+                odd = outputs[~outputs.isfinite()][0].item()
+                raise DataError(
+                    f"{self._path}: the outputs of its network are not finite ({odd}). Give another network, or other "
+                    f"examples."
+                )
 
     def _rescaled(self, outputs: np.ndarray) -> np.ndarray:
         """Outputs as they are to be read."""

@@ -23,6 +23,7 @@ from istmpi.cost.evaluation import evaluation_memory, evaluation_plan, windows_t
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.engine.store import ParameterStore
+from istmpi.errors import DivergedError
 from istmpi.evaluation.fitting import fitted_scale
 from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_training, scored_of
@@ -196,12 +197,23 @@ class Evaluator:
     def _sum_over(
         self, split: Split, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]
     ) -> np.ndarray:
-        """The sum over a split's batches of what a function makes of the network's outputs and a batch. Collective."""
-        totals = np.zeros(shape)
+        """The sum over a split's batches of what a function makes of the network's outputs and a batch. Collective.
+
+        DivergedError on every rank where outputs or what is made of them are not finite.
+        """
+        totals, alone = np.zeros(shape), self.network.labels is None
         for batch in self._own_batches(split, self._scored(len(split))):
-            totals += totals_of(self.network(*batch.inputs), batch)
+            outputs = self.network(*batch.inputs)
+            totals += totals_of(outputs, batch)
+            if alone and not all(of.isfinite().all() for of in outputs_of(outputs)):
+                totals[:] = np.nan  # so that all ranks see it
         self.network.finish()
-        return self._summed(totals)
+        totals = self._summed(totals)
+        if not np.isfinite(totals).all():
+            error = DivergedError("the outputs of the full network are not finite")
+            error.everywhere = True
+            raise error
+        return totals
 
     def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
         """This rank's batches of these rows of a split."""
