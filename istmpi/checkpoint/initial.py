@@ -195,6 +195,9 @@ def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
             values = file.rows(there, rows.start, rows.stop)
             ratio = file.factor(there) / factor_of(network, name, store.full_scale)
             store.tensors[name].copy_(values if ratio == 1 else values.double() * ratio)
+    if odd := store.not_finite():
+        dtype = next(iter(store.parameters.values())).dtype
+        raise DataError(f"train.init: {path}: {odd} as {dtype}; weights must be finite. Give another file.")
     return fit
 
 

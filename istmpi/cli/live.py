@@ -59,6 +59,8 @@ class LiveView:
             self._figures.append(f"{number(examples)} examples/s")
             if len(self._hosts) > 1:
                 self._figures.append(f"{size(sent)}/s")
+        if self._score:
+            self._figures.append(f"evaluate {progress.evaluating:.0%}")
         if progress.slowest:
             self._figures.append(str(progress.slowest))
 

@@ -16,8 +16,10 @@ from istmpi.checkpoint.saver import Saver
 from istmpi.cli.live import LiveView
 from istmpi.cli.showing import Showing
 from istmpi.cost import cost
+from istmpi.cost.calibration import SHARE
 from istmpi.errors import IstmpiError
 from istmpi.evaluation.evaluator import Score
+from istmpi.evaluation.sample import scored_in_training
 from istmpi.foreign import one_line
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.report import plots, tables
@@ -107,6 +109,8 @@ class TrainingDisplay(Watch):
             line += f"  validation loss {scored.loss:.4f}  {progress.score_name} {_scores(scored)}"
         if progress.score:
             line += f"  test loss {progress.score.loss:.4f}  {progress.score_name} {_scores(progress.score)}"
+        if progress.score or progress.validation:
+            line += f"  evaluate {progress.evaluating:.0%}"
         return line
 
     def noticed(self, message: str) -> None:
@@ -235,9 +239,24 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
         **sizes,
         "lr": tables.learning_rate(run.optimizer, training.method.first_step(run.train.rounds)),
         "dealt out": f"{dealt}; each rank trains {number(plan.largest.elements)} weights",
+        "evaluation": _evaluations(training),
         "checkpoint": f"{every}, writer {saver.writer}{how}",
         "traffic": f"{size(plan.round_bytes)} a round over all ranks",
     }
+
+
+def _evaluations(training: Training) -> str:
+    """When the network is evaluated, on how much, and the part of the run's FLOPs that this takes."""
+    run, data, evaluator = training.run, training.dataset, training.evaluator
+    every = run.evaluate.rounds_between(run.train.rounds)
+    words = f"every {every} rounds" if every > 1 else "every round"
+    if data.task in GRAPH_TASKS:
+        return words
+    words += f" on {scored_in_training(run, data):,} examples"
+    if training.architecture.batch_norms:
+        words += f", calibrated on {evaluator.sampled:,}"
+    words += f": {evaluator.share:.0%} of the FLOPs"
+    return words + ", more than a tenth (evaluate.every, evaluate.examples make it less)" * (evaluator.share > SHARE)
 
 
 def _scores(score: Score) -> str:

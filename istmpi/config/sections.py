@@ -367,9 +367,16 @@ class Evaluate:
         ),
     ] = (0.55, 1.5)
     calibration_examples: Annotated[
-        int,
-        Meta(ge=2, description="Training examples from which the full network's normalisation is calibrated."),
-    ] = 1024
+        Annotated[int, Meta(ge=2)] | None,
+        Meta(
+            description="Training examples from which the full network's batch normalisation is calibrated; by default "
+            "1024, or fewer where evaluations would take more than a tenth of the run, by FLOPs."
+        ),
+    ] = None
+
+    def rounds_between(self, rounds: int) -> int:
+        """From one evaluation to the next, in a run of so many."""
+        return self.every or max(rounds // 10, 1)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.devices import choose_threads
 from istmpi.engine.store import ParameterStore
-from istmpi.errors import DataError
+from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.exits import ExitPoint
 from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, TASKS
@@ -50,7 +50,7 @@ def evaluate(
 
     Each rank reads its rows of the weights alone. The normalisation is the file's where it has one, unless
     ``calibrate``. ``model`` names the class of a network of one's own, which is then run. Raises DataError on every
-    rank for a checkpoint or data that cannot be used.
+    rank for a checkpoint or data that cannot be used, and where outputs are not finite.
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
@@ -82,7 +82,12 @@ def evaluate(
         evaluator.calibrate()
     else:
         evaluator.network.load_moments(moments)
-    score = evaluator.measure(data.splits[split])
+    try:
+        score = evaluator.measure(data.splits[split])
+    except DivergedError as error:
+        refused = DataError(f"{path}: {error} on the {split} split of {source}. Give another network, or other data.")
+        refused.everywhere = True
+        raise refused from error
     several = network.exits > 1 and data.task == CLASSIFICATION
     return Evaluation(
         score,

@@ -90,7 +90,7 @@ def test_the_full_network_is_that_of_another_run_or_its_export(checkpoints, tmp_
         of, features = checkpoint.architecture, checkpoint.header.data.shape
         x = np.random.default_rng(0).normal(size=(9, int(np.prod(features)))).astype(np.float32)
         expected = CalibratedNetwork(checkpoint)(x.copy()) * checkpoint.header.temperature
-        mean, std = checkpoint.normalisation
+        mean, std, _ = checkpoint.normalisation
     x = torch.from_numpy((x - mean) / std)
     file = export(path, form, tmp_path / f"network{'.pt' if form == 'torch' else '.safetensors'}").path
     for start in (path, file):
