@@ -278,7 +278,7 @@ def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp, 
         with open_checkpoint(path) as checkpoint, torch.no_grad():
             network = ResNet((1, 8, 8), 10, **training.run.model.arguments).double().eval()
             network.load_state_dict(exported(done.path))
-            mean, std = checkpoint.normalisation
+            mean, std, _ = checkpoint.normalisation
             normalised = torch.from_numpy((x - mean) / std).double().view(3, 1, 8, 8)
             logits = CalibratedNetwork(checkpoint)(x) * checkpoint.header.temperature
             torch.testing.assert_close(network(normalised), torch.from_numpy(logits))
