@@ -106,7 +106,9 @@ class TokenizerFile(Tokenizer):
             raise DataError(f"{self._source} is no tokenizer: it has no tokens. {_AGAIN}")
         count = max(tokens.values()) + 1
         if count > MOST_TOKENS:
-            raise DataError(f"{self._source}: its largest token is {count - 1:,}; {MOST_TOKENS:,} at most. {_AGAIN}")
+            raise DataError(
+                f"{self._source}: its largest token is {count - 1:,}; {MOST_TOKENS - 1:,} at most. {_AGAIN}"
+            )
         end = next((tokens[name] for name in ENDS if name in tokens), count)
         return max(count, end + 1), end
 
