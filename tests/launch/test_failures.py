@@ -57,16 +57,16 @@ WAYS = {
     "an interrupt": ("if failing: raise KeyboardInterrupt", ""),
     "sys.exit as if all were done": (
         "if failing: sys.exit(0)",
-        "program.py, line 13, ends the program by SystemExit (0)",
+        "ends the program by SystemExit (0)",
     ),
     "SystemExit without a code": (
         "if failing: raise SystemExit",
-        "program.py, line 13, ends the program by SystemExit",
+        "ends the program by SystemExit",
     ),
-    "exit without a code": ("if failing: exit()", "program.py, line 13, ends the program by SystemExit"),
+    "exit without a code": ("if failing: exit()", "ends the program by SystemExit"),
     "os._exit as if all were done": (
         "if failing: os._exit(0)",
-        "program.py, line 13, ends the program by os._exit (0)",
+        "ends the program by os._exit (0)",
     ),
     "a code of which no bit arrives": ("if failing: sys.exit(256)", "ends the program by SystemExit (256)"),
 }
@@ -113,7 +113,7 @@ def test_a_forward_that_leaves_as_if_all_were_done_is_an_error(mpirun, tmp_path,
     of_rank = f"rank {ranks - 1}: " if ranks > 1 else ""
     assert result.returncode == 1
     assert result.errors == [
-        f"istmpi: {of_rank}{tmp_path}/net.py, line 18, ends the program by SystemExit (0) before its work is done. Let "
+        f"istmpi: {of_rank}{tmp_path}/net.py, line 17, ends the program by SystemExit (0) before its work is done. Let "
         f"it return, or raise an error that says why."
     ]
 
