@@ -93,6 +93,7 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
     """
     # Here, not above: the library loads HDF5, which `istmpi prepare --help` on a login node can do without.
     from istmpi.data.prepare import prepare
+    from istmpi.data.prepare.notes import counted
 
     given = {option: value for option, value in options.items() if value is not None}
     with progress(Console(emoji=False, stderr=True)) as tell:
@@ -105,9 +106,9 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
     for row in shown(report):
         table.add_row(*map(escape, row))
     table.add_row("split", escape(report.split))
-    what = "documents" if report.text else "files"
+    what = "document" if report.text else "file"
     if report.skipped:
-        table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} {what}", *report.skipped[:3]])))
+        table.add_row("skipped", escape("\n  ".join([counted(len(report.skipped), what), *report.skipped[:3]])))
     for what, notes in (("assumed", report.assumed), ("left out", report.left_out)):
         for note in notes:
             table.add_row(what, escape(printable(str(note))))
