@@ -157,7 +157,7 @@ def test_a_script_that_uses_the_library_ends_on_all_ranks_when_one_fails(mpirun,
     "launcher",
     [
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
-        {"SLURM_PROCID": "2", "SLURM_NTASKS": "4"},
+        {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"},
     ],
     ids=["Open MPI", "SLURM"],
 )
