@@ -40,10 +40,7 @@ def world() -> Communicator:
         everyone = mpi.start().COMM_WORLD
         announced = launched()[1]
         if everyone.Get_size() == 1 and announced > 1:
-            raise LaunchError(
-                f"{announced} ranks were started but {mpi.library()} sees only one: launcher and MPI library do not "
-                f"belong together. Use the mpirun (or srun --mpi=...) of that library."
-            )
+            raise LaunchError(f"{announced} ranks were started but {mpi.library()} sees only one: {mpi.NOT_TOGETHER}")
         if not _agreed:
             _agree(everyone)
             _agreed = True
