@@ -38,8 +38,6 @@ _SAFETENSORS = {
     "BF16": torch.bfloat16,
 }
 _LONGEST_HEADER = 10**8
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
-"""What other programs put before every name."""
 _INSIDE = ("state_dict", "model_state_dict", "model")
 """Where other programs keep a state dict among other things."""
 
@@ -155,8 +153,8 @@ def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
     """
     fitted, misshapen, missing, used, numbers = [], [], [], set(), 0
     with _opened(path, store) as file:
-        names = _plainly(file.shapes)
         own = weights_among(store.parameters)
+        names = _plainly(file.shapes, {of for name in own for of in (name, plain_name(network, name))})
         for name in own:
             shape = store.parameters[name].pattern.shape(store.owners.lengths)
             there = next((names[one] for one in (name, plain_name(network, name)) if one in names), None)
@@ -221,12 +219,15 @@ def _opened(path: Path, store: ParameterStore) -> Iterator[_File]:
     yield file
 
 
-def _plainly(names: Mapping[str, Any]) -> dict[str, str]:
-    """Names in a file by what they are without what stands before every one of them."""
+def _plainly(names: Mapping[str, Any], own: set[str]) -> dict[str, str]:
+    """Names in a file, without what wrappers put before every one (module., _orig_mod., model.), where none is ours."""
     plain = {name: name for name in names}
-    for prefix in _WRAPPERS * 2:
-        if plain and all(name.startswith(prefix) for name in plain):
-            plain = {name.removeprefix(prefix): there for name, there in plain.items()}
+    while (
+        own.isdisjoint(plain)
+        and all("." in name for name in plain)
+        and len({name.split(".")[0] for name in plain}) == 1
+    ):
+        plain = {name.partition(".")[2]: there for name, there in plain.items()}
     return plain
 
 
