@@ -153,8 +153,8 @@ def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
     """
     fitted, misshapen, missing, used, numbers = [], [], [], set(), 0
     with _opened(path, store) as file:
+        names = _plainly(file.shapes, network)
         own = weights_among(store.parameters)
-        names = _plainly(file.shapes, {of for name in own for of in (name, plain_name(network, name))})
         for name in own:
             shape = store.parameters[name].pattern.shape(store.owners.lengths)
             there = next((names[one] for one in (name, plain_name(network, name)) if one in names), None)
@@ -219,15 +219,15 @@ def _opened(path: Path, store: ParameterStore) -> Iterator[_File]:
     yield file
 
 
-def _plainly(names: Mapping[str, Any], own: set[str]) -> dict[str, str]:
-    """Names in a file, without what wrappers put before every one (module., _orig_mod., model.), where none is ours."""
+def _plainly(names: Mapping[str, Any], network: Architecture) -> dict[str, str]:
+    """Names in a file, without what wrappers put before every one (module., _orig_mod., model.), where none fits."""
+    own = {of for name in weights_among(network.parameters) for of in (name, plain_name(network, name))}
     plain = {name: name for name in names}
-    while (
-        own.isdisjoint(plain)
-        and all("." in name for name in plain)
-        and len({name.split(".")[0] for name in plain}) == 1
-    ):
-        plain = {name.partition(".")[2]: there for name, there in plain.items()}
+    while plain and own.isdisjoint(plain):
+        wrapper = next(iter(plain)).partition(".")[0] + "."
+        if not all(name.startswith(wrapper) for name in plain):
+            break
+        plain = {name.removeprefix(wrapper): there for name, there in plain.items()}
     return plain
 
 

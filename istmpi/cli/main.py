@@ -91,6 +91,8 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
     """The console script. Whatever ends the program on one rank ends it on all, with that rank's message."""
     comm.announce(sys.argv[1:])
     warnings.showwarning = _show(warnings.showwarning)
+    if sys.stdout:  # a name from data shall end no command, whatever the locale
+        sys.stdout.reconfigure(errors="backslashreplace")
     code, together = _outcome(program)
     if code and not together:
         comm.abort_at_exit(code)

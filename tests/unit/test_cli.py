@@ -276,3 +276,12 @@ def test_a_rank_that_a_launcher_terminates_while_it_leaves_keeps_its_exit_code()
     )
     done = subprocess.run([sys.executable, "-c", program, "train", "nowhere.toml"], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
+
+
+def test_a_name_that_the_locale_cannot_show_ends_no_command(tmp_path):
+    rows = "".join(f"{row},{'Kätzchen' if row % 2 else '犬'}\n" for row in range(20))
+    (tmp_path / "table.csv").write_text(f"a,b\n{rows}", encoding="utf-8")
+    words = ["prepare", "csv", str(tmp_path / "table.csv"), str(tmp_path / "table.h5")]
+    result = cli(*words, env={"PYTHONIOENCODING": "ascii"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\\u72ac" in result.stdout

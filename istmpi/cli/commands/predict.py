@@ -170,7 +170,8 @@ def _tell_skipped(name: str, reason: str) -> None:
 
 
 def _print(text: Iterable[str]) -> None:
-    """To standard output; a reader that has seen enough, such as head, is no error."""
+    """To standard output, in UTF-8 as to a file; a reader that has seen enough, such as head, is no error."""
+    sys.stdout.reconfigure(encoding="utf-8")
     try:
         for piece in text:
             sys.stdout.write(piece)
