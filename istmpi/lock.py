@@ -104,7 +104,7 @@ class FolderLock:
     def _remove(self, said: str) -> None:
         """Remove the file if it still says that: of those that see that it is left over one at a time may act."""
         turn = self.path.with_name(f".{FILE}.turn")
-        if not _link(self._own, turn):
+        if not _link("", turn):  # without a text there is room for it on a full disk, too
             if _age(turn) > SECONDS_UNTIL_LEFT:  # of one that was killed right here
                 turn.unlink(missing_ok=True)
             return
@@ -249,5 +249,9 @@ def _age(path: Path) -> float:
 def _beside(path: Path, text: str) -> Path:
     """A new file with this text, beside another."""
     beside = temporary(path.with_name(FILE))
-    beside.write_text(text, encoding="utf-8")
+    try:
+        beside.write_text(text, encoding="utf-8")
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
     return beside

@@ -98,9 +98,9 @@ def command(
     from istmpi.data.sparse_inputs import read_rows
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.nodes import node_lines
-    from istmpi.deploy.output import appearing, require_free
     from istmpi.deploy.prediction import lines, predict
     from istmpi.deploy.ranking import ranked_lines
+    from istmpi.files import appearing, require_free
 
     if out:
         require_free(Path(out), force)
