@@ -145,6 +145,13 @@ def _create(text: str, path: Path) -> bool:
     return True
 
 
+def require_unheld(folder: Path) -> None:
+    """Refuse, with a ConfigError, a folder in which another run is at work, as far as this host can tell."""
+    holder = _parsed(_read(folder / FILE))
+    if holder and _alive(holder):
+        raise ConfigError(_refusal(folder / FILE, holder))
+
+
 def text_of_this_process() -> str:
     """What this process's file says, other than that of any other."""
     return json.dumps(_this_process()) + "\n"

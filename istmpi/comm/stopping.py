@@ -34,7 +34,8 @@ class StopSign:
         self._gossip = StopGossip(communicator)
         self._signal = ""
         self._file = file
-        self._deadline = None if deadline is None else time.monotonic() + deadline - time.time()  # clocks are set
+        self._deadline = None if deadline is None else time.monotonic() + deadline - time.time()
+        """By a clock that nobody sets while the run lasts."""
         self._looked = 0.0
 
     def asked(self) -> bool:
