@@ -1,10 +1,14 @@
 """Files that appear complete or not at all: the name under which they are written, and the wait for the disk."""
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from istmpi.errors import ConfigError, kind_of
+from istmpi.errors import ConfigError, OutputError, kind_of
+from istmpi.foreign import reason
 
 _OF_FILES = (".h5", ".json", ".jsonl", ".toml", ".csv", ".png")
 """How names of files in a run's folder end; what is called otherwise may be a folder."""
@@ -44,3 +48,33 @@ def require_file(path: Path, or_folder: bool = False) -> None:
         mode = 0
     if not stat.S_ISREG(mode) and not (or_folder and stat.S_ISDIR(mode)):
         raise ConfigError(f"{path} is {kind_of(path)}; it must be a file. Remove it.")
+
+
+def require_free(path: Path, force: bool) -> None:
+    """Refuse a name that is taken, before any work is done."""
+    if path.is_dir() or (path.exists() and not force):
+        raise ConfigError(f"{path} exists; a file is replaced only with --force. Or choose another name with --out.")
+
+
+@contextlib.contextmanager
+def appearing(path: Path) -> Iterator[BinaryIO]:
+    """A file, open for writing, that takes its name when the block ends without an exception; a pipe is written to.
+
+    OutputError where it cannot be written; then nothing is left behind and an older file is as it was.
+    """
+    place = path.resolve()
+    plain = place.is_file() or not place.exists()
+    beside = temporary(place) if plain else place
+    try:
+        with beside.open("xb" if plain else "wb") as file:
+            yield file
+        if plain:
+            sync(beside)
+            beside.replace(place)
+            sync(place.parent)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({reason(error)}).") from None
+    finally:
+        if plain:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)

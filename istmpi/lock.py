@@ -105,7 +105,7 @@ class FolderLock:
     def _remove(self, said: str) -> None:
         """Remove the file if it still says that: of those that see that it is left over one at a time may act."""
         turn = self.path.with_name(f".{FILE}.turn")
-        if not _link(self._own, turn):
+        if not _link("", turn):  # without a text there is room for it on a full disk, too
             if _age(turn) > SECONDS_UNTIL_LEFT:  # of one that was killed right here
                 turn.unlink(missing_ok=True)
             return
@@ -144,6 +144,13 @@ def _create(text: str, path: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def require_unheld(folder: Path) -> None:
+    """Refuse, with a ConfigError, a folder in which another run is at work, as far as this host can tell."""
+    holder = _parsed(_read(folder / FILE))
+    if holder and _alive(holder):
+        raise ConfigError(_refusal(folder / FILE, holder))
 
 
 def text_of_this_process() -> str:
@@ -250,5 +257,9 @@ def _age(path: Path) -> float:
 def _beside(path: Path, text: str) -> Path:
     """A new file with this text, beside another."""
     beside = temporary(path.with_name(FILE))
-    beside.write_text(text, encoding="utf-8")
+    try:
+        beside.write_text(text, encoding="utf-8")
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
     return beside

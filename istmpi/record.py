@@ -92,6 +92,8 @@ class RunFolder:
         else:
             path = _free(home(wanted, name))
         folder = RunFolder(path)
+        if not resume:  # else the lock itself waits for the end of one that is about to end
+            lock.require_unheld(path)
         folder.require_usable(bool(resume))
         return folder
 

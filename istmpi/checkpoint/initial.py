@@ -45,8 +45,6 @@ _BITS |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8
 """Of a number of each type that the format knows."""
 _LONGEST_HEADER = 10**8
 _MOST_AXES = 64
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
-"""What other programs put before every name."""
 _INSIDE = ("state_dict", "model_state_dict", "model")
 """Where other programs keep a state dict among other things."""
 
@@ -204,7 +202,7 @@ def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
 def _matched(path: Path, file: _File, network: Architecture) -> tuple[Fit, dict[str, str]]:
     """What of a file fits a network, and of each parameter that does its name in the file; ConfigError if nothing."""
     sources: dict[str, str] = {}
-    misshapen, missing, used, names = [], [], set(), _plainly(file.shapes)
+    misshapen, missing, used, names = [], [], set(), _plainly(file.shapes, network)
     shapes = {
         name: network.parameters[name].pattern.shape(network.lengths) for name in weights_among(network.parameters)
     }
@@ -265,12 +263,15 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
     yield file
 
 
-def _plainly(names: Mapping[str, Any]) -> dict[str, str]:
-    """Names in a file by what they are without what stands before every one of them."""
+def _plainly(names: Mapping[str, Any], network: Architecture) -> dict[str, str]:
+    """Names in a file, without what wrappers put before every one (module., _orig_mod., model.), where none fits."""
+    own = {of for name in weights_among(network.parameters) for of in (name, plain_name(network, name))}
     plain = {name: name for name in names}
-    for prefix in _WRAPPERS * 2:
-        if plain and all(name.startswith(prefix) for name in plain):
-            plain = {name.removeprefix(prefix): there for name, there in plain.items()}
+    while plain and own.isdisjoint(plain):
+        wrapper = next(iter(plain)).partition(".")[0] + "."
+        if not all(name.startswith(wrapper) for name in plain):
+            break
+        plain = {name.removeprefix(wrapper): there for name, there in plain.items()}
     return plain
 
 

@@ -92,6 +92,8 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
     comm.announce(sys.argv[1:])
     warnings.showwarning = _show(warnings.showwarning)
     os._exit = _never_done(os.getpid(), os._exit)
+    _open_what_is_closed()
+    sys.stdout.reconfigure(errors="backslashreplace")  # a name from data shall end no command, whatever the locale
     code, together = _outcome(program)
     if code and not together:
         comm.abort_at_exit(code)
@@ -121,6 +123,16 @@ def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int
     return exit
 
 
+def _open_what_is_closed() -> None:
+    """Lead to nowhere what was closed of the three standard streams: else a file of ours takes its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
 def _show(others: Callable[..., None]) -> Callable[..., None]:
     """How a warning is shown: that something has a new name in one line, by the first rank; ``others`` as before."""
 
@@ -137,8 +149,7 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     """Run the program; its exit code, and whether all ranks end with it by themselves."""
     try:
         code = int(program() or 0)
-        if sys.stdout:  # it may be closed
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code, True
     except click.exceptions.Abort:
         return 130, False
@@ -187,7 +198,7 @@ def _refusal_of_output(error: BaseException) -> OutputError | None:
 
     The error itself does not tell: the system names no file where it refuses what is written to one that is open.
     """
-    if not isinstance(error, OSError) or error.filename or not sys.stdout:
+    if not isinstance(error, OSError) or error.filename:
         return None
     try:
         os.write(sys.stdout.fileno(), b"\n")

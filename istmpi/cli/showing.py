@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -35,6 +36,8 @@ class Showing:
         rank, ranks = launched()
         if rank == 0 and not self.quiet:
             many = f"{ranks} ranks" if ranks > 1 else "1 rank"
+            if ranks == 1 and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
+                many += f" of this SLURM job's {tasks} tasks (srun or mpirun starts all)"
             click.echo(f"istmpi {__version__} {work} on {many}: loading MPI, PyTorch and the data", err=self.as_json)
             sys.stdout.flush()
 

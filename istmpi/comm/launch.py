@@ -1,7 +1,6 @@
 """From processes that a launcher started to ranks that know each other and do the same."""
 
 import hashlib
-import os
 import shlex
 import time
 from collections.abc import Iterable, Sequence
@@ -41,10 +40,7 @@ def world() -> Communicator:
         everyone = mpi.start().COMM_WORLD
         announced = launched()[1]
         if everyone.Get_size() == 1 and announced > 1:
-            raise LaunchError(
-                f"{announced} ranks were started but {mpi.library()} sees only one: launcher and MPI library do not "
-                f"belong together. Use the mpirun (or srun --mpi=...) of that library."
-            )
+            raise LaunchError(f"{announced} ranks were started but {mpi.library()} sees only one: {mpi.NOT_TOGETHER}")
         if not _agreed:
             _agree(everyone)
             _agreed = True
@@ -150,7 +146,7 @@ def meet_with(error: IstmpiError) -> IstmpiError:
     Returns what this rank shall report; ``everywhere`` is set if all ranks now know.
     """
     MPI = mpi.if_up()
-    if MPI is None and launched()[1] > 1 and not _in_batch_script():
+    if MPI is None and launched()[1] > 1:
         try:
             with world().agreed():
                 raise error
@@ -159,8 +155,3 @@ def meet_with(error: IstmpiError) -> IstmpiError:
             MPI = mpi.if_up()
     error.everywhere = error.everywhere or MPI is None or MPI.COMM_WORLD.Get_size() == 1
     return error
-
-
-def _in_batch_script() -> bool:
-    """This process runs in a SLURM job's script, beside no other rank, though the variables of ranks are set."""
-    return "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and "PMI_RANK" not in os.environ

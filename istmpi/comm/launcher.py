@@ -8,9 +8,12 @@ from pathlib import Path
 LAUNCHERS = {
     "PMI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    "SLURM": ("SLURM_PROCID", "SLURM_NTASKS", ""),
+    "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
 }
-"""How launchers tell a process its rank, the number of ranks, and the number of those on its host."""
+"""How launchers tell a process its rank, the number of ranks, and the number of those on its host.
+
+SLURM_NTASKS is no number of ranks: it stands in a job's script, too, which runs once.
+"""
 
 _BETWEEN = ("hydra_pmi_proxy",)
 """What MPICH's mpirun puts between itself and the ranks of a host."""
@@ -19,7 +22,7 @@ _BETWEEN = ("hydra_pmi_proxy",)
 def launched() -> tuple[int, int]:
     """This process's rank and the number of ranks as its launcher told it, before MPI is up; (0, 1) without one."""
     for rank, size, _ in LAUNCHERS.values():
-        if rank in os.environ and size in os.environ:
+        with suppress(KeyError, ValueError):
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
 

@@ -10,6 +10,8 @@ from typing import Any
 from istmpi.comm.stand_in import stand_in
 from istmpi.errors import LaunchError
 
+NOT_TOGETHER = "launcher and MPI library do not belong together. Use the mpirun (or srun --mpi=...) of that library."
+
 
 def start() -> Any:
     """mpi4py's MPI module, the library started; LaunchError when there is none."""
@@ -22,12 +24,26 @@ def start() -> Any:
             mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
             from mpi4py import MPI
         if not MPI.Is_initialized():
+            _refuse_foreign_launcher(MPI)
             _initialise(MPI)
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
             f"no MPI library can be loaded ({error}). Install one (pip install 'istmpi[mpich]') or load its module."
         ) from None
     return MPI
+
+
+def _refuse_foreign_launcher(MPI: Any) -> None:
+    """Raise LaunchError where Open MPI's launcher started a rank of MPICH, which ends in MPI_Init and says of PMIx.
+
+    Other pairs leave each rank alone, which `istmpi.comm.world` notices.
+    """
+    ranks = os.environ.get("OMPI_COMM_WORLD_SIZE")
+    if ranks and "PMI_RANK" not in os.environ and MPI.Get_library_version().startswith("MPICH"):
+        raise LaunchError(
+            f"{ranks} ranks were started by Open MPI's launcher but mpi4py has MPICH: {NOT_TOGETHER} Or install an "
+            f"mpi4py that finds Open MPI."
+        )
 
 
 def _initialise(MPI: Any) -> None:
@@ -130,16 +146,6 @@ _SWITCHED_ON = "OMPI_MCA_mpi_ft_enable"
 def _loses_ranks() -> bool:
     """Whether the ranks were started with that option, which tells them by a variable."""
     return os.environ.get(_SWITCHED_ON, "0").lower() in ("1", "true", "yes", "enabled", "t", "y")
-
-
-def library_before_start() -> str:
-    """The MPI library's own words about itself, MPI not started; for a process that does nothing else."""
-    import mpi4py
-
-    mpi4py.rc.initialize = False
-    from mpi4py import MPI
-
-    return MPI.Get_library_version()
 
 
 def library() -> str:

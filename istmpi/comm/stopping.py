@@ -33,7 +33,9 @@ class StopSign:
         self._rank = communicator.rank
         self._gossip = StopGossip(communicator)
         self._signal = ""
-        self._file, self._deadline = file, deadline
+        self._file = file
+        self._deadline = None if deadline is None else time.monotonic() + deadline - time.time()
+        """By a clock that nobody sets while the run lasts."""
         self._looked = 0.0
 
     def asked(self) -> bool:
@@ -80,14 +82,14 @@ class StopSign:
         self._signal = name
 
     def _look(self) -> str:
-        now = time.time()
+        now = time.monotonic()
         if self._rank or now - self._looked < _SECONDS_BETWEEN_LOOKS:
             return ""
         self._looked = now
         return self._seen()
 
     def _seen(self) -> str:
-        if self._deadline is not None and time.time() >= self._deadline:
+        if self._deadline is not None and time.monotonic() >= self._deadline:
             return "the end of the job's time"
         return f"{_FILE_REASON}{self._file}" if self._file and self._file.exists() else ""
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from istmpi.errors import ConfigError, OutputError, did_you_mean
+from istmpi.errors import ConfigError, did_you_mean
+from istmpi.files import appearing
 from istmpi.foreign import Fields, is_figure, printable
 
 FORMAT = "istmpi cluster"
@@ -82,10 +83,8 @@ class Cluster:
     def save(self, path: Path) -> None:
         """Write it as a file that `load` reads."""
         tree = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        try:
-            path.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written ({error.strerror}).") from None
+        with appearing(path) as file:
+            file.write(json.dumps(tree, indent=1).encode() + b"\n")
 
 
 def load(path: Path) -> Cluster:

@@ -20,10 +20,10 @@ from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.content import Content
 from istmpi.deploy.layers import Layer, bytes_of, chunks, dtype_of, plain_layers, shape_of
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
-from istmpi.deploy.output import appearing, require_free
 from istmpi.deploy.own_layers import own_state
 from istmpi.deploy.program import onnx_of, require_onnx_exporter, save
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.files import appearing, require_free
 from istmpi.models.inferred import InferredNetwork
 
 Parts = Mapping[str, Callable[[BinaryIO], None]]

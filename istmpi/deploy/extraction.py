@@ -20,13 +20,13 @@ from istmpi.config import Run
 from istmpi.data.sources import RANK
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.network import calibration_inputs, with_values
-from istmpi.deploy.output import appearing, require_free
 from istmpi.engine.axes import narrowed
 from istmpi.engine.layout import part_of
 from istmpi.engine.partition import Partition
 from istmpi.engine.slots import Slot, kinds_of, parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
+from istmpi.files import appearing, require_free
 from istmpi.methods import spec_of
 from istmpi.methods.spec import VELOCITY
 from istmpi.models import architecture

@@ -39,9 +39,6 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
     ``folder`` is where checkpoints shall go. Where ranks do not hear each other within ``patience`` seconds the report
     ends there, and the job has to be ended by force; a rank that hangs inside MPI ends the job itself and says where.
     """
-    foreign = mpi.foreign_launcher()
-    if foreign:
-        return (_report([foreign], 1, []) if comm.launched()[0] == 0 else None), True
     aware = gpu.echo_in_child()
     watchdog = Watchdog(comm.launched()[0])
     try:

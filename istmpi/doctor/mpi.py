@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -20,21 +18,6 @@ from istmpi.engine.transfer import STAGING_BYTES, Transfer
 
 _TINY_STAGING = 4096
 """A limit so low that a small transfer takes the path of a huge one."""
-
-
-def foreign_launcher() -> Finding | None:
-    """Red where Open MPI's launcher has started this rank of MPICH, which would end it, in words of its own.
-
-    To be asked before MPI is started. Other pairs leave each rank alone, which `istmpi.comm.world` notices.
-    """
-    if "OMPI_COMM_WORLD_SIZE" not in os.environ:
-        return None
-    program = "from istmpi import comm; print(comm.library_before_start())"
-    child = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if not child.stdout.startswith("MPICH"):
-        return None
-    cure = "Start it with MPICH's mpirun, or install an mpi4py that finds Open MPI."
-    return red("launcher", "mpi4py has MPICH, but Open MPI's launcher started this rank", cure)
 
 
 def library(communicator: Communicator) -> list[Finding]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from istmpi.config import Run
-from istmpi.errors import DataError, OutputError, UserError, kind_of
+from istmpi.errors import DataError, UserError, kind_of
+from istmpi.files import appearing
 from istmpi.foreign import Fields, plain_value, printable
 from istmpi.record import CURE, FAILURE, METRICS, SETTINGS, SUMMARY, RunFolder
 
@@ -67,10 +68,8 @@ class Curve:
 
     def save(self, path: Path) -> None:
         """Write it as a file that `read` reads."""
-        try:
-            path.write_text(json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written ({error.strerror}).") from None
+        with appearing(path) as file:
+            file.write(json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode() + b"\n")
 
 
 def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:

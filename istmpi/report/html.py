@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from istmpi import __version__
-from istmpi.errors import OutputError
+from istmpi.files import appearing
 from istmpi.foreign import printable
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import Sheet, notes, sheets
@@ -106,11 +106,9 @@ def page(sections: Sequence[Section], title: str, made: Made) -> str:
 
 
 def write(text: str, path: Path) -> None:
-    """Write a page; OutputError where it cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror}).") from None
+    """Write a page, complete or not at all; OutputError where it cannot be written."""
+    with appearing(path) as file:
+        file.write(text.encode())
 
 
 def shared_settings(comparison: Comparison) -> list[tuple[str, str]]:

@@ -82,7 +82,8 @@ def _usable(
 
     with communicator.agreed():
         network = _with_nodes(_ready(run, Table.from_tree(tree), own), run, data)
-        first = np.arange(min(run.train.batch, EXAMPLES, len(data.train)))
+        count = len(data.train)
+        first = np.arange(min(run.train.batch, EXAMPLES, max(2, count))) % count  # batch statistics need two
         batch = data.train.reshaped(network.example_shape).batch(first)
         inputs = batch.to("cpu", getattr(torch, run.model.dtype)).inputs
         made = network.require_finite(*inputs)

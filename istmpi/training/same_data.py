@@ -11,7 +11,8 @@ from istmpi.errors import ConfigError, DataError
 
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
     """Refuse ranks whose settings, or whose files' meaning, differ from rank 0's; and other contents of one file."""
-    meaning = data.task, data.shape, data.outputs, data.classes, str(data.tokenizer or "")
+    meaning = {name: getattr(data, name) for name in ("task", "shape", "classes", "outputs")}
+    meaning["tokenizer"] = str(data.tokenizer or "")
     offsets = data.offset is None, None if data.target_offset is None else data.target_offset.tolist()
     first = run, meaning, data.reading, offsets
     first_run, first_meaning, first_reading, first_offsets = communicator.broadcast_from_root(first)
@@ -22,11 +23,11 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
                 f"the ranks have different settings ({shown}; rank 0's first). Give all ranks "
                 f"the same command line and run file."
             )
-        if first_meaning != meaning:
-            raise DataError(
-                f"{data.source}: task, shape, outputs, classes and tokenizer are {meaning}, on rank 0 {first_meaning}. "
-                f"All ranks' files must agree on them."
-            )
+        for fact, first in first_meaning.items():
+            if meaning[fact] != first:
+                raise DataError(
+                    f"{data.source}: {fact} = {meaning[fact]}, on rank 0 {first}. All ranks' files must agree on them."
+                )
         if differences := other_reading(data.reading, first_reading):
             cure = "Prepare all ranks' files alike: the same columns, or one --counted-from."
             raise DataError(f"{data.source}: {differences} on rank 0. {cure}")

@@ -283,3 +283,17 @@ def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp, 
             logits = CalibratedNetwork(checkpoint)(x) * checkpoint.header.temperature
             torch.testing.assert_close(network(normalised), torch.from_numpy(logits))
     comm.barrier()
+
+
+@pytest.mark.ranks(min=2)
+def test_a_rank_with_one_example_trains_on_batches_of_it(comm, shared_tmp):
+    """Batch statistics need two rows in a batch, not two examples."""
+    examples = 1 if comm.rank == comm.size - 1 else 30
+    x, y = np.random.default_rng(comm.rank).normal(size=(30, 64)).astype(np.float32), np.arange(30) % 3
+    arrays = {"x_train": x[:examples], "y_train": y[:examples], "x_test": x, "y_test": y}
+    np.savez(shared_tmp / f"site-{comm.rank}.npz", **arrays)
+    comm.barrier()
+    settings = {"model__name": f"{FILE}:Shaken", "data__source": str(shared_tmp / "site-{rank}.npz")}
+    _, progress = own_trained(comm, train__rounds=2, train__batch=4, **settings)
+    assert np.isfinite(progress[-1].score.loss) and progress[-1].score.examples == 30 * comm.size
+    comm.barrier()

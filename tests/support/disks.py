@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,3 +22,10 @@ def small_disk(folder, size):
         yield Path(folder)
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder):
+    """Leave no room on a small disk."""
+    with (folder / "fill").open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass

@@ -280,3 +280,21 @@ def test_a_rank_that_a_launcher_terminates_while_it_leaves_keeps_its_exit_code()
     )
     done = subprocess.run([sys.executable, "-c", program, "train", "nowhere.toml"], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
+
+
+def test_a_name_that_the_locale_cannot_show_ends_no_command(tmp_path):
+    rows = "".join(f"{row},{'Kätzchen' if row % 2 else '犬'}\n" for row in range(20))
+    (tmp_path / "table.csv").write_text(f"a,b\n{rows}", encoding="utf-8")
+    words = ["prepare", "csv", str(tmp_path / "table.csv"), str(tmp_path / "table.h5")]
+    result = cli(*words, env={"PYTHONIOENCODING": "ascii"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\\u72ac" in result.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_run_whose_standard_streams_are_closed_trains(tmp_path, closed):
+    """Else the first file that is opened has the number of the standard output, and what libraries print goes there."""
+    train = f"train --rounds 1 --hidden 8 --out {tmp_path / 'run'}"
+    done = subprocess.run(f"{sys.executable} -m istmpi {train} {closed}", shell=True, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "run" / "network.h5").exists()

@@ -62,14 +62,19 @@ def test_a_folder_that_is_not_there_is_red(tmp_path):
 
 def test_a_launcher_of_another_mpi_is_named(tmp_path):
     """MPICH itself ends such a rank in MPI_Init, without a hint."""
-    program = "from istmpi import comm; print(comm.library_before_start())"
+    program = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
     library = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
     if not library.startswith("MPICH"):
         pytest.skip(f"needs MPICH, this is {library.splitlines()[0]}")
     launched = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+    told = "2 ranks were started by Open MPI's launcher but mpi4py has MPICH"
     result = doctor("--folder", tmp_path, env={**os.environ, **launched})
     assert result.returncode == 1
-    assert "red     launcher  mpi4py has MPICH, but Open MPI's launcher started this rank" in result.stdout
+    assert f"red     launcher  {told}" in " ".join(result.stdout.split("\n")), result.stdout
+    command = [sys.executable, "-m", "istmpi", "train", "--rounds", "1", "--out", str(tmp_path / "run")]
+    trained = subprocess.run(command, env={**os.environ, **launched}, capture_output=True, text=True)
+    assert (trained.returncode, trained.stderr.count("\n")) == (2, 1), trained.stderr
+    assert told in trained.stderr
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def test_nothing_is_left_of_an_export_that_fails(checkpoints, tmp_path, monkeypa
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("istmpi.deploy.output.sync", full)
+    monkeypatch.setattr("istmpi.files.sync", full)
     words = "export", checkpoints / "batch.h5", "--to", form, "--out", target
     code, _, err = istmpi_command(*words)
     assert code == 2 and "exists" in err

@@ -15,10 +15,22 @@ from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork, with_values
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
+from istmpi.models.examination import examine
+from istmpi.models.inferred import InferredNetwork
 from istmpi.models.mlp import MLP
+from istmpi.models.own import own_network
 
 SCALE = {"hidden1": 0.25, "hidden2": 0.125}
 OTHER = {"hidden1": 0.5, "hidden2": 0.2}
+
+
+class Inside(nn.Module):
+    def __init__(self, features, outputs, hidden=8):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+    def forward(self, x):
+        return self.model(x)
 
 
 def network():
@@ -70,6 +82,20 @@ def test_the_full_network_is_that_of_a_state_dict(tmp_path, ranks, scale, wrap):
     assert fit.lines == [f"begins with {tmp_path / 'theirs.pt'}: 6 of 6 parameters fit, 107 of 107 weights."]
     x = torch.randn(20, 6)
     torch.testing.assert_close(outputs(stores, x), plain()(x))
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "net.", "lit.model.module."])
+def test_what_stands_before_every_name_is_passed_over(tmp_path, prefix):
+    torch.save({"state_dict": state_of(plain(), prefix)}, tmp_path / "theirs.ckpt")
+    assert begun(tmp_path / "theirs.ckpt")[1].weights == (107, 107)
+
+
+def test_a_part_that_the_networks_own_names_begin_with_stays(tmp_path):
+    """A class whose layers all lie in self.model."""
+    own = own_network(f"{__file__}:Inside", (6,), 3, {})
+    of = InferredNetwork(own.name, examine(own), "float32", own)
+    torch.save(Inside(6, 3).state_dict(), tmp_path / "theirs.pt")
+    assert not begun(tmp_path / "theirs.pt", of=of)[1].missing
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from disks import fill, small_disk
 
 from istmpi import lock
 from istmpi.errors import ConfigError, OutputError
@@ -159,6 +160,18 @@ def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
     assert in_another_process(tmp_path) == "held"
     FolderLock(tmp_path).release()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_full_disk_a_folder_is_left_and_refused_and_nothing_stays(tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as folder:
+        held = FolderLock(folder)
+        fill(folder)
+        held.release()
+        assert os.listdir(folder) == ["fill"]
+        fill(folder)
+        with pytest.raises(ConfigError, match="No space left"):
+            FolderLock(folder)
+        assert os.listdir(folder) == ["fill"]
 
 
 def test_what_was_left_beside_the_lock_goes(tmp_path):

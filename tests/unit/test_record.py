@@ -7,6 +7,7 @@ import pytest
 
 from istmpi import record
 from istmpi.errors import ConfigError, DataError, OutputError
+from istmpi.lock import FolderLock
 from istmpi.record import Clock, RunFolder
 
 
@@ -81,6 +82,16 @@ def test_nothing_is_ever_overwritten(tmp_path):
     with pytest.raises(ConfigError, match=rf"--out {tmp_path}: the folder is not empty"):
         RunFolder.of(str(tmp_path), "digits")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_in_which_a_run_is_at_work_is_not_to_be_removed(tmp_path):
+    held = FolderLock(tmp_path)
+    RunFolder(tmp_path).make()
+    with pytest.raises(ConfigError, match=f"another run is at work there, process {os.getpid()}"):
+        RunFolder.of(str(tmp_path), "digits")
+    held.release()
+    with pytest.raises(ConfigError, match="the folder is not empty"):
+        RunFolder.of(str(tmp_path), "digits")
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

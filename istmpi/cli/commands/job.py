@@ -1,6 +1,5 @@
 """``istmpi job``: scripts for schedulers and clouds, and what those scripts ask istmpi."""
 
-import os
 import shlex
 from pathlib import Path
 
@@ -10,7 +9,8 @@ from istmpi.cli.completion import complete_runs
 from istmpi.cli.quantities import MOST_RANKS, WholeRange
 from istmpi.cli.settings import resolve
 from istmpi.config import Run
-from istmpi.errors import ConfigError, OutputError
+from istmpi.errors import ConfigError
+from istmpi.files import appearing
 from istmpi.names import is_own
 
 
@@ -188,12 +188,8 @@ def show_table(folder: Path) -> None:
     if not rows:
         raise ConfigError(f"{folder}: no folder in it has the summary of a finished run.")
     text = table(rows)
-    try:
-        beside = folder / f".{TABLE}.{os.getpid()}"
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(folder / TABLE)
-    except OSError as error:
-        raise OutputError(f"{folder / TABLE}: cannot be written ({error.strerror}).") from None
+    with appearing(folder / TABLE) as file:
+        file.write(text.encode())
     click.echo(text, nl=False)
 
 

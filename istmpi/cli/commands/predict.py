@@ -109,9 +109,9 @@ def command(
     from istmpi.data.sparse_inputs import read_rows
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.nodes import node_lines
-    from istmpi.deploy.output import appearing, require_free
     from istmpi.deploy.prediction import lines, predict
     from istmpi.deploy.ranking import ranked_lines
+    from istmpi.files import appearing, require_free
 
     if out:
         require_free(Path(out), force)
@@ -192,7 +192,8 @@ def _tell(message: str) -> None:
 
 
 def _print(text: Iterable[str]) -> None:
-    """To standard output; a reader that has seen enough, such as head, is no error."""
+    """To standard output, in UTF-8 as to a file; a reader that has seen enough, such as head, is no error."""
+    sys.stdout.reconfigure(encoding="utf-8")
     try:
         for piece in text:
             sys.stdout.write(piece)

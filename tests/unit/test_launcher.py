@@ -1,0 +1,41 @@
+"""The rank and the number of ranks, from a launcher's variables."""
+
+import pytest
+
+from istmpi.cli.showing import Showing
+from istmpi.comm import launcher
+
+SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+STEP = {**SCRIPT, "SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for rank, size, _ in launcher.LAUNCHERS.values():
+        monkeypatch.delenv(rank, raising=False)
+        monkeypatch.delenv(size, raising=False)
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "launched"),
+    [
+        (SCRIPT, (0, 1)),
+        (STEP, (2, 3)),
+        ({**SCRIPT, "SLURM_STEP_NUM_TASKS": "1"}, (0, 1)),  # an interactive shell, whose step is the shell
+        ({**STEP, "PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
+        ({"SLURM_PROCID": "", "SLURM_STEP_NUM_TASKS": "4"}, (0, 1)),
+        ({"PMI_RANK": "x", "PMI_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
+    ],
+)
+def test_only_a_step_of_slurm_is_a_launcher(monkeypatch, variables, launched):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launcher.launched() == launched
+
+
+def test_a_job_of_several_tasks_in_which_one_rank_trains_is_told(monkeypatch, capsys):
+    for name, value in SCRIPT.items():
+        monkeypatch.setenv(name, value)
+    Showing().begins("trains")
+    assert "trains on 1 rank of this SLURM job's 4 tasks (srun or mpirun starts all)" in capsys.readouterr().out
