@@ -11,7 +11,7 @@ from campaigns.bad import formats
 from campaigns.bad.cases import Assets, Case
 from campaigns.bad.meanings import Right, counts, differ
 
-NAMED = ("[/red]", "[bold]", "turn on", ":smile:", "{x}", "1_1", "\u0661")
+NAMED = ("[red]", "[bold]", "turn on", ":smile:", "{x}", "1_1", "\u0661")
 
 
 def images(draw: random.Random, folder: Path, assets: Assets) -> Case:

@@ -35,6 +35,7 @@ def table(draw: random.Random, folder: Path, assets: Assets) -> Case:
     if delimiter == " ":
         names = tuple(name.replace(" ", "") for name in names)
         odd = "nothing" if odd in ("sep", "padded", "quoted") else odd
+        header = "names" if header == "empty" else header
     labels = [names[row % len(names)] for row in range(ROWS)]
     text, x, refused = _numbers(draw, numbers, delimiter)
     at = draw.choice((0, 3, 3))
