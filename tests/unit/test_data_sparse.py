@@ -415,3 +415,11 @@ def test_rows_to_predict_are_read_as_those_of_training(tmp_path, text, first, ex
 def test_rows_that_cannot_be_those_of_training_are_refused(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         predicted(tmp_path, text, {"counted_from": 1})
+
+
+def test_prepared_rows_to_predict_are_counted_as_those_of_training(tmp_path):
+    (tmp_path / "zero.svm").write_text("0 0:1 2:2\n1 1:1 3:2\n" * 5)
+    report = prepare("xc", tmp_path / "zero.svm", tmp_path / "zero.h5")
+    assert sum(map(len, read_rows(str(report.target), 4, reading={"counted_from": 0}))) == 2
+    with pytest.raises(DataError, match="zero.h5: its features were counted from 0, but from 1 in the network's"):
+        list(read_rows(str(report.target), 4, reading={"counted_from": 1}))
