@@ -69,7 +69,7 @@ def examples(labels: Sequence[str], x: np.ndarray, spread: bool = False) -> Righ
         far = np.abs(given[mine] - x[other]) > 1e-3 * scale
         if far.any():
             row, column = np.argwhere(far)[0]
-            return f"feature {column} {given[mine][row, column]!r}, not {x[other][row, column]!r}"
+            return f"feature {column} {given[mine][row, column]:.17g}, not {x[other][row, column]:.17g}"
         deviation = data.train.batch(np.arange(len(data.train))).inputs[0].numpy().reshape(len(data.train), -1).std(0)
         if spread and not (np.abs(deviation - 1) < 0.01)[np.ptp(x, axis=0) > 0].all():
             return f"deviations in training {deviation.tolist()}"

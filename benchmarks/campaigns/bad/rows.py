@@ -29,7 +29,7 @@ def xc(draw: random.Random, folder: Path, assets: Assets) -> Case:
         lines = [("-1" if row % 2 else "+1") + line[line.index(" ") :] for row, line in enumerate(lines)]
         refused = True
     elif odd == "counts":
-        counted, refused = draw.choice((19, 21, 0, 2**63, -1)), header
+        counted, refused = draw.choice((19, 21, 0, 2**63, -1, "9" * 5000)), header
     elif odd == "blank":
         lines.insert(place, "")
         counted += draw.choice((0, 1))
