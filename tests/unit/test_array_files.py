@@ -140,6 +140,14 @@ def test_why_labels_are_classes_or_numbers(tmp_path, y, task, text):
     assert "--task" not in notes_of(prepared(tmp_path, x=X, y=y, task=task))
 
 
+def test_a_number_to_predict_is_named_as_it_is(tmp_path):
+    y = np.where(np.arange(30) == 4, np.nan, 0.5)
+    with pytest.raises(DataError, match="the label of example 4 is nan; it must be finite"):
+        prepared(tmp_path, **in_splits(X, X, y, y))
+    with pytest.raises(DataError, match="the label of example 4 is nan, 0.5; it must be finite"):
+        prepared(tmp_path, **in_splits(X, X, *(np.stack([y, np.full(30, 0.5)], 1),) * 2))
+
+
 def test_names_in_capitals_and_arrays_that_are_passed_over(tmp_path):
     report = prepared(tmp_path, X_train=X, Y_train=Y, x_TEST=X, y_test=Y, x_val=X[:5], y_val=Y[:5], ids=Y, z=Y)
     assert report.counts == {"train": 30, "test": 30, "validation": 5}
