@@ -107,4 +107,4 @@ def sparse_rows(rows: Sequence[tuple[Sequence[int], Mapping[int, float]]]) -> Ri
 
 
 def _row(labels: Sequence[int], values: Mapping[int, float]) -> str:
-    return f"{sorted(set(labels))} {sorted((column, round(value, 4)) for column, value in values.items())}"
+    return f"{sorted(set(labels))} {sorted((column, round(float(value), 4)) for column, value in values.items())}"
