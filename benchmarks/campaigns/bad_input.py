@@ -5,6 +5,7 @@
 
 Every case is a small valid file or command line with something wrong in it: a length, a type, a name, a checksum, a
 depth. It must be taken or be refused in one line, within limits of time and memory, and must leave nothing behind.
+Where there is a right value, of classes, counts, features or answers, what is taken must have it.
 """
 
 import argparse
@@ -24,7 +25,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ["NO_COLOR"] = "1"
 
 from campaigns import forked  # noqa: E402
-from campaigns.bad import formats, graphs, raw_data, records, settings  # noqa: E402
+from campaigns.bad import formats, graphs, layouts, networks, raw_data, records, rows, settings, tables  # noqa: E402
 from campaigns.bad.cases import TINY, Assets, Case, Maker  # noqa: E402
 from campaigns.libraries import libraries  # noqa: E402
 from reporting import HERE, report  # noqa: E402
@@ -48,6 +49,19 @@ READERS: dict[str, tuple[Maker, int]] = {
     "prepared": (records.prepared, 3),
     "compare": (records.compare, 1),
     "strangers": (raw_data.strangers, 6),
+    "tables": (tables.table, 14),
+    "predict tables": (tables.predict, 10),
+    "rows": (rows.xc, 8),
+    "predict rows": (rows.predict_rows, 5),
+    "arrays": (rows.arrays, 10),
+    "image folders": (layouts.images, 8),
+    "speech lists": (layouts.speech, 6),
+    "masks": (graphs.masks, 5),
+    "tokenizer": (graphs.tokenizer, 4),
+    "initial": (networks.initial, 10),
+    "model": (networks.model, 8),
+    "counts": (networks.counts, 12),
+    "special files": (networks.special, 8),
 }
 """Every reader's cases, and how often they come."""
 
@@ -74,7 +88,7 @@ def main(arguments: list[str]) -> int:
             counts[name]["cases"] += 1
             kind = "taken" if outcome.code == 0 else "refused" if outcome.code in case.codes else "wrong"
             counts[name][kind] += 1
-            found = forked.problems(outcome, case.refused, case.codes)
+            found = forked.problems(outcome, case.refused, case.codes) or case.problems(folder, outcome)
             counts[name]["findings"] += bool(found)
             for problem in found:
                 key = f"{name}: {problem}"
@@ -128,18 +142,33 @@ def _assets(work: Path) -> Assets:
     (folder / "arrays").mkdir()
     for name in ("x", "y"):
         (folder / f"{name}.npy").rename(folder / "arrays" / f"{name}.npy")
+    table = [",".join(formats.COLUMNS), *(f"{source.gauss(0, 1)},{source.gauss(0, 1)},{row}" for row in range(20))]
+    (folder / "same.csv").write_text("\n".join(table) + "\n")
+    labels = ["label", *("cat" if row % 3 else "dog" for row in range(20))]
+    (folder / "table.csv").write_text("\n".join(map(",".join, zip(table, labels))) + "\n")
+    lines = [f"{row % 3} {row % 5 + 1}:{row / 2} 6:1 7:{row % 4 + 1}" for row in range(20)]
+    (folder / "same.svm").write_text("\n".join(lines) + "\n")
     made = [["prepare", "speech", "words", "speech.h5"], ["prepare", "images", "pictures", "images.h5"]]
     made.append(["prepare", "arrays", "arrays", "arrays.h5"])
-    for name, data in (("digits", "digits"), *((name, f"{name}.h5") for name in ("speech", "images", "arrays"))):
+    made += [["prepare", "csv", "table.csv", "table.h5"], ["prepare", "xc", "same.svm", "rows.h5"]]
+    for name in ("digits", "speech", "images", "arrays", "table", "rows"):
         settings = ["--rounds", "3", "--evaluate-every", "1", "--threads", "1"]
+        settings += ["--model", "xc"] if name == "rows" else []
+        data = name if name == "digits" else f"{name}.h5"
         made.append(["train", "digits", "--data", data, *TINY[:-1], f"run-{name}", *settings])
+    for name, same in (("table", "same.csv"), ("rows", "same.svm")):
+        outputs = ["--outputs"] * (name == "table")
+        made.append(["predict", f"run-{name}/network.h5", same, *outputs, "--out", f"run-{name}/answers.csv"])
+    made.append(["export", "run-digits/network.h5", "--to", "safetensors", "--out", "run-digits/network.safetensors"])
     for words in made:
         outcome = forked.run(words, folder, forked.Limits(seconds=300, megabytes=2000))
         if outcome.code:
             raise RuntimeError(f"istmpi {' '.join(words)} ended with {outcome.code}: {outcome.err}")
+    for name, same in (("table", "same.csv"), ("rows", "same.svm")):
+        (folder / same).rename(folder / f"run-{name}" / same)
     for path in folder.glob("run-*"):
         shutil.rmtree(path / "checkpoints", ignore_errors=True)
-    return Assets(*(folder / f"run-{name}" for name in ("digits", "speech", "images", "arrays")))
+    return Assets(*(folder / f"run-{name}" for name in ("digits", "speech", "images", "arrays", "table", "rows")))
 
 
 def _shown(words: list[str]) -> str:

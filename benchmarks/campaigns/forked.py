@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-NOTE = re.compile(r"istmpi: .* is passed over: .*")
+NOTE = re.compile(r"istmpi: (.* is passed over: .*|--\S+ is now --\S+; the old name still works.*)")
 """Lines that may stand before the message of an error."""
 OUTPUTS = ("out.h5", "out.csv", "out.html", "out.png", "out.json", "out.onnx", "out.npz")
 """Names under which a command line asks for a result: after an error there must be none."""
@@ -150,7 +150,7 @@ def _wait(child: int, seconds: float) -> tuple[int, bool]:
 
 def _become(words: Sequence[str], folder: Path, scratch: Path, streams: Sequence[Path], limits: Limits) -> None:
     """Be the command: this process does not return."""
-    code = 99
+    code, leave = 99, os._exit  # istmpi replaces it
     try:
         os.setsid()
         os.chdir(folder)
@@ -169,7 +169,7 @@ def _become(words: Sequence[str], folder: Path, scratch: Path, streams: Sequence
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         code = _command(words)
     finally:
-        os._exit(code)
+        leave(code)
 
 
 def _command(words: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from istmpi.errors import ConfigError
-from istmpi.foreign import MOST, one_line
+from istmpi.foreign import MOST, in_ascii_digits, one_line, whole_number
 
 MOST_UNITS = 2**40
 """No layer is wider."""
@@ -67,6 +67,8 @@ class YesOrNo(click.ParamType):
 def _checked(kind: Any, convert: Callable, value: Any, param: Any, ctx: Any, what: str) -> Any:
     """A number by click's ``convert``, whose error names a type where it should say what the number must be."""
     try:
+        if not in_ascii_digits(str(value)):
+            raise click.BadParameter(value)
         return convert(value, param, ctx)
     except click.BadParameter:
         limits = kind._describe_range()
@@ -129,11 +131,11 @@ def ranks(option: str, text: str) -> list[int]:
     first, dots, last = text.partition("..")
     try:
         if dots:
-            low, high = int(first), int(last)
+            low, high = whole_number(first), whole_number(last)
             powers = [2**power for power in range(17) if low <= 2**power <= high]
             found = sorted({low, *powers, high})
         else:
-            found = sorted({int(one) for one in text.split(",")})
+            found = sorted({whole_number(one) for one in text.split(",")})
     except ValueError:
         raise _refused(option, text, expected) from None
     if found[0] < 1 or found[-1] > MOST_RANKS or (dots and low > high):
@@ -145,7 +147,7 @@ def shape(option: str, text: str) -> tuple[int, ...]:
     """The lengths of an example's axes: ``3x32x32``."""
     expected = "the lengths of an example's axes, as 3x32x32"
     try:
-        lengths = tuple(int(one) for one in text.split("x"))
+        lengths = tuple(whole_number(one) for one in text.split("x"))
     except ValueError:
         raise _refused(option, text, expected) from None
     if not 1 <= min(lengths) <= max(lengths) <= MOST_UNITS:
@@ -157,7 +159,7 @@ def widths(option: str, text: str) -> list[int]:
     """Lengths of all layers, ``1000-4000-200``: features, hidden widths, labels."""
     expected = "features, hidden widths and labels, as 1000-4000-4000-200"
     try:
-        found = [int(one) for one in text.split("-")]
+        found = [whole_number(one) for one in text.split("-")]
     except ValueError:
         raise _refused(option, text, expected) from None
     if len(found) < 3 or not 1 <= min(found) <= max(found) <= MOST_UNITS:

@@ -6,6 +6,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterable
 from math import prod
 from typing import BinaryIO
 
@@ -50,6 +51,14 @@ def array_names(what: str, split: str) -> list[str]:
     """What the arrays ``x`` or ``y`` of a split may be called, in small letters."""
     splits = ("validation", "valid", "val") if split == "validation" else (split,)
     return [name for part in splits for name in (f"{what}_{part}", f"{part}_{what}")]
+
+
+def convention_of(dtypes: Iterable[np.dtype]) -> dict[str, str]:
+    """The convention on the scale of features that their types tell: bytes, from 0 to 255, or floats, mostly to 1."""
+    dtypes = {*dtypes}
+    if dtypes == {np.dtype(np.uint8)}:
+        return {"type": "bytes"}
+    return {"type": "floats"} if any(dtype.kind == "f" for dtype in dtypes) else {}
 
 
 def looks_channels_last(shape: tuple[int, ...]) -> bool:

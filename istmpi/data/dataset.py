@@ -20,6 +20,10 @@ from istmpi.errors import ConfigError, DataError
 
 SPLITS = ("train", "test", "validation")
 """Every data set has the first two."""
+_CONVENTIONS = {
+    "counted_from": "its features were counted from {}, but from {}",
+    "type": "its features are {}, but {}",
+}
 
 
 class Split(ABC):
@@ -92,8 +96,9 @@ def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 
     A source without a convention agrees with any.
     """
-    if len({reading.get("counted_from", 0) for reading in (given, expected) if "counted_from" in reading}) > 1:
-        return f"its features were counted from {given['counted_from']}, but from {expected['counted_from']}"
+    for key, text in _CONVENTIONS.items():
+        if key in given and key in expected and given[key] != expected[key]:
+            return text.format(given[key], expected[key])
     if "columns" not in given or "columns" not in expected or given["columns"] == expected["columns"]:
         return ""
     pairs = enumerate(zip_longest(given["columns"] or (), expected["columns"] or ()))

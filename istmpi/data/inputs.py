@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.arrays import array_names, load_arrays
+from istmpi.data.arrays import array_names, convention_of, load_arrays
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import images, speech, tables
@@ -87,10 +87,11 @@ def _blocks(
     if name.endswith(SUFFIXES):
         data = open_prepared(path)
         if differences := other_reading(data.reading, reading):
-            raise DataError(f"{path}: {differences} in the network's training data. Prepare it with the same columns.")
+            raise DataError(f"{path}: {differences} in the network's training data. Prepare it as these.")
         return _of_dataset(data, source, shape, split)
     if name.endswith((".npz", ".npy")):
-        return _of_array(path, shape, split, reading.get("channels"))
+        of_bytes = {"type": "bytes"} if kind in ("images", "idx") else {}
+        return _of_array(path, shape, split, {**of_bytes, **reading})
     if name.endswith(tables.ENDINGS):
         return of_table(path, shape)
     if kind == "speech":
@@ -117,7 +118,7 @@ def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) 
 
 
 def _of_array(
-    path: Path, shape: tuple[int, ...], split: str, channels: str | None
+    path: Path, shape: tuple[int, ...], split: str, reading: Mapping[str, Any]
 ) -> Iterator[tuple[None, np.ndarray]]:
     with path.open("rb") as file:
         arrays = load_arrays(file, str(path))
@@ -128,7 +129,9 @@ def _of_array(
     x = arrays[taken[0]] if taken else next(iter(arrays.values()))
     if x.dtype.kind not in "fiub":
         raise DataError(f"{path}: x is of {x.dtype}; needed are numbers.")
-    if channels == "last":
+    if differences := other_reading(convention_of([x.dtype]), reading):
+        raise DataError(f"{path}: {differences} in the network's training data. Give x as these, on their scale.")
+    if reading.get("channels") == "last":
         if x.ndim not in (3, 4):
             raise DataError(
                 f"{path}: x is {x.shape}; the network was trained on [n, height, width, channels]. Give that."

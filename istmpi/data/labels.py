@@ -74,7 +74,7 @@ def read_labels(
         finite = np.isfinite(labels.astype(np.float32).reshape(len(labels), -1))
     if not finite.all():
         row = int(np.argwhere(~finite)[0, 0])
-        label = labels.reshape(len(labels), -1)[row].astype(np.float32)
+        label = ", ".join(map(str, labels.reshape(len(labels), -1)[row].astype(np.float32)))
         raise DataError(f"{source}: the label of example {row} is {label}; it must be finite. Remove such examples.")
     if decided and notes is not None:
         _tell_of_numbers(labels, notes)

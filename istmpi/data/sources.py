@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from istmpi.data.arrays import array_names, load_arrays, looks_channels_last
+from istmpi.data.arrays import array_names, convention_of, load_arrays, looks_channels_last
 from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.digits import open_digits
 from istmpi.data.graph import batched
@@ -120,7 +120,8 @@ def open_npz(path: Path) -> Dataset:
         str(replace(note, option=note.option and f"istmpi prepare arrays {note.option}"))
         for note in (*notes.assumed, *notes.left_out)
     )
-    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays", assumed=told)
+    reading = convention_of(x.dtype for x, _ in arrays.values())
+    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays", assumed=told, reading=reading)
 
 
 def split_arrays(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.data.dataset import other_reading
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.csr import STEP, csr_matrix, offsets_of
@@ -38,7 +39,7 @@ def read_rows(
         raise DataError(f"{path} is no file. Give a file of sparse rows to predict.")
     name = path.name.lower()
     if name.endswith(SUFFIXES):
-        blocks = _of_prepared(path, features, split)
+        blocks = _of_prepared(path, features, split, reading)
     elif name.endswith(".npz"):
         blocks = _of_matrix(path, features)
     else:
@@ -91,13 +92,15 @@ def _of_matrix(path: Path, features: int) -> Iterator[Ragged]:
     return _in_steps(rows)
 
 
-def _of_prepared(path: Path, features: int, split: str) -> Iterator[Ragged]:
+def _of_prepared(path: Path, features: int, split: str, reading: Mapping[str, Any]) -> Iterator[Ragged]:
     data = open_prepared(path)
     if data.task != MULTI_LABEL:
         raise DataError(f"{path} is for {data.task}, but this network takes sparse rows. Give such data.")
     _require(str(path), data.features, features)
     if split not in data.splits:
         raise DataError(f"{path} has no split {split}; it has {', '.join(data.splits)}.")
+    if differences := other_reading(data.reading, reading):
+        raise DataError(f"{path}: {differences} in the network's training data. Prepare it with --counted-from.")
     found = data.splits[split]
     return _in_steps(found.rows, found.guards)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from batches import examples_of
 
+from istmpi.data.dataset import other_reading
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.inputs import read_inputs
 from istmpi.data.labels import read_labels
@@ -49,6 +50,34 @@ def test_bytes_beside_fractions_are_refused(tmp_path, kinds):
         prepared(tmp_path, **in_splits(*(np.ones((30, 4), kind) for kind in kinds)))
     with pytest.raises(DataError, match="bytes .0 to 255. and fractions"):
         open_dataset(str(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize(
+    "trained, given, refused",
+    [
+        (np.uint8, np.float32, "its features are floats, but bytes in the network's training data"),
+        (np.float64, np.uint8, "its features are bytes, but floats in the network's training data"),
+        (np.uint8, np.uint8, ""),
+        (np.float32, np.float64, ""),
+        (np.int64, np.uint8, ""),
+        (np.uint8, np.int16, ""),
+    ],
+)
+def test_examples_to_predict_have_the_scale_of_training(tmp_path, trained, given, refused):
+    reading = prepared(tmp_path, **in_splits(*(np.ones((30, 4), trained),) * 2)).reading
+    np.savez(tmp_path / "new.npz", **in_splits(*(np.ones((30, 4), given),) * 2))
+    assert other_reading(open_dataset(str(tmp_path / "new.npz")).reading, reading) in refused
+    if not refused:
+        assert (
+            next(read_inputs(str(tmp_path / "new.npz"), "arrays", (4,), reading=reading))[1].tolist()
+            == [[1.0] * 4] * 30
+        )
+        return
+    with pytest.raises(DataError, match=f"new.npz: {refused}. Give x as these"):
+        next(read_inputs(str(tmp_path / "new.npz"), "arrays", (4,), reading=reading))
+    if trained == np.uint8:
+        with pytest.raises(DataError, match=refused):
+            next(read_inputs(str(tmp_path / "new.npz"), "images", (1, 2, 2)))
 
 
 @pytest.mark.parametrize(
@@ -111,6 +140,14 @@ def test_why_labels_are_classes_or_numbers(tmp_path, y, task, text):
     assert "--task" not in notes_of(prepared(tmp_path, x=X, y=y, task=task))
 
 
+def test_a_number_to_predict_is_named_as_it_is(tmp_path):
+    y = np.where(np.arange(30) == 4, np.nan, 0.5)
+    with pytest.raises(DataError, match="the label of example 4 is nan; it must be finite"):
+        prepared(tmp_path, **in_splits(X, X, y, y))
+    with pytest.raises(DataError, match="the label of example 4 is nan, 0.5; it must be finite"):
+        prepared(tmp_path, **in_splits(X, X, *(np.stack([y, np.full(30, 0.5)], 1),) * 2))
+
+
 def test_names_in_capitals_and_arrays_that_are_passed_over(tmp_path):
     report = prepared(tmp_path, X_train=X, Y_train=Y, x_TEST=X, y_test=Y, x_val=X[:5], y_val=Y[:5], ids=Y, z=Y)
     assert report.counts == {"train": 30, "test": 30, "validation": 5}
@@ -129,7 +166,7 @@ def test_channels_last(tmp_path):
     with pytest.raises(DataError, match="--channels last"):
         open_dataset(str(tmp_path / "a.npz"))
     data = open_prepared(prepared(tmp_path, **in_splits(x, x), channels="last").target)
-    assert data.shape == (3, 8, 9) and data.reading == {"channels": "last"}
+    assert data.shape == (3, 8, 9) and data.reading == {"channels": "last", "type": "bytes"}
     rows = examples_of(data.normalised_by(None).test, np.arange(30))[0]
     assert np.array_equal(rows, x.transpose(0, 3, 1, 2).reshape(30, -1))
     for name, array in (("all", x), ("one", x[0])):

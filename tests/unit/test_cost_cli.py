@@ -157,6 +157,8 @@ def test_quantities_are_read_as_people_write_them(read, text, value):
         (["--memory", "16"], "--memory '16' must be bytes"),
         (["--ranks", "0,1"], "--ranks '0,1' must be numbers of ranks from 1 to 100000"),
         (["--ranks", "8..2"], "--ranks '8..2'"),
+        (["--ranks", "1_0"], "--ranks '1_0'"),
+        (["--layers", "1_0-5-2"], "--layers '1_0-5-2'"),
         (["--ranks", "100001"], "--ranks '100001'"),
         (["--layers", "10-0-5"], "--layers '10-0-5' must be features, hidden widths and labels"),
         (["--layers", "10-5"], "--layers '10-5'"),

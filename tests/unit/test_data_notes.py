@@ -57,6 +57,6 @@ def test_the_command_says_what_was_assumed_and_left_out(source, tmp_path):
 
 
 def test_a_file_without_conventions_is_as_it_was(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.eye(10), y=["a", "b"] * 5)
+    np.savez(tmp_path / "a.npz", x=np.eye(10, dtype=int), y=["a", "b"] * 5)
     data = open_prepared(prepare("arrays", tmp_path / "a.npz", tmp_path / "data.h5").target)
     assert data.reading == {} and "input/reading" not in inputs_of(data)

@@ -415,3 +415,25 @@ def test_rows_to_predict_are_read_as_those_of_training(tmp_path, text, first, ex
 def test_rows_that_cannot_be_those_of_training_are_refused(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         predicted(tmp_path, text, {"counted_from": 1})
+
+
+def test_a_number_of_very_many_digits_is_refused(tmp_path):
+    """Python's int() raises for more than 4,300 of them."""
+    (tmp_path / "data.txt").write_text("0" * 5000 + "4 3 2\n" + "0 1:1\n1 2:1\n" * 2)
+    for name, rows in (("x_trSplit.txt", "1\n2\n"), ("x_tstSplit.txt", "3\n" + "0" * 5000 + "4\n")):
+        (tmp_path / name).write_text(rows)
+    assert prepare("xc", tmp_path, tmp_path / "data.h5").counts == {"train": 2, "test": 2}
+    (tmp_path / "x_trSplit.txt").write_text("1\n" + "9" * 5000)
+    with pytest.raises(DataError, match="x_trSplit.txt, line 2: needed is the number of a row, from 1"):
+        prepare("xc", tmp_path, tmp_path / "data.h5", force=True)
+    (tmp_path / "data.txt").write_text("9" * 5000 + " 3 2\n0 1:1\n")
+    with pytest.raises(DataError, match="data.txt, line 1: its header says 999.* each must"):
+        prepare("xc", tmp_path / "data.txt", tmp_path / "data.h5", force=True)
+
+
+def test_prepared_rows_to_predict_are_counted_as_those_of_training(tmp_path):
+    (tmp_path / "zero.svm").write_text("0 0:1 2:2\n1 1:1 3:2\n" * 5)
+    report = prepare("xc", tmp_path / "zero.svm", tmp_path / "zero.h5")
+    assert sum(map(len, read_rows(str(report.target), 4, reading={"counted_from": 0}))) == 2
+    with pytest.raises(DataError, match="zero.h5: its features were counted from 0, but from 1 in the network's"):
+        list(read_rows(str(report.target), 4, reading={"counted_from": 1}))

@@ -332,6 +332,8 @@ def test_whole_numbers_that_float64_would_merge_are_refused(table):
     rows = "".join(f"{17 * 10**17 + n},{n % 2}\n" for n in range(1, 40))
     with pytest.raises(DataError, match=r"line 2: 1700000000000000001 has more digits than a float64 keeps"):
         prepared(table("time,label\n" + rows))
+    with pytest.raises(DataError, match=rf"line 3: -{2**53 + 1} has more digits"):
+        prepared(table(f"time,label\n1,0\n-{2**53 + 1},1\n3,0\n4,1\n"))
     with pytest.raises(DataError, match="the label: 1700000000000000001 has more digits"):
         prepared(table("a,b\n" + "".join(f"{n},{17 * 10**17 + n}\n" for n in range(1, 140))), task="regression")
     report, _, _ = prepared(table("a,b\n" + "".join(f"{2**53 * n},{n % 2}\n" for n in range(1, 40)), "exact.csv"))

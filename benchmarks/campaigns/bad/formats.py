@@ -22,6 +22,7 @@ from campaigns.bad.hostile import NAMES, NUMBERS, damaged_bytes
 Content = tuple[bytes, bool]
 
 ROWS = 20
+COLUMNS = ("a", "b", "c")
 
 
 def npy(array: np.ndarray) -> bytes:

@@ -1,5 +1,6 @@
-"""Graphs that `istmpi prepare graph` reads: arrays or tables, of which one makes no sense."""
+"""Graphs and tokenizers that `istmpi prepare` reads: of arrays, tables and vocabularies one makes no sense."""
 
+import json
 import random
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 from campaigns.bad import formats
 from campaigns.bad.cases import Assets, Case, one_of
 from campaigns.bad.hostile import NUMBERS, damaged_bytes
+from campaigns.bad.meanings import counts, differ
 
 NODES = 6
 _PAIRS = np.array([[0, 1, 2, 1, 4, 0], [1, 2, 3, 2, 4, 3]])
@@ -28,6 +30,66 @@ def graph(draw: random.Random, folder: Path, assets: Assets) -> Case:
     arrays[name] = _strange(draw, arrays[name])
     np.savez(folder / "graph.npz", **arrays)
     return Case(["prepare", "graph", "graph.npz", "out.h5", *options])
+
+
+def masks(draw: random.Random, folder: Path, assets: Assets) -> Case:
+    """Masks [nodes, splits], of which one is to be chosen; or masks and lists that overlap, or leave nodes out."""
+    arrays, kind = _pairs(), draw.choice(("several", "several", "one", "overlap", "lists", "numbers", "mixed"))
+    number, asked, refused = draw.randrange(10), [], False
+    expected = {"train": 2, "test": 2, "validation": 2}
+    if kind in ("several", "mixed"):
+        for split in ("train", "test", "val"):
+            chosen = np.zeros((NODES, 10), bool)
+            chosen[:, number] = arrays[f"{split}_mask"]
+            if kind == "several" or split == "train":
+                arrays[f"{split}_mask"] = chosen
+        value = draw.choice((str(number), str(number), "", "10", "-1", "9" * 30))
+        asked, refused = ["--split", value] if value else [], value != str(number)
+    elif kind == "one":
+        asked, refused = one_of(draw, (([], False), (["--split", "0"], True)))
+    elif kind == "overlap":
+        arrays["test_mask"], refused = arrays["test_mask"] | arrays["train_mask"], True
+    elif kind == "lists":
+        arrays = {
+            name.replace("_mask", "_idx"): np.flatnonzero(a) if "_mask" in name else a for name, a in arrays.items()
+        }
+    else:
+        arrays = {
+            name: a.astype(draw.choice(("i8", "u1", "f4"))) if "_mask" in name else a for name, a in arrays.items()
+        }
+    np.savez(folder / "graph.npz", **arrays)
+    words = ["prepare", "graph", "graph.npz", "out.h5", "--json", *asked]
+    return Case(words, refused, right=counts(expected), taken=not refused and kind != "numbers")
+
+
+def tokenizer(draw: random.Random, folder: Path, assets: Assets) -> Case:
+    """A tokenizer whose words have numbers that a network has outputs for, or not."""
+    words = ["the", "cat", "sat", "[/red]", "</s>"]
+    vocabulary: dict[str, object] = {word: number for number, word in enumerate(words)}
+    kind = draw.choice(
+        ("nothing", "nothing", "gap", "large", "largest", "negative", "twice", "text", "fraction", "deep")
+    )
+    odd = {"gap": 9, "large": 2**31, "largest": 2**32 - 1, "negative": -1, "twice": 0, "text": "x", "fraction": 1.5}
+    if kind in odd:
+        vocabulary["cat"] = odd[kind]
+    made = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "the"},
+    }  # fmt: skip
+    text = json.dumps(made).encode() if kind != "deep" else b'{"model":' * 50_000
+    (folder / "tokenizer.json").write_bytes(text)
+    (folder / "text.txt").write_text("the cat sat the cat " * 40)
+    refused = kind in ("large", "largest", "negative", "text", "fraction", "deep")
+
+    def right(folder: Path, out: str) -> str:
+        report = json.loads(out)
+        return differ(sum(report["counts"].values()), 201, "tokens")
+
+    return Case(
+        ["prepare", "text", "text.txt", "out.h5", "--tokenizer", "tokenizer.json", "--json"], refused, right=right,
+        taken=not refused and kind in ("nothing", "gap"),
+    )  # fmt: skip
 
 
 def _pairs() -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from istmpi.data.arrays import load_arrays, looks_channels_last
+from istmpi.data.arrays import convention_of, load_arrays, looks_channels_last
 from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare.archive import Archive
@@ -41,6 +41,7 @@ def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channel
     examples = {split: channels_first(x, channels, source) for split, x in examples.items()}
     shape = examples["train"].shape[1:]
     types = {split: x.dtype for split, x in examples.items()}
+    notes.reading |= convention_of(types.values())
     dtype = np.dtype(np.uint8 if set(types.values()) == {np.dtype(np.uint8)} else np.float32)
     if len(set(types.values())) > 1:
         notes.assume(f"x is {', '.join(f'{kind} in {split}' for split, kind in types.items())}: all taken for {dtype}")

@@ -196,7 +196,7 @@ class Table:
             with suppress(ValueError):
                 values = np.array(features, np.float64)
             if values is not None:
-                for row, column in np.argwhere(np.abs(values) > EXACT):
+                for row, column in np.argwhere(np.abs(values) >= EXACT):
                     require_exact(features[row][column], f"{self.name}, line {numbered[row][0]}")
                 return values
         line, field = next(

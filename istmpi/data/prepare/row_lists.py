@@ -5,7 +5,7 @@ import numpy as np
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.csr import Csr
 from istmpi.data.prepare.notes import Notes, counted
-from istmpi.data.prepare.xc_lines import blocks_of_lines
+from istmpi.data.prepare.xc_lines import blocks_of_lines, count_of
 from istmpi.errors import DataError
 
 
@@ -32,9 +32,9 @@ def _row_list(archive: Archive, name: str, notes: Notes) -> np.ndarray:
             for number, text in enumerate(block.split(b"\n")[:-1], line):
                 words = text.split()
                 word, columns = words[:1], max(columns, len(words))
-                if word and not (word[0].isdigit() and 1 <= int(word[0]) < 2**62):
+                if word and not (word[0].isdigit() and 1 <= count_of(word[0]) < 2**62):
                     raise DataError(f"{name}, line {number}: needed is the number of a row, from 1. Correct the line.")
-                found += [int(one) - 1 for one in word]
+                found += [count_of(one) - 1 for one in word]
             line += block.count(b"\n")
     if not found:
         raise DataError(f"{name}, line 1: it names no rows: the file is empty. Give one with numbers of rows.")

@@ -82,13 +82,18 @@ def blocks_of_lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
+def count_of(digits: bytes) -> int:
+    """The number that ASCII digits are; of very many, which int() refuses, another one that is too large as well."""
+    return int(digits.lstrip(b"0")[:20] or b"0")
+
+
 def header_of(name: str, line: bytes, number: int = 1) -> Header | None:
     """The header that a first line is; None where it is a row of svmlight. DataError where it is neither."""
     words = line.split()
     if any(b":" in word for word in words):
         return None
     if len(words) == 3 and all(word.isdigit() for word in words):
-        header = Header(*map(int, words))
+        header = Header(*map(count_of, words))
         if min(header) < 1 or max(header.features, header.labels) >= MOST or header.rows >= 2**62:
             raise DataError(
                 f"{name}, line {number}: its header says {one_line(line.decode(errors='replace').strip())}; each must "
