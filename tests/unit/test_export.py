@@ -20,7 +20,6 @@ from torch import nn
 from istmpi.checkpoint.reader import Tensor, open_checkpoint
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
-from istmpi.deploy import onnx_file
 from istmpi.deploy.export import FORMS, export
 from istmpi.deploy.network import CalibratedNetwork
 
@@ -101,7 +100,7 @@ RUN = {"torch": run_torch, "safetensors": run_safetensors, "onnx": run_onnx, "np
 @pytest.mark.parametrize("name", NAMES)
 def test_the_exported_network_predicts_the_same(checkpoints, tmp_path, name, form):
     if form == "onnx":
-        pytest.importorskip("onnx")
+        pytest.importorskip("onnxscript")
     x = raw(str(checkpoints / "numbers.npz") if name == "regression" else "digits")
     done = export(checkpoints / f"{name}.h5", form, tmp_path / "network")
     outputs = RUN[form](done.path, x)
@@ -113,7 +112,7 @@ def test_the_exported_network_predicts_the_same(checkpoints, tmp_path, name, for
 def test_double_precision_and_dropout(checkpoints, tmp_path, form):
     x = raw("digits")
     if form == "onnx":
-        pytest.importorskip("onnx")
+        pytest.importorskip("onnxscript")
     done = export(checkpoints / "double.h5", form, tmp_path / "network")
     outputs = RUN[form](done.path, x.astype(np.float64))
     np.testing.assert_allclose(outputs, predicted(checkpoints / "double.h5", x), rtol=1e-5, atol=1e-5)
@@ -147,7 +146,7 @@ def spoken_digits(shared_data, tmp_path_factory):
 def test_the_spoken_digits(spoken_digits, istmpi_command, form):
     """From wavs to the exported network, whose outputs are those that the command prints."""
     if form == "onnx":
-        pytest.importorskip("onnx")
+        pytest.importorskip("onnxscript")
     data, network = spoken_digits
     x = raw(str(data))
     assert x.shape == (20, 4096)
@@ -190,33 +189,67 @@ def test_a_network_without_calibration_needs_data(checkpoints, tmp_path, istmpi_
     np.testing.assert_allclose(RUN[form](tmp_path / "network", x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_large_network_has_its_tensors_in_a_second_file(checkpoints, tmp_path, monkeypatch):
-    pytest.importorskip("onnx")
-    monkeypatch.setattr(onnx_file, "LARGEST", 1000)
-    path, x = tmp_path / "large.onnx", raw("digits")
-    done = export(checkpoints / "batch.h5", "onnx", path)
-    assert done.beside == tmp_path / "large.onnx.data" and done.beside.stat().st_size > 3000
-    assert done.bytes == path.stat().st_size + done.beside.stat().st_size
-    np.testing.assert_allclose(run_onnx(path, x), predicted(checkpoints / "batch.h5", x), rtol=1e-5, atol=1e-5)
-    export(checkpoints / "batch.h5", "onnx", path, force=True)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["large.onnx", "large.onnx.data"]
-    path.unlink()
-    assert "large.onnx.data exists" in str(
-        pytest.raises(ValueError, export, checkpoints / "batch.h5", "onnx", path).value
-    )
+def test_a_large_network_leaves_in_shards_with_an_index(checkpoints, tmp_path, monkeypatch, istmpi_command):
+    """As transformers and accelerate read them: each weight in the file that the index names."""
+    safe_open, torch_files = pytest.importorskip("safetensors").safe_open, pytest.importorskip("safetensors.torch")
+    path, x = checkpoints / "batch.h5", raw("digits")
+    single = export(path, "safetensors", tmp_path / "model.safetensors")
+    monkeypatch.setattr("istmpi.deploy.export.SHARD", 3000)
+    code, _, err = istmpi_command("export", path, "--to", "safetensors", "--out", single.path)
+    assert code == 2 and "model.safetensors exists" in err
+    with safe_open(single.path, "np") as file:
+        metadata = file.metadata()
+    whole = torch_files.load_file(single.path)
+    done = export(path, "safetensors", single.path, force=True)
+    shards = sorted(tmp_path.glob("model-*-of-*.safetensors"))
+    assert done.path == tmp_path / "model.safetensors.index.json" and done.beside == shards[0]
+    assert sorted(tmp_path.iterdir()) == sorted([done.path, *shards]), "the older file is gone"
+    assert shards[-1].name == f"model-{len(shards):05}-of-{len(shards):05}.safetensors" and len(shards) > 2
+    index = json.loads(done.path.read_text())
+    assert index["metadata"] == {"total_size": sum(values.nbytes for values in whole.values()), **metadata}
+    state = {}
+    for shard in shards:
+        with safe_open(shard, "pt") as file:
+            assert file.metadata() == {"format": "pt"}
+            state |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            assert all(index["weight_map"][name] == shard.name for name in file.keys())  # noqa: SIM118
+    assert state.keys() == index["weight_map"].keys()
+    network = sequential(json.loads(metadata["layers"]), state)
+    with torch.no_grad():
+        outputs = network(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(outputs, predicted(path, x), rtol=1e-5, atol=1e-5)
+    if find_spec("huggingface_hub"):
+        from huggingface_hub import load_torch_model
+
+        for parameter in network.parameters():
+            parameter.data.zero_()
+        load_torch_model(network, tmp_path, strict=False, safe=True)
+        assert all(torch.equal(network.state_dict()[name], values) for name, values in state.items())
+    shards[0].write_text("older")
+    done.path.unlink()
+    assert f"{shards[0].name} exists" in str(pytest.raises(ValueError, export, path, "safetensors", single.path).value)
 
 
-def test_varints_are_those_of_protocol_buffers():
-    onnx = pytest.importorskip("onnx")
-    for value in (0, 1, 127, 128, 300, 2**31, 2**40 + 5):
-        message = onnx.TensorProto(dims=[value]).SerializeToString()
-        assert message == b"\x08" + bytes(onnx_file._varint(value))
+def test_onnx_beyond_its_limit_is_refused_with_the_cure(checkpoints, tmp_path, monkeypatch, istmpi_command):
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr("istmpi.deploy.export.ONNX_LIMIT", 1000)
+    words = "export", checkpoints / "batch.h5", "--to", "onnx", "--out", tmp_path / "network.onnx"
+    code, out, err = istmpi_command(*words)
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1 and list(tmp_path.iterdir()) == []
+    assert "beyond the 2 GiB of an ONNX file. Use --to safetensors." in err
 
 
-@pytest.mark.parametrize("form", ["safetensors", "npz", "onnx"])
-def test_memory_is_bounded(tmp_path, monkeypatch, form, checkpoints):
-    """No more than a few chunks are ever in memory, whatever the size of a parameter."""
-    pytest.importorskip("onnx")
+def test_an_onnx_file_names_no_path_of_this_machine(checkpoints, tmp_path):
+    pytest.importorskip("onnxscript")
+    content = export(checkpoints / "batch.h5", "onnx", tmp_path / "network.onnx").path.read_bytes()
+    assert str(Path(torch.__file__).parent).encode() not in content
+
+
+@pytest.mark.parametrize("shard", [10**9, 3000])
+@pytest.mark.parametrize("form", ["safetensors", "npz"])
+def test_memory_is_bounded(tmp_path, monkeypatch, form, shard, checkpoints):
+    """No more than a few chunks are ever in memory, whatever the size of a parameter or of a shard."""
+    monkeypatch.setattr("istmpi.deploy.export.SHARD", shard)
     monkeypatch.setattr("istmpi.deploy.layers._CHUNK", 256)
     asked = []
     read_bytes = Tensor.read_bytes
@@ -243,9 +276,11 @@ commit(Path(sys.argv[1]), *training.state(calibrated=True), "direct", world())
 EXPORT = """
 import re, resource, sys
 from pathlib import Path
+import istmpi.deploy.export
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
+istmpi.deploy.export.SHARD = 64 * 2**20
 small, large, forms = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
 for form in forms:
     export(small, form, large.with_name("small"), force=True)  # imports all that it needs
@@ -265,19 +300,21 @@ else:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a limit")
 def test_a_network_larger_than_memory_is_exported(checkpoints, tmp_path):
-    """135 MB of weights, with room for 48 MiB; the whole network does not fit there."""
-    forms = ["safetensors", "npz", *["onnx"] * bool(find_spec("onnx"))]
+    """135 MB of weights, as shards of 64 MiB, with room for 48 MiB; the whole network does not fit there."""
+    forms = ["safetensors", "npz"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     large = tmp_path / "large.h5"
     for code, words in ((MAKE, [large]), (EXPORT, [checkpoints / "none.h5", large, *forms])):
         subprocess.run([sys.executable, "-c", code, *words], check=True, env=environment, timeout=patient(100))
-    assert min((tmp_path / f"large.{form}").stat().st_size for form in forms) > 135e6
+    shards = sorted(tmp_path.glob("large-*.safetensors"))
+    assert len(shards) > 1 and sum(shard.stat().st_size for shard in shards) > 135e6
+    assert (tmp_path / "large.npz").stat().st_size > 135e6
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_same_network_gives_the_same_file(checkpoints, tmp_path, form):
     if form == "onnx":
-        pytest.importorskip("onnx")
+        pytest.importorskip("onnxscript")
     one, other = (export(checkpoints / "batch.h5", form, tmp_path / name).path for name in "ab")
     if form == "torch":
         assert torch.load(one)["metadata"] == torch.load(other)["metadata"]  # its archive has the file's name in it
@@ -288,7 +325,7 @@ def test_the_same_network_gives_the_same_file(checkpoints, tmp_path, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_is_left_of_an_export_that_fails(checkpoints, tmp_path, monkeypatch, istmpi_command, form):
     if form == "onnx":
-        pytest.importorskip("onnx")
+        pytest.importorskip("onnxscript")
     target = tmp_path / "network"
     target.write_text("older")
 
@@ -305,9 +342,11 @@ def test_nothing_is_left_of_an_export_that_fails(checkpoints, tmp_path, monkeypa
 
 
 def test_a_missing_library_is_named(checkpoints, tmp_path, monkeypatch, istmpi_command):
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    code, _, err = istmpi_command("export", checkpoints / "batch.h5", "--to", "onnx", "--out", tmp_path / "network")
-    assert code == 2 and "pip install 'istmpi[export]'" in err and len(err.splitlines()) == 1
+    for library in ("onnxscript", "onnx"):
+        monkeypatch.setitem(sys.modules, library, None)
+        code, _, err = istmpi_command("export", checkpoints / "batch.h5", "--to", "onnx", "--out", tmp_path / "network")
+        assert code == 2 and f"need {library}, " in err and "pip install 'istmpi[export]'" in err
+        assert len(err.splitlines()) == 1 and list(tmp_path.iterdir()) == []
     for form in ("safetensors", "npz", "torch"):
         assert istmpi_command("export", checkpoints / "batch.h5", "--to", form, "--out", tmp_path / form)[0] == 0
 
