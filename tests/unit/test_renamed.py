@@ -48,6 +48,17 @@ def test_an_old_option_is_told_in_one_line(old):
     assert len(err.splitlines()) == 1 and err.startswith("istmpi: ") and "redeal; the old name still works" in err
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["demo", "--reckon"], "no option --reckon; the demo always predicts: leave it out. "),
+    ],
+)
+def test_an_option_of_older_versions_is_refused_with_the_cure(istmpi_command, words, said):
+    code, out, err = istmpi_command(*words)
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1 and err.startswith(f"istmpi: {said}")
+
+
 def test_an_old_command_is_told_in_one_line_and_no_longer_listed():
     out, err = said_by("calibrate", "--help")
     assert err == "istmpi: istmpi calibrate is now istmpi measure; the old name still works.\n"
