@@ -171,6 +171,7 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
 
 
 OPTIONS_OF_OLDER_VERSIONS = {
+    "--resample": "; it is --redeal now.",
     "--reckon": "; the demo always predicts: leave it out.",
 }
 

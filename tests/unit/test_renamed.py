@@ -40,8 +40,8 @@ def test_what_programs_wrote_is_read_in_silence():
     assert Run.from_tree({"method": {"resample": 0.25}}, "a checkpoint").method.redeal == 0.25
 
 
-@pytest.mark.parametrize("old", [["--resample", "0.1"], ["--set", "method.resample=0.1"]])
-def test_an_old_option_is_told_in_one_line(old):
+def test_an_old_setting_of_the_command_line_is_told_in_one_line():
+    old = "--set", "method.resample=0.1"
     out, err = said_by("costmodel", "digits", "--layers", "64-32-10", "--ranks", "2", *old)
     new = said_by("costmodel", "digits", "--layers", "64-32-10", "--ranks", "2", "--redeal", "0.1")
     assert new == (out, "")
@@ -51,6 +51,7 @@ def test_an_old_option_is_told_in_one_line(old):
 @pytest.mark.parametrize(
     "words, said",
     [
+        (["costmodel", "digits", "--resample", "0.1"], "no option --resample; it is --redeal now. "),
         (["demo", "--reckon"], "no option --reckon; the demo always predicts: leave it out. "),
     ],
 )
