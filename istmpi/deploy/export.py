@@ -94,14 +94,16 @@ def export(
         files = [target.with_name(name) for name in parts]
         for file in files:
             require_free(file, force)
-        if files[0] != target:  # an index in place of one file: readers look for the file first, so no older one stays
-            files[0].unlink(missing_ok=True)
-            target.unlink(missing_ok=True)
+        sharded = target not in files
+        if sharded:
+            files[0].unlink(missing_ok=True)  # never an older index of these shards
         with ExitStack() as stack:
             # The other files take their names before the first, which refers to them.
             opened = [stack.enter_context(appearing(file)) for file in files]
             for file, write in reversed([*zip(opened, parts.values(), strict=True)]):
                 write(file)
+        if sharded:
+            target.unlink(missing_ok=True)  # readers take one file before an index
     size = sum(file.stat().st_size for file in files)
     return Export(files[0], size, content.layers, next(iter(files[1:]), None), note)
 
