@@ -208,7 +208,7 @@ def _named(row: Mapping[str, Any]) -> str:
 
 
 def _obstacle() -> str:
-    from istmpi.emulated import obstacle  # the page is made where istmpi is not installed
+    from emulated import obstacle  # the page is made where istmpi is not installed
 
     return obstacle()
 

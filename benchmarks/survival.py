@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from istmpi.emulated import FOR_OPEN_MPI
+from emulated import FOR_OPEN_MPI
 
 PHASES = {"training": "compute", "hop": "hop", "checkpoint": "save", "evaluation": "evaluate"}
 LOSE = Path(__file__).with_name("lose.py")

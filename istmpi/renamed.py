@@ -1,4 +1,4 @@
-"""Old spellings of settings, options and commands. They still work; whoever types one is told the new one."""
+"""The old spellings of settings and commands that still work; whoever types one is told the new one."""
 
 import warnings
 from collections.abc import Mapping
@@ -7,7 +7,6 @@ from typing import Any
 from istmpi.errors import ConfigError
 
 SETTINGS = {"method.resample": "method.redeal"}
-OPTIONS = {"--resample": "--redeal"}
 COMMANDS = {"calibrate": "measure"}
 
 

@@ -65,7 +65,7 @@ DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] 
         "report": "Compare finished runs: table, pictures, HTML; no MPI.",
         "runs": "List the runs that ship with istmpi.",
         "settings": "List and describe all that a run file may say; a schema for editors.",
-        "demo": "See on this machine, in two minutes, what a slow network costs three methods.",
+        "demo": "Train three methods in two minutes and predict their time over slow links.",
         "costmodel": "Say what a run will cost in bytes, FLOPs, memory and time; no MPI, no training.",
         "measure": "Measure this cluster's network and ranks for costmodel.",
         "model": "Say which widths of a network of your own can be dealt out, and prove it.",
@@ -181,13 +181,20 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
         return 1, False
 
 
+OPTIONS_OF_OLDER_VERSIONS = {
+    "--resample": "; it is --redeal now.",
+    "--reckon": "; the demo always predicts: leave it out.",
+}
+
+
 def _plainly(error: click.ClickException) -> str:
     """What is wrong with a command line, with the cure: the nearest name that there is, or where help is."""
     said = error.format_message()
     if isinstance(error, click.NoSuchOption):
         known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
         near = did_you_mean(error.option_name, [name for name in known if name.startswith("--")])
-        said = f"no option {error.option_name}{near if near.endswith('?') else '.'}"
+        cure = OPTIONS_OF_OLDER_VERSIONS.get(error.option_name, near if near.endswith("?") else ".")
+        said = f"no option {error.option_name}{cure}"
     if isinstance(error, click.UsageError) and error.ctx and "elp" not in said:
         said = f"{said} See: {error.ctx.command_path} --help"
     return said

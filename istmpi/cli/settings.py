@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from istmpi import renamed
 from istmpi.cli.completion import complete_assignment, complete_values
 from istmpi.config import Run, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
@@ -49,8 +48,6 @@ def options(command: Callable, without: Collection[str] = ()) -> Callable:
     """Decorate a click command with the options that change a run; it receives them as `resolve` takes them."""
     assigning = {"metavar": "A.B=VALUE", "help": "Any other setting: istmpi settings.", "multiple": True}
     command = click.option("--set", "assignments", shell_complete=complete_assignment, **assigning)(command)
-    for old in renamed.OPTIONS:
-        command = click.option(old, hidden=True)(command)
     for option, (setting, metavar) in reversed(OPTIONS.items()):
         if option not in without:
             shown = {"metavar": metavar, "help": _help(setting)}
@@ -123,10 +120,6 @@ def changes(assignments: tuple[str, ...], options: dict[str, str | None], model:
         given = options.get(_parameter(option))
         if given is not None:
             typed.append((option, setting, given))
-    for old, option in renamed.OPTIONS.items():
-        if (given := options.get(_parameter(old))) is not None:
-            renamed.tell(old, option)
-            typed.append((old, OPTIONS[option][0], given))
     typed += [(f"--set {setting}", setting, value) for setting, value in assigned(assignments)]
     for option, setting, text in typed:
         model = _read(option, setting, text, model) if setting == "model.name" else model

@@ -1,7 +1,7 @@
 """A checkpoint's network with all that goes along with it, as the formats of exports take it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
@@ -60,7 +60,12 @@ class Content:
     def tensors(self) -> dict[str, Values]:
         """Every tensor once, by its name in the network's state; ConfigError where the class cannot have it."""
         self.require_state()
-        return _tensors(self.layers)
+        return self.stored
+
+    @property
+    def stored(self) -> dict[str, Values]:
+        """Every tensor once, by its name in the network's state."""
+        return {f"{layer.name}.{kind}".lstrip("."): of for layer in self.layers for kind, of in layer.tensors.items()}
 
     def require_state(self) -> None:
         """Refuse, with a ConfigError, a network whose class cannot load its state."""
@@ -71,7 +76,7 @@ class Content:
     def state(self) -> dict[str, torch.Tensor]:
         """The whole state in memory, tied tensors under all of their names."""
         state = {}
-        for name, values in _tensors(self.layers).items():
+        for name, values in self.stored.items():
             content = np.concatenate(list(chunks(values))).view(dtype_of(values))
             state[name] = torch.from_numpy(content).view(shape_of(values))
         return state | {name: state[first] for name, first in self.ties.items()}
@@ -97,8 +102,3 @@ class Content:
         features = first.get("num_features") or first["in_features"]
         x = torch.randn(EXAMPLES, features, generator=torch.Generator().manual_seed(0))
         return traced(module, x.to(next(module.parameters()).dtype), str(self.checkpoint.path))
-
-
-def _tensors(layers: Sequence[Layer]) -> dict[str, Values]:
-    """Every tensor by its name in the state."""
-    return {f"{layer.name}.{kind}".lstrip("."): of for layer in layers for kind, of in layer.tensors.items()}

@@ -1,4 +1,4 @@
-"""A checkpoint's network for other programs: each format has a writer that streams where the format allows it."""
+"""A checkpoint's network for other programs: safetensors and npz are written in pieces, torch and ONNX by PyTorch."""
 
 import json
 import os
@@ -15,10 +15,9 @@ import torch
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import stored_moments
 from istmpi.data.offsets import named
-from istmpi.deploy import onnx_file, to_onnx
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.content import Content
-from istmpi.deploy.layers import Layer, bytes_of, chunks, dtype_of, plain_layers, shape_of
+from istmpi.deploy.layers import Layer, Values, bytes_of, chunks, dtype_of, plain_layers, shape_of
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
 from istmpi.deploy.own_layers import own_state
 from istmpi.deploy.program import onnx_of, require_onnx_exporter, save
@@ -38,7 +37,7 @@ class Export:
     bytes: int
     layers: list[Layer]
     beside: Path | None = None
-    """A second file: the tensors that the first one refers to, or the program beside the state."""
+    """A second file: the first shard of the tensors, or the program beside the state."""
     note: str = ""
     """Something that the user should know."""
 
@@ -65,7 +64,7 @@ def export(
     target = target or Path(path).with_suffix(suffix)
     require_free(target, force)
     if form == "onnx":
-        onnx_file.library()
+        require_onnx_exporter()
     with open_checkpoint(path) as checkpoint:
         if side := checkpoint.header.side:
             raise ConfigError(
@@ -80,8 +79,6 @@ def export(
                 f"--model {model}: {note}, but what it computes may not be. Give the source that it was trained with, "
                 f"or --changed-source to export it with this one."
             )
-        if form == "onnx" and isinstance(network, InferredNetwork):
-            require_onnx_exporter()
         if calibrate_on is None:
             require_calibrated(checkpoint)
             checkpoint.require_valid()
@@ -95,17 +92,20 @@ def export(
             content = Content(checkpoint, network, plain_layers(checkpoint, moments))
         parts = parts_of(content, target.name)
         files = [target.with_name(name) for name in parts]
-        for file in files[1:]:
+        for file in files:
             require_free(file, force)
-        if form == "onnx" and files[1:]:
-            target.unlink(missing_ok=True)  # never an older network with the weights of this one
+        sharded = target not in files
+        if sharded:
+            files[0].unlink(missing_ok=True)  # never an older index of these shards
         with ExitStack() as stack:
-            # The second file takes its name before the first, which refers to it.
+            # The other files take their names before the first, which refers to them.
             opened = [stack.enter_context(appearing(file)) for file in files]
             for file, write in reversed([*zip(opened, parts.values(), strict=True)]):
                 write(file)
+        if sharded:
+            target.unlink(missing_ok=True)  # readers take one file before an index
     size = sum(file.stat().st_size for file in files)
-    return Export(target, size, content.layers, next(iter(files[1:]), None), note)
+    return Export(files[0], size, content.layers, next(iter(files[1:]), None), note)
 
 
 def _require_exact(checkpoint: Checkpoint) -> None:
@@ -136,16 +136,51 @@ _SAFETENSORS = {
 """What the format calls the types of weights and buffers."""
 
 
+SHARD = 5 * 10**9
+"""The bytes of tensors in one safetensors file; a longer tensor has a file of its own. It is Hugging Face's default."""
+ONNX_LIMIT = 2**31 - 2**20
+"""The bytes of tensors in an ONNX file, a message of at most 2 GiB with the graph."""
+
+
 def _safetensors(content: Content, name: str) -> Parts:
-    """The length of a JSON header, the header, the tensors one after the other."""
-    header: dict[str, object] = {"__metadata__": content.metadata_of_state}
-    end = 0
+    """One file, or above `SHARD` several and an index of them, as transformers and accelerate read them."""
+    shards: list[dict[str, Values]] = [{}]
     for key, values in content.tensors.items():
         if dtype_of(values) not in _SAFETENSORS:
             raise ConfigError(
                 f"{content.checkpoint.path}: {key} is of {dtype_of(values)}, which safetensors does not know. Use --to "
                 f"npz or torch."
             )
+        if shards[-1] and _size(shards[-1]) + bytes_of(values) > SHARD:
+            shards.append({})
+        shards[-1][key] = values
+    if len(shards) == 1:
+        return {name: _safetensors_writer(shards[0], content.metadata_of_state)}
+    stem = name.removesuffix(".safetensors")
+    names = [f"{stem}-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    index = {
+        "metadata": {"total_size": sum(map(_size, shards)), **content.metadata_of_state},
+        "weight_map": {key: file for file, shard in zip(names, shards) for key in shard},
+    }
+    text = json.dumps(index, indent=2).encode()
+    # Readers of shards refuse a format that they do not know.
+    writers = [_safetensors_writer(shard, {"format": "pt"}) for shard in shards]
+    return {f"{stem}.safetensors.index.json": lambda file: _write(file, text)} | dict(zip(names, writers))
+
+
+def _size(tensors: Mapping[str, Values]) -> int:
+    return sum(map(bytes_of, tensors.values()))
+
+
+def _write(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+
+
+def _safetensors_writer(tensors: Mapping[str, Values], metadata: Mapping[str, str]) -> Callable[[BinaryIO], None]:
+    """A writer of the length of a JSON header, the header, the tensors one after the other."""
+    header: dict[str, object] = {"__metadata__": metadata}
+    end = 0
+    for key, values in tensors.items():
         start, end = end, end + bytes_of(values)
         dtype = _SAFETENSORS[dtype_of(values)]
         header[key] = {"dtype": dtype, "shape": shape_of(values), "data_offsets": [start, end]}
@@ -154,11 +189,11 @@ def _safetensors(content: Content, name: str) -> Parts:
 
     def write(file: BinaryIO) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
-        for values in content.tensors.values():
+        for values in tensors.values():
             for chunk in chunks(values):
                 file.write(chunk)
 
-    return {name: write}
+    return write
 
 
 def _npz(content: Content, name: str) -> Parts:
@@ -193,12 +228,15 @@ def _torch(content: Content, name: str) -> Parts:
 
 
 def _onnx(content: Content, name: str) -> Parts:
-    """A chain from its layers, however large; any other network from its program."""
-    if content.own:
-        model, tensors = onnx_of(content.program, content.network.name, content.network.exits)
-    else:
-        model, tensors = to_onnx.chain(content.layers)
-    return onnx_file.files(model, tensors, content.metadata, name)
+    """A model by PyTorch's exporter, from the program; ConfigError where its weights do not fit one file."""
+    size = _size(content.stored)
+    if size > ONNX_LIMIT:
+        raise ConfigError(
+            f"{content.checkpoint.path}: {size / 2**30:.1f} GiB of weights are beyond the 2 GiB of an ONNX file. Use "
+            f"--to safetensors."
+        )
+    model = onnx_of(content.program, content.metadata, content.network.exits, str(content.checkpoint.path))
+    return {name: lambda file: _write(file, model)}
 
 
 FORMS: dict[str, tuple[str, Callable[[Content, str], Parts]]] = {

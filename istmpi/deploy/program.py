@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from istmpi.deploy.layers import Layer, Values
+from istmpi.deploy.layers import Layer
 from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
 from istmpi.foreign import reason
@@ -129,11 +129,12 @@ def save(program: torch.export.ExportedProgram, metadata: Mapping[str, str], fil
 
 def require_onnx_exporter() -> None:
     """Refuse, in one line, where what PyTorch's exporter needs is not installed."""
-    optional("onnxscript", "onnxscript", "exports to ONNX of a network of your own", "export")
+    for package in ("onnx", "onnxscript"):
+        optional(package, package, "exports to ONNX", "export")
 
 
-def onnx_of(program: torch.export.ExportedProgram, name: str, exits: int) -> tuple[Any, dict[str, Values]]:
-    """The model without its tensors, and the tensors by their names in it, as PyTorch's own exporter makes them.
+def onnx_of(program: torch.export.ExportedProgram, metadata: Mapping[str, str], exits: int, name: str) -> bytes:
+    """The content of an ONNX file, as PyTorch's own exporter makes it.
 
     Its outputs are ``exit1``, ``exit2``, ... and the last one ``output``.
     """
@@ -148,16 +149,17 @@ def onnx_of(program: torch.export.ExportedProgram, name: str, exits: int) -> tup
                 dynamic_shapes=({0: "batch"},),
                 verbose=False,
             )
+            for node in made.model.graph:
+                node.metadata_props.clear()  # stack traces: paths of this machine
+            made.model.metadata_props.update(metadata)
+            return made.model_proto.SerializeToString(deterministic=True)
     except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__:
+            cause = cause.__cause__
         raise ConfigError(
-            f"{name}: torch.onnx.export cannot export it: {reason(error.__cause__ or error)[:300]}. Use --to torch, "
-            f"safetensors or npz."
+            f"{name}: torch.onnx.export cannot export it: {reason(cause)[:300]}. Use --to safetensors, npz or torch."
         ) from error
-    tensors = {}
-    for key, value in made.model.graph.initializers.items():
-        tensors[key], value.const_value = value.const_value.numpy(), None
-    with _quietly():
-        return made.model_proto, tensors
 
 
 @contextmanager

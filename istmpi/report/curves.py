@@ -8,7 +8,7 @@ Runs of istmpi leave it in their folders. Other programs that are to be compared
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +91,6 @@ def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = 
     for problem in problems:
         left_out(problem)
     return curves
-
-
-def slowed(curve: Curve, bytes_a_second: float) -> Curve:
-    """The same run, had each of its ranks sent its share of the bytes at that rate, beside all that it did."""
-    rate = (curve.ranks or 1) * bytes_a_second
-    points = tuple(replace(point, seconds=point.seconds + point.bytes / rate) for point in curve.points)
-    return replace(curve, points=points)
 
 
 def _found(path: Path) -> list[Path]:

@@ -41,6 +41,14 @@ for number, words in enumerate(json.loads(commands)):
 """
 
 
+@pytest.fixture
+def emulated(benchmarks):
+    """The module of the emulated cluster, benchmarks/emulated.py."""
+    import emulated
+
+    return emulated
+
+
 def pytest_configure(config):
     if "PMI_SIZE" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ:
         raise pytest.UsageError("tests/launch starts mpirun itself and cannot run under it; run: bin/test launch")

@@ -1,14 +1,12 @@
-"""``istmpi demo``: what a new user sees first, without a network and with an emulated one."""
+"""``istmpi demo``: what a new user sees first."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from patience import patient
-
-from istmpi import emulated
 
 SMALL = ("--ranks", "2", "--seconds", "1")
 
@@ -27,17 +25,30 @@ def demo(folder, *words):
     )
 
 
-@pytest.mark.parametrize("how", ["reckoned", "emulated"])
-def test_three_methods_are_compared(tmp_path, how):
-    if how == "emulated" and (reason := emulated.obstacle()):
-        pytest.skip(f"no emulated network: {reason}")
-    done = demo(tmp_path, *(["--reckon"] if how == "reckoned" else []))
+def test_three_methods_are_trained_and_their_time_over_slow_links_is_predicted(tmp_path):
+    done = demo(tmp_path, "--rate", "1Mbit,100Mbit")
     assert done.returncode == 0, done.stderr
-    first, *_ = done.stdout.splitlines()
-    assert first.startswith("2 ranks, a network of 50 Mbit/s each") and (how == "emulated") == (how in first)
-    for words in ("Training time to a score", "ist", "local-sgd", "data-parallel"):
+    assert done.stdout.startswith("2 ranks on this machine. ")
+    for words in (
+        "Training time to a score",
+        "Predicted training time to an accuracy of",
+        "are predicted, not measured",
+    ):
         assert words in done.stdout
+    slow, faster = (
+        [float(cell.replace(",", "")) for cell in re.findall(r"([\d.,]+) s\b", line)]
+        for line in re.findall(r"^ *(?:1|100) Mbit/s .*$", done.stdout, re.M)
+    )
+    ist, local_sgd, data_parallel = slow
+    assert len(faster) == 3 and all(time < longer for time, longer in zip(faster, slow))
+    assert data_parallel > local_sgd and ist > 0
     assert "<svg" in (tmp_path / "demo" / "report.html").read_text()
+
+
+def test_a_rate_that_is_none_is_refused_before_anything_is_trained(tmp_path):
+    done = demo(tmp_path, "--rate", "50Mbit,fast")
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert "--rate" in done.stderr and not (tmp_path / "demo").exists()
 
 
 def test_under_mpirun_it_is_refused(mpirun):

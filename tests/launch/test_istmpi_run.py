@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 from patience import Limit, patient
 
-from istmpi import emulated
-
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 JOB = "77"
@@ -264,7 +262,7 @@ SOON_MISSED = {f"OMPI_MCA_oob_tcp_keepalive_{name}": "1" for name in ("time", "i
 QUICK = ["--set", "comm.patience=5", "--hidden", "64,64", "--threads", "1", "--evaluate-every", "60"]
 
 
-def test_a_run_goes_on_without_a_host_that_is_lost(tmp_path):
+def test_a_run_goes_on_without_a_host_that_is_lost(emulated, tmp_path):
     """A host of three loses its network and its processes at once, with any MPI."""
     if reason := emulated.obstacle():
         pytest.skip(f"no emulated hosts: {reason}")

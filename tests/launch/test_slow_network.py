@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from patience import Limit, patient
 
-from istmpi import emulated
-
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 NAME = f"test{os.getpid()}"
@@ -37,7 +35,7 @@ def namespaces():
 
 
 @pytest.fixture
-def cluster():
+def cluster(emulated):
     """``cluster(*words)`` is the start of a benchmarks/cluster command; skipped where there can be none."""
     if reason := emulated.obstacle():
         pytest.skip(f"no emulated network: {reason}")

@@ -13,8 +13,6 @@ import h5py
 import pytest
 from patience import Limit, patient
 
-from istmpi import emulated
-
 LOSE = Path(__file__).parents[2] / "benchmarks" / "lose.py"
 ROUNDS = 10
 RUN = ["train", "digits", "--survive", "--set", f"train.rounds={ROUNDS}", "--set", "evaluate.every=2"]
@@ -161,7 +159,7 @@ def test_nobody_waits_for_a_rank_that_has_noticed_a_loss(launcher, environment, 
     assert len(done.stdout.split()) == 5, done.stdout + done.stderr
 
 
-def test_a_rank_on_another_host_is_lost_while_the_others_send_to_it(launcher, environment, tmp_path):
+def test_a_rank_on_another_host_is_lost_while_the_others_send_to_it(launcher, environment, emulated, tmp_path):
     """Over TCP MPI writes on into what a call that failed was to receive, and may not send on to the lost rank."""
     if reason := emulated.obstacle():
         pytest.skip(f"no emulated hosts: {reason}")
@@ -173,7 +171,7 @@ def test_a_rank_on_another_host_is_lost_while_the_others_send_to_it(launcher, en
         assert lines[-1]["ranks"] == 3
 
 
-def test_of_a_network_that_splits_between_hosts_the_larger_part_alone_goes_on(launcher, environment, tmp_path):
+def test_of_a_network_that_splits_the_larger_part_alone_goes_on(launcher, environment, emulated, tmp_path):
     """What the parts send each other vanishes; mpirun still reaches both, and ends the job as the smaller one ends."""
     if reason := emulated.obstacle():
         pytest.skip(f"no emulated hosts: {reason}")

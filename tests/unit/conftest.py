@@ -1,7 +1,5 @@
 """What the tests of one process share."""
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,15 +26,6 @@ def shared_data() -> Path:
 def shared_cases() -> Path:
     """The folder of small inputs that were once read wrongly, with their right values in its README."""
     return _beside_the_project("cases", "small inputs")
-
-
-@pytest.fixture(scope="module")
-def benchmarks() -> Iterator[Path]:
-    """The folder of the benchmarks, whose modules can be imported meanwhile."""
-    folder = Path(__file__).parents[2] / "benchmarks"
-    sys.path.insert(0, str(folder))
-    yield folder
-    sys.path.remove(str(folder))
 
 
 @pytest.fixture(scope="session")

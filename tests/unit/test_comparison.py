@@ -15,7 +15,7 @@ from istmpi.data.batch import Labels
 from istmpi.errors import ConfigError, DataError
 from istmpi.record import FAILURE, RunFolder
 from istmpi.report.comparison import NOT_REACHED, Spread, best, by_data, compare, default_targets, reached, smoothed
-from istmpi.report.curves import Curve, Point, read_curves, slowed
+from istmpi.report.curves import read_curves
 from istmpi.report.sheets import notes, sheets
 from istmpi.tasks import TASKS, higher_is_better
 
@@ -359,9 +359,3 @@ def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "curve.json").write_text("[1")
     with pytest.raises(DataError, match="cannot be read"):
         read_curves([tmp_path])
-
-
-def test_a_curve_is_slowed_by_each_ranks_share_of_the_bytes():
-    points = (Point(1, 2.0, 4_000_000, 10, 0.5), Point(2, 4.0, 8_000_000, 20, 0.6))
-    found = slowed(Curve("ist", points, ranks=4), 1e6)
-    assert [(one.seconds, one.bytes, one.score) for one in found.points] == [(3.0, 4e6, 0.5), (6.0, 8e6, 0.6)]

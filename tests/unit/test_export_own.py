@@ -16,7 +16,6 @@ from patience import patient
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.data.sources import open_dataset
-from istmpi.deploy import onnx_file
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 
@@ -178,15 +177,12 @@ def test_what_the_class_cannot_load_is_refused(checkpoints, tmp_path, istmpi_com
 # ---- ONNX
 
 
-@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("name", TRACED)
-def test_onnx_predicts_the_same(checkpoints, tmp_path, monkeypatch, name, large):
+def test_onnx_predicts_the_same(checkpoints, tmp_path, name):
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    if large:
-        monkeypatch.setattr(onnx_file, "LARGEST", 100)
     done = export(checkpoints / f"{name}.h5", "onnx", tmp_path / "network.onnx", model=model_of(name))
-    assert (done.beside is not None) == large
+    assert done.beside is None
     onnx.checker.check_model(str(done.path), full_check=True)
     session = onnxruntime.InferenceSession(str(done.path), providers=["CPUExecutionProvider"])
     (given,), (made,) = session.get_inputs(), session.get_outputs()
@@ -208,16 +204,6 @@ def test_pytorch_says_nothing_to_its_own_developers(checkpoints, tmp_path, istmp
     code, out, err = istmpi_command(*words)
     assert (code, err) == (0, "") and out.splitlines()[2].startswith("first ")
     assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
-
-
-def test_a_missing_exporter_is_named(checkpoints, tmp_path, monkeypatch, istmpi_command):
-    pytest.importorskip("onnx")
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    words = "--to", "onnx", "--out", tmp_path / "network", "--model", model_of("sharing")
-    code, _, err = istmpi_command("export", checkpoints / "sharing.h5", *words)
-    assert code == 2 and "need onnxscript" in err and "pip install 'istmpi[export]'" in err
-    assert len(err.splitlines()) == 1 and list(tmp_path.iterdir()) == []
-    assert istmpi_command("export", checkpoints / "batch.h5", *words[:4])[0] == 0  # an mlp has a writer of its own
 
 
 # ---- what cannot be

@@ -40,12 +40,24 @@ def test_what_programs_wrote_is_read_in_silence():
     assert Run.from_tree({"method": {"resample": 0.25}}, "a checkpoint").method.redeal == 0.25
 
 
-@pytest.mark.parametrize("old", [["--resample", "0.1"], ["--set", "method.resample=0.1"]])
-def test_an_old_option_is_told_in_one_line(old):
+def test_an_old_setting_of_the_command_line_is_told_in_one_line():
+    old = "--set", "method.resample=0.1"
     out, err = said_by("costmodel", "digits", "--layers", "64-32-10", "--ranks", "2", *old)
     new = said_by("costmodel", "digits", "--layers", "64-32-10", "--ranks", "2", "--redeal", "0.1")
     assert new == (out, "")
     assert len(err.splitlines()) == 1 and err.startswith("istmpi: ") and "redeal; the old name still works" in err
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["costmodel", "digits", "--resample", "0.1"], "no option --resample; it is --redeal now. "),
+        (["demo", "--reckon"], "no option --reckon; the demo always predicts: leave it out. "),
+    ],
+)
+def test_an_option_of_older_versions_is_refused_with_the_cure(istmpi_command, words, said):
+    code, out, err = istmpi_command(*words)
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1 and err.startswith(f"istmpi: {said}")
 
 
 def test_an_old_command_is_told_in_one_line_and_no_longer_listed():

@@ -1,4 +1,4 @@
-"""``istmpi demo``: in two minutes what a slow network costs three methods, on this machine alone."""
+"""``istmpi demo``: three methods trained on this machine, and the time that each would take over slow links."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import shlex
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.table import Table
 
-from istmpi import emulated
 from istmpi.cli import quantities
 from istmpi.cli.quantities import FiniteRange, WholeRange
-from istmpi.cli.reporting import draw, print_comparison, write_page
 from istmpi.comm import launched
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.report.units import number
+from istmpi.units import in_seconds
 
 METHODS = "ist,local-sgd,data-parallel"
 NETWORK = ("--hidden", "1024,1024", "--threads", "1")
@@ -27,21 +27,24 @@ REMARK = (
     "The built-in digits, a network of 1.1 million weights, every method with 10 local steps a round, none tuned. With "
     "a fast network, or a small one to train, IST is no faster: it trains subnets and saves bytes."
 )
+LATENCY = 100e-6
+"""Seconds of a message over the predicted links."""
 
 
 @click.command("demo")
 @click.option("--ranks", type=WholeRange(2, 16), default=4, show_default=True, metavar="P", help="Ranks to start.")
-@click.option("--rate", default="50Mbit", show_default=True, metavar="RATE", help="Of the network, of each rank.")
+@click.option(
+    "--rate", default="10Mbit,50Mbit,250Mbit", show_default=True, metavar="RATE,...", help="Links to predict for."
+)
 @click.option(
     "--seconds", type=FiniteRange(1, 600), default=15, show_default=True, metavar="S", help="Training of each method."
 )
-@click.option("--reckon", is_flag=True, help="Add the network's time even where it can be emulated.")
 @click.option("--out", default="runs/demo", show_default=True, metavar="FOLDER", help="Where runs and report go.")
-def command(ranks: int, rate: str, seconds: float, reckon: bool, out: str) -> None:
-    """Train the digits with three methods over a slow network, and compare what each needs.
+def command(ranks: int, rate: str, seconds: float, out: str) -> None:
+    """Train the digits with three methods on this machine, and predict what each would take over slow links.
 
-    It starts mpirun by itself. As root on Linux each rank is a host of its own, in a network namespace
-    whose line has the RATE; elsewhere the ranks train without it, and the time that their bytes would take is added.
+    It starts mpirun by itself: istmpi compare trains, istmpi measure measures this machine, and the cost model
+    (istmpi costmodel) predicts the seconds over links of each RATE.
     """
     rank, others = launched()
     if rank > 0:
@@ -50,56 +53,54 @@ def command(ranks: int, rate: str, seconds: float, reckon: bool, out: str) -> No
         raise ConfigError("istmpi demo starts its ranks itself: call it without mpirun.")
     if shutil.which("mpirun") is None:
         raise ConfigError("istmpi demo needs mpirun on the PATH. Install MPI, or load its module; see istmpi doctor.")
-    bytes_a_second = quantities.bandwidth("--rate", rate)
-    reason = "as asked" if reckon else emulated.obstacle()
-    console = Console(emoji=False, highlight=False, soft_wrap=True)
-    how = f"added to the time for the bytes that they send ({reason})" if reason else "emulated by network namespaces"
-    console.print(f"{ranks} ranks, a network of {number(8 * bytes_a_second)}bit/s each, {how}", markup=False)
-    console.print(REMARK + "\n", markup=False)
-    words = [sys.executable, "-m", "istmpi", "compare", "digits", "--methods", METHODS, *NETWORK, "--out", out]
-    words += ["--max-minutes", str(seconds / 60), "--evaluate-every", "3"]
-    if not reason:
-        _emulated(ranks, bytes_a_second, [*words, "--rounds", "400"])
-    else:
-        _reckoned(ranks, bytes_a_second, [*words, "--rounds", "60"], Path(out), console)
-    console.print(f"\nits page: {Path(out) / 'report.html'}; more of it: istmpi costmodel --advise", markup=False)
+    rates = [quantities.bandwidth("--rate", one) for one in rate.split(",")]
+    console, folder = Console(emoji=False, highlight=False, soft_wrap=True), Path(out)
+    console.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
+    training = ["--out", out, "--max-minutes", str(seconds / 60), "--evaluate-every", "3", "--rounds", "60"]
+    _start(ranks, ["compare", "digits", "--methods", METHODS, *NETWORK, *training])
+    cluster = folder / "cluster.json"
+    with console.status("measuring this machine"):
+        _start(ranks, ["measure", "digits", *NETWORK, "--out", str(cluster)], stdout=subprocess.DEVNULL)
+    _predict(folder, cluster, ranks, rates, console)
+    console.print(f"\nits page: {folder / 'report.html'}; more of it: istmpi costmodel --advise", markup=False)
 
 
-def _emulated(ranks: int, bytes_a_second: float, words: list[str]) -> None:
-    """Compare over a network that is slow."""
-    cluster = emulated.Cluster("demo")
-    with emulated.alone("demo"):
-        try:
-            cluster.up(ranks, f"{round(8 * bytes_a_second)}bit")
-            code = cluster.run(words)
-        finally:
-            cluster.down()
-    _require(code, words)
+def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], console: Console) -> None:
+    """Print, for each link rate, the predicted seconds of each method to the highest score that all of them reach."""
+    from istmpi.cli.networks import described
+    from istmpi.config import Run
+    from istmpi.cost import cost
+    from istmpi.cost.cluster import load, network
+    from istmpi.cost.time import round_time
+    from istmpi.record import SETTINGS
+    from istmpi.report.comparison import compare, reached
+    from istmpi.report.curves import read_curves
+
+    curves = sorted(read_curves([folder]), key=lambda curve: METHODS.index(curve.method))
+    target, machine = compare(curves).targets[-1], load(measured)
+    table = Table("link", *(curve.method for curve in curves), box=None, pad_edge=False)
+    rounds = [reached(curve.points, target).round for curve in curves]
+    plans = [described(Run.load(str(Path(curve.source) / SETTINGS)), None) for curve in curves]
+    costs = [cost(plan.run, plan.architecture, ranks) for plan in plans]
+    for rate in rates:
+        cluster = replace(machine, links=network(LATENCY, rate))
+        times = [count * round_time(its, cluster).total for count, its in zip(rounds, costs)]
+        table.add_row(f"{number(8 * rate)}bit/s", *map(in_seconds, times))
+    console.print(f"\nPredicted training time to an accuracy of {target:g}")
+    console.print(table)
+    console.print(
+        f"These seconds are predicted, not measured: the rounds were trained here, and the time of a round is what the "
+        f"cost model says for this machine's speed and such a link, with {1e6 * LATENCY:g} µs a message.",
+        markup=False,
+    )
 
 
-def _reckoned(ranks: int, bytes_a_second: float, words: list[str], folder: Path, console: Console) -> None:
-    """Compare on this machine, and add to each round the seconds that its bytes would take."""
-    from istmpi.report.comparison import compare
-    from istmpi.report.curves import read_curves, slowed
-
-    with console.status("training three methods"):
-        done = subprocess.run(["mpirun", "-n", str(ranks), *words, "-q"], env=_environment())
-    _require(done.returncode, words)
-    found = compare([slowed(curve, bytes_a_second) for curve in read_curves([folder])])
-    print_comparison(found)
-    title = f"digits over {number(8 * bytes_a_second)}bit/s, reckoned: {METHODS.replace(',', ', ')} on {ranks} ranks"
-    write_page({"digits": found}, title, folder / "report.html")
-    with suppress(ImportError):
-        draw({"digits": found}, title, folder / "report.png")
-
-
-def _environment() -> dict[str, str]:
-    """This one, in which Open MPI starts more ranks than there are cores, as root, too."""
+def _start(ranks: int, words: list[str], stdout: int | None = None) -> None:
+    """Run an istmpi command under mpirun; IstmpiError where it fails."""
+    # Open MPI starts more ranks than there are cores, and as root, only if told.
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
     mapping = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    return {**allowed, **mapping, **os.environ}
-
-
-def _require(code: int, words: list[str]) -> None:
+    command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "istmpi", *words]
+    code = subprocess.run(command, env={**allowed, **mapping, **os.environ}, stdout=stdout).returncode
     if code:
-        raise IstmpiError(f"{shlex.join(words)} ended with exit code {code}; what it said is above.")
+        raise IstmpiError(f"{shlex.join(command)} ended with exit code {code}; what it said is above.")

@@ -1,0 +1,29 @@
+"""Data, predictions and plain networks to hold exported files against."""
+
+from collections import OrderedDict
+
+import numpy as np
+from batches import examples_of
+from torch import nn
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.data.sources import open_dataset
+from istmpi.deploy.network import CalibratedNetwork
+
+
+def raw(source, split="test"):
+    """The features of a split as they are in the data."""
+    rows = open_dataset(source).splits[split].normalised_by(None)
+    return examples_of(rows, np.arange(len(rows)))[0]
+
+
+def predicted(path, x, calibrate_on=None):
+    with open_checkpoint(path) as checkpoint:
+        return CalibratedNetwork(checkpoint, calibrate_on)(x.copy())
+
+
+def sequential(layers, state):
+    """The recipe of docs/checkpoint-format.md."""
+    network = nn.Sequential(OrderedDict((name, getattr(nn, kind)(**settings)) for name, kind, settings in layers))
+    network.to(next(iter(state.values())).dtype).load_state_dict(state, strict=True)
+    return network.eval()
