@@ -52,7 +52,7 @@ RUNS = {
     "diloco": {"method.name": "diloco"},
     "fedavg": {"method.name": "fedavg", "method.fraction": 0.5, "train.batch": 100},
     "dynamic-averaging": {"method.name": "dynamic-averaging", "method.threshold": 0.012},
-    "streaming-diloco": {"method.name": "streaming-diloco", "method.local_steps": 4, "method.fragments": 2},
+    "streaming-diloco": {"method.name": "streaming-diloco", "method.local_steps": 6, "method.fragments": 2},
     "sparse-loco": {"method.name": "sparse-loco"},
     "ist, wire of int8": {"model.dtype": "float32", "method.wire": "int8"},
     "codistillation": {"method.name": "codistillation", "method.burn_in": 1},

@@ -17,8 +17,8 @@ from time_plan import BATCH, TENTH
 
 from istmpi.report.figures import looking_alike, save
 from istmpi.report.labels import Named, label
-from istmpi.report.sheets import seconds as written
 from istmpi.report.styles import BLUE, ORANGE, STYLES, Style
+from istmpi.units import in_seconds as written
 
 LOOKS = {**{name: STYLES[name] for name in ALL_NAMES if name != TENTH}, TENTH: Style(BLUE, "H", ":")}
 SAID = {**{name: name for name in ALL_NAMES}, TENTH: "ist, a tenth redealt"}

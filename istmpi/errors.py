@@ -92,5 +92,7 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 def kind_of(path: Path) -> str:
     """What a path is that is no regular file: whoever opens a pipe waits until somebody writes to it."""
+    if path.is_symlink() and not path.exists():
+        return "a link to nothing"
     kinds = {"a folder": path.is_dir, "a pipe": path.is_fifo, "a socket": path.is_socket}
     return next((kind for kind, is_one in kinds.items() if is_one()), "a device")

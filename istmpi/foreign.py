@@ -3,8 +3,11 @@
 import errno
 import json
 import os
+import re
+import signal
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,8 +29,12 @@ MOST = 1e30
 LINE = 1000
 """Characters of a message; a longer one is cut in its middle, for the cure stands at its end."""
 
+_ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
+"""An object that a library names by its place in memory."""
 _LIMITS = (MemoryError, RecursionError, OverflowError)
 """What any reader may meet in a file that was made for it."""
+_EXITS = ("_sitebuiltins", "<frozen _sitebuiltins>", "leaving")
+"""Files of the functions exit and quit, Python's and ours."""
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
 """Of a name that was given: nothing can be asked of such a file."""
 
@@ -54,6 +61,45 @@ def plain_value(value: Any) -> Any:
     return value if isinstance(value, bool | None) or is_figure(value) else one_line(json.dumps(value)[:LINE])
 
 
+def whole_number(text: str) -> int:
+    """A whole number of a file's text; ValueError for anything else, `in_ascii_digits` or not."""
+    return int(_checked(text))
+
+
+def number(text: str) -> float:
+    """A number of a file's text; ValueError for anything else, `in_ascii_digits` or not."""
+    return float(_checked(text))
+
+
+def is_whole_number(text: str) -> bool:
+    """Return whether `whole_number` takes a text."""
+    return _is_taken(whole_number, text)
+
+
+def is_number(text: str) -> bool:
+    """Return whether `number` takes a text."""
+    return _is_taken(number, text)
+
+
+def in_ascii_digits(text: str) -> bool:
+    """Return whether a text has none of what only Python takes for a number: 1_0, digits of other scripts."""
+    return text.isascii() and "_" not in text
+
+
+def _checked(text: str) -> str:
+    if not in_ascii_digits(text):
+        raise ValueError(f"{text!r} is no number")
+    return text
+
+
+def _is_taken(read: Callable[[str], object], text: str) -> bool:
+    try:
+        read(text)
+    except ValueError:
+        return False
+    return True
+
+
 @contextmanager
 def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[None]:
     """A context in which a library reads a file: what it raises of the given kinds, or for want of room, is DataError.
@@ -76,7 +122,7 @@ def reason(error: BaseException) -> str:
         return f"out of memory ({error})" if str(error) else "out of memory"
     if isinstance(number := getattr(error, "errno", None), int) and number:
         return os.strerror(number)  # HDF5's own run over several clauses
-    words = str(error).strip()
+    words = _ADDRESS.sub("", str(error)).strip()
     return words.splitlines()[0].rstrip(".") if words else type(error).__name__
 
 
@@ -87,6 +133,41 @@ def past_a_limit(error: BaseException) -> UserError | None:
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
         return UserError(f"{error.filename}: cannot be used ({error.strerror}). Give another name or other rights.")
     return None
+
+
+def left(error: BaseException) -> IstmpiError | None:
+    """The error for code that ends the program before its work is done; None where that is istmpi's own."""
+    code, words = getattr(error, "code", getattr(error, "exit_code", 1)), str(error)
+    how = type(error).__name__ + f" ({words})" * bool(words)
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).stem not in _EXITS]
+    return left_at(frames[-1].filename, frames[-1].lineno, how, code) if frames else None
+
+
+def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
+    """The same by its place; ``code`` is what it means the process to end with."""
+    if Path(file).is_relative_to(Path(__file__).parent):
+        return None
+    end = IstmpiError(
+        f"{file}, line {line}, ends the program by {how} before its work is done. Let it return, or raise an error "
+        f"that says why."
+    )
+    end.exit_code = code if isinstance(code, int) and code % 256 else 1  # a system keeps eight bits of it
+    return end
+
+
+@contextmanager
+def staying(*others: type[BaseException]) -> Iterator[None]:
+    """A context that runs others' code, which cannot leave the program: IstmpiError where it tries to.
+
+    By SystemExit, by any of the ``others``, or by KeyboardInterrupt where Ctrl-C does not raise that.
+    """
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt, *others) as error:
+        asked = isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if not asked and (end := left(error)):
+            raise end from error
+        raise
 
 
 def exists(path: Path) -> bool:
@@ -198,6 +279,13 @@ class Fields:
         if not isinstance(value, str):
             raise self.refused(key, value, "must be a text")
         return printable(value)
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts, made printable."""
+        value = self.value(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.refused(key, value, "must be a list of texts")
+        return [printable(item) for item in value]
 
     def figures(self, key: str, least: float = -MOST) -> dict[str, float]:
         """Numbers by name; the names made printable."""

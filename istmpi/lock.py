@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi.errors import ConfigError, OutputError
-from istmpi.files import temporary
+from istmpi.files import require_file, temporary
 
 FILE = "lock.json"
 """In the folder of a run or of a comparison while somebody writes there."""
@@ -47,6 +47,7 @@ class FolderLock:
         self._own = own or text_of_this_process()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            require_file(self.path)
             if (said := _read(self.path)) and said in inherited:
                 self._remove(said)
             while not _link(self._own, self.path):

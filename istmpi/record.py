@@ -11,6 +11,7 @@ from typing import Any
 
 from istmpi import lock
 from istmpi.errors import ConfigError, DataError, OutputError
+from istmpi.files import require_files
 from istmpi.foreign import METRICS_BYTES, Fields, content, reading
 
 METRICS = "metrics.jsonl"
@@ -98,6 +99,7 @@ class RunFolder:
         """ConfigError for a folder with anything in it but, to ``resume``, a run."""
         path = self.path
         try:
+            require_files(path)
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
                 what = "is not empty and not a run's" if resume else "is not empty"

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from math import exp
 from typing import TYPE_CHECKING
 
-from istmpi.multilabel import losses_of, ranked_first
+from istmpi.multilabel import AT, losses_of, ranked_first
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,7 @@ CLASSIFICATION = "classification"
 REGRESSION = "regression"
 NEXT_TOKEN = "next-token"
 MULTI_LABEL = "multi-label"
+DENSE_LABELS = "dense-multi-label"
 NODE_CLASSES = "node-classes"
 NODE_LABELS = "node-labels"
 GRAPH_TASKS = (NODE_CLASSES, NODE_LABELS)
@@ -52,6 +53,11 @@ class Task(ABC):
     def of_mean(*points: float) -> float:
         """The score, of the mean over examples of their `points`."""
         return points[0]
+
+    @staticmethod
+    def more(outputs: int, *points: float) -> dict[str, float] | None:
+        """Other scores by their names, of the same means, where a task has some."""
+        return None
 
 
 class Classification(Task):
@@ -200,11 +206,35 @@ class NodeLabels(Task):
         return points[0] / points[1] if points[1] else 0.0
 
 
+class DenseLabels(NodeLabels):
+    """The same loss, of examples of which each has any number of labels; the score is precision at 1."""
+
+    score = "P@1"
+    numbers = len(AT) + NodeLabels.numbers
+    """Labels among the k ranked first that an example has, for each k; and what micro-F1 is made of."""
+
+    @staticmethod
+    def points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, ...]:
+        first = ranked_first(outputs, min(max(AT), outputs.shape[1]))[1]
+        hits = targets.gather(1, first)
+        return (*(float(hits[:, :k].sum()) for k in AT), *NodeLabels.points(outputs, targets))
+
+    @staticmethod
+    def of_mean(*points: float) -> float:
+        return points[0]
+
+    @staticmethod
+    def more(outputs: int, *points: float) -> dict[str, float]:
+        precisions = {f"P@{k}": mean / k for k, mean in zip(AT, points) if 1 < k <= outputs}
+        return precisions | {NodeLabels.score: NodeLabels.of_mean(*points[len(AT) :])}
+
+
 TASKS: dict[str, type[Task]] = {
     CLASSIFICATION: Classification,
     REGRESSION: Regression,
     NEXT_TOKEN: NextToken,
     MULTI_LABEL: MultiLabel,
+    DENSE_LABELS: DenseLabels,
     NODE_CLASSES: NodeClasses,
     NODE_LABELS: NodeLabels,
 }

@@ -4,8 +4,9 @@
     /model/PARAMETER            the whole parameter in its global shape; attribute: axes
     /optim/PARAMETER/SLOT       optimizer state that is carried along, likewise
     /norm/STAGE/{mean,std}      calibrated moments of each unit, where the weights were calibrated
-    /input/{mean,std}           what examples are normalised with; /input/classes: their names; /input/tokenizer;
+    /input/{mean,std,offset}    what examples are normalised with; /input/classes: their names; /input/tokenizer;
                                 /input/reading: conventions by which the training data were read, JSON in bytes
+    /output/{mean,std,offset}   likewise numbers to predict; /output/names
     /partial/                   what each rank has beside the above, of a stopped round or of a network of its own:
     /partial/{local_steps,losses}, and like /model and /optim the tensors of which every rank has its own values
     /data/own                   a row for each rank that has data of its own: examples, CRC-32 of labels and of features

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +26,7 @@ from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.engine.slots import weights_among
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError, kind_of
-from istmpi.foreign import printable, reading
+from istmpi.foreign import plain_value, printable, reading
 from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 
@@ -37,7 +39,12 @@ _SAFETENSORS = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64} | dict.fromkeys(("F64", "I64", "U64"), 64)
+_BITS |= dict.fromkeys(("F32", "I32", "U32"), 32) | dict.fromkeys(("F16", "BF16", "I16", "U16"), 16)
+_BITS |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8)
+"""Of a number of each type that the format knows."""
 _LONGEST_HEADER = 10**8
+_MOST_AXES = 64
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 """What other programs put before every name."""
 _INSIDE = ("state_dict", "model_state_dict", "model")
@@ -77,16 +84,30 @@ class _Safetensors(_File):
         length = int.from_bytes(data[:8].tobytes(), "little")
         if not 0 < length <= min(_LONGEST_HEADER, len(data) - 8):
             raise ValueError("its header is longer than the file")
-        header = json.loads(data[8 : 8 + length].tobytes())
+        header = json.loads(data[8 : 8 + length].tobytes(), object_pairs_hook=_without_repetition)
+        if not isinstance(header, dict):
+            raise ValueError("its header is no object with the names of tensors")
         self._data = data[8 + length :]
         self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        for name, entry in self._entries.items():
-            first, last = entry["data_offsets"]
-            of = _SAFETENSORS.get(entry["dtype"])
-            wrong = of and last - first != prod(entry["shape"]) * of.itemsize
-            if wrong or not 0 <= first <= last <= len(self._data):
-                raise ValueError(f"{printable(name)} does not lie where its header says")
+        self._require_tiled()
         self.shapes = {name: tuple(of["shape"]) for name, of in self._entries.items() if of["dtype"] in _SAFETENSORS}
+
+    def _require_tiled(self) -> None:
+        """ValueError unless the tensors fill the data from the first byte to the last, with no gap and no overlap."""
+        for name, entry in self._entries.items():
+            facts = entry if isinstance(entry, dict) else {}
+            if not _whole(facts.get("shape")) or not _whole(facts.get("data_offsets"), 2):
+                raise ValueError(f"the shape and the two data_offsets of {printable(name)} must be whole numbers")
+            if (dtype := facts.get("dtype")) not in [*_BITS]:
+                raise ValueError(f"the dtype of {printable(name)} is {plain_value(dtype)}, which is unknown")
+        end = 0
+        for name, entry in sorted(self._entries.items(), key=lambda item: item[1]["data_offsets"]):
+            first, last = entry["data_offsets"]
+            if first != end or 8 * (last - first) != prod(entry["shape"]) * _BITS[entry["dtype"]]:
+                raise ValueError(f"{printable(name)} does not lie where its header says")
+            end = last
+        if end != len(self._data):
+            raise ValueError(f"its header tells of {end:,} bytes of data; there are {len(self._data):,}")
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         entry, shape = self._entries[name], self.shapes[name]
@@ -99,9 +120,17 @@ class _Safetensors(_File):
 class _StateDict(_File):
     def __init__(self, path: Path):
         try:
-            tree = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a program, which is refused
+                tree = torch.load(path, map_location="cpu", weights_only=True)
         except IndexError:  # of its unpickler, on bytes that are no pickle
             raise ValueError("it is no file of torch.save") from None
+        except (pickle.UnpicklingError, RuntimeError) as error:
+            if "weights_only" not in str(error):
+                raise
+            code = re.search(r"GLOBAL (\S+)", str(error))  # torch advises to run such code
+            why = f"it names code to run, {printable(code[1])}" if code else "it is no state dict of torch.save"
+            raise ValueError(why) from None
         for name in _INSIDE:
             if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
                 tree = tree[name]
@@ -135,7 +164,7 @@ class Fit:
     def lines(self) -> list[str]:
         """One line for each of these of which there is one."""
         count, of = len(self.fitted), len(self.fitted) + len(self.missing) + len(self.misshapen)
-        said = [f"began with {self.path}: {count} of {of} parameters fit, {self.weights[0]:,} of {self.weights[1]:,} "]
+        said = [f"begins with {self.path}: {count} of {of} parameters fit, {self.weights[0]:,} of {self.weights[1]:,} "]
         said[0] += "weights."
         for what, names in (
             ("of another shape, not taken", self.misshapen),
@@ -148,40 +177,55 @@ class Fit:
         return said
 
 
+def fit_of(path: Path, network: Architecture) -> Fit:
+    """What of a file fits a network; errors as of `begin_with`."""
+    with _opened(path) as file:
+        return _matched(path, file, network)[0]
+
+
 def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
     """Have a store's rows begin with those of a file, where names and shapes fit; each rank reads its own rows.
 
     Raises DataError for a file that cannot be read, ConfigError where nothing fits.
     """
-    fitted, misshapen, missing, used, numbers = [], [], [], set(), 0
-    with _opened(path, store) as file:
-        names = _plainly(file.shapes)
-        own = weights_among(store.parameters)
-        for name in own:
-            shape = store.parameters[name].pattern.shape(store.owners.lengths)
-            there = next((names[one] for one in (name, plain_name(network, name)) if one in names), None)
-            if there is None:
-                missing.append(name)
-                continue
-            used.add(there)
-            if file.shapes[there] != shape:
-                misshapen.append(f"{name} ({_times(file.shapes[there])} there, {_times(shape)} here)")
-                continue
-            rows = store.owners.rows(shape[0], store.rank)
+    with _opened(path, store.rank, store.owners.ranks) as file:
+        fit, sources = _matched(path, file, network)
+        for name, there in sources.items():
+            rows = store.owners.rows(file.shapes[there][0], store.rank)
             values = file.rows(there, rows.start, rows.stop)
             ratio = file.factor(there) / factor_of(network, name, store.full_scale)
             store.tensors[name].copy_(values if ratio == 1 else values.double() * ratio)
-            fitted.append(name)
-            numbers += prod(shape)
-        unused = [name for name in file.shapes if name not in used]
-    every = sum(prod(store.parameters[name].pattern.shape(store.owners.lengths)) for name in own)
-    fit = Fit(path, tuple(fitted), (numbers, every), tuple(missing), tuple(misshapen), tuple(unused))
-    if not fitted:
+    if odd := store.not_finite():
+        dtype = next(iter(store.parameters.values())).dtype
+        raise DataError(f"train.init: {path}: {odd} as {dtype}; weights must be finite. Give another file.")
+    return fit
+
+
+def _matched(path: Path, file: _File, network: Architecture) -> tuple[Fit, dict[str, str]]:
+    """What of a file fits a network, and of each parameter that does its name in the file; ConfigError if nothing."""
+    sources: dict[str, str] = {}
+    misshapen, missing, used, names = [], [], set(), _plainly(file.shapes)
+    shapes = {
+        name: network.parameters[name].pattern.shape(network.lengths) for name in weights_among(network.parameters)
+    }
+    for name, shape in shapes.items():
+        there = next((names[one] for one in (name, plain_name(network, name)) if one in names), None)
+        used.add(there)
+        if there is None:
+            missing.append(name)
+        elif file.shapes[there] != shape:
+            misshapen.append(f"{name} ({_times(file.shapes[there])} there, {_times(shape)} here)")
+        else:
+            sources[name] = there
+    weights = sum(prod(shapes[name]) for name in sources), sum(map(prod, shapes.values()))
+    unused = tuple(name for name in file.shapes if name not in used)
+    fit = Fit(path, tuple(sources), weights, tuple(missing), tuple(misshapen), unused)
+    if not sources:
         why = " ".join(fit.lines[1:])
         raise ConfigError(
             f"train.init = {str(path)!r}: nothing in it fits the network: {why} Give another, or --model."
         )
-    return fit
+    return fit, sources
 
 
 def factor_of(network: Architecture, name: str, scale: Mapping[str, float]) -> float:
@@ -203,8 +247,8 @@ def plain_name(network: Architecture, name: str) -> str:
 
 
 @contextmanager
-def _opened(path: Path, store: ParameterStore) -> Iterator[_File]:
-    """A file of any of these kinds, one of istmpi's checked, each rank a share; DataError in one line for others."""
+def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
+    """A file of any of these kinds, one of istmpi's checked, or a part of it; DataError in one line for others."""
     subject = f"train.init: {path}"
     if not path.is_file():
         raise DataError(
@@ -212,7 +256,7 @@ def _opened(path: Path, store: ParameterStore) -> Iterator[_File]:
         )
     if path.suffix in (".h5", ".hdf5"):
         with open_checkpoint(path) as checkpoint:
-            checkpoint.require_valid(store.rank, store.owners.ranks)
+            checkpoint.require_valid(part, parts)
             yield _OfIstmpi(checkpoint)
         return
     wrong: tuple[Any, ...] = (ValueError, OSError, RuntimeError, KeyError, TypeError, AttributeError, EOFError)
@@ -228,6 +272,20 @@ def _plainly(names: Mapping[str, Any]) -> dict[str, str]:
         if plain and all(name.startswith(prefix) for name in plain):
             plain = {name.removeprefix(prefix): there for name, there in plain.items()}
     return plain
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; ValueError where a key stands twice in it."""
+    if len(tree := dict(pairs)) < len(pairs):
+        raise ValueError("a key stands twice in its header")
+    return tree
+
+
+def _whole(numbers: Any, count: int | None = None) -> bool:
+    """Whether it is a list of so many whole numbers that count something."""
+    if not isinstance(numbers, list) or len(numbers) != (count or len(numbers)):
+        return False
+    return len(numbers) <= _MOST_AXES and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 from istmpi.checkpoint.format import Header, place, read_header, read_version
+from istmpi.data.moments import Normalisation
 from istmpi.data.tokenizer import Bytes, Tokenizer, TokenizerFile
 from istmpi.engine.axes import Pattern
 from istmpi.engine.slots import Slot, kinds_of, named
@@ -119,9 +120,12 @@ class Checkpoint:
         return {stage: (self.array(f"norm/{stage}/mean"), self.array(f"norm/{stage}/std")) for stage in stages}
 
     @property
-    def normalisation(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Mean and standard deviation ``[features]`` that examples are normalised with, if they are."""
-        return (self.array("input/mean"), self.array("input/std")) if self._has("input/mean") else None
+    def normalisation(self) -> Normalisation | None:
+        """What examples are normalised with, if they are."""
+        if not self._has("input/mean"):
+            return None
+        offset = self.array("input/offset") if self._has("input/offset") else None
+        return Normalisation(self.array("input/mean"), self.array("input/std"), offset)
 
     @property
     def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -129,8 +133,19 @@ class Checkpoint:
         return (self.array("output/mean"), self.array("output/std")) if self._has("output/mean") else None
 
     @property
+    def target_offset(self) -> np.ndarray | None:
+        """What numbers to predict are less than in the data ``[outputs]`` float64, where float32 needs that."""
+        return self.array("output/offset") if self._has("output/offset") else None
+
+    @property
     def rescaling(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """What outputs are multiplied by, and what is added then ``[outputs]``, for them to be what is predicted."""
+        """What outputs are multiplied by, and what is added then ``[outputs]``, for them to be what is predicted.
+
+        float64 where there is a `target_offset`.
+        """
+        if (offset := self.target_offset) is not None:
+            mean, std = self.targets or (0.0, np.ones(len(offset)))
+            return std.astype(np.float64), mean + offset
         if self.targets is not None:
             return self.targets[::-1]
         if self.header.temperature == 1:
@@ -234,6 +249,8 @@ class Checkpoint:
             {f"input/{kind}": (prod(data.shape),) for kind in MOMENTS},
             {f"output/{kind}": (data.outputs,) for kind in MOMENTS},
             {"output/names": (data.outputs,)},
+            {"input/offset": (prod(data.shape),)},
+            {"output/offset": (data.outputs,)},
         ]
         expected = self._of_a_stopped_round(found) | classes
         expected |= {place(name): parameters[name.parameter].pattern.shape(lengths) for name in some}

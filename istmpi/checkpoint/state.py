@@ -45,6 +45,8 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
         arrays |= {"input/mean": data.mean, "input/std": data.std}
     if data.targets is not None:
         arrays |= dict(zip(("output/mean", "output/std"), data.targets))
+    offsets = {"input/offset": data.offset, "output/offset": data.target_offset}
+    arrays |= {path: offset for path, offset in offsets.items() if offset is not None}
     if data.classes is not None:
         arrays["input/classes"] = np.array([name.encode() for name in data.classes])
     if data.output_names is not None:

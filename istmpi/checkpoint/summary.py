@@ -117,7 +117,7 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
         "partial": [_tensor(tensor) for tensor in checkpoint.partial.values()],
         "calibrated": checkpoint.calibrated,
         "norms": {stage: _moments(*pair) for stage, pair in checkpoint.moments.items()},
-        "input": _moments(*checkpoint.normalisation) if checkpoint.normalisation else None,
+        "input": _moments(*checkpoint.normalisation[:2]) if checkpoint.normalisation else None,
         "classes": checkpoint.classes and list(checkpoint.classes),
     }
 

@@ -22,7 +22,7 @@ def progress(console: Console, in_bytes: bool = False) -> Iterator[Report]:
         yield _Lines(console, in_bytes)
         return
     count = DownloadColumn() if in_bytes else MofNCompleteColumn()
-    columns = TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("reading", total=None)
 

@@ -1,15 +1,26 @@
 """A click group whose commands are imported when they are used: `istmpi --help` must not wait for torch."""
 
 import importlib
+from functools import cache
 
 import click
 from click.shell_completion import CompletionItem, add_completion_class
 
 from istmpi.cli.bash import Bash
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.foreign import staying
 from istmpi.renamed import COMMANDS, tell
 
 add_completion_class(Bash)
+
+
+@cache
+def _command(name: str) -> click.Command:
+    """A command, in which others' code cannot do what click takes for an end without a word."""
+    command = importlib.import_module(f"istmpi.cli.commands.{name}").command
+    if command.callback:
+        command.callback = staying(click.exceptions.Exit, click.exceptions.Abort, EOFError)(command.callback)
+    return command
 
 
 class LazyGroup(click.Group):
@@ -28,7 +39,7 @@ class LazyGroup(click.Group):
             name = COMMANDS[name]
         if name not in self._help:
             raise ConfigError(f"no command {name}{did_you_mean(name, self._help)}")
-        return importlib.import_module(f"istmpi.cli.commands.{name}").command
+        return _command(name)
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands, none of which is imported, and options."""

@@ -25,14 +25,18 @@ class LiveView:
 
     def __init__(self, console: Console, rounds: int, hosts: Sequence[str], title: str = "round"):
         self._console, self._hosts = console, hosts
-        columns = bars.TextColumn(title), bars.MofNCompleteColumn(), bars.BarColumn(bar_width=None)
+        columns = (
+            bars.TextColumn("{task.description}", markup=False),
+            bars.MofNCompleteColumn(),
+            bars.BarColumn(bar_width=None),
+        )
         times = (
             bars.TimeElapsedColumn(),
             bars.TextColumn("+"),
             bars.TimeRemainingColumn(),
         )
         self._bar = bars.Progress(*columns, *times, console=console, speed_estimate_period=LONGEST_ROUNDS)
-        self._task = self._bar.add_task("", total=rounds)
+        self._task = self._bar.add_task(title, total=rounds)
         self._figures: list[str] = []
         self._score = ""
         self._live = Live(console=console, get_renderable=self.view, transient=True)
@@ -55,6 +59,8 @@ class LiveView:
             self._figures.append(f"{number(examples)} examples/s")
             if len(self._hosts) > 1:
                 self._figures.append(f"{size(sent)}/s")
+        if self._score:
+            self._figures.append(f"evaluate {progress.evaluating:.0%}")
         if progress.slowest:
             self._figures.append(str(progress.slowest))
 

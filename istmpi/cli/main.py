@@ -16,7 +16,7 @@ import click
 from istmpi import __version__, comm
 from istmpi.cli.lazy import LazyGroup
 from istmpi.errors import IstmpiError, OutputError, UserError, did_you_mean
-from istmpi.foreign import one_line, past_a_limit
+from istmpi.foreign import left, left_at, one_line, past_a_limit
 from istmpi.renamed import RenamedWarning
 from istmpi.signals import SIGNALS
 
@@ -91,6 +91,7 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
     """The console script. Whatever ends the program on one rank ends it on all, with that rank's message."""
     comm.announce(sys.argv[1:])
     warnings.showwarning = _show(warnings.showwarning)
+    os._exit = _never_done(os.getpid(), os._exit)
     code, together = _outcome(program)
     if code and not together:
         comm.abort_at_exit(code)
@@ -102,6 +103,22 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
     if together:
         comm.leave_survivors(code)
     sys.exit(code)
+
+
+def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+    """An ``os._exit`` by which others' code cannot end this process as if its work were done."""
+
+    def exit(status: int) -> NoReturn:
+        caller = sys._getframe(1)
+        end = left_at(caller.f_code.co_filename, caller.f_lineno, f"os._exit ({status})", status)
+        if end and os.getpid() == process:
+            of_rank = f"rank {comm.current_rank()}: " if comm.launched()[1] > 1 else ""
+            _say(f"istmpi: {of_rank}{one_line(end)}")
+            time.sleep(comm.PASSED_ON)
+            status = end.exit_code
+        leave(status)
+
+    return exit
 
 
 def _show(others: Callable[..., None]) -> Callable[..., None]:
@@ -134,9 +151,9 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     except IstmpiError as error:
         return _report(error)
     except SystemExit as error:
-        if isinstance(error.code, str):
-            _say(f"istmpi: rank {comm.current_rank()}: {one_line(error.code)}")
-        return error.code if isinstance(error.code, int) else int(error.code is not None), False
+        if not isinstance(error.__context__, OSError) and (end := left(error)):  # click's end where nobody reads on
+            return _report(end)
+        return error.code or 1, False
     except KeyboardInterrupt:
         return 130, False
     except BaseException as error:

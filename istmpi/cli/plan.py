@@ -1,11 +1,12 @@
 """``istmpi train --dry-run``: what a run would hold, compute and send, without MPI or training.
 
-Torch is needed for a network of one's own alone, whose code is run.
+Torch is needed for a network of one's own alone, whose code is run, and for weights to begin with.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from istmpi.cli.networks import described, require_dealable
 from istmpi.config import Run
 from istmpi.cost import Cost, cost, phase_costs
 from istmpi.exits import require_fitting
+from istmpi.foreign import one_line
 from istmpi.methods import METHODS
 from istmpi.models.architecture import Architecture
 from istmpi.report import tables
@@ -31,10 +33,18 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     if run.method.shares is not None and METHODS[run.method.name].shares(run) is None:
         METHODS[run.method.name].require_changing_shares(run, network, ranks)
     alone = cost(run.override({"method.shares": None}), network, 1)
+    begun = []
+    if run.train.init:
+        from istmpi.checkpoint.initial import fit_of
+
+        begun = fit_of(Path(run.train.init), network).lines
     if as_json:
-        print(json.dumps(_figures(run, network, costs, alone), default=float))  # FLOPs are fractions
+        figures = _figures(run, network, costs, alone) | ({"init": begun} if begun else {})
+        print(json.dumps(figures, default=float))  # FLOPs are fractions
         return
-    tables.plan(Console(highlight=False), run, network, costs, alone)
+    tables.plan(Console(emoji=False, highlight=False), run, network, costs, alone)
+    for line in begun:
+        print(one_line(line))
 
 
 def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> dict[str, Any]:

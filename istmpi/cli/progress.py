@@ -16,8 +16,10 @@ from istmpi.checkpoint.saver import Saver
 from istmpi.cli.live import LiveView
 from istmpi.cli.showing import Showing
 from istmpi.cost import cost
+from istmpi.cost.calibration import SHARE
 from istmpi.errors import IstmpiError
 from istmpi.evaluation.evaluator import Score
+from istmpi.evaluation.sample import scored_in_training
 from istmpi.foreign import one_line
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.report import plots, tables
@@ -45,6 +47,7 @@ class TrainingDisplay(Watch):
         coloured = terminal or bool(os.environ.get("FORCE_COLOR"))
         self._way = showing.progress or ("bar" if terminal else "lines")
         self._console = Console(
+            emoji=False,
             highlight=False,
             soft_wrap=not terminal,
             force_terminal=coloured,
@@ -106,6 +109,8 @@ class TrainingDisplay(Watch):
             line += f"  validation loss {scored.loss:.4f}  {progress.score_name} {_scores(scored)}"
         if progress.score:
             line += f"  test loss {progress.score.loss:.4f}  {progress.score_name} {_scores(progress.score)}"
+        if progress.score or progress.validation:
+            line += f"  evaluate {progress.evaluating:.0%}"
         return line
 
     def noticed(self, message: str) -> None:
@@ -183,7 +188,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
         self._stop_view()
         last = summary.last
         self._console.print(
-            f"[bold]{escape(self._heading)}:[/] {summary.score_name} {last.score.score:.4f} "
+            f"[bold]{escape(self._heading)}:[/] {escape(summary.score_name)} {last.score.score:.4f} "
             f"after {duration(last.seconds)}, {size(last.bytes)} sent"
         )
 
@@ -220,6 +225,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
     changed = [f"{name} {value}" for name in ("crop", "flip", "cutout") if (value := getattr(run.data, name))]
     versions = f", training images changed at random ({', '.join(changed)})" if changed else ""
     alone = " (started without mpirun; mpirun -n P istmpi train uses P ranks)" * (ranks == 1)
+    assumed = {"assumed": "; ".join(data.assumed)} if data.assumed else {}
     sizes = {"images": training.plan_of_sizes} if run.train.resolution else {}
     return {
         "run": f"{run.name} in {folder.path}",
@@ -227,14 +233,30 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
         "ranks": f"{ranks} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {shown}{alone}",
         "compute": f"{training.device}, {training.threads} thread{'s' * (training.threads > 1)} a rank",
         "data": f"{run.data.source}, {counts}, placement {run.data.placement}" + versions,
+        **assumed,
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
         "method": f"{run.method.name}, {run.train.rounds} round{'s' * (run.train.rounds > 1)} of {steps}",
         **sizes,
         "lr": tables.learning_rate(run.optimizer, training.method.first_step(run.train.rounds)),
         "dealt out": f"{dealt}; each rank trains {number(plan.largest.elements)} weights",
+        "evaluation": _evaluations(training),
         "checkpoint": f"{every}, writer {saver.writer}{how}",
         "traffic": f"{size(plan.round_bytes)} a round over all ranks",
     }
+
+
+def _evaluations(training: Training) -> str:
+    """When the network is evaluated, on how much, and the part of the run's FLOPs that this takes."""
+    run, data, evaluator = training.run, training.dataset, training.evaluator
+    every = run.evaluate.rounds_between(run.train.rounds)
+    words = f"every {every} rounds" if every > 1 else "every round"
+    if data.task in GRAPH_TASKS:
+        return words
+    words += f" on {scored_in_training(run, data):,} examples"
+    if training.architecture.batch_norms:
+        words += f", calibrated on {evaluator.sampled:,}"
+    words += f": {evaluator.share:.0%} of the FLOPs"
+    return words + ", more than a tenth (evaluate.every, evaluate.examples make it less)" * (evaluator.share > SHARE)
 
 
 def _scores(score: Score) -> str:

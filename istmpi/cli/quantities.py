@@ -17,19 +17,27 @@ _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _QUANTITY = re.compile(r"\s*([0-9.eE+-]+?)\s*([^\d\s.]*)\s*")
 
+MOST_WHOLE = 2**63 - 1
+MOST_RANKS = 100_000
 
 TINY = 1e-9
 """A least number that stands for any above zero."""
 
 
 class WholeRange(click.IntRange):
-    """click's range of whole numbers, told in words."""
+    """click's range of whole numbers, told in words; of a machine's word at most."""
+
+    def __init__(self, min: int | None = None, max: int = MOST_WHOLE):
+        super().__init__(min, max)
 
     def _describe_range(self) -> str:
         return _words(self.min, self.max)
 
     def convert(self, value, param, ctx):
-        return _checked(self, super().convert, value, param, ctx, "a whole number")
+        what = "a whole number" + " below 2^63" * (
+            self.max == MOST_WHOLE and len(str(value)) > len(str(MOST_WHOLE)) - 1
+        )
+        return _checked(self, super().convert, value, param, ctx, what)
 
 
 class FiniteRange(click.FloatRange):
@@ -43,6 +51,17 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is no finite number.", param, ctx)
         return number
+
+
+class YesOrNo(click.ParamType):
+    """One of the two words, as a truth value."""
+
+    name = "yes|no"
+
+    def convert(self, value, param, ctx):
+        if value not in ("yes", "no"):
+            self.fail(f"{value!r} must be yes or no.", param, ctx)
+        return value == "yes"
 
 
 def _checked(kind: Any, convert: Callable, value: Any, param: Any, ctx: Any, what: str) -> Any:
@@ -59,9 +78,9 @@ def _words(least: float | None, most: float | None, above: bool = False) -> str:
     if least is not None and 0 < least <= TINY:
         least, above = 0, True
     low = f"{'above' if above else 'at least'} {least:g}" if least is not None else ""
-    if most is None or most >= 1e5:
+    if most is None or most >= 1e6:
         return low
-    return f"{least:g} to {most:g}" if least is not None and not above else f"{low}, at most {most:g}".lstrip(", ")
+    return f"{least:g} to {most:,g}" if least is not None and not above else f"{low}, at most {most:,g}".lstrip(", ")
 
 
 def bandwidth(option: str, text: str) -> float:
@@ -106,7 +125,7 @@ def memory(option: str, text: str) -> float:
 
 def ranks(option: str, text: str) -> list[int]:
     """Numbers of ranks: ``1,2,4``, or ``1..1000`` for the powers of two from 1 to 1000, and 1000."""
-    expected = "numbers of ranks from 1 to 100000, as 1,2,4, or a range of powers of two, as 1..1024"
+    expected = f"numbers of ranks from 1 to {MOST_RANKS}, as 1,2,4, or a range of powers of two, as 1..1024"
     first, dots, last = text.partition("..")
     try:
         if dots:
@@ -117,7 +136,7 @@ def ranks(option: str, text: str) -> list[int]:
             found = sorted({int(one) for one in text.split(",")})
     except ValueError:
         raise _refused(option, text, expected) from None
-    if found[0] < 1 or found[-1] > 100_000 or (dots and low > high):
+    if found[0] < 1 or found[-1] > MOST_RANKS or (dots and low > high):
         raise _refused(option, text, expected)
     return found
 

@@ -43,7 +43,7 @@ def as_targets(text: str | None) -> list[float]:
 def print_comparison(found: Comparison) -> None:
     """Its tables, on stdout."""
     width = None if sys.stdout.isatty() else max(WIDTH_OF_A_LOG, shutil.get_terminal_size().columns)
-    tables.comparison(Console(highlight=False, width=width), found)
+    tables.comparison(Console(emoji=False, highlight=False, width=width), found)
 
 
 def print_json(found: Mapping[str, Comparison]) -> None:

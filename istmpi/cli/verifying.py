@@ -27,7 +27,7 @@ def verify(
     what version 1 of its format does not guard. Of the files ``listed`` in a folder some may be gone by now.
     """
     damaged, found = 0, []
-    with progress(Console(stderr=True), in_bytes=True) as tell:
+    with progress(Console(emoji=False, stderr=True), in_bytes=True) as tell:
         for path in paths:
             problems, verdict = [], "valid"
             try:

@@ -4,7 +4,7 @@ from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import STAGING_BYTES, Communicator
 from istmpi.comm.launch import announce, current_rank, handshake, meet_with, speaks, world
 from istmpi.comm.launcher import launched, terminal_columns
-from istmpi.comm.leaving import abort_at_exit, final_barrier, leave_survivors, leave_the_lost
+from istmpi.comm.leaving import PASSED_ON, abort_at_exit, final_barrier, leave_survivors, leave_the_lost
 from istmpi.comm.mpi import (
     THREAD_LEVELS,
     cannot_lose_ranks,
@@ -18,11 +18,12 @@ from istmpi.comm.mpi import (
     threads_may_call,
 )
 from istmpi.comm.overdue import within_deadlines
-from istmpi.comm.roll_call import RollCall
+from istmpi.comm.roll_call import RollCall, while_loading
 from istmpi.comm.stop_gossip import StopGossip
 from istmpi.comm.traffic import Sent, Traffic
 
 __all__ = [
+    "PASSED_ON",
     "STAGING_BYTES",
     "THREAD_LEVELS",
     "Communicator",
@@ -52,5 +53,6 @@ __all__ = [
     "thread_level",
     "threads_may_call",
     "world",
+    "while_loading",
     "within_deadlines",
 ]

@@ -10,21 +10,26 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from istmpi.comm.launcher import launched, on_this_host, starter
+from istmpi.comm.launcher import launched, on_this_host, starter, stopped_here
+from istmpi.errors import StuckError
 
 LONGEST_WAIT = 600.0
 """Seconds between the first rank and the last; imports from a busy file server take minutes."""
 GONE_AFTER = 10.0
 """Seconds for which a rank of this host must be missing to count as gone: a launcher starts one after the other."""
 _LOOK_EVERY = 2.0
+_watched = threading.Event()
 
 
 @contextmanager
 def expected() -> Iterator[None]:
-    """End this process, and with it the job, where the other ranks do not come: one line, exit code 2."""
+    """End this process, and with it the job, where the other ranks do not come: one line, exit code 2.
+
+    Until somebody calls the roll (`watched`) a rank of this host that is stopped meanwhile is named.
+    """
     if launched()[1] == 1:
         yield
         return
@@ -39,8 +44,20 @@ def expected() -> Iterator[None]:
 def _watch(here: threading.Event) -> None:
     rank, ranks = launched()
     begun = complete = time.monotonic()
-    while not here.wait(_LOOK_EVERY):
+    stopped_since: dict[tuple[int, int], float] = {}
+    named: set[tuple[int, int]] = set()
+    while not _watched.wait(_LOOK_EVERY):
         now = time.monotonic()
+        stopped, first = stopped_here()
+        stopped_since = {one: stopped_since.get(one, now) for one in stopped.items()}
+        late = [one for one, since in stopped_since.items() if now - since > GONE_AFTER]
+        if first == rank:
+            _name([one for one in late if one not in named])
+        named.update(late)
+        if late and now - min(map(stopped_since.get, late)) > LONGEST_WAIT:
+            os._exit(StuckError.exit_code)
+        if here.is_set():
+            continue
         present, wanted = on_this_host()
         if len(present) >= wanted:
             complete = now
@@ -59,6 +76,21 @@ def _watch(here: threading.Event) -> None:
             while on_this_host()[0] != [rank] and time.monotonic() < now + 2 * GONE_AFTER:  # the claim ends with it
                 time.sleep(0.1)
         os._exit(2)
+
+
+def watched() -> None:
+    """Say that from now on ranks that do not come are named by others."""
+    _watched.set()
+
+
+def _name(stopped: Iterable[tuple[int, int]]) -> None:
+    for rank, process in stopped:
+        print(
+            f"istmpi: rank {rank} on {socket.gethostname()} (process {process}) is waited for: its process is stopped "
+            f"(kill -CONT {process} wakes it). The job ends after {LONGEST_WAIT:g} s if nothing changes.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _claim_to_tell() -> socket.socket | None:

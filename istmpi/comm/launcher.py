@@ -28,13 +28,18 @@ def on_this_host() -> tuple[list[int], int]:
     """Which ranks run on this host, and how many were started there; this one alone where that cannot be seen."""
     for name, _, local in LAUNCHERS.values():
         if name in os.environ and os.environ.get(local, "").isdecimal():
-            try:
-                environments = [_environment(child) for child in _children(_above(name))]
-            except (OSError, ValueError):
-                break
-            present = sorted(int(variables[name]) for variables in environments if name in variables)
-            return present, int(os.environ[local])
+            if present := _processes(name):
+                return sorted(present), int(os.environ[local])
+            break
     return [launched()[0]], 1
+
+
+def stopped_here() -> tuple[dict[int, int], int]:
+    """The ranks of this host whose processes are stopped, with these, and the first rank that is not."""
+    name = next((rank for rank, size, _ in LAUNCHERS.values() if rank in os.environ and size in os.environ), None)
+    processes = _processes(name) if name else {}
+    stopped = {rank: process for rank, process in processes.items() if process_facts(process)[0] in ("T", "t")}
+    return stopped, min(processes.keys() - stopped.keys(), default=launched()[0])
 
 
 def starter() -> tuple[int, str] | None:
@@ -77,6 +82,15 @@ def terminal_columns() -> int | None:
                 finally:
                     os.close(output)
     return None
+
+
+def _processes(name: str) -> dict[int, int]:
+    """The processes of this host's ranks, whose variable is ``name``; none where they cannot be seen."""
+    try:
+        environments = {child: _environment(child) for child in _children(_above(name))}
+    except (OSError, ValueError):
+        return {}
+    return {int(variables[name]): child for child, variables in environments.items() if name in variables}
 
 
 def _above(name: str) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from istmpi.comm.whereabouts import Wait, Whereabouts
+from istmpi.units import in_seconds
 
 TIMES_THE_SLOWEST = 3
 """Of the slowest round: nobody is missed before."""
@@ -92,7 +93,7 @@ class Missing:
         if self.why == "still":
             return f"its process answers and has not got on for {self.since:.0f} s, {where}"
         if self.why == "slow":
-            return f"its process answers and got on {self.since:.0f} s ago, {where}"
+            return f"its process answers and is at one thing for {self.since:.0f} s, {where}"
         return f"it waits for others, {where}"
 
 
@@ -146,8 +147,8 @@ def stuck(found: Collection[Missing], limit: float, hurry: bool) -> list[Missing
 
 def line(one: Missing, waited: float, where: str, slowest: tuple[str, float], ends: float) -> str:
     """What is told of a missing rank. ``ends``: after how many seconds of waiting the job will end; 0: it will not."""
-    phase, seconds = slowest
-    told = f" The slowest phase so far was {phase}, {seconds:.2g} s." if phase else ""
+    phase, took = slowest
+    told = f" The slowest phase so far was {phase}, {in_seconds(took)}." if phase else ""
     then = f" The job ends at {ends:.0f} s if nothing changes." if ends and one.why in ("silent", "still") else ""
     return f"{one.member} is waited for in {where} for {waited:.0f} s: {one.condition}.{told}{then}"
 

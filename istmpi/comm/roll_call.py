@@ -20,10 +20,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from istmpi.comm import mpi
+from istmpi.comm.arrival import watched
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.io_count import counted_bytes
 from istmpi.comm.launcher import process_facts, starter
@@ -69,6 +71,12 @@ class _End:
     stacks: dict[int, str] = field(default_factory=dict)
 
 
+def while_loading(communicator: Communicator, patience: float, folder: Path) -> "RollCall":
+    """A roll-call before a run has its own: nothing is trained yet."""
+    tell = partial(print, "istmpi:", file=sys.stderr, flush=True)
+    return RollCall(communicator, patience, folder, tell, cure="Nothing is trained yet: start the same command again.")
+
+
 class RollCall:
     """Watches over this rank's waits, and over its launcher, until it is closed. Making it is collective.
 
@@ -112,6 +120,11 @@ class RollCall:
         self._thread = threading.Thread(target=self._serve, name="roll-call", daemon=True)
         if self._post or self._launcher:
             self._thread.start()
+        watched()
+
+    def of_run(self, folder: Path, wished: Callable[[], str]) -> None:
+        """Know the run's folder, and why this rank may be about to stop, which nobody knew as the roll-call began."""
+        self._folder, self._wished = folder, wished
 
     def __enter__(self) -> "RollCall":
         return self

@@ -204,6 +204,11 @@ class Run:
         last = min(math.ceil(rounds * percent / 100), rounds - 1)
         return [(first, rounds - last), (name, last)]
 
+    @property
+    def watches_validation(self) -> bool:
+        """Whether evaluations on the way are on the validation split."""
+        return bool(self.data.validation or self.train.patience or self.checkpoint.best)
+
     def tree(self) -> dict[str, Any]:
         """The run as nested dicts of plain values; settings that are None are left out."""
 

@@ -320,8 +320,8 @@ class Train:
     multi_label_loss: Annotated[
         Literal["softmax", "binary"],
         Meta(
-            description="Rows with several labels: the cross-entropy of a row's labels among all of them, their mean, "
-            "or that of each label for itself, the sum over all."
+            description="Sparse rows with several labels: the cross-entropy of a row's labels among all of them, their "
+            "mean, or that of each label for itself, the sum over all."
         ),
     ] = "softmax"
     seed: Annotated[int, Meta(ge=0, extra={"at_most": MOST - 1}, description="Seed of everything random.")] = 0
@@ -367,9 +367,16 @@ class Evaluate:
         ),
     ] = (0.55, 1.5)
     calibration_examples: Annotated[
-        int,
-        Meta(ge=2, description="Training examples from which the full network's normalisation is calibrated."),
-    ] = 1024
+        Annotated[int, Meta(ge=2)] | None,
+        Meta(
+            description="Training examples from which the full network's batch normalisation is calibrated; by default "
+            "1024, or fewer where evaluations would take more than a tenth of the run, by FLOPs."
+        ),
+    ] = None
+
+    def rounds_between(self, rounds: int) -> int:
+        """From one evaluation to the next, in a run of so many."""
+        return self.every or max(rounds // 10, 1)
 
 
 @dataclass(frozen=True)

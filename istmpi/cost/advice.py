@@ -9,6 +9,7 @@ from istmpi.cost.rivals import counted
 from istmpi.cost.survey import Scenario, resized
 from istmpi.cost.time import COMPUTING, link_rate, round_time
 from istmpi.methods import METHODS
+from istmpi.units import in_seconds
 
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
 """What is tried; the paper used 20 to 160."""
@@ -82,7 +83,7 @@ def advise(scenario: Scenario, most_ranks: int) -> list[str]:
         return _one_process(scenario, alone, most_ranks)
     return [
         f"Run {chosen.method} on {chosen.ranks} ranks with {chosen.local_steps} local steps: an epoch in "
-        f"{chosen.seconds:.3g} s, {alone / chosen.seconds:.3g} times as fast as one process.",
+        f"{in_seconds(chosen.seconds)}, {alone / chosen.seconds:.3g} times as fast as one process.",
         _why_method(scenario, chosen, best),
         _why_ranks(scenario, chosen, counts, alone),
         _why_local_steps(scenario, chosen),
@@ -177,7 +178,8 @@ def _why_ranks(scenario: Scenario, chosen: Choice, counts: Sequence[int], alone:
     if memory is not None and plan.largest.memory.total > memory:
         return f"{text}; on {more} a rank would need {float(plan.largest.memory.total) / 1e9:.3g} GB."
     next_best = _with_local_steps(scenario, chosen.method, more)
-    return f"{text}; {more} would be at {alone / next_best.seconds / more:.0%}, an epoch in {next_best.seconds:.3g} s."
+    efficiency, epoch = alone / next_best.seconds / more, in_seconds(next_best.seconds)
+    return f"{text}; {more} would be at {efficiency:.0%}, an epoch in {epoch}."
 
 
 def _why_local_steps(scenario: Scenario, chosen: Choice) -> str:
@@ -243,12 +245,12 @@ def _one_process(scenario: Scenario, alone: float, most_ranks: int) -> list[str]
     two = [_with_local_steps(scenario, name, 2) for name in _candidates(scenario) if _sensible(scenario, name, 2)]
     best = min(two, key=lambda choice: choice.seconds, default=None)
     tried = (
-        f"Ranks: on two {best.method} comes nearest, an epoch in {best.seconds:.3g} s."
+        f"Ranks: on two {best.method} comes nearest, an epoch in {in_seconds(best.seconds)}."
         if best
         else "Ranks: on two subnets are too narrow, or memory is too small."
     )
     return [
-        f"Run one process: an epoch in {alone:.3g} s.",
+        f"Run one process: an epoch in {in_seconds(alone)}.",
         f"Method: with up to {most_ranks} ranks none reaches half of what its ranks could do.",
         tried,
         f"Local steps: up to {LOCAL_STEPS[-1]} were tried.",

@@ -4,12 +4,13 @@ Weights come to the examples (*gathered*: every rank has the whole weight) or ex
 keeps the rows that its ranks own, and its outputs are gathered). The rule: **gathered weights take no more memory than
 the gradients and activations of training, which are free meanwhile**, so that an evaluation raises no rank's peak; as
 far as that leaves a choice, a leaf is what sends fewer bytes. Where something is sharded all ranks pass the same
-examples; where nothing is, each passes its share.
+examples, and each computes all that lies between; where nothing is, each passes its share. So fewer bytes alone are no
+reason where that would take longer (`FLOPS_A_BYTE`).
 
 Local examples stay on their rank: for them a sharded leaf's rows are brought in every pass, one owner's at a time, so
 that memory alone decides; of local graphs, whose sizes differ, that of gradients (a graph is one pass: sharding it
-sends no more). What a pass itself makes (`pass_bytes`) is as large either way, and bounded by evaluate.batch
-and evaluate.calibration_examples; it is not counted there.
+sends no more). What a pass itself makes (`pass_bytes`) is bounded by evaluate.batch and
+evaluate.calibration_examples; it is not counted there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from fractions import Fraction
 from math import prod
 
 from istmpi.config import Run
+from istmpi.cost.calibration import calibration_examples
 from istmpi.cost.counts import phase_costs, whole_graph_bytes
 from istmpi.cost.holdings import Number
 from istmpi.engine.axes import Parameter
@@ -26,6 +28,10 @@ from istmpi.multilabel import TOP, Ranking
 
 TOTALS = 24
 """Bytes of loss, score and number of examples, which ranks add up."""
+FLOPS_A_BYTE = 100
+"""Of a rank in the time in which one of its bytes is sent: 10 GFLOP and 100 MB a second."""
+COUNT = 8
+"""Those of the numbers that a unit's moments are of."""
 RANKED = 8 * Ranking.size
 """And those of ranked labels."""
 PART = 8 * (2 + 2 * TOP)
@@ -82,9 +88,9 @@ def windows_together(batch: int, logits: int) -> int:
 def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
     """Bytes that a pass of an evaluation makes at least: its examples, and the widest outputs before and behind a norm.
 
-    Of as many examples as evaluate.batch and evaluate.calibration_examples say, if there are so many; of fewer windows
-    of text; of a graph all nodes, with a share of their units. A residual block takes up to 2.5 times as much, which
-    has the stream beside.
+    Of as many examples as evaluate.batch says, or of a rank's share of those to calibrate on, if there are so many; of
+    fewer windows of text; of a graph all nodes, with a share of their units. A residual block takes up to 2.5 times as
+    much, which has the stream beside.
     """
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     widest = max(one.outputs(architecture.lengths) // one.calls for one in architecture.operators)
@@ -93,7 +99,8 @@ def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
     batch, code = run.evaluate.batch, getattr(architecture, "code", None)
     if code is not None and (code.tokens or code.sparse):
         batch = windows_together(batch, code.numbers)
-    examples = max(batch, run.evaluate.calibration_examples if architecture.batch_norms else 0)
+    sampled = calibration_examples(run, architecture, ranks) if architecture.batch_norms else 0
+    examples = max(batch, -(-sampled // ranks))
     in_a_row = sum(one.lookups for one in architecture.operators)
     return examples * ((in_a_row or prod(architecture.example_shape)) + 2 * widest) * itemsize
 
@@ -120,7 +127,10 @@ def evaluation_plan(
         sharded = {name for names in architecture.leaves.values() for name in names}
     else:
         kept = [one for one in choices if one.sharded < one.gathered and not local]
-        gathered = sum(sizes.values()) - sum(one.nbytes for one in kept)
+        everything = sum(sizes.values())
+        if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, kept):
+            kept = []
+        gathered = everything - sum(one.nbytes for one in kept)
         others = sorted((one for one in choices if one not in kept), key=lambda one: _price(one, local))
         for one in others:
             if gathered <= room:
@@ -137,7 +147,22 @@ def evaluation_plan(
         sent += sum(one.sharded for one in {by_name[name] for name in sharded if name in by_name})
     else:
         sent += ranks * (ranks - 1) * (RANKED if spread else TOTALS)
+        if not architecture.nodes[1]:  # each rank calibrates on some examples, and sums are added up
+            itemsize = max(one.itemsize for one in architecture.parameters.values())
+            sums = sum(COUNT + 2 * one.units * itemsize for one in architecture.batch_norms.values())
+            sent += ranks * (ranks - 1) * sums
     return EvaluationPlan(frozenset(sharded), sum(whole.values()), room, sent)
+
+
+def _costs_more_than_it_saves(
+    architecture: Architecture, ranks: int, passes: Sequence[int], kept: Sequence[Weights]
+) -> bool:
+    """Whether fewer bytes would have every rank compute, on all examples, too much of what could be shared."""
+    sharded = {name for one in kept for name in one.names}
+    on_all = [one for one in architecture.operators if one.parameter not in sharded]
+    flops = sum(one.flops(architecture.lengths, examples)[0] for one in on_all for examples in passes)
+    saved = sum(one.gathered - one.sharded for one in kept)
+    return flops * (ranks - 1) > FLOPS_A_BYTE * saved
 
 
 def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dict[str, int]) -> EvaluationPlan:

@@ -46,6 +46,17 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
         return arrays
 
 
+def array_names(what: str, split: str) -> list[str]:
+    """What the arrays ``x`` or ``y`` of a split may be called, in small letters."""
+    splits = ("validation", "valid", "val") if split == "validation" else (split,)
+    return [name for part in splits for name in (f"{what}_{part}", f"{part}_{what}")]
+
+
+def looks_channels_last(shape: tuple[int, ...]) -> bool:
+    """An example of three axes seems to be an image whose channels come last: four at most, and more before them."""
+    return len(shape) == 3 and shape[2] <= 4 < shape[0]
+
+
 def _member(file: BinaryIO, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
     """A member of a zip, mapped where it is stored as it is; its checksum is compared in any case."""
     if entry.compress_type not in COMPRESSION:

@@ -7,12 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from istmpi.data.batch import Batch
+from istmpi.data.moments import Normalisation
 from istmpi.data.tokenizer import Tokenizer
 from istmpi.errors import ConfigError, DataError
 
@@ -33,11 +35,11 @@ class Split(ABC):
 
     @abstractmethod
     def labels(self) -> np.ndarray:
-        """All targets, without reading any input: [n] int64 or [n, outputs] float32; not to be written to."""
+        """All targets, without reading any input: [n] int64, or [n, outputs] float32 or uint8; not to be written to."""
 
     @abstractmethod
-    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> Split:
-        """The same examples with another mean and deviation, or as they are stored."""
+    def normalised_by(self, normalisation: Normalisation | None) -> Split:
+        """The same examples with another normalisation, or as they are stored."""
 
     @abstractmethod
     def reshaped(self, shape: tuple[int, ...]) -> Split:
@@ -46,6 +48,11 @@ class Split(ABC):
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Split:
         """The same examples, their targets less a mean and divided by a deviation where they are numbers to predict."""
         assert targets is None, targets
+        return self
+
+    def with_target_offset(self, there: np.ndarray | None, here: np.ndarray | None) -> Split:
+        """The same examples, whose numbers to predict are less another offset ``here`` than ``there``."""
+        assert there is here is None, (there, here)
         return self
 
     def resized(self, side: int) -> Split:
@@ -78,6 +85,21 @@ def same_form(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Examples of these shapes have the same features in the same order; flattening and axes of length 1 are free."""
     one, other = (tuple(length for length in shape if length != 1) for shape in (one, other))
     return one == other or (prod(one) == prod(other) and min(len(one), len(other)) <= 1)
+
+
+def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Where two conventions of reading (``Dataset.reading``) give features another meaning; empty where they agree.
+
+    A source without a convention agrees with any.
+    """
+    if len({reading.get("counted_from", 0) for reading in (given, expected) if "counted_from" in reading}) > 1:
+        return f"its features were counted from {given['counted_from']}, but from {expected['counted_from']}"
+    if "columns" not in given or "columns" not in expected or given["columns"] == expected["columns"]:
+        return ""
+    pairs = enumerate(zip_longest(given["columns"] or (), expected["columns"] or ()))
+    number, names = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+    here, there = ("without a name" if name is None else repr(name) for name in names)
+    return f"feature {number} is {here}, but {there}"
 
 
 def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> None:
@@ -124,18 +146,29 @@ class Dataset:
     """Of text: what made its tokens."""
     output_names: tuple[str, ...] | None = None
     """What the numbers to predict are called, where the data say so."""
+    assumed: tuple[str, ...] = ()
+    """What was decided where the data do not say it, of an .npz as it stands; `istmpi prepare` says so itself."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     """The conventions by which `istmpi prepare` read the source (`istmpi.data.prepare.notes`)."""
+    offset: np.ndarray | None = None
+    """``[features]`` float64 that examples are less than in the source; None where float32 does without."""
+    target_offset: np.ndarray | None = None
+    """``[outputs]`` float64, likewise of numbers to predict."""
 
     @property
     def features(self) -> int:
         return int(np.prod(self.shape))
 
-    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
-        """The same data with the mean and the deviation of other data, such as a network was trained on."""
+    def normalised_by(self, normalisation: Normalisation | None) -> Dataset:
+        """The same data with the normalisation of other data, such as a network was trained on; None: as stored."""
         splits = {name: split.normalised_by(normalisation) for name, split in self.splits.items()}
-        mean, std = normalisation or (None, None)
-        return replace(self, splits=splits, mean=mean, std=std)
+        mean, std, offset = normalisation or (None, None, self.offset)
+        return replace(self, splits=splits, mean=mean, std=std, offset=offset)
+
+    def with_target_offset(self, offset: np.ndarray | None) -> Dataset:
+        """The same data, whose numbers to predict are less another offset."""
+        splits = {name: split.with_target_offset(self.target_offset, offset) for name, split in self.splits.items()}
+        return replace(self, splits=splits, target_offset=offset)
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
         """The same data, whose batches have targets less a mean and divided by a deviation, or as they are."""

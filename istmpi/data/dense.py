@@ -15,6 +15,7 @@ from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Split
 from istmpi.data.holdout import divided
+from istmpi.data.moments import Normalisation
 
 SAMPLE_ROWS, SAMPLE_BYTES = 1024, 2**24
 """Rows of which the features' fingerprint is made, at most, where all of them together are more bytes than these."""
@@ -27,7 +28,7 @@ class DenseSplit(Split):
     x: np.ndarray
     """``[n, features]`` of float32 or uint8."""
     y: np.ndarray
-    """``[n]`` int64 or ``[n, outputs]`` float32."""
+    """``[n]`` int64, or ``[n, outputs]`` float32 or, of several labels, uint8."""
     mean: np.ndarray | None = None
     """``[features]`` float32; comes with ``std`` or not at all."""
     std: np.ndarray | None = None
@@ -41,6 +42,10 @@ class DenseSplit(Split):
     """Mean and deviation with which batches have ``y``; by default they have it as it is."""
     chosen: np.ndarray | None = None
     """Which rows of ``x`` its examples are, one for each row of ``y``; by default all."""
+    offset: np.ndarray | None = None
+    """``[features]`` float64 that ``x`` is less than in the data."""
+    shift: np.ndarray | None = None
+    """``[features]`` float64 that is added to ``x`` before it is normalised."""
 
     def __post_init__(self) -> None:
         # A plain view: memmap's own indexing runs Python code for every result.
@@ -85,7 +90,10 @@ class DenseSplit(Split):
         return indices if self.chosen is None else self.chosen[indices]
 
     def _read(self, indices: np.ndarray) -> np.ndarray:
-        x = self.x.take(indices, axis=0).astype(np.float32, copy=False)
+        x = self.x.take(indices, axis=0)
+        if self.shift is not None:
+            x = x + self.shift
+        x = x.astype(np.float32, copy=False)
         if self.mean is not None:
             x -= self.mean
             x /= self.std
@@ -100,9 +108,15 @@ class DenseSplit(Split):
         train, validation = (replace(self, y=self.y[part], chosen=self._rows(part)) for part in parts)
         return train, validation
 
-    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> DenseSplit:
-        mean, std = normalisation or (None, None)
-        return replace(self, mean=mean, std=std)
+    def normalised_by(self, normalisation: Normalisation | None) -> DenseSplit:
+        if normalisation is None:
+            return replace(self, mean=None, std=None, shift=None)
+        mean, std, offset = normalisation
+        return replace(self, mean=mean, std=std, shift=_difference(self.offset, offset))
+
+    def with_target_offset(self, there: np.ndarray | None, here: np.ndarray | None) -> DenseSplit:
+        shift = _difference(there, here)
+        return self if shift is None else replace(self, y=(self.y + shift).astype(np.float32))
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> DenseSplit:
         return replace(self, targets=targets)
@@ -129,3 +143,10 @@ class DenseSplit(Split):
         for start in range(0, len(rows), step):
             checksum = zlib.crc32(self._read(self._rows(rows[start : start + step])), checksum)
         return checksum
+
+
+def _difference(there: np.ndarray | None, here: np.ndarray | None) -> np.ndarray | None:
+    """What is added to numbers less the first offset for them to be less the second; None where that is nothing."""
+    if there is None and here is None or np.array_equal(there, here):
+        return None
+    return (0 if there is None else there) - (0 if here is None else here)

@@ -23,8 +23,8 @@ def open_digits() -> Dataset:
     test = held_out(len(y), y)
     moments = Moments(x.shape[1])
     moments.add(x[~test])
-    shape, (mean, std) = (1, 8, 8), moments.normalisation(groups=1)
+    shape, normalisation = (1, 8, 8), moments.normalisation(groups=1)
     parts = {"train": ~test, "test": test}
-    splits = {name: split_of("digits", shape, x[rows], y[rows], (mean, std)) for name, rows in parts.items()}
+    splits = {name: split_of("digits", shape, x[rows], y[rows], normalisation) for name, rows in parts.items()}
     classes = tuple(str(digit) for digit in range(10))
-    return Dataset(splits, CLASSIFICATION, shape, len(classes), classes, "digits", "digits", mean, std)
+    return Dataset(splits, CLASSIFICATION, shape, len(classes), classes, "digits", "digits", *normalisation[:2])

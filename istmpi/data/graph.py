@@ -17,6 +17,7 @@ from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.data.holdout import divided
+from istmpi.data.moments import Normalisation
 from istmpi.data.sparse import Ragged
 from istmpi.errors import ConfigError
 from istmpi.tasks import GRAPH_TASKS, OFF
@@ -153,7 +154,7 @@ class GraphSplit(Split):
             nodes, edges = nodes + len(offsets) - 1, edges + int(offsets[-1])
         return nodes / TRIED / batch, edges / TRIED / batch
 
-    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> GraphSplit:
+    def normalised_by(self, normalisation: Normalisation | None) -> GraphSplit:
         assert normalisation is None
         return self
 

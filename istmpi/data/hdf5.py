@@ -5,9 +5,11 @@
     /classes                names, UTF-8; absent for regression. (A dataset: an attribute ends at 64 KiB.)
     /outputs                names of the numbers to predict, UTF-8, where they are known
     /SPLIT/x                (n, features) float32 or uint8; SPLIT is train, test and perhaps validation
-    /SPLIT/y                (n) int64, or (n, outputs) float32 for regression
+    /SPLIT/y                (n) int64, or (n, outputs): float32 for regression, uint8 of 0 and 1 for dense-multi-label
     /normalisation/mean     (features) float32, over the training split
     /normalisation/std      (features) float32, positive
+    /normalisation/offset   (features) float64 that x is less than in the source; target_offset (outputs): that y is;
+                            absent where float32 does without
     /reading                conventions by which the source was read, as JSON in bytes; absent where there are none
     /checksums/PATH         CRC-32 of blocks of rows of about 64 KiB; istmpi/hdf5.py says how they guard the file
 
@@ -35,7 +37,8 @@ from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.graph_file import read_graph
 from istmpi.data.guard import FirstRead, letting_go
 from istmpi.data.kinds import split_of
-from istmpi.data.moments import Moments
+from istmpi.data.moments import Moments, Normalisation
+from istmpi.data.offsets import OFFSETS, Differences
 from istmpi.data.sparse_file import LARGE, read_sparse
 from istmpi.data.text_file import TOKENS, read_text
 from istmpi.data.writer import FORMAT, READING, FileWriter
@@ -58,7 +61,7 @@ from istmpi.hdf5 import (
     structure_errors,
     unheard,
 )
-from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, REGRESSION, TASKS
+from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, REGRESSION, TASKS
 
 READABLE = (1, 2)
 """Versions of the format."""
@@ -66,6 +69,7 @@ MAPPED = ("x", TOKENS, *LARGE)
 """Datasets that may be large: checked block by block as they are read, all others when the file is opened."""
 
 _TYPES = {"x": (np.dtype("<f4"), np.dtype("u1")), CLASSIFICATION: (np.dtype("<i8"),), REGRESSION: (np.dtype("<f4"),)}
+_TYPES[DENSE_LABELS] = (np.dtype("u1"),)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Header:
 
 
 class Writer(FileWriter):
-    """A context in which blocks of examples become a prepared file."""
+    """A context in which blocks of examples become a prepared file; NarrowError as of `Differences`."""
 
     def __init__(self, target: str | os.PathLike, header: Header, force: bool = False):
         attributes = {"kind": header.kind, "source": header.source, "task": header.task, "shape": header.shape}
@@ -94,12 +98,15 @@ class Writer(FileWriter):
         super().__init__(target, attributes, header.counts, force)
         self._header = header
         self._moments = Moments(prod(header.shape))
+        targets = {"y": header.outputs} if header.task == REGRESSION else {}
+        self.differences = Differences({"x": header.groups, **targets})
 
     def append(self, split: str, x: np.ndarray, y: np.ndarray) -> None:
         """Write the next examples of a split: x [b, features] (not normalised) and y [b] or [b, outputs]."""
         require_finite(x, split, self._header.source, self._running[f"{split}/x"].done)
-        x = np.ascontiguousarray(x, self._header.dtype)
-        self._append(split, {"x": x, "y": np.ascontiguousarray(y, _TYPES[self._header.task][0])})
+        rows = self.differences.taken(split, {"x": x, "y": y})
+        x = np.ascontiguousarray(rows["x"], self._header.dtype)
+        self._append(split, {"x": x, "y": np.ascontiguousarray(rows["y"], _TYPES[self._header.task][0])})
         if split == "train":
             self._moments.add(x)
 
@@ -115,9 +122,12 @@ class Writer(FileWriter):
             self._dataset(f"{split}/y", labels, _TYPES[header.task][0])
 
     def _finish(self) -> None:
-        mean, std = self._moments.normalisation(self._header.groups)
+        self.differences.require_kept()
+        mean, std, _ = self._moments.normalisation(self._header.groups)
         self._whole("normalisation/mean", mean)
         self._whole("normalisation/std", std)
+        for name, offset in self.differences.offsets.items():
+            self._whole(OFFSETS[name], offset)
         super()._finish()
 
 
@@ -208,15 +218,22 @@ class PreparedFile:
         output_names = self.names("outputs", outputs) if known else None
         mean = np.array(self.mapped("normalisation/mean", (features,), _TYPES["x"][:1]))
         std = np.array(self.mapped("normalisation/std", (features,), _TYPES["x"][:1]))
-        if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+        lengths = {"x": features, "y": outputs}
+        offset, target_offset = (self._offset(OFFSETS[name], length) for name, length in lengths.items())
+        numbers = [values for values in (mean, std, offset, target_offset) if values is not None]
+        if not all(np.isfinite(values).all() for values in numbers) or (std <= 0).any():
             raise self.error("has a mean or deviation that is not finite or not positive; prepare it again")
         splits, kind = {}, self.text("kind")
         for split in self.splits:
             x, y = self._split(split, features, task, outputs)
-            splits[split] = split_of(kind, shape, x, y, (mean, std), self.guard(f"{split}/x", x))
-        return Dataset(
-            splits, task, shape, outputs, classes, self.text("source"), kind, mean, std, output_names=output_names
-        )
+            splits[split] = split_of(kind, shape, x, y, Normalisation(mean, std, offset), self.guard(f"{split}/x", x))
+        more = {"output_names": output_names, "offset": offset, "target_offset": target_offset}
+        return Dataset(splits, task, shape, outputs, classes, self.text("source"), kind, mean, std, **more)
+
+    def _offset(self, path: str, length: int) -> np.ndarray | None:
+        if dataset_at(self._file, path) is None:
+            return None
+        return np.array(self.mapped(path, (length,), (np.dtype("<f8"),)))
 
     def _conventions(self) -> dict[str, Any]:
         """The conventions by which the source was read; empty where the file has none."""
@@ -239,9 +256,10 @@ class PreparedFile:
             raise self.error(f"has {count} {split} examples; it needs at least one. Prepare it again")
         x = self.mapped(f"{split}/x", (count, features), _TYPES["x"])
         y = self.mapped(f"{split}/y", (count,) if task == CLASSIFICATION else (count, outputs), _TYPES[task])
-        if task == CLASSIFICATION and (y.min() < 0 or y.max() >= outputs):
-            bad = int(np.flatnonzero((y < 0) | (y >= outputs))[0])
-            raise self.error(f"has label {y[bad]} at {split}/y[{bad}]; labels run from 0 to {outputs - 1}. Correct it")
+        largest = {CLASSIFICATION: outputs - 1, DENSE_LABELS: 1}.get(task)
+        if largest is not None and (y.min() < 0 or y.max() > largest):
+            bad = tuple(np.argwhere((y < 0) | (y > largest))[0].tolist())
+            raise self.error(f"has label {y[bad]} at {split}/y{list(bad)}; labels run from 0 to {largest}. Correct it")
         # A look at the first rows is cheap and finds what another program filled wrongly; all would be a full read.
         if x.dtype.kind == "f" and not np.isfinite(x[: max(1, 2**20 // features)]).all():
             raise self.error(f"has features in {split}/x that are not finite; remove or fill such examples first")

@@ -1,27 +1,33 @@
 """What is to be predicted: the features made as those of the training data were, by the same code."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from istmpi.data.arrays import load_arrays
-from istmpi.data.dataset import Dataset, require_finite, same_form
+from istmpi.data.arrays import array_names, load_arrays
+from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import images, speech, tables
 from istmpi.data.prepare.archive import Archive
+from istmpi.data.prepare.delimited import Table
 from istmpi.data.prepare.files import BadFileError
 from istmpi.data.prepare.material import rows_per_block
+from istmpi.data.prepare.notes import Notes
 from istmpi.data.sources import open_dataset
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError, kind_of
+from istmpi.foreign import Fields
 from istmpi.optional import optional
 
 Block = tuple[Sequence[str | int], np.ndarray]
-"""The examples' names, or their row numbers from 0, and x [b, features] float32, not normalised."""
+"""The examples' names, or their row numbers from 0, and x [b, features] of any type of numbers, not normalised."""
 
 
 def read_inputs(
@@ -30,23 +36,32 @@ def read_inputs(
     shape: tuple[int, ...],
     *,
     split: str = "test",
-    label: str | None = None,
     resize: bool = False,
+    reading: Mapping[str, Any] | None = None,
     skipped: Callable[[str, str], None] = lambda name, reason: None,
+    label: str | None = None,
+    header: bool | None = None,
+    delimiter: str | None = None,
+    notes: Notes | None = None,
 ) -> Iterator[Block]:
     """The examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
 
     ``source`` is a table, a .npy or .npz, a prepared file or ``digits``, or for speech and images a file, a folder or
-    a tar file. ``split`` counts for data that have splits; ``label`` names a column of a table to pass over;
-    ``resize`` brings images to the shape. ``skipped`` is told the name of a file that cannot be read, and why.
-    DataError where anything else does not fit, or where there is no example.
+    a tar file. ``split`` counts for data that have splits; ``resize`` brings images to the shape. ``skipped`` is told
+    the name of a file that cannot be read, and why. ``label`` names a column of a table to pass over; ``header`` and
+    ``delimiter`` are as in `istmpi prepare csv`, and else as in ``reading``, the network's conventions; ``notes`` takes
+    what was decided. DataError where anything else does not fit, or where there is no example.
     """
-    blocks = _blocks(source, kind, shape, split, label, resize, skipped)
+    reading = reading or {}
+    of_table = partial(
+        _of_table, label=label, header=header, delimiter=delimiter, reading=reading, notes=notes or Notes()
+    )
+    blocks = _blocks(source, kind, shape, split, resize, skipped, reading, of_table)
     count = 0
     for names, x in blocks:
         require_finite(x, "input", source, count)
         count += len(x)
-        yield (range(count - len(x), count) if names is None else names), x.astype(np.float32, copy=False)
+        yield (range(count - len(x), count) if names is None else names), x
     if count == 0:
         raise DataError(f"{source} has no examples that can be read.")
 
@@ -56,9 +71,10 @@ def _blocks(
     kind: str,
     shape: tuple[int, ...],
     split: str,
-    label: str | None,
     resize: bool,
     skipped: Callable[[str, str], None],
+    reading: Mapping[str, Any],
+    of_table: Callable[..., Iterator[tuple[None, np.ndarray]]],
 ) -> Iterator[tuple[Sequence[str] | None, np.ndarray]]:
     path = Path(source)
     if source == "digits":
@@ -69,13 +85,17 @@ def _blocks(
         raise DataError(f"{path} is {kind_of(path)}. Give a file or a folder to predict.")
     name = path.name.lower()
     if name.endswith(SUFFIXES):
-        return _of_dataset(open_prepared(path), source, shape, split)
+        data = open_prepared(path)
+        if differences := other_reading(data.reading, reading):
+            raise DataError(f"{path}: {differences} in the network's training data. Prepare it with the same columns.")
+        return _of_dataset(data, source, shape, split)
     if name.endswith((".npz", ".npy")):
-        return _of_array(path, shape, split)
+        return _of_array(path, shape, split, reading.get("channels"))
     if name.endswith(tables.ENDINGS):
-        return _of_table(path, shape, label)
+        return of_table(path, shape)
     if kind == "speech":
-        return _of_files(path, (speech.ENDING,), speech.clip_decoder(), speech.one_thread, speech.MOST_BYTES, skipped)
+        decode = speech.clip_decoder(reading, Counter())
+        return _of_files(path, speech.ENDINGS, decode, speech.one_thread, speech.MOST_BYTES, skipped)
     if kind in ("images", "idx"):
         pillow = optional("PIL.Image", "Pillow", "images")
         mode = "L" if shape[0] == 1 else "RGB"
@@ -92,18 +112,28 @@ def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) 
     rows = data.splits[split].normalised_by(None).reshaped((data.features,))
     step = rows_per_block(data.features)
     for start in range(0, len(rows), step):
-        yield None, rows.batch(np.arange(start, min(start + step, len(rows)))).inputs[0].numpy()
+        x = rows.batch(np.arange(start, min(start + step, len(rows)))).inputs[0].numpy()
+        yield None, x if data.offset is None else x + data.offset
 
 
-def _of_array(path: Path, shape: tuple[int, ...], split: str) -> Iterator[tuple[None, np.ndarray]]:
+def _of_array(
+    path: Path, shape: tuple[int, ...], split: str, channels: str | None
+) -> Iterator[tuple[None, np.ndarray]]:
     with path.open("rb") as file:
         arrays = load_arrays(file, str(path))
-    found = list(arrays) if len(arrays) == 1 else [name for name in ("x", f"x_{split}", f"{split}_x") if name in arrays]
-    if not found:
+    by_name = {name.lower(): name for name in arrays}
+    taken = [by_name[name] for name in ("x", *array_names("x", split)) if name in by_name]
+    if not taken and len(arrays) != 1:
         raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; call the array of examples x.")
-    x = arrays[found[0]]
+    x = arrays[taken[0]] if taken else next(iter(arrays.values()))
     if x.dtype.kind not in "fiub":
         raise DataError(f"{path}: x is of {x.dtype}; needed are numbers.")
+    if channels == "last":
+        if x.ndim not in (3, 4):
+            raise DataError(
+                f"{path}: x is {x.shape}; the network was trained on [n, height, width, channels]. Give that."
+            )
+        x = np.moveaxis(x, -1, -3)
     if x.ndim > 0 and same_form(x.shape, shape):
         x = x[np.newaxis]
     _require_form(str(path), x.shape[1:], shape)
@@ -112,13 +142,30 @@ def _of_array(path: Path, shape: tuple[int, ...], split: str) -> Iterator[tuple[
         yield None, np.asarray(x[start : start + step]).reshape(-1, prod(shape))
 
 
-def _of_table(path: Path, shape: tuple[int, ...], label: str | None) -> Iterator[tuple[None, np.ndarray]]:
-    table = tables.Table(Archive(path), path.name, label)
-    features = table.columns - (label is not None)
-    if features != prod(shape):
-        cure = " Pass over the column of labels with --label." if features == prod(shape) + 1 else ""
-        raise DataError(f"{path}: a row has {features} numbers; the network takes {prod(shape)}.{cure}")
-    return ((None, x) for x in table.features())
+def _of_table(
+    path: Path,
+    shape: tuple[int, ...],
+    label: str | None,
+    header: bool | None,
+    delimiter: str | None,
+    reading: Mapping[str, Any],
+    notes: Notes,
+) -> Iterator[tuple[None, np.ndarray]]:
+    """The rows of a table, which has the form and the columns of that in training unless an option says otherwise."""
+    trained = Fields(reading, "the network's file", "Prepare the data again, and train on them.")
+    if delimiter is None and "delimiter" in trained:
+        delimiter = trained.text("delimiter")
+    header = reading.get("header") if header is None else header
+    table = Table(Archive(path), path.name, label, notes, delimiter, header)
+    if table.names is not None and reading.get("columns") is not None:
+        table.select(trained.texts("columns"), reading.get("label"))
+    elif table.width != prod(shape):
+        cure = " Pass over the column of labels with --label." if table.width == prod(shape) + 1 else table.hint()
+        raise DataError(f"{path}: a row has {table.width} numbers; the network takes {prod(shape)}.{cure}")
+    for x in table.features():
+        yield None, x
+    if table.blank:
+        notes.leave_out(f"{table.blank:,} blank line{'s' * (table.blank > 1)} of {path}")
 
 
 def _of_files(

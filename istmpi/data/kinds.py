@@ -7,6 +7,7 @@ import numpy as np
 from istmpi.data.dataset import Split
 from istmpi.data.dense import DenseSplit
 from istmpi.data.images import ImageSplit
+from istmpi.data.moments import Normalisation
 
 
 def split_of(
@@ -14,14 +15,16 @@ def split_of(
     shape: tuple[int, ...],
     x: np.ndarray,
     y: np.ndarray,
-    normalisation: tuple[np.ndarray, np.ndarray] | None = None,
+    normalisation: Normalisation | None = None,
     guard: Callable[[np.ndarray], None] | None = None,
 ) -> Split:
     """The examples ``x`` with the labels ``y`` as their kind reads them.
 
     ``kind`` is that of `istmpi prepare`, ``shape`` that of one example, channels first; the rest is as in `DenseSplit`.
+    The offset of ``normalisation`` is subtracted from ``x`` already.
     """
     # The spectra of speech have three axes, too, but are no picture of which a part, or a mirror image, sounds alike.
     of_images = len(shape) == 3 and kind != "speech"
     read = ImageSplit if of_images else DenseSplit
-    return read(x, y, *(normalisation or (None, None)), guard, shape)
+    mean, std, offset = normalisation or (None, None, None)
+    return read(x, y, mean, std, guard, shape, offset=offset)

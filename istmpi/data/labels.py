@@ -1,50 +1,142 @@
 """What a column of given labels means: classes, or numbers to predict."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import printable
-from istmpi.tasks import CLASSIFICATION, REGRESSION
+from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, MULTI_LABEL, REGRESSION
+
+if TYPE_CHECKING:
+    from istmpi.data.prepare.notes import Notes
+
+_TASK = "--task"
 
 
 def read_labels(
-    parts: dict[str, np.ndarray], task: str | None, source: str
+    parts: dict[str, np.ndarray], task: str | None, source: str, *, notes: Notes | None = None
 ) -> tuple[str, tuple[str, ...] | None, dict[str, np.ndarray]]:
-    """The task, the names of the classes (None for regression) and y per split, from raw labels per split.
+    """The task, the names of the classes (None for other tasks) and y per split, from raw labels per split.
 
     Raw labels are [n] or [n, 1] of integers, booleans, strings or floats, or [n, outputs] of numbers. Without ``task``,
-    one string, boolean or integer an example is its class and all else is regression. Classes are numbered in the order
-    of their values, over all splits; floats are classes only where they are whole. y is [n] int64, or [n, outputs]
-    float32.
+    one string, boolean or integer an example is its class, so is the place of the only 1 in a row of [n, outputs] of 0
+    and 1; other such matrices are several labels an example, and all else is regression. Classes are numbered in the
+    order of their values, over all splits; floats are classes only where they are whole. y is [n] int64, or [n,
+    outputs]: uint8 of several labels, or numbers that are finite in float32, in the type that they came in. ``notes``
+    is told what is decided.
     """
-    known = CLASSIFICATION, REGRESSION
+    known = CLASSIFICATION, REGRESSION, MULTI_LABEL
     if task is not None and task not in known:
         raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, known)}")
-    sizes = [len(part) for part in parts.values()]
+    parts = {split: read_names(_flat(part), source, split, notes) for split, part in parts.items()}
     _require_alike(parts, source)
-    labels = np.concatenate([_flat(part) for part in parts.values()])
+    cuts = np.cumsum([len(part) for part in parts.values()])[:-1]
+    labels = _joined(list(parts.values()))
     if not len(labels):
         raise DataError(f"{source} has no train examples; a data set needs at least one.")
-    cuts = np.cumsum(sizes)[:-1]
-    if task is None:
+    decided = task is None
+    if decided and labels.ndim == 2:
+        task, why = _task_of_matrix(labels)
+        if notes is not None:
+            notes.assume(f"{labels.shape[0]:,} rows of {labels.shape[1]} labels, {why}", _TASK)
+    elif decided:
         task = CLASSIFICATION if labels.ndim == 1 and labels.dtype.kind != "f" else REGRESSION
     if task == CLASSIFICATION:
         if labels.ndim != 1:
-            raise DataError(
-                f"{source}: the labels are {labels.shape[1]} numbers an example; classification needs one. "
-                "Give class numbers, or --task regression."
-            )
+            if _task_of_matrix(labels)[0] != CLASSIFICATION:
+                raise DataError(
+                    f"{source}: the labels are {labels.shape[1]} numbers an example, not a single 1 among 0; "
+                    "classification needs one class. Give class numbers, or --task multi-label or regression."
+                )
+            y = labels.argmax(axis=1).astype(np.int64)
+            return task, tuple(map(str, range(labels.shape[1]))), dict(zip(parts, np.split(y, cuts)))
         _require_classes(parts, source)
-        values, y = np.unique(labels, return_inverse=True)
-        return task, tuple(_name(value) for value in values), dict(zip(parts, np.split(y.astype(np.int64), cuts)))
-    if labels.dtype.kind not in "fiub":
+        values, y = np.unique(_joined([_whole(part) for part in parts.values()]), return_inverse=True)
+        if decided and notes is not None and values.dtype.kind in "iuO":
+            values_there = f"{len(values):,} values{', each there once' * (len(values) == len(y))}"
+            notes.assume(f"{len(y):,} labels are whole numbers of {values_there}: taken for classes", _TASK)
+        y = y.reshape(-1).astype(np.int64)
+        return task, tuple(printable(str(value)) for value in values.tolist()), dict(zip(parts, np.split(y, cuts)))
+    if task == MULTI_LABEL:
+        _require_flags(parts, source)
+        y = dict(zip(parts, np.split(labels.astype(np.uint8), cuts)))
+        never = np.flatnonzero(~y["train"].any(axis=0)).tolist()
+        if never and notes is not None:
+            shown = ", ".join(map(str, never[:8])) + ", ..." * (len(never) > 8)
+            notes.leave_out(f"{len(never)} of {labels.shape[1]} labels, that no training example has: {shown}")
+        return DENSE_LABELS, None, y
+    if labels.dtype.kind not in "fiubO":
         raise DataError(f"{source}: the label {labels.flat[0]!s} is not a number; regression needs one. Check --label.")
     with np.errstate(over="ignore"):  # it is infinite then
-        y = labels.astype(np.float32).reshape(len(labels), -1)
-    if not np.isfinite(y).all():
-        row = int(np.argwhere(~np.isfinite(y))[0, 0])
-        raise DataError(f"{source}: the label of example {row} is {y[row]}; it must be finite. Remove such examples.")
-    return task, None, dict(zip(parts, np.split(y, cuts)))
+        finite = np.isfinite(labels.astype(np.float32).reshape(len(labels), -1))
+    if not finite.all():
+        row = int(np.argwhere(~finite)[0, 0])
+        label = labels.reshape(len(labels), -1)[row].astype(np.float32)
+        raise DataError(f"{source}: the label of example {row} is {label}; it must be finite. Remove such examples.")
+    if decided and notes is not None:
+        _tell_of_numbers(labels, notes)
+    return task, None, {split: part.reshape(len(part), -1) for split, part in parts.items()}
+
+
+def read_names(labels: np.ndarray, source: str, split: str, notes: Notes | None) -> np.ndarray:
+    """Labels; those that are names as text, without white space at their ends; DataError for one that is empty."""
+    what = f"{split} labels".strip()
+    if labels.dtype.kind not in "SU":
+        return labels
+    if labels.dtype.kind == "S":
+        try:
+            labels = np.char.decode(labels, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{source}: {what}: {error.object!r} is not UTF-8 text. Write names in UTF-8.") from None
+    names = np.char.strip(labels)
+    if (empty := names == "").any():
+        raise DataError(
+            f"{source}: {what}: that of example {int(np.argmax(empty))} is empty. Name its class, or remove it."
+        )
+    if notes is not None and (changed := int((names != labels).sum())):
+        notes.assume(f"{changed:,} {what} with white space at their ends: it is no part of the class's name")
+    return names
+
+
+def _tell_of_numbers(labels: np.ndarray, notes: Notes) -> None:
+    """Tell why labels that could be classes are numbers to predict."""
+    if labels.ndim == 1 and (labels == np.trunc(labels)).all():
+        values = len(np.unique(labels))
+        text = f"{len(labels):,} labels are whole numbers of {values:,} values, of the type {labels.dtype}"
+        notes.assume(f"{text}: taken for numbers to predict", _TASK)
+
+
+def _task_of_matrix(labels: np.ndarray) -> tuple[str, str]:
+    """The task of a matrix of labels, and why."""
+    if not _are_flags(labels).all():
+        return REGRESSION, "not all 0 or 1: taken for numbers to predict"
+    if (np.count_nonzero(labels, axis=1) == 1).all():
+        return CLASSIFICATION, "a single 1 in each and else 0: taken for classes"
+    return MULTI_LABEL, "all 0 or 1: taken for several labels an example"
+
+
+def _are_flags(labels: np.ndarray) -> np.ndarray:
+    return (labels == 0) | (labels == 1) if labels.dtype.kind in "biufO" else np.zeros(labels.shape, bool)
+
+
+def _require_flags(parts: dict[str, np.ndarray], source: str) -> None:
+    """DataError for labels that are no matrix of 0 and 1."""
+    for split, labels in parts.items():
+        if labels.ndim != 2:
+            raise DataError(
+                f"{source}: the labels are one an example; multi-label needs a matrix [n, k] of 0 and 1, k above 1. "
+                "Leave --task out, or give classification."
+            )
+        if not (flags := _are_flags(labels)).all():
+            row, column = np.argwhere(~flags)[0]
+            value = labels[row, column].item()
+            raise DataError(
+                f"{source}: {split} example {row} has {value!r} for label {column}; multi-label needs 0 or 1. Correct "
+                "it, or predict numbers: --task regression."
+            )
 
 
 def _require_alike(parts: dict[str, np.ndarray], source: str) -> None:
@@ -53,14 +145,13 @@ def _require_alike(parts: dict[str, np.ndarray], source: str) -> None:
     if len({kind in "US" for kind in kinds.values()}) > 1 or not set(kinds.values()) <= {*"biufUS"}:
         types = ", ".join(str(part.dtype) for part in parts.values())
         raise DataError(f"{source}: the labels are of {types}; give whole numbers or names.")
-    if len({_flat(part).shape[1:] for part in parts.values()}) > 1:
+    if len({part.shape[1:] for part in parts.values()}) > 1:
         raise DataError(f"{source}: the labels of its splits are of different shapes; give them one.")
 
 
 def _require_classes(parts: dict[str, np.ndarray], source: str) -> None:
     """DataError for numbers that cannot name a class, for they are not whole."""
-    for split, part in parts.items():
-        labels = _flat(part)
+    for split, labels in parts.items():
         if labels.dtype.kind != "f":
             continue
         whole = np.isfinite(labels) & (labels == np.trunc(labels))
@@ -72,11 +163,22 @@ def _require_classes(parts: dict[str, np.ndarray], source: str) -> None:
             )
 
 
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The labels one behind the other; integers stay what they are, if need be as Python's."""
+    if all(part.dtype.kind in "biu" for part in parts) and np.result_type(*parts).kind == "f":
+        parts = [part.astype(object) for part in parts]
+    return np.concatenate(parts)
+
+
+def _whole(labels: np.ndarray) -> np.ndarray:
+    """Whole floats as integers; 3.0 is class 3."""
+    if labels.dtype.kind != "f":
+        return labels
+    if (np.abs(labels) < 2.0**63).all():
+        return labels.astype(np.int64)
+    return np.array([int(label) for label in labels], object)
+
+
 def _flat(labels: np.ndarray) -> np.ndarray:
+    labels = np.asarray(labels)
     return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-
-
-def _name(value: object) -> str:
-    """A class's name; 3.0 is class 3."""
-    whole = isinstance(value, np.floating) and value == int(value)
-    return printable(str(int(value)) if whole else str(value))

@@ -1,6 +1,23 @@
 """Mean and deviation of a stream of blocks, in one pass."""
 
+from typing import NamedTuple
+
 import numpy as np
+
+
+class Normalisation(NamedTuple):
+    """How examples are normalised: (x - offset, in float64) as float32, less the mean, divided by the deviation."""
+
+    mean: np.ndarray
+    """``[features]`` float32"""
+    std: np.ndarray
+    offset: np.ndarray | None = None
+    """``[features]`` float64; None where float32 does without (`istmpi.data.offsets`)."""
+
+    @property
+    def whole(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and deviation of the examples as they are in the data; float64 where there is an offset."""
+        return (self.mean if self.offset is None else self.mean + self.offset), self.std
 
 
 class Moments:
@@ -37,8 +54,8 @@ class Moments:
         self._mean += shift * (more / count)
         self._count = count
 
-    def normalisation(self, groups: int) -> tuple[np.ndarray, np.ndarray]:
-        """The mean and the standard deviation to normalise with: two [features] float32.
+    def normalisation(self, groups: int, offset: np.ndarray | None = None) -> Normalisation:
+        """The mean and the standard deviation to normalise with, of examples that are less an ``offset`` already.
 
         The features are ``groups`` runs of equal length, each with one mean and deviation: 1 for all alike, the
         channels of an image, or one for every feature. A constant group gets deviation 1, so that it becomes zero, not
@@ -52,4 +69,5 @@ class Moments:
         # Rounding leaves a constant feature a deviation of the order of its last digit.
         std[std <= 1e-7 * np.abs(mean)] = 1.0
         features = len(self._mean) // groups
-        return np.repeat(mean, features).astype(np.float32), np.repeat(std, features).astype(np.float32)
+        mean, std = (np.repeat(values, features).astype(np.float32) for values in (mean, std))
+        return Normalisation(mean, std, offset)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from istmpi.data.arrays import load_arrays
+from istmpi.data.arrays import array_names, load_arrays, looks_channels_last
 from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.digits import open_digits
 from istmpi.data.graph import batched
@@ -18,10 +19,11 @@ from istmpi.data.holdout import held_out
 from istmpi.data.images import Augmentation, augmented
 from istmpi.data.kinds import split_of
 from istmpi.data.labels import read_labels
+from istmpi.data.offsets import Extent, named
 from istmpi.data.text import WINDOW, windowed
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
-from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, NODE_CLASSES
+from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, NODE_CLASSES, REGRESSION
 
 if TYPE_CHECKING:
     from istmpi.config import Data
@@ -40,7 +42,7 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
     `open_dataset` does.
     """
     opened = open_dataset(data.source, stream, data.length)
-    if opened.task in (NEXT_TOKEN, MULTI_LABEL) and data.placement == "by-label":
+    if opened.task in (NEXT_TOKEN, MULTI_LABEL, DENSE_LABELS) and data.placement == "by-label":
         what = "text" if opened.task == NEXT_TOKEN else f"for {opened.task}"
         raise ConfigError(
             f"data.placement = 'by-label' is for classes, but {opened.source} is {what}. Use shared or sharded."
@@ -96,55 +98,84 @@ def open_dataset(source: str, stream: int | None = None, length: int = WINDOW) -
 
 def open_npz(path: Path) -> Dataset:
     """An .npz as it stands: not normalised; arrays named as ``split_arrays`` says."""
+    from istmpi.data.prepare.notes import Notes  # here, for its package needs this module
+
+    notes = Notes()
     with path.open("rb") as file:
-        arrays = split_arrays(load_arrays(file, str(path)), str(path))
+        arrays, _ = split_arrays(load_arrays(file, str(path)), str(path))
     raw = {split: y for split, (_, y) in arrays.items()}
-    task, classes, labels = read_labels(raw, None, str(path))
+    task, classes, labels = read_labels(raw, None, str(path), notes=notes)
     shape = next(iter(arrays.values()))[0].shape[1:]
+    if looks_channels_last(shape):
+        raise DataError(
+            f"{path}: x has examples {' x '.join(map(str, shape))}, which is {shape[0]} channels. Where channels come "
+            f"last, prepare it: istmpi prepare arrays {path} {path.stem}.h5 --channels last (or first)."
+        )
     rows = {split: _finite_rows(x, split, str(path)) for split, (x, _) in arrays.items()}
+    if task == REGRESSION:
+        labels = {split: _exact(y, split, "output", str(path)) for split, y in labels.items()}
     splits = {split: split_of("arrays", shape, x, labels[split]) for split, x in rows.items()}
     outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
-    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays")
+    told = tuple(
+        str(replace(note, option=note.option and f"istmpi prepare arrays {note.option}"))
+        for note in (*notes.assumed, *notes.left_out)
+    )
+    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays", assumed=told)
 
 
-def split_arrays(arrays: dict[str, np.ndarray], source: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """x [n, ...] and y [n, ...] per split, from arrays named x_train and y_train, or train_x and train_y.
+def split_arrays(
+    arrays: dict[str, np.ndarray], source: str
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], dict[str, list[str]]]:
+    """x [n, ...] and y [n, ...] per split, and the names of the arrays that were taken per split (``""``: split here).
 
-    Arrays named x and y alone are split: one in five is a test example. Raises DataError where a name is missing, or
-    where lengths or shapes disagree.
+    They are named x_train and y_train, or train_x and train_y, in small letters or capitals. Arrays named x and y alone
+    are split: one in five is a test example. Raises DataError where a name is missing, where lengths or shapes
+    disagree, or where some splits have bytes and others fractions.
     """
-    found = {}
+    by_name: dict[str, str] = {}
+    for name in arrays:
+        if (other := by_name.setdefault(name.lower(), name)) != name:
+            raise DataError(f"{source} holds both {other} and {name}. Keep one of them.")
+    names: dict[str, list[str]] = {}
     for split in SPLITS:
-        for names in ((f"x_{split}", f"y_{split}"), (f"{split}_x", f"{split}_y")):
-            if all(name in arrays for name in names):
-                found[split] = arrays[names[0]], arrays[names[1]]
-    if not found and "x" in arrays and "y" in arrays:
-        found[""] = arrays["x"], arrays["y"]
-    elif not found.keys() >= {"train", "test"}:
+        for x, y in zip(array_names("x", split), array_names("y", split)):
+            if x in by_name and y in by_name:
+                names.setdefault(split, [by_name[x], by_name[y]])
+    if not names and "x" in by_name and "y" in by_name:
+        names[""] = [by_name["x"], by_name["y"]]
+    elif not names.keys() >= {"train", "test"}:
         held = ", ".join(sorted(arrays)) or "nothing"
         raise DataError(f"{source} holds {held}; it needs x_train, y_train, x_test and y_test, or x and y.")
-    shape = next(iter(found.values()))[0].shape[1:]
-    for x, y in found.values():
+    pairs = {split: (arrays[x], arrays[y]) for split, (x, y) in names.items()}
+    shape = next(iter(pairs.values()))[0].shape[1:]
+    for x, y in pairs.values():
         if (
             x.ndim < 2
             or y.ndim not in (1, 2)
             or len(x) != len(y)
             or x.shape[1:] != shape
-            or 0 in shape
+            or 0 in shape + y.shape[1:]
             or x.dtype.kind not in "fiub"
         ):
             raise DataError(
                 f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit; needed are numbers [n, ...] and n "
                 "labels, with examples of one shape in all splits."
             )
-    if "" in found:
-        x, y = found[""]
+    types = {split: x.dtype for split, (x, _) in pairs.items()}
+    if np.dtype(np.uint8) in types.values() and any(kind.kind == "f" for kind in types.values()):
+        shown = ", ".join(f"{kind} in {split}" for split, kind in types.items())
+        raise DataError(
+            f"{source}: x is {shown}; bytes (0 to 255) and fractions (0 to 1) would be read alike. Save all splits "
+            f"as one type, on one scale."
+        )
+    if "" in pairs:
+        x, y = pairs[""]
         test = held_out(len(y))
-        found = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
-    for split, (_, y) in found.items():
+        pairs = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
+    for split, (_, y) in pairs.items():
         if len(y) == 0:
             raise DataError(f"{source} has no {split} examples; it needs at least one.")
-    return found
+    return pairs, names
 
 
 def _finite_rows(x: np.ndarray, split: str, source: str) -> np.ndarray:
@@ -156,7 +187,24 @@ def _finite_rows(x: np.ndarray, split: str, source: str) -> np.ndarray:
     step = max(1, _CHECKED // x.shape[1])
     for start in range(0, len(x), step):
         require_finite(x[start : start + step], split, source, start)
-    return x if x.dtype in (np.float32, np.uint8) else x.astype(np.float32)
+    return x if x.dtype == np.uint8 else _exact(x, split, "feature", source)
+
+
+def _exact(x: np.ndarray, split: str, what: str, source: str) -> np.ndarray:
+    """Numbers [n, features] as float32; DataError for a feature whose values are too close together for that."""
+    if np.can_cast(x.dtype, np.float32):
+        return x.astype(np.float32, copy=False)
+    extent, step = Extent(), max(1, _CHECKED // x.shape[1])
+    for start in range(0, len(x), step):
+        extent.add(x[start : start + step])
+    offset = extent.offset()
+    lost = extent.lost if offset is None else np.union1d(extent.lost, np.flatnonzero(offset))
+    if len(lost):
+        raise DataError(
+            f"{source}: {split} values of {named(lost, what)} are too close together for float32. Prepare it, which "
+            f"subtracts an offset first: istmpi prepare arrays {source} {Path(source).stem}.h5"
+        )
+    return x.astype(np.float32)
 
 
 def _nearest(path: Path) -> str:

@@ -13,6 +13,7 @@ from istmpi import rng
 from istmpi.data.batch import Batch, Labels
 from istmpi.data.dataset import Split
 from istmpi.data.holdout import divided
+from istmpi.data.moments import Normalisation
 
 SAMPLE_ROWS = 4096
 """Of which a split's fingerprint is made where it has more."""
@@ -110,7 +111,7 @@ class SparseSplit(Split):
         """How many rows have each of so many labels: ``[labels]`` int64."""
         return np.bincount(self._labels.arrays[0], minlength=labels)
 
-    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> SparseSplit:
+    def normalised_by(self, normalisation: Normalisation | None) -> SparseSplit:
         assert normalisation is None
         return self
 

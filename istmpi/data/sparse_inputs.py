@@ -2,58 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.csr import STEP, csr_matrix, offsets_of
-from istmpi.data.prepare.xc_lines import Limits, blocks_of_lines, header_of, parsed
+from istmpi.data.prepare.xc import COUNTED_FROM
+from istmpi.data.prepare.xc_lines import Header, Limits, Lines, parsed, rows_behind
 from istmpi.data.sparse import Ragged
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError
 from istmpi.tasks import MULTI_LABEL
 
 
-def read_rows(source: str, features: int, split: str = "test") -> Iterator[Ragged]:
-    """The rows of a source, some at a time, for a network that takes so many features, numbered from 0.
+def read_rows(
+    source: str,
+    features: int,
+    split: str = "test",
+    reading: Mapping[str, Any] = MappingProxyType({COUNTED_FROM: 0}),
+    tell: Callable[[str], None] = lambda message: None,
+) -> Iterator[Ragged]:
+    """The rows of a source, some at a time, for a network that takes so many features.
 
-    A text is as `istmpi prepare xc` takes them, its header and its labels may be missing. ``split`` counts for prepared
-    data. DataError where it has no rows, or other features.
+    A text is as `istmpi prepare xc` takes them, its header and its labels may be missing. With a header its features
+    are counted from 0, else as ``reading`` says of the training data; ``tell`` gets what is worth a warning. ``split``
+    counts for prepared data. DataError where it has no rows, or other features.
     """
     path, count = Path(source), 0
     if not path.is_file():
         raise DataError(f"{path} is no file. Give a file of sparse rows to predict.")
     name = path.name.lower()
-    read = _of_text
     if name.endswith(SUFFIXES):
-        read = _of_prepared
+        blocks = _of_prepared(path, features, split)
     elif name.endswith(".npz"):
-        read = _of_matrix
-    for rows in read(path, features, split):
+        blocks = _of_matrix(path, features)
+    else:
+        blocks = _of_text(path, features, reading, tell)
+    for rows in blocks:
         count += len(rows)
         yield rows
     if not count:
         raise DataError(f"{path} has no rows. Give a file with some.")
 
 
-def _of_text(path: Path, features: int, split: str) -> Iterator[Ragged]:
-    line, limits = 1, Limits(features)
-    for name, pieces in Archive(path).pieces([path.name]):
-        for number, block in enumerate(blocks_of_lines(name, pieces)):
-            if number == 0:
-                first, _, rest = block.partition(b"\n")
-                if header := header_of(name, first):
-                    _require(str(path), header.features, features)
-                    block, line = rest, 2
+def _of_text(path: Path, features: int, reading: Mapping[str, Any], tell: Callable[[str], None]) -> Iterator[Ragged]:
+    archive, first = Archive(path), reading.get(COUNTED_FROM, 0)
+    if len(archive.names) > 1:
+        raise DataError(f"{path} holds {len(archive.names):,} files. Give one file of rows.")
+    header, blank = _counted(archive)
+    if header:
+        _require(str(path), header.features, features)
+        if first:
+            tell(f"{path} has a header, so its features are counted from 0; those of training, without, were from 1")
+        first = 0
+    elif COUNTED_FROM not in reading:
+        tell(f"features of {path} are counted from 0; the network does not say how those of its training data were")
+    limits, row = Limits(features, first=first), 0
+    for name, pieces in archive.pieces(archive.names):
+        for line, block in rows_behind(name, pieces)[1]:
             rows = parsed(name, block, line, limits)
-            yield Ragged(offsets_of(rows.counts), (rows.columns, rows.values))
-            line += block.count(b"\n")
+            kept = rows.label_counts + rows.counts > 0
+            if blank:
+                kept = np.arange(row, row + len(kept)) < header.rows
+            row += len(kept)
+            yield Ragged(offsets_of(rows.counts[kept]), (rows.columns - first, rows.values))
 
 
-def _of_matrix(path: Path, features: int, split: str) -> Iterator[Ragged]:
+def _counted(archive: Archive) -> tuple[Header | None, int]:
+    """The header of the only file, if it has one, and how many blank lines it counts as rows."""
+    lines = Lines()
+    for name, pieces in archive.pieces(archive.names):
+        header, blocks = rows_behind(name, pieces)
+        for _, block in blocks if header else ():
+            filled = [bool(line.partition(b"#")[0].strip()) for line in block.split(b"\n")[:-1]]
+            lines.add(np.array(filled, bool))
+        return header, lines.blank_rows(header, name)
+    raise AssertionError("an archive has a file")
+
+
+def _of_matrix(path: Path, features: int) -> Iterator[Ragged]:
     rows, (_, width) = csr_matrix(Archive(path), path.name)
     _require(str(path), width, features)
     return _in_steps(rows)

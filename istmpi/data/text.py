@@ -12,6 +12,7 @@ import numpy as np
 from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
+from istmpi.data.moments import Normalisation
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import NEXT_TOKEN
 
@@ -83,7 +84,7 @@ class TextSplit(Split):
     def labels_checksum(self) -> int:
         return 0
 
-    def normalised_by(self, normalisation: tuple[np.ndarray, np.ndarray] | None) -> TextSplit:
+    def normalised_by(self, normalisation: Normalisation | None) -> TextSplit:
         assert normalisation is None
         return self
 

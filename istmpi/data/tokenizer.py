@@ -29,6 +29,10 @@ class NoTextError(Exception):
     """A document that is no text to a tokenizer, with the reason."""
 
 
+MOST_TOKENS = 2**24
+"""Of a vocabulary: a network has an output for each number up to the largest."""
+
+
 class Tokenizer(ABC):
     """Text as tokens from 0 to ``vocabulary`` - 1, and back; ``end`` is the one behind every document."""
 
@@ -101,6 +105,10 @@ class TokenizerFile(Tokenizer):
         if not tokens:
             raise DataError(f"{self._source} is no tokenizer: it has no tokens. {_AGAIN}")
         count = max(tokens.values()) + 1
+        if count > MOST_TOKENS:
+            raise DataError(
+                f"{self._source}: its largest token is {count - 1:,}; {MOST_TOKENS - 1:,} at most. {_AGAIN}"
+            )
         end = next((tokens[name] for name in ENDS if name in tokens), count)
         return max(count, end + 1), end
 

@@ -51,7 +51,7 @@ class Content:
         """What goes along with a state: also what is no layer of it."""
         more = {"ties": self.ties} if self.ties else {}
         if self.own and (normalisation := self.checkpoint.normalisation):
-            more["input"] = dict(zip(MOMENTS, (values.tolist() for values in normalisation)))
+            more["input"] = dict(zip(MOMENTS, (values.tolist() for values in normalisation.whole)))
         if self.own and (rescaling := self.checkpoint.rescaling):
             more["output"] = dict(zip(("factor", "shift"), (values.tolist() for values in rescaling)))
         return self.metadata | {name: json.dumps(value) for name, value in more.items()}
@@ -87,7 +87,8 @@ class Content:
                     f"{self.checkpoint.path}: a program takes examples of one shape, and this network takes {what}. "
                     f"Use --to safetensors or npz."
                 )
-            around = self.checkpoint.normalisation, self.checkpoint.rescaling
+            normalisation = self.checkpoint.normalisation
+            around = normalisation and normalisation.whole, self.checkpoint.rescaling
             module = own_module(self.network, self.state, self.untied, *around)
             dtype = next(module.parameters()).dtype
             return traced(module, self.network.code.examples(EXAMPLES, dtype)[0], self.network.name)

@@ -12,8 +12,9 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import stored_moments
+from istmpi.data.offsets import named
 from istmpi.deploy import onnx_file, to_onnx
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.content import Content
@@ -71,6 +72,7 @@ def export(
                 f"{path} was saved while images of side {side} were trained on (train.resolution). Export a network of "
                 f"full size, from the end of the run."
             )
+        _require_exact(checkpoint)
         network = runnable(checkpoint, model)
         note = changed_source(network)
         if note and not with_changed_source:
@@ -104,6 +106,19 @@ def export(
                 write(file)
     size = sum(file.stat().st_size for file in files)
     return Export(target, size, content.layers, next(iter(files[1:]), None), note)
+
+
+def _require_exact(checkpoint: Checkpoint) -> None:
+    """Refuse what a program of float32 cannot take or give: numbers that float32 does not tell apart."""
+    offsets = {"feature": checkpoint.normalisation and checkpoint.normalisation.offset}
+    offsets["output"] = checkpoint.target_offset
+    narrow = [named(np.flatnonzero(offset), what) for what, offset in offsets.items() if offset is not None]
+    if narrow and checkpoint.header.run.model.dtype != "float64":
+        raise ConfigError(
+            f"{checkpoint.path}: values of {' and '.join(narrow)} are too close together for the float32 of an export; "
+            f"istmpi subtracts an offset in float64 first. Use istmpi predict, or train with --set "
+            f"model.dtype=float64, or on data from which you subtracted a number."
+        )
 
 
 _SAFETENSORS = {

@@ -68,7 +68,7 @@ def plain_layers(checkpoint: Checkpoint, moments: Moments) -> list[Layer]:
     network = checkpoint.architecture
     if checkpoint.normalisation:
         dtype = np.dtype(checkpoint.header.run.model.dtype)
-        mean, std = (values.astype(dtype) for values in checkpoint.normalisation)
+        mean, std = (values.astype(dtype) for values in checkpoint.normalisation.whole)
         settings = {"num_features": len(mean), "eps": 0.0, "affine": False}
         layers.append(Layer("input", "BatchNorm1d", settings, {"running_mean": mean, "running_var": std**2}))
     for stage in network.stages:

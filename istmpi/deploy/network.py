@@ -13,13 +13,14 @@ from istmpi.checkpoint.state import Moments, fill, stored_moments
 from istmpi.data.graph import GraphSplit
 from istmpi.data.images import resized
 from istmpi.data.kinds import split_of
+from istmpi.data.offsets import less
 from istmpi.data.sources import open_dataset
 from istmpi.data.sparse import Ragged, SparseSplit
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.scoring import require_fitting
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
-from istmpi.evaluation.evaluator import calibration_rows
+from istmpi.evaluation.sample import calibration_rows, sampled_of
 from istmpi.exits import entropies, exit_taken, outputs_of
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import prepare
@@ -55,7 +56,8 @@ class CalibratedNetwork:
         self._norms = architecture.batch_norm_layers(self.module)
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self._data, self._example_shape = checkpoint.header.data, architecture.example_shape
-        self._rescaling = checkpoint.rescaling
+        self._rescaling, self._exact = checkpoint.rescaling, checkpoint.target_offset is not None
+        self.module.register_forward_hook(self._require_finite)
         self._normalisation, self._side = checkpoint.normalisation, checkpoint.header.side
         if calibrate_on is None:
             self._adopt(stored_moments(checkpoint))
@@ -70,11 +72,21 @@ class CalibratedNetwork:
         """
         return self._rescaled(outputs_of(self._run(x))[-1].numpy())
 
+    def _require_finite(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], returned: Outputs) -> None:
+        for outputs in outputs_of(returned):
+            if not outputs.isfinite().all():
+                odd = outputs[~outputs.isfinite()][0].item()
+                raise DataError(
+                    f"{self._path}: the outputs of its network are not finite ({odd}). Give another network, or other "
+                    f"examples."
+                )
+
     def _rescaled(self, outputs: np.ndarray) -> np.ndarray:
         """Outputs as they are to be read."""
         if self._rescaling is None:
             return outputs
-        factor, shift = (values.astype(outputs.dtype) for values in self._rescaling)
+        dtype = np.float64 if self._exact else outputs.dtype
+        factor, shift = (values.astype(dtype) for values in self._rescaling)
         return outputs * factor + shift
 
     @torch.no_grad()
@@ -116,6 +128,8 @@ class CalibratedNetwork:
                 f"examples of shape {x.shape} do not fit this network: it takes [examples, {prod(self._data.shape)}], "
                 f"one row of numbers for each."
             )
+        if self._normalisation and self._normalisation.offset is not None:
+            x = less(x, self._normalisation.offset)
         unknown = np.full(len(x), -1)
         examples = split_of(self._data.kind, self._data.shape, x, unknown, self._normalisation).resized(self._side)
         batch = examples.reshaped(self._example_shape).batch(np.arange(len(x)))
@@ -151,7 +165,8 @@ def calibration_inputs(checkpoint: Checkpoint, source: str, shape: tuple[int, ..
         data = data.with_validation(run.data.validation, run.train.seed)
     require_fitting(data, checkpoint)
     train = resized(data.normalised_by(checkpoint.normalisation), side).reshaped(shape).train
-    return train.batch(calibration_rows(run, len(train))).to("cpu", getattr(torch, run.model.dtype)).inputs
+    sampled = sampled_of(run, checkpoint.architecture, data, checkpoint.header.ranks)
+    return train.batch(calibration_rows(run, len(train), sampled)).to("cpu", getattr(torch, run.model.dtype)).inputs
 
 
 def require_calibrated(checkpoint: Checkpoint) -> None:

@@ -50,25 +50,29 @@ def lines(
     form: str,
     example: str = "example",
     named: Sequence[str] | None = None,
+    top: int | None = None,
 ) -> Iterator[str]:
     """Text, piece by piece: ``csv`` with a line of names first, or ``jsonl``.
 
     A classifier's example gets its class, the probability of that class, the exit at which it left where it may leave
-    early and, with ``all_outputs``, every output as it leaves the network; otherwise an example gets its outputs.
+    early and, with ``all_outputs``, every output as it leaves the network; otherwise an example gets its outputs. With
+    ``top`` it gets so many labels and the probability of each, likeliest first; with 0 those likelier than not.
     ``example``: what it is called. ``named``: what outputs that are no classes are called.
     """
     classes = classes and tuple(map(printable, classes))
-    names = [f"output_{name}" for name in classes or range(outputs)] if all_outputs or classes is None else []
+    answer = ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]
+    names = [f"output_{name}" for name in classes or range(outputs)] if all_outputs or not answer else []
     named = tuple(map(printable, named)) if named and classes is None else None
     if named:
         names = [f"output_{name}" if name in (example, "exit") else name for name in named]
     first = True
     for examples, values, exits in predictions:
         early = [] if exits is None else ["exit"]
-        header = [example, *(["class", "probability"] if classes else []), *early, *names]
+        header = [example, *answer, *early, *names]
+        answers = (_class(row, classes) if top is None else _labels(row, top, form) for row in values)
         rows = [
-            [name, *_class(row, classes), *([] if exits is None else [int(exits[n])]), *map(_number, row[: len(names)])]
-            for n, (name, row) in enumerate(zip(examples, values))
+            [name, *chosen, *([] if exits is None else [int(exits[n])]), *map(_number, row[: len(names)])]
+            for n, (name, chosen, row) in enumerate(zip(examples, answers, values))
         ]
         if form == "jsonl":
             yield "".join(_json(dict(zip(header, row)), names, classes or named) + "\n" for row in rows)
@@ -86,6 +90,14 @@ def _class(outputs: np.ndarray, classes: Sequence[str] | None) -> list[Any]:
     best = int(outputs.argmax())
     odds = np.exp(outputs.astype(np.float64) - float(outputs[best]))
     return [classes[best], _number(outputs.dtype.type(1 / odds.sum()))]
+
+
+def _labels(outputs: np.ndarray, top: int, form: str) -> list[Any]:
+    """The labels ranked first and the probability of each, as two lists or, of a table, texts."""
+    order = np.argsort(-outputs, kind="stable")[: top or int((outputs > 0).sum())]
+    odds = np.exp(-np.logaddexp(0, -outputs[order].astype(np.float64))).astype(outputs.dtype)
+    answer = order.tolist(), [*map(_number, odds)]
+    return [*answer] if form == "jsonl" else [";".join(map(str, each)) for each in answer]
 
 
 def _json(row: dict[str, Any], names: Sequence[str], keys: Sequence[str] | None) -> str:

@@ -3,16 +3,19 @@
 import os
 from dataclasses import dataclass
 
+import numpy as np
+
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
-from istmpi.data.dataset import Dataset, same_form
+from istmpi.data.dataset import Dataset, other_reading, same_form
 from istmpi.data.images import resized
+from istmpi.data.offsets import named
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.devices import choose_threads
 from istmpi.engine.store import ParameterStore
-from istmpi.errors import DataError
+from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.exits import ExitPoint
 from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, TASKS
@@ -47,7 +50,7 @@ def evaluate(
 
     Each rank reads its rows of the weights alone. The normalisation is the file's where it has one, unless
     ``calibrate``. ``model`` names the class of a network of one's own, which is then run. Raises DataError on every
-    rank for a checkpoint or data that cannot be used.
+    rank for a checkpoint or data that cannot be used, and where outputs are not finite.
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
@@ -58,6 +61,8 @@ def evaluate(
             data = data.with_validation(run.data.validation, run.train.seed)
         require_fitting(data, checkpoint)
         data = data.normalised_by(checkpoint.normalisation)
+        if checkpoint.target_offset is not None or data.target_offset is not None:
+            data = data.with_target_offset(checkpoint.target_offset)
         if checkpoint.targets:
             data = data.standardised(checkpoint.targets)
         if split not in data.splits:
@@ -77,7 +82,12 @@ def evaluate(
         evaluator.calibrate()
     else:
         evaluator.network.load_moments(moments)
-    score = evaluator.measure(data.splits[split])
+    try:
+        score = evaluator.measure(data.splits[split])
+    except DivergedError as error:
+        refused = DataError(f"{path}: {error} on the {split} split of {source}. Give another network, or other data.")
+        refused.everywhere = True
+        raise refused from error
     several = network.exits > 1 and data.task == CLASSIFICATION
     return Evaluation(
         score,
@@ -105,5 +115,23 @@ def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
         wrong = f"calls class {number} {data.classes[number]}; the network calls it {checkpoint.classes[number]}"
     elif str(data.tokenizer) != str(checkpoint.tokenizer):
         wrong = f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
+    elif differences := other_reading(data.reading, checkpoint.reading):
+        wrong = f"was read otherwise: {differences} in the network's training data"
+    else:
+        wrong = _without_offset(data, checkpoint)
     if wrong:
         raise DataError(f"{data.source} {wrong}. Give data of the kind that {checkpoint.path} was trained on.")
+
+
+def _without_offset(data: Dataset, checkpoint: Checkpoint) -> str:
+    """What of the data is rounded to float32, and was less an offset in training; empty where that is nothing."""
+    normalisation = checkpoint.normalisation
+    for what, trained, here in (
+        ("feature", normalisation and normalisation.offset, data.offset),
+        ("output", checkpoint.target_offset, data.target_offset),
+    ):
+        if trained is not None:
+            rounded = np.flatnonzero(trained if here is None else (trained != 0) & (here == 0))
+            if len(rounded):
+                return f"has {named(rounded, what)} rounded to float32; in training an offset was subtracted first"
+    return ""

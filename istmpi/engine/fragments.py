@@ -33,7 +33,13 @@ def layers(parameters: Mapping[str, Parameter]) -> list[list[str]]:
     return found
 
 
-def departures(parameters: Mapping[str, Parameter], fragments: int, steps: int, delay: int) -> Sequence[Departure]:
+FRAGMENTS = 4
+"""Of a network with as many layers, where a run does not say."""
+
+
+def departures(
+    parameters: Mapping[str, Parameter], fragments: int | None, steps: int, delay: int
+) -> Sequence[Departure]:
     """The departures of a round of so many local steps, in their order; all have arrived at its end.
 
     They are spread evenly up to the last step from which a fragment can arrive. ``delay`` is cut to what a round has
@@ -41,7 +47,7 @@ def departures(parameters: Mapping[str, Parameter], fragments: int, steps: int, 
     """
     delay = min(delay, steps - 1)
     every, last = layers(parameters), steps - delay
-    count = min(fragments, len(every))
+    count = min(fragments or FRAGMENTS, len(every))
     leaves, by_step = last, {}
     for number in reversed(range(count)):
         planned = -(-last * (number + 1) // count)

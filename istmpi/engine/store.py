@@ -70,6 +70,18 @@ class ParameterStore:
                 total += int(((words + np.uint64(1)) * (weights | np.uint64(1))).sum(dtype=np.uint64))
         return total % 2**64
 
+    def not_finite(self) -> str:
+        """The first of this rank's weights that is not finite, as ``name[row, column] is nan``; empty where all are."""
+        for name in weights_among(self.parameters):
+            parameter, values = self.parameters[name], self.tensors[name]
+            if torch.isfinite(values.sum()) or torch.isfinite(values).all():
+                continue
+            row, *place = (~torch.isfinite(values)).nonzero()[0].tolist()
+            row += self.owners.rows(parameter.pattern.shape(self.owners.lengths)[0], self.rank).start
+            at = ", ".join(map(str, (row, *place)))
+            return f"{name}[{at}] is {values[~torch.isfinite(values)][0].item()}"
+        return ""
+
     def keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take this rank's rows of what it has from tensors that hold whole parameters."""
         for name in self.parameters.keys() & tensors.keys():

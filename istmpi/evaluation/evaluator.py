@@ -16,18 +16,20 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.cost.calibration import evaluation_share
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan, windows_together
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.engine.store import ParameterStore
+from istmpi.errors import DivergedError
 from istmpi.evaluation.fitting import fitted_scale
 from istmpi.evaluation.full import FullNetwork
+from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_training, scored_of
 from istmpi.evaluation.temperature import fitted_temperature
 from istmpi.exits import THRESHOLDS, ExitPoint, entropies, exit_taken, outputs_of, weighted_loss
-from istmpi.models.architecture import Architecture
+from istmpi.models.architecture import Architecture, Chain
 from istmpi.multilabel import Parts, Ranking
 from istmpi.tasks import GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, Classification, task_of
 
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
 
-WINDOWS = 512
-"""Of text that are scored where a run does not say."""
 FITTED_ON = 64
 """Training examples."""
 
@@ -75,12 +75,16 @@ class Evaluator:
         self._local = run.data.placement == "local"
         self._task = task_of(dataset.task, run.train.multi_label_loss)
         self._dtype = getattr(torch, run.model.dtype)
-        memory = evaluation_memory(run, architecture, trained_on or communicator.size)
-        sampled = min(run.evaluate.calibration_examples, len(dataset.train))
+        ranks = trained_on or communicator.size
+        memory = evaluation_memory(run, architecture, ranks)
+        self.sampled = sampled_of(run, architecture, dataset, ranks)
+        """Training examples to calibrate on, of all ranks together."""
+        # A chain passes them for nothing where it has no batch normalisation, as the replay has recorded it.
+        self._calibrates = bool(architecture.batch_norms) or isinstance(architecture, Chain)
         if dataset.task in GRAPH_TASKS:
             passes = [len(dataset.test.graph)] * (1 + bool(architecture.batch_norms))
         else:
-            passes = [sampled, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
+            passes = [self.sampled * self._calibrates, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
         passes = [] if self._local else passes
         self._ranks_labels = dataset.task == MULTI_LABEL
         self._ranking: Ranking | None = None
@@ -90,6 +94,17 @@ class Evaluator:
         self._exits, self._architecture, self._store = architecture.exits, architecture, store
         spread = self._ranks_labels, self.plan.by_units
         self.network = FullNetwork(architecture, store, communicator, self.plan.sharded, self._local, *spread)
+
+    @property
+    def share(self) -> float:
+        """The part of a run's FLOPs that its evaluations take; of a whole graph 0, where it is not counted."""
+        run, data = self._run, self._dataset
+        if data.task in GRAPH_TASKS:
+            return 0.0
+        own = self._communicator.size if self._local else 1
+        passed = own * scored_in_training(run, data) + (self.sampled if self._architecture.batch_norms else 0)
+        ranks = self._communicator.size
+        return evaluation_share(run, self._architecture, ranks, len(data.train), passed, self.plan.sharded)
 
     def score(self, split: str = "test") -> Score:
         """The score on a whole split, at the store's present weights."""
@@ -116,7 +131,8 @@ class Evaluator:
         bits = None
         if self._dataset.bytes_per_token:
             bits = loss / examples / log(2) / self._dataset.bytes_per_token
-        return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None, bits)
+        more = self._task.more(self._dataset.outputs, *means[-numbers:])
+        return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None, bits, more)
 
     def _in_units(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs and targets in the units of the data, where targets are standardised."""
@@ -182,19 +198,29 @@ class Evaluator:
     def _sum_over(
         self, split: Split, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]
     ) -> np.ndarray:
-        """The sum over a split's batches of what a function makes of the network's outputs and a batch. Collective."""
-        totals = np.zeros(shape)
+        """The sum over a split's batches of what a function makes of the network's outputs and a batch. Collective.
+
+        DivergedError on every rank where outputs or what is made of them are not finite.
+        """
+        totals, alone = np.zeros(shape), self.network.labels is None
         for batch in self._own_batches(split, self._scored(len(split))):
-            totals += totals_of(self.network(*batch.inputs), batch)
+            outputs = self.network(*batch.inputs)
+            totals += totals_of(outputs, batch)
+            if alone and not all(of.isfinite().all() for of in outputs_of(outputs)):
+                totals[:] = np.nan  # so that all ranks see it
         self.network.finish()
-        return self._summed(totals)
+        totals = self._summed(totals)
+        if not np.isfinite(totals).all():
+            error = DivergedError("the outputs of the full network are not finite")
+            error.everywhere = True
+            raise error
+        return totals
 
     def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
-        """This rank's batches of these rows of a split; it gets on with each."""
+        """This rank's batches of these rows of a split."""
         first, step = (self._communicator.rank, self._communicator.size) if self._spread else (0, 1)
-        for part in islice(self._batches(len(rows)), first, None, step):
+        for part in islice(self._batches(len(rows), step), first, None, step):
             yield split.batch(rows[part]).to("cpu", self._dtype)
-            self._communicator.whereabouts.get_on()
 
     @property
     def _spread(self) -> bool:
@@ -207,10 +233,13 @@ class Evaluator:
 
     def calibrate(self) -> None:
         """Take the normalisations' moments at the store's present weights."""
-        if self._dataset.task in GRAPH_TASKS and not self._architecture.batch_norms:
-            self.network.load_moments({})  # a pass over a graph is too long for nothing
+        if not self._calibrates:
+            self.network.load_moments({})
             return
-        self.network.calibrate(*self._dataset.train.batch(self._sample()).to("cpu", self._dtype).inputs)
+        rows, ranks = self._sample(), self._communicator.size
+        if self._spread and ranks <= len(rows) and self._dataset.task not in GRAPH_TASKS:
+            rows = rows[self._communicator.rank :: ranks]
+        self.network.calibrate(*self._dataset.train.batch(rows).to("cpu", self._dtype).inputs)
 
     def temperature(self, split: str) -> float:
         """What a classifier's logits are to be divided by, with the normalisation as it is. Collective.
@@ -248,26 +277,22 @@ class Evaluator:
         share, stream = 1, 0
         if self._local:
             share, stream = self._communicator.size, self._communicator.rank
-        return calibration_rows(self._run, len(self._dataset.train), share, stream)
+        return calibration_rows(self._run, len(self._dataset.train), self.sampled, share, stream)
 
     def _scored(self, length: int) -> np.ndarray:
         """The rows of a split that are scored: all, or so many that are spread evenly over it."""
-        most = self._run.evaluate.examples or (WINDOWS if self._dataset.task == NEXT_TOKEN else length)
+        most = scored_of(self._run, self._dataset.task, length)
         return np.arange(length) if most >= length else np.arange(most) * length // most
 
-    def _batches(self, length: int) -> Iterator[np.ndarray]:
-        """The rows of a split, batch by batch: fewer at a time where their outputs would be large."""
-        batch = self._run.evaluate.batch
+    def _batches(self, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
+        """The rows of a split, batch by batch, one at least for each of so many ranks.
+
+        Fewer at a time where their outputs would be large.
+        """
+        batch = min(self._run.evaluate.batch, -(-length // ranks))
         if self._dataset.task == NEXT_TOKEN:
             batch = windows_together(batch, self._dataset.features * self._dataset.outputs)
         if self._dataset.task == MULTI_LABEL:
             batch = windows_together(batch, self._dataset.outputs)
-        for first in range(0, length, batch):
+        for first in range(0, length, max(batch, 1)):
             yield np.arange(first, min(first + batch, length))
-
-
-def calibration_rows(run: Run, length: int, share: int = 1, stream: int = 0) -> np.ndarray:
-    """The rows of a training split of some length to calibrate on, or one of so many equal shares of them; sorted."""
-    wanted = run.evaluate.calibration_examples
-    order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
-    return np.sort(order[: wanted if share == 1 else max(wanted // share, 2)])

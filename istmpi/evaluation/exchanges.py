@@ -78,6 +78,8 @@ class OwnExamples:
     def __init__(self, store: ParameterStore, communicator: Communicator):
         self._store, self._communicator = store, communicator
         self._services: list[Callable[[Any], Any]] = []
+        self.moments: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Those that were taken last of each batch normalisation, on every rank."""
 
     def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
         """What a leaf does when it is called."""
@@ -101,8 +103,10 @@ class OwnExamples:
         self._services.append(bring)
         return lambda *inputs, **named: self._request(number, (inputs, named))
 
-    def moments_of(self, units: int, dtype: torch.dtype) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        """What gives mean and variance of so many units over all ranks' examples."""
+    def moments_of(
+        self, layer: str, units: int, dtype: torch.dtype
+    ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        """What gives mean and variance of a layer's units over all ranks' examples."""
         number = len(self._services)
 
         def add_up(x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,7 +115,8 @@ class OwnExamples:
             count = float(total(np.array(x.numel() // units)))
             mean = torch.from_numpy(total(x.sum(dim=axes).numpy())) / count
             centred = x - mean.view(-1, *[1] * (x.ndim - 2))
-            return mean, torch.from_numpy(total((centred**2).sum(dim=axes).numpy())) / count
+            self.moments[layer] = mean, torch.from_numpy(total((centred**2).sum(dim=axes).numpy())) / count
+            return self.moments[layer]
 
         self._services.append(add_up)
         return lambda x: self._request(number, x)

@@ -32,7 +32,8 @@ class FullNetwork:
     """The full network of the ranks' stores, at the weights from when it was last calibrated.
 
     ``sharded``: the parameters whose rows stay where they are; they must belong to leaves. ``local_examples``: the
-    ranks' examples differ and stay where they are. Else, where anything is sharded, all ranks pass the same ones.
+    ranks' examples differ and stay where they are. Else, where anything is sharded, all ranks pass the same ones. With
+    each of its layers a rank gets on.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class FullNetwork:
         self._network: nn.Module | None = None
         self._scale: Mapping[str, float] | None = None
         self._own: OwnExamples | None = None
+        """What ranks that pass examples of their own need of each other."""
         self._gathered: dict[str, nn.Parameter] = {}
         self.moments: Moments = {}
         """Mean and variance of every unit of the batch normalisations, as last calibrated."""
@@ -77,8 +79,17 @@ class FullNetwork:
         length = store.parameters[weight].pattern.shape(store.owners.lengths)[0]
         return store.owners.rows(length, store.rank)
 
+    @property
+    def shares_examples(self) -> bool:
+        """Each rank passes some of the examples, of which sums alone travel."""
+        return self._local_examples or not (self._sharded or self._by_units or self._architecture.nodes[1])
+
     def calibrate(self, *inputs: torch.Tensor) -> None:
-        """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective."""
+        """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective.
+
+        Where it `shares_examples` they are over the batches of all ranks: of each layer sums are added up before anyone
+        goes on, so that they are those of one batch to rounding.
+        """
         layers = self.with_weights()
         self._calibrating = True
         try:
@@ -87,6 +98,9 @@ class FullNetwork:
         finally:
             self._calibrating = False
         self.finish()
+        if self._own:  # a network that branches on values may have left one out here
+            for name, layer in layers.items():
+                layer.moments = self._own.moments.get(name, layer.moments)
         self.moments = {name: layer.moments for name, layer in layers.items()}
 
     def load_moments(self, moments: Moments) -> None:
@@ -139,10 +153,13 @@ class FullNetwork:
         self._network = architecture.without_values({} if self._by_units else self._scale).eval()
         self._gathered = prepare(self._network, self._sharded)
         self._moments_of = moments_of
+        for module in self._network.modules():
+            module.register_forward_hook(lambda *_: self._communicator.whereabouts.get_on())
         if self._by_units:
             spread_units(self._network, architecture, store, self._communicator, self._sharded)
             return
-        self._own = OwnExamples(store, self._communicator) if self._local_examples else None
+        shared = self.shares_examples and self._communicator.size > 1 and architecture.batch_norms
+        self._own = OwnExamples(store, self._communicator) if self._local_examples or shared else None
         # A chain's layers take a transposed tensor: the sums of its replay were made of one.
         exchange = self._own or SameExamples(store, self._communicator, not isinstance(architecture, Chain))
         leaves = architecture.leaves.items()
@@ -155,7 +172,7 @@ class FullNetwork:
         if self._own:
             dtype = next(iter(store.tensors.values())).dtype
             units = {name: norm.units for name, norm in architecture.batch_norms.items()}
-            over_ranks = {name: self._own.moments_of(count, dtype) for name, count in units.items()}
+            over_ranks = {name: self._own.moments_of(name, count, dtype) for name, count in units.items()}
             self._moments_of = lambda x, name: over_ranks[name](x)
 
     def _head(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:

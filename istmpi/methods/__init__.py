@@ -1,11 +1,11 @@
 """The methods of training, each described once; a new one needs an entry, its class and a line in report/styles.py."""
 
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods.spec import MethodSpec, gathered, reduced
-from istmpi.settings import own
+from istmpi.settings import Meta, own
 
 __all__ = ["METHODS", "MethodSpec", "spec_of"]
 
@@ -119,7 +119,13 @@ _ALL = (
         ("fragments",),
         "streaming_diloco.StreamingDiLoCo",
         settings=(
-            own("fragments", int, 4, "Parts of the network that are sent in turn, at most as many as layers.", ge=1),
+            own(
+                "fragments",
+                Annotated[int, Meta(ge=1)] | None,
+                None,
+                "Parts of the network that are sent in turn, at most as many as layers; by default 4, or as many as a "
+                "round has room for.",
+            ),
             own("mix", float, 0.5, "The part of its own values that a rank keeps where a mean arrives.", ge=0, le=1),
             own(
                 "differences",
@@ -165,7 +171,7 @@ _ALL = (
         ("pull", "push"),
         "fedavg.FedAvg",
         settings=(
-            own("fraction", float, 1.0, "The share of the ranks that trains in a round.", gt=0, le=1),
+            own("fraction", float, 1.0, "The share of the ranks that trains in a round, one at least.", gt=0, le=1),
             own("epochs", int, 1, "Passes of such a rank over its own examples, in place of local_steps.", ge=1),
         ),
         members=_drawn,

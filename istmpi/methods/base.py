@@ -372,17 +372,21 @@ class Method(ABC):
         with self.job.clock("wait"):
             if survival:
                 survival.arrived()
-            reports = self.job.communicator.allgather((loss, step, complete, self.job.stop.reason))
+            untrained = round == 0 and step == 1 and bool(len(bad))
+            reports = self.job.communicator.allgather((loss, step, complete, self.job.stop.reason, untrained))
         if survival:
             survival.settled()
-        losses, steps, done, reasons = zip(*reports, strict=True)
+        losses, steps, done, reasons, untrained = zip(*reports, strict=True)
         # The earliest step tells where it began: averaged gradients have spread it to all ranks by the next.
         bad_steps = [(step, rank) for rank, step in enumerate(steps) if step is not None]
         if bad_steps:
             step, rank = min(bad_steps)
+            cure = f"Lower optimizer.lr ({self.job.run.optimizer.lr})."
+            if any(untrained):
+                cure = "No step was taken before: look at the network's forward and at the data."
             error = DivergedError(
                 f"rank {rank}: the loss is no longer finite in round {round + 1}, local step {step}; the weights from "
-                f"before that round are kept. Lower optimizer.lr ({self.job.run.optimizer.lr})."
+                f"before that round are kept. {cure}"
             )
             error.everywhere = True
             raise error

@@ -26,7 +26,7 @@ from istmpi.exits import outputs_of
 from istmpi.methods.base import InterruptedRound, Job
 from istmpi.methods.replicated import OwnNetworks
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
+from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -48,7 +48,7 @@ class Codistillation(OwnNetworks):
 
     @classmethod
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-        if task not in (CLASSIFICATION, NEXT_TOKEN):
+        if task not in (CLASSIFICATION, NEXT_TOKEN, DENSE_LABELS):
             raise ConfigError(
                 f"method.name = 'codistillation' needs predictions of classes, but this is {task}. Use another method."
             )
@@ -83,9 +83,12 @@ class Codistillation(OwnNetworks):
         network.eval()  # without dropout; normalisation has no running statistics to use
         with torch.no_grad():
             predictions = [self.forward(_with(network, other), batch) for other in self._others]
-            mean = sum(functional.softmax(outputs_of(each)[-1], dim=-1) for each in predictions) / len(predictions)
+            mean = sum(self._odds(outputs_of(each)[-1]) for each in predictions) / len(predictions)
         network.train()
         return loss + self.loss(outputs, mean), loss
+
+    def _odds(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs.sigmoid() if self.job.task == DENSE_LABELS else functional.softmax(outputs, dim=-1)
 
     def _fetch_others(self, mine: Mapping[str, torch.Tensor]) -> None:
         """Every other rank's weights."""

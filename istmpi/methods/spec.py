@@ -297,7 +297,13 @@ class MethodSpec:
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
     def require_delay(self, run: Run, architecture: Architecture, ranks: int) -> None:
-        """ConfigError where a run's weights are to leave their holders early, and do not stay with them at all."""
+        """ConfigError where a run's weights are to leave their holders early, and do not stay with them at all.
+
+        And where a round has no room for what a setting asks for.
+        """
+        from istmpi.methods.limits import require_room  # help must not wait for NumPy
+
+        require_room(self, run, architecture)
         if not (self.stays and self.delay(run)) or ranks == 1 or self.stays_with_holders(run, architecture, ranks):
             return
         if self.outer(run) != (1, 0):

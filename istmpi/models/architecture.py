@@ -110,9 +110,12 @@ class Architecture(ABC):
         """Refuse, with a ConfigError, lengths at which the network cannot be built and run."""
         return
 
-    def require_finite(self, *inputs: torch.Tensor) -> None:
-        """Refuse, with a ConfigError, a network that cannot say anything finite of this batch's inputs at first."""
-        return
+    def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
+        """Refuse, with a ConfigError, a network that cannot say anything finite of this batch's inputs at first.
+
+        Returns what it makes of them, with the same weights in every call; None where it is not tried.
+        """
+        return None
 
     def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         """What a module's product (not its bias) is multiplied by at the given lengths.

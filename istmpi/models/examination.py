@@ -35,7 +35,6 @@ def examine(network: OwnNetwork) -> Table:
     """The table of a network; ConfigError in one line for whatever cannot be trained."""
     inferred = infer(network)
     again = built(network, seed=1)
-    _refuse_what_cannot_be_trained(network, again)
     second = _contents(_values(again))
     del again  # there need not be memory for both
     module = built(network, seed=0)
@@ -99,26 +98,6 @@ class _Watched:
     """How many outputs the network returned."""
     head: str
     """The product whose output that is, as it stands; empty where there is none."""
-
-
-def _refuse_what_cannot_be_trained(network: OwnNetwork, module: nn.Module) -> None:
-    parameters = dict(module.named_parameters())
-    if not parameters:
-        raise ConfigError(f"{network.name}: it has no parameters to train.")
-    for name, parameter in parameters.items():
-        problem = ""
-        if not parameter.numel():
-            problem = f"has no elements ({' x '.join(map(str, parameter.shape))}). Give its widths at least 1"
-        elif not parameter.requires_grad:
-            problem = "is frozen (requires_grad=False), which istmpi cannot keep. Register it as a buffer"
-        elif parameter.ndim == 0:
-            problem = "is a single number without an axis. Give it one, as torch.ones(1)"
-        elif not parameter.is_floating_point():
-            problem = f"is of {parameter.dtype}; istmpi trains real floating-point numbers alone"
-        elif "/" in name:
-            problem = "has a / in its name, which checkpoints need. Rename it"
-        if problem:
-            raise ConfigError(f"{network.name}: its parameter {name} {problem}.")
 
 
 def _values(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -24,6 +24,7 @@ from istmpi.models.declared import declared
 from istmpi.models.own import OwnNetwork, Width
 from istmpi.models.proof import Place, Reading, Trial, one_thread
 from istmpi.models.residual import residual_blocks
+from istmpi.models.trainable import require_trainable
 
 READINGS = 512
 """Most readings of one width that are tried."""
@@ -116,7 +117,9 @@ class Inferred:
 def infer(network: OwnNetwork) -> Inferred:
     """Find and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all."""
     shapes = _shapes(network)
-    network.forward(network.build().eval(), *network.examples(2, torch.get_default_dtype()))
+    built = network.build().eval()
+    require_trainable(network, built)
+    network.forward(built, *network.examples(2, torch.get_default_dtype()))
     doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
     moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
     fixed, candidates = declared(network, shapes, moving), {}

@@ -231,11 +231,11 @@ class InferredNetwork(Architecture):
             leaf.replace(leaf.block_by_block(make))
         return network
 
-    def require_finite(self, *inputs: torch.Tensor) -> None:
+    def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
         import torch
 
         if self.declared:
-            return
+            return None
         network = self._trial()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
@@ -246,6 +246,7 @@ class InferredNetwork(Architecture):
                 f"{self.name}: its forward makes {odd} of the first training examples, with initial values. Look for "
                 f"a logarithm, a root or a quotient in it that these examples do not allow."
             )
+        return outputs
 
 
 def _scaled(inputs: tuple[Any, ...], named: dict[str, Any], factor: float) -> tuple[tuple[Any, ...], dict[str, Any]]:

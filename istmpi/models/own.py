@@ -12,7 +12,9 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,18 +114,25 @@ class OwnNetwork:
 
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
         """The network with other lengths in place of some widths; ConfigError where its constructor refuses them."""
+        from torch import nn
         from torch.nn.parameter import is_lazy
 
         arguments = {**self.facts, **self.settings_at(lengths or {})}
         try:
-            built = self.kind(**arguments)
-        except (Exception, SystemExit) as error:
+            with _gradients_kept(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # they are refused in one line
+                built = self.kind(**arguments)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             shown = _listed({name: arguments[name] for name in self.settings})
             changed = {name: value for name, value in self.defaults.items() if arguments[name] is not value}
             cure = f"Its defaults: {_listed(changed)}" if changed else "Correct it, or give other arguments"
             raise ConfigError(
                 f"{self.name}: its constructor fails{' with ' * bool(shown)}{shown}: {_said(error)}. {cure}."
             ) from error
+        if not isinstance(built, nn.Module):
+            raise ConfigError(f"{self.name}: its class makes {type(built).__name__}, which is no torch.nn.Module.")
         for name, parameter in built.named_parameters():
             if is_lazy(parameter):
                 raise ConfigError(
@@ -164,7 +173,9 @@ class OwnNetwork:
         try:
             with torch.set_grad_enabled(gradients):
                 returned = network(*inputs)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             shape = " x ".join(map(str, inputs[0].shape))
             given = f"on examples of shape {shape}"
             cure = "Examples come flat to a network that asks for features alone, else in the shape of the data"
@@ -254,13 +265,11 @@ def _load(name: str) -> tuple[type[nn.Module], Source]:
     if not path or not wanted.isidentifier():
         raise ConfigError(f"--model {name}: give FILE.py:Class or package.module:Class.")
     try:
-        if path.endswith(".py"):
-            module = _module_of_file(Path(path), name)
-        else:
-            module = importlib.import_module(path)
-    except ConfigError:
+        with _gradients_kept():
+            module = _module_of_file(Path(path), name) if path.endswith(".py") else importlib.import_module(path)
+    except (ConfigError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise ConfigError(
             f"--model {name}: {path} cannot be imported: {_said(error)}. Python itself must be able to import it."
         ) from error
@@ -276,6 +285,18 @@ def _load(name: str) -> tuple[type[nn.Module], Source]:
         return kind, source_of(kind, module)
     except OSError as error:
         raise ConfigError(f"--model {name}: its source cannot be read: {_said(error)}.") from error
+
+
+@contextmanager
+def _gradients_kept() -> Iterator[None]:
+    """A context for code that may not turn gradients off for all that comes behind it; RuntimeError where it does."""
+    import torch
+
+    before = torch.is_grad_enabled()
+    yield
+    if torch.is_grad_enabled() != before:
+        torch.set_grad_enabled(before)
+        raise RuntimeError("it turns gradients off for the whole program; use torch.no_grad() as a context")
 
 
 def _module_of_file(path: Path, name: str) -> Any:

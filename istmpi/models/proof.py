@@ -49,6 +49,11 @@ class Trial:
         self._mattering: dict[tuple[Place, tuple[int, int]], bool] = {}
         if not torch.isfinite(self._expected).all():
             raise ConfigError("the outputs of a small network with random weights are not finite")
+        if not alike(self._run(self._values), self._expected):
+            raise ConfigError(
+                "its forward makes other outputs of the same examples each time: it draws random numbers, or keeps "
+                "something"
+            )
 
     def _small(self, moving: Mapping[str, Mapping[Place, int]]) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
         """As few units of as many widths as the constructor takes; widths that share an axis with this one stay.

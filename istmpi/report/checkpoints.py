@@ -118,7 +118,7 @@ def values(differences: Iterable[TensorDifference]) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False)
+    return Table(*(escape(printable(column)) for column in columns), box=None, pad_edge=False)
 
 
 def _row(table: Table, *cells: object) -> None:

@@ -13,6 +13,7 @@ from istmpi.report.figures import looking_alike, plain, require_drawable, save, 
 from istmpi.report.labels import WIDEST, Named, label, without_room
 from istmpi.report.styles import GRID, INK, LINES, PAPER, PHASES, REST, Style, styles, text_on
 from istmpi.report.units import Scale, bytes_scale, count_scale, seconds_scale
+from istmpi.units import in_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,7 +117,7 @@ def _split_described(comparison: Comparison) -> str:
     found = []
     for group in comparison.groups:
         spent = {name: one for name, one in comparison.phases(group).items() if name not in OFF_THE_CLOCK}
-        parts = (f"{name} {one:.3g} s" for name, one in sorted(spent.items(), key=lambda item: -item[1]))
+        parts = (f"{name} {in_seconds(one)}" for name, one in sorted(spent.items(), key=lambda item: -item[1]))
         found.append(f"{group.label}: {', '.join(parts) or 'not told'}")
     return "; ".join(found) + "."
 

@@ -7,13 +7,13 @@ Runs of istmpi leave it in their folders. Other programs that are to be compared
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from istmpi.config import Run
-from istmpi.errors import DataError, OutputError, kind_of
+from istmpi.errors import DataError, OutputError, UserError, kind_of
 from istmpi.foreign import Fields, plain_value, printable
 from istmpi.record import CURE, FAILURE, METRICS, SETTINGS, SUMMARY, RunFolder
 
@@ -73,12 +73,25 @@ class Curve:
             raise OutputError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
-def read_curves(paths: Iterable[Path]) -> list[Curve]:
+def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:
     """The runs of some folders: each a run's own, or one with such folders in it; or files like ``curve.json``.
 
-    DataError for one that is none of these, or damaged.
+    DataError for one that is none of these, or damaged; with ``left_out`` that is told of damaged ones, while others
+    are left.
     """
-    return [_curve(one) for path in paths for one in _found(path)]
+    curves, problems = [], []
+    for run in (run for path in paths for run in _found(path)):
+        try:
+            curves.append(_curve(run))
+        except UserError as error:
+            problems.append(str(error) if str(run) in str(error) else f"{run}: {error}")
+            if not left_out:
+                break
+    if problems and not (left_out and curves):
+        raise DataError(problems[0])
+    for problem in problems:
+        left_out(problem)
+    return curves
 
 
 def slowed(curve: Curve, bytes_a_second: float) -> Curve:

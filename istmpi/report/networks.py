@@ -23,6 +23,8 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
             if width["residual"]:
                 verdict += f": a residual addition joins {width['residual']}"
         _row(widths, width["name"], width["length"], verdict)
+    if not facts["widths"]:
+        _row(widths, "none", "", "no: its constructor has no integers above 0")
     yield widths
 
     parameters = _table("parameter", "axes", "shape")
@@ -61,7 +63,7 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
 
 
 def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False)
+    return Table(*map(escape, columns), box=None, pad_edge=False)
 
 
 def _row(table: Table, *cells: object) -> None:

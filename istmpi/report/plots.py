@@ -14,6 +14,7 @@ from istmpi.report.figures import looking_alike, plain, save
 from istmpi.report.labels import Named, label
 from istmpi.report.styles import BLUE, GRID, INK, PHASES, styles
 from istmpi.report.units import seconds_scale
+from istmpi.units import in_seconds
 
 PICTURES = PROGRESS, TIME = "progress.png", "time.png"
 
@@ -143,6 +144,6 @@ def _time(phases: Mapping[str, float], about: About, path: Path) -> Path:
     axis.margins(x=0.2)
     axis.set(title=plain(f"Where the time went, {about.title}"))
     axis.set_xlabel(f"time ({scale.unit}), mean over the ranks; {' and '.join(OFF_THE_CLOCK)} are not training time")
-    said = ", ".join(f"{name} {one:.3g} s" for name, one in zip(names, spent))
+    said = ", ".join(f"{name} {in_seconds(one)}" for name, one in zip(names, spent))
     save(figure, path, f"Where the time went, {about.title}", said)
     return path

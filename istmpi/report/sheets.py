@@ -9,6 +9,7 @@ from istmpi.report.comparison import best as best_of
 from istmpi.report.names import differing, facts, text
 from istmpi.report.styles import PHASES
 from istmpi.report.units import energy, number, size
+from istmpi.units import in_seconds
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,8 @@ class Sheet:
     """For each row the columns with its best figure; none where there is nothing to choose from."""
 
 
-def seconds(value: float) -> str:
-    """Always in seconds, so that columns compare at a glance: ``0.0213 s``, ``2,417 s``."""
-    return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
-
-
 TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "seconds": ("Training time", seconds),
+    "seconds": ("Training time", in_seconds),
     "bytes": ("Bytes sent by all ranks", size),
     "examples": ("Examples consumed by all ranks", number),
     "joules": ("Energy", energy),
@@ -192,6 +188,6 @@ def _phases(comparison: Comparison) -> list[tuple[str, tuple[str, ...]]]:
         for phases in by_group:
             total = sum(spent for phase, spent in phases.items() if phase not in OFF_THE_CLOCK)
             share = f"  {phases.get(name, 0) / total:.0%}" if name not in OFF_THE_CLOCK and total else ""
-            cells.append(f"{seconds(phases[name])}{share}" if name in phases else "")
+            cells.append(f"{in_seconds(phases[name])}{share}" if name in phases else "")
         rows.append((f"{name} (not on the clock)" if name in OFF_THE_CLOCK else name, tuple(cells)))
     return rows

@@ -32,7 +32,7 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     largest, one = cost.largest, alone.largest
     console.print(
         f"[bold]{escape(run.name)}[/]: {cost.method} on {cost.ranks} ranks, "
-        f"{', '.join(cost.groups) or 'nothing'} dealt out"
+        f"{escape(', '.join(cost.groups)) or 'nothing'} dealt out"
     )
     shapes = Table(box=None, pad_edge=False)
     for title in "parameter", "axes", "network", "largest subnet":
@@ -40,7 +40,9 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     for name, parameter in network.parameters.items():
         pattern = parameter.pattern
         both = network.lengths, largest.part.lengths
-        shapes.add_row(name, str(pattern), *(" x ".join(map(str, pattern.shape(lengths))) for lengths in both))
+        shapes.add_row(
+            escape(name), escape(str(pattern)), *(" x ".join(map(str, pattern.shape(lengths))) for lengths in both)
+        )
     console.print(shapes)
     memory, whole = largest.memory, one.memory
     costs = Table("", "each rank", "all ranks", "one process", box=None, pad_edge=False)
@@ -149,7 +151,7 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
             table.min_width = min(len(title), console.width)
             table.add_column("ranks", justify="right")
             for method in shown:
-                table.add_column(method, justify="right", no_wrap=True)
+                table.add_column(escape(method), justify="right", no_wrap=True)
             for ranks in sorted({row["ranks"] for row in rows}):
                 found = [cells.get((method, ranks)) for method in shown]
                 table.add_row(str(ranks), *(cell(row) if row else "" for row in found))
@@ -177,7 +179,10 @@ def cluster(console: Console, found: Cluster) -> None:
         rate = f"{size(link.bandwidth)}/s" if link.seconds_per_byte else ""
         error = found.measured[name].get("median_relative_error")
         table.add_row(
-            name, f"{link.latency * 1e6:.1f} µs", rate, "one rank sends nothing" if error is None else f"{error:.0%}"
+            escape(name),
+            f"{link.latency * 1e6:.1f} µs",
+            rate,
+            "one rank sends nothing" if error is None else f"{error:.0%}",
         )
     error = found.measured["transfer"]["median_relative_error"]
     table.add_row(
@@ -206,11 +211,11 @@ def comparison(console: Console, found: Comparison) -> None:
     for sheet in sheets(found):
         console.print(f"[bold]{escape(sheet.title)}[/]", soft_wrap=True)
         table = Table(box=None, pad_edge=False)
-        table.add_column(sheet.corner, vertical="top")
+        table.add_column(escape(sheet.corner), vertical="top")
         for name in sheet.columns:
             table.add_column(escape(name.replace(" (", "\n(").replace(", ", ",\n")), justify="right")
         for (name, cells), best in zip(sheet.rows, sheet.best or [frozenset()] * len(sheet.rows)):
-            table.add_row(name, *(_marked(cell, place in best) for place, cell in enumerate(cells)))
+            table.add_row(escape(name), *(_marked(cell, place in best) for place, cell in enumerate(cells)))
         console.print(table)
         console.print()
     for line in notes(found):

@@ -37,8 +37,7 @@ class Best:
                 "checkpoint.best = true does not go with train.resolution: networks for images of different sizes are "
                 "not compared. Leave one out."
             )
-        watched = reasons or run.data.validation
-        return Best(TASKS[data.task].higher_is_better, run.train.patience) if watched else None
+        return Best(TASKS[data.task].higher_is_better, run.train.patience) if run.watches_validation else None
 
     def forget(self) -> None:
         """Begin anew."""

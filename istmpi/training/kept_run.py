@@ -221,8 +221,11 @@ class KeptRun:
                 if save_network:
                     saver.save_now(*training.state(calibrated=True), network)
         except DivergedError as error:
-            saver.save_now(*training.state(calibrated=True), network)
-            error.args = (f"{error} They are in {network}.",)
+            if odd := training.not_finite():
+                error.args = (f"the network was not finite {training.position}: {odd}. It is not saved.",)
+            else:
+                saver.save_now(*training.state(calibrated=True), network)
+                error.args = (f"{error} They are in {network}.",)
             raise
         return progress
 

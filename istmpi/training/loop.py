@@ -29,8 +29,10 @@ from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.axes import narrowed
 from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
+from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.exits import require_fitting
+from istmpi.foreign import staying
 from istmpi.methods import logit_adjustment, spec_of
 from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.methods.survival import Survival
@@ -208,8 +210,8 @@ class Training:
         Ends early when ``stop`` was asked, perhaps in the middle of a round: `state` then has what is done of it.
         """
         run = self.run
-        every = run.evaluate.every or max(run.train.rounds // 10, 1)
-        with told(self.communicator, self.clock, lambda: self.rounds_done):
+        every = run.evaluate.rounds_between(run.train.rounds)
+        with staying(), told(self.communicator, self.clock, lambda: self.rounds_done):
             while self.untold or not (self.done or self.stop.reason):
                 if not self.untold and not self._run_round():
                     return
@@ -287,7 +289,8 @@ class Training:
         known = *known, score, self.score_name, self.communicator.size, last
         new, self._told_losses = self.losses[self._told_losses :], len(self.losses)
         more = {"validation": validation, "slowest": tally.pace.slowest(self.hosts), "losses": tuple(new)}
-        return Progress(*known, **more)
+        spent = self.clock.seconds
+        return Progress(*known, **more, evaluating=spent["evaluate"] / (sum(spent.values()) or 1.0))
 
     @property
     def position(self) -> str:
@@ -301,7 +304,11 @@ class Training:
             self.method.publish()
             self._calibrated = self.rounds_done, self.local_step
             self._fit_scale()
-            return self.evaluator.score(split)
+            try:
+                return self.evaluator.score(split)
+            except DivergedError as error:
+                error.args = (f"{error} {self.position}; its weights are kept. Lower optimizer.lr.",)
+                raise
 
     def _validate(self) -> Score:
         """The full network's score on the validation split, of which all ranks know what it means. Collective."""
@@ -324,10 +331,21 @@ class Training:
         """Tensors of which every rank has its own values between rounds; until a round begins, those to begin with."""
         return self.method.own() or self._interrupted.tensors
 
-    def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
-        """Everything that training goes on from, this rank's part of it, perhaps ``calibrated``. Collective."""
-        position = self.rounds_done, self.local_step
+    def not_finite(self) -> str:
+        """A value of the network that is not finite, on whatever rank; empty where all are. Collective."""
         self.method.publish()
+        return next(filter(None, self.communicator.allgather(self.store.not_finite())), "")
+
+    def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
+        """Everything that training goes on from, this rank's part of it, perhaps ``calibrated``. Collective.
+
+        DivergedError on every rank where that is not finite.
+        """
+        position = self.rounds_done, self.local_step
+        if odd := self.not_finite():
+            error = DivergedError(f"the network is not finite {self.position}: {odd}. It is not saved.")
+            error.everywhere = True
+            raise error
         if calibrated and self._calibrated != position:
             self._fit_scale()
             self.evaluator.calibrate()
@@ -375,6 +393,8 @@ class Training:
             self.rounds_done, self.local_step = header.position
             self.method = self._next_method(self.method)
             self._interrupted = restore(checkpoint, self.store)
+            if odd := self.store.not_finite():
+                raise DataError(f"{path}: {odd}; weights must be finite. Go on from an earlier checkpoint.")
         counts = Counts(*header.position, header.examples, header.seconds, header.bytes, header.loss)
         self.tally.go_on_from(counts)
         self._look_at_the_clock()

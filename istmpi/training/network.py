@@ -19,12 +19,18 @@ from istmpi.names import DECLARED
 from istmpi.tasks import GRAPH_TASKS
 
 if TYPE_CHECKING:
+    import torch
+
     from istmpi.models.inferred import InferredNetwork
     from istmpi.models.own import OwnNetwork
     from istmpi.models.table import Table
 
 EXAMPLES = 16
 """Of the training data, on which a network is tried before it is trained."""
+COMPARED = 4096
+"""Of the outputs for these, that are compared among the ranks."""
+ROUNDING = 1e-3
+"""By so much of the largest one they may differ: processors of several kinds sum up in other orders."""
 
 
 def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
@@ -39,6 +45,12 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
 
     with communicator.agreed():
         own = _own(run, data)
+    sources = communicator.allgather(own.source.hash)
+    _require_same(
+        run,
+        [rank for rank, source in enumerate(sources) if source != sources[0]],
+        "its file, or one that it imports, is another one on {}. Give all ranks the same files.",
+    )
     if own.name in DECLARED:
         tree = communicator.broadcast_from_root(_declared(run, own, data).tree())
         return _usable(run, data, own, tree, communicator)
@@ -72,8 +84,56 @@ def _usable(
         network = _with_nodes(_ready(run, Table.from_tree(tree), own), run, data)
         first = np.arange(min(run.train.batch, EXAMPLES, len(data.train)))
         batch = data.train.reshaped(network.example_shape).batch(first)
-        network.require_finite(*batch.to("cpu", getattr(torch, run.model.dtype)).inputs)
-        return network
+        inputs = batch.to("cpu", getattr(torch, run.model.dtype)).inputs
+        made = network.require_finite(*inputs)
+    if made is not None:
+        _require_same_outputs(run, network, inputs, made, communicator)
+    return network
+
+
+def _require_same_outputs(
+    run: Run, network: Architecture, inputs: tuple[torch.Tensor, ...], made: torch.Tensor, communicator: Communicator
+) -> None:
+    """Refuse, with a ConfigError, a forward that makes something else of the same batch and weights on some rank.
+
+    Where that is so for two turns of a rank, too, it is random, and nothing is known.
+    """
+    if run.data.placement == "local":
+        inputs = communicator.broadcast_from_root(inputs)
+        with communicator.agreed():
+            made = network.require_finite(*inputs)
+    first = communicator.broadcast_from_root(_some(made))
+    odd = [rank for rank, same in enumerate(communicator.allgather(_alike(_some(made), first))) if not same]
+    if not odd:
+        return
+    with communicator.agreed():
+        again = network.require_finite(*inputs)
+    if all(communicator.allgather(_alike(_some(again), _some(made)))):
+        _require_same(
+            run,
+            odd,
+            "its forward makes something else of the same examples and weights on {}. It must compute the same on all.",
+        )
+
+
+def _require_same(run: Run, odd: list[int], what: str) -> None:
+    """Refuse a network that is another one on these ranks than on rank 0; all ranks know of them."""
+    if odd:
+        shown = f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd[:4]))}{', ...' * (len(odd) > 4)} than on rank 0"
+        error = ConfigError(f"{run.model.name}: {what.format(shown)}")
+        error.everywhere = True
+        raise error
+
+
+def _some(outputs: torch.Tensor) -> np.ndarray:
+    """Some of the outputs, spread evenly, which travel."""
+    flat = outputs.detach().double().numpy().reshape(-1)
+    return flat[:: max(-(-len(flat) // COMPARED), 1)]
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether they differ by no more than processors and libraries round."""
+    return one.shape == other.shape and bool(abs(one - other).max(initial=0) <= ROUNDING * abs(other).max(initial=0))
 
 
 def planned_network(run: Run, data: Dataset) -> InferredNetwork:
@@ -150,10 +210,6 @@ def _ready(run: Run, table: Table, own: OwnNetwork) -> InferredNetwork:
     from istmpi.models.inferred import InferredNetwork
 
     network = InferredNetwork(run.model.name, table, run.model.dtype, own)
-    if not network.has_its_source:
-        raise ConfigError(
-            f"{run.model.name}: its file is another one here than on rank 0. Give all ranks the same file."
-        )
     if network.batch_norms and run.train.batch < 2:
         raise ConfigError(
             f"train.batch = 1 with the batch normalisation {next(iter(network.batch_norms))} of {run.model.name}: "

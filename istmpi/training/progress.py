@@ -125,6 +125,8 @@ class Progress:
     """The rank that held up the others in the rounds of this job; None where none did noticeably."""
     losses: tuple[Loss, ...] = ()
     """Ranks that were lost since the round before."""
+    evaluating: float = 0.0
+    """The part of this job's time by now, on this rank, that went into evaluations."""
 
     def record(self) -> dict[str, str | int | float]:
         """All of it under one name each, as a line of metrics.jsonl has it and as loggers are told it."""

@@ -15,8 +15,9 @@ from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import DataError
+from istmpi.foreign import staying
 from istmpi.lock import FolderLock
-from istmpi.record import SUMMARY, RunFolder
+from istmpi.record import SUMMARY, RunFolder, home
 from istmpi.training.kept_run import KeptRun, recall_scores
 from istmpi.training.loop import Training
 from istmpi.training.survival import protect, require_survivable
@@ -24,6 +25,7 @@ from istmpi.training.trace import require_round
 from istmpi.training.watch import Summary, Watch
 
 
+@staying()
 def run_training(
     run: Run,
     communicator: Communicator,
@@ -51,27 +53,31 @@ def run_training(
     first = communicator.rank == 0
     watch = watch or Watch()
     note = watch.noticed if first else lambda _: None
-    with communicator.agreed():
-        require_round(profile, run.train.rounds)
-        folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
-    folder = communicator.broadcast_from_root(folder)
-    with ExitStack() as at_the_end:
-        with communicator.agreed():
-            lock = _lock(folder, resume, at_the_end, note) if first and folder.path.exists() else None
+    with ExitStack() as locks, ExitStack() as at_the_end:
         if run.comm.survive and not communicator.cannot_lose_ranks():
             communicator.guard()
-        stop = stop or StopSign(communicator, folder.path / STOP_FILE, deadline)
-        if signals:
-            stop.listen()
+        path, wished = home(run.output.folder, run.name), str
 
         def call_roll(tell: Callable[[str], None]) -> RollCall:
             if communicator.rank:
                 tell = partial(print, "istmpi:", file=sys.stderr, flush=True)
-            roll_call = RollCall(communicator, run.comm.patience, folder.path, tell, stop.wished)
+            roll_call = RollCall(communicator, run.comm.patience, path, tell, wished)
             at_the_end.push(roll_call)
             return roll_call
 
         roll_call = call_roll(note)
+        with communicator.agreed():
+            require_round(profile, run.train.rounds)
+            folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
+        folder = communicator.broadcast_from_root(folder)
+        path = folder.path
+        with communicator.agreed():
+            lock = _lock(folder, resume, locks, note) if first and path.exists() else None
+        stop = stop or StopSign(communicator, path / STOP_FILE, deadline)
+        wished = stop.wished
+        roll_call.of_run(path, wished)
+        if signals:
+            stop.listen()
         start = _start(folder, resume, communicator, note)
         training = Training(run, communicator, stop)
         if run.comm.survive:
@@ -90,7 +96,7 @@ def run_training(
             return None
         with communicator.agreed():
             if first:
-                lock = lock or _lock(folder, "", at_the_end, note)
+                lock = lock or _lock(folder, "", locks, note)
                 folder.make()
                 if not trained:
                     folder.forget(SUMMARY)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from istmpi.checkpoint.format import DataSummary
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.data.dataset import SPLITS, Dataset, Split
+from istmpi.data.dataset import SPLITS, Dataset, Split, other_reading
 from istmpi.errors import ConfigError, DataError
 
 
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
     """Refuse ranks whose settings, or whose files' meaning, differ from rank 0's; and other contents of one file."""
     meaning = data.task, data.shape, data.outputs, data.classes, str(data.tokenizer or "")
-    first_run, first_meaning = communicator.broadcast_from_root((run, meaning))
+    offsets = data.offset is None, None if data.target_offset is None else data.target_offset.tolist()
+    first = run, meaning, data.reading, offsets
+    first_run, first_meaning, first_reading, first_offsets = communicator.broadcast_from_root(first)
     with communicator.agreed():
         if differences := first_run.differences(run):
             shown = "; ".join(f"{setting}: {theirs} or {mine}" for setting, (theirs, mine) in differences.items())
@@ -24,6 +26,14 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
             raise DataError(
                 f"{data.source}: task, shape, outputs, classes and tokenizer are {meaning}, on rank 0 {first_meaning}. "
                 f"All ranks' files must agree on them."
+            )
+        if differences := other_reading(data.reading, first_reading):
+            cure = "Prepare all ranks' files alike: the same columns, or one --counted-from."
+            raise DataError(f"{data.source}: {differences} on rank 0. {cure}")
+        if first_offsets != offsets:
+            raise DataError(
+                f"{data.source}: its values are less an offset for float32, and on rank 0 less another one or none. "
+                f"Subtract the same number from all ranks' values before they are prepared."
             )
     if run.data.placement != "local":
         splits = communicator.allgather({name: contents(split) for name, split in data.splits.items()})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
@@ -28,5 +26,4 @@ def standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset
         parts, moments = communicator.allgather(moments.parts), Moments(data.outputs)
         for count, mean, squares in parts:
             moments.merge(count, mean, squares)
-    mean, std = moments.normalisation(data.outputs)
-    return data.standardised((mean.astype(np.float32), std.astype(np.float32)))
+    return data.standardised(moments.normalisation(data.outputs)[:2])

@@ -55,6 +55,20 @@ WAYS = {
     "runs out of memory": ("if failing: raise MemoryError('no room')", "no room"),
     "aborts in C": ("if failing: os.abort()", ""),
     "an interrupt": ("if failing: raise KeyboardInterrupt", ""),
+    "sys.exit as if all were done": (
+        "if failing: sys.exit(0)",
+        "ends the program by SystemExit (0)",
+    ),
+    "SystemExit without a code": (
+        "if failing: raise SystemExit",
+        "ends the program by SystemExit",
+    ),
+    "exit without a code": ("if failing: exit()", "ends the program by SystemExit"),
+    "os._exit as if all were done": (
+        "if failing: os._exit(0)",
+        "ends the program by os._exit (0)",
+    ),
+    "a code of which no bit arrives": ("if failing: sys.exit(256)", "ends the program by SystemExit (256)"),
 }
 
 
@@ -68,6 +82,40 @@ def test_the_end_of_one_rank_is_the_end_of_all(job, way, ranks):
     if message:
         ours = result.errors
         assert len(ours) == 1 and ours[0].startswith(f"istmpi: rank {ranks - 1}"), result.stderr
+
+
+LEAVES = """
+import os, sys
+import torch
+from torch import nn
+
+steps = 0
+
+class Net(nn.Module):
+    def __init__(self, features, outputs, hidden=24):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        global steps
+        steps += self.training
+        if steps == 30 and os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == os.environ["LEAVES"]:
+            sys.exit(0)
+        return self.last(torch.relu(self.first(x)))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_forward_that_leaves_as_if_all_were_done_is_an_error(mpirun, tmp_path, ranks):
+    (tmp_path / "net.py").write_text(LEAVES)
+    words = ("--model", f"{tmp_path}/net.py:Net", "--method", "local-sgd", "--rounds", 12, "--out", tmp_path / "run")
+    result = mpirun(ranks, "istmpi", "train", *words, env={"LEAVES": str(ranks - 1)})
+    of_rank = f"rank {ranks - 1}: " if ranks > 1 else ""
+    assert result.returncode == 1
+    assert result.errors == [
+        f"istmpi: {of_rank}{tmp_path}/net.py, line 17, ends the program by SystemExit (0) before its work is done. Let "
+        f"it return, or raise an error that says why."
+    ]
 
 
 def test_the_others_may_be_busy_instead_of_waiting(job):

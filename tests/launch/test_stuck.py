@@ -1,6 +1,7 @@
 """Ranks that wait for one that does not come: it is named, the job ends with a code of its own, and the run goes on."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -69,6 +70,49 @@ def test_a_stopped_rank_and_one_in_an_endless_loop_are_named_and_the_run_goes_on
     stack = (folder / "stacks" / "rank1.txt").read_text()
     assert any(f'File "{network}"' in line and line.endswith(" in forward") for line in stack.splitlines()), stack
     assert len(lines(folder)) > len(before)
+
+
+STOPS = """
+import os, signal, sys
+
+class Stops:
+    def find_spec(self, name, *_):
+        rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
+        if rank == "1" and name == os.environ["STOPS"]:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+sys.meta_path.insert(0, Stops())
+"""
+
+
+def loading(start, folder, module, **settings):
+    """A job whose rank 1 stops as it imports a module."""
+    (folder / "sitecustomize.py").write_text(STOPS)
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = ["train", *RUN, "--set", "comm.patience=1", "--out", folder / "run"]
+    return start(3, "istmpi", *run, env={"PYTHONPATH": path, "STOPS": module}, **settings)
+
+
+def test_a_rank_that_stops_while_ranks_load_is_named_and_ends_the_job(start, tmp_path):
+    result = loading(start, tmp_path, "torch").end(90)
+    assert result.returncode == STUCK, result
+    first, last = result.errors
+    assert re.match(r"istmpi: rank 1 on .* is waited for in setting up .* its process is stopped \(kill -CONT", first)
+    assert "rank 1 on " in last and "Nothing is trained yet: start the same command again." in last
+
+
+def test_a_rank_that_stops_before_mpi_starts_is_named_and_goes_on_once_it_is_woken(start, tmp_path):
+    with (tmp_path / "said").open("w") as said:
+        job = loading(start, tmp_path, "mpi4py.MPI", output=said)
+        limit, named = Limit(60), None
+        while limit.left and not named:
+            time.sleep(0.1)
+            text = (tmp_path / "said").read_text()
+            named = re.search(r"istmpi: rank 1 on .* is waited for: its process is stopped \(kill -CONT (\d+)", text)
+        assert named, text
+        os.kill(int(named[1]), signal.SIGCONT)
+        wait_for_rounds(tmp_path / "run", 1, job)
+        job.kill()
 
 
 def test_a_stop_that_is_asked_for_does_not_wait_for_a_stopped_rank(start, tmp_path):

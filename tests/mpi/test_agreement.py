@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from small import small_run
 
+from istmpi.data.prepare import prepare
 from istmpi.errors import ConfigError, DataError, UserError
 from istmpi.training.loop import Training
 
@@ -73,6 +74,19 @@ def test_different_settings_are_refused_with_setting_and_values(comm, key, first
         value = value[: comm.size]
     with pytest.raises(ConfigError, match=f"rank {last}: the ranks have different settings .*{says}"):
         Training(small_run().override({key: value}), comm)
+
+
+@pytest.mark.ranks(min=2)
+def test_tables_of_other_columns_are_refused(comm, shared_tmp):
+    names = ("b", "a") if comm.rank == 1 else ("a", "b")
+    table = shared_tmp / f"site-{comm.rank}.csv"
+    table.write_text("\n".join([f"{','.join(names)},kind", *(f"{n},{n * n % 7},{n % 2}" for n in range(60))]))
+    prepare("csv", table, table.with_suffix(".h5"))
+    comm.barrier()
+    run = small_run(data__source=str(shared_tmp / "site-{rank}.h5"), data__placement="local")
+    with pytest.raises(DataError, match="rank 1: .*site-1.csv: feature 0 is 'b', but 'a' on rank 0"):
+        Training(run, comm)
+    comm.barrier()
 
 
 @pytest.mark.ranks(min=2)

@@ -36,7 +36,7 @@ CASES = {
     },
 }
 SPECIAL = {
-    "streaming-diloco": {"method__fragments": 2},
+    "streaming-diloco": {"method__fragments": 2, "method__delay": 0},
     "fedavg": {"method__fraction": 0.7, "train__batch": 400},
     "dynamic-averaging": {"method__threshold": 0.0},
     "codistillation": {"method__burn_in": 1},

@@ -123,10 +123,15 @@ def test_without_a_delay_nothing_leaves_early(comm):
 
 
 @pytest.mark.ranks(only=[1, 2])
-def test_more_steps_than_a_round_has_are_all_but_the_first(comm):
-    long, _ = trained(comm, **PLAIN, method__delay=99)
-    longest, _ = trained(comm, **PLAIN, method__delay=3)
-    assert_same_bits(whole(long), whole(longest))
+@pytest.mark.parametrize("method", ["ist", "streaming-diloco"])
+def test_more_steps_than_a_round_has_before_its_last_are_refused(comm, method):
+    for delay in (3, 99):
+        with pytest.raises(ConfigError) as refused:
+            trained(comm, method__name=method, method__delay=delay, method__local_steps=3)
+        assert str(refused.value) == (
+            f"method.delay = {delay} of {method} must be below method.local_steps = 3. Give at most 2, or more "
+            f"local steps."
+        )
 
 
 RUNS = {

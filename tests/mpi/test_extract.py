@@ -19,7 +19,7 @@ from istmpi.deploy.extraction import OfRank, Share, extract
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError
-from istmpi.evaluation.evaluator import calibration_rows
+from istmpi.evaluation.sample import calibration_rows
 from istmpi.methods.base import InterruptedRound
 from istmpi.models.norms import calibrate, moments_of
 from istmpi.training.loop import Training
@@ -82,7 +82,7 @@ def test_it_computes_what_the_subnet_computes_in_training(comm, shared_tmp, name
     training.method.begin(1, InterruptedRound())
     network, data = training.method.network.eval(), training.dataset
     layers = training.architecture.batch_norm_layers(network)
-    sample = data.train.batch(calibration_rows(run, len(data.train)))
+    sample = data.train.batch(calibration_rows(run, len(data.train), 1024))
     calibrate(network, layers, sample.to("cpu", torch.float64).inputs, moments_of)
     inputs = data.test.batch(np.arange(10)).to("cpu", torch.float64).inputs
     with torch.no_grad(), open_checkpoint(mine) as checkpoint:

@@ -115,6 +115,7 @@ def assert_moments(found, expected):
 @pytest.mark.ranks(also=4)
 @pytest.mark.parametrize("case", NETWORKS)
 def test_gathered_and_sharded_agree_with_the_plain_module(comm, looked_at, case):
+    """Where all is gathered each rank calibrates on its share, as many as there are."""
     own, table = looked_at(case)
     network, store = prepared(comm, own, table)
     shape = NETWORKS[case][1]
@@ -125,9 +126,9 @@ def test_gathered_and_sharded_agree_with_the_plain_module(comm, looked_at, case)
     assert everything and (case != "a table read by hand" or "other.weight" not in everything)
     for sharded in (everything, one, set()):
         full = FullNetwork(network, store, comm, sharded)
-        assert full.same_examples == bool(sharded)
+        assert full.same_examples == bool(sharded) != full.shares_examples
         for _ in range(2):  # released, and with weights once more
-            full.calibrate(sample)
+            full.calibrate(sample if sharded else sample[comm.rank :: comm.size])
             assert_moments(full.moments, moments)
             for x, outputs in zip(batches, expected, strict=True):
                 found = full(x)
@@ -226,7 +227,7 @@ def test_planned_bytes_are_counted_bytes(comm, looked_at, case):
         assert room > 0 or comm.size == 1 or plan.sharded
         full = FullNetwork(network, store, comm, plan.sharded)
         before = comm.traffic.bytes
-        full.calibrate(x[0])
+        full.calibrate(x[0] if full.same_examples else x[0][comm.rank :: comm.size])
         for batch in x[1:] if full.same_examples else []:
             full(batch)
         sent = sum(comm.allgather(comm.traffic.bytes - before))

@@ -22,7 +22,7 @@ from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
-from istmpi.evaluation.evaluator import calibration_rows
+from istmpi.evaluation.sample import calibration_rows
 from istmpi.methods import METHODS
 from istmpi.models.resnet import ResNet
 from istmpi.training.loop import Training
@@ -171,7 +171,8 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
     weights, moments = whole(training), training.evaluator.network.moments["norm"]
     train, test = training.dataset.train, training.dataset.test
 
-    sample = torch.from_numpy(examples_of(train, calibration_rows(training.run, len(train)))[0]).double()
+    rows = calibration_rows(training.run, len(train), training.evaluator.sampled)
+    sample = torch.from_numpy(examples_of(train, rows)[0]).double()
     first = functional.conv2d(
         sample.view(-1, 1, 8, 8),
         torch.from_numpy(weights["first.weight"]),
@@ -277,7 +278,7 @@ def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp, 
         with open_checkpoint(path) as checkpoint, torch.no_grad():
             network = ResNet((1, 8, 8), 10, **training.run.model.arguments).double().eval()
             network.load_state_dict(exported(done.path))
-            mean, std = checkpoint.normalisation
+            mean, std, _ = checkpoint.normalisation
             normalised = torch.from_numpy((x - mean) / std).double().view(3, 1, 8, 8)
             logits = CalibratedNetwork(checkpoint)(x) * checkpoint.header.temperature
             torch.testing.assert_close(network(normalised), torch.from_numpy(logits))

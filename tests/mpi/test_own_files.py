@@ -1,5 +1,7 @@
 """Networks of one's own on disk and in error: resuming, a changed source, the remembered proof, what is refused."""
 
+import random
+
 import numpy as np
 import pytest
 from own_runs import FILE, SHAKEN, own_trained
@@ -148,9 +150,64 @@ def test_another_file_of_that_name_on_a_rank_is_refused(comm, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)  # each rank's own
     remark = f"# on rank {comm.rank}\n" * (comm.rank == 1)
     (tmp_path / "net.py").write_text(f"from networks import Steps\n\n\nclass Net(Steps):\n    pass\n{remark}")
-    with pytest.raises(ConfigError, match="its file is another one here than on rank 0") as refused:
+    with pytest.raises(ConfigError) as refused:
         Training(own_run(model__name="net.py:Net"), comm)
-    assert refused.value.everywhere
+    same = "its file, or one that it imports, is another one on rank 1 than on rank 0. Give all ranks the same files."
+    assert refused.value.everywhere and str(refused.value) == f"net.py:Net: {same}"
+
+
+FORWARDS = {
+    "one rank": "y * (1 + (RANK == 1))",
+    "a buffer": "y + self.place",
+    "rounding": "y * (1 + RANK * 1e-6)",
+    "random": "y + random.random() * torch.ones(1)",
+}
+DIFFERING = """
+import os, random
+
+import torch
+from torch import nn
+
+RANK = int(os.environ["RANK_OF_TEST"])
+
+class Net(nn.Module):
+    def __init__(self, features, outputs):
+        super().__init__()
+        self.last = nn.Linear(features, outputs)
+        self.register_buffer("place", torch.full((1,), float(RANK == 1)))
+
+    def forward(self, x):
+        y = self.last(x)
+        return FORWARD
+"""
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("placement", ["shared", "local"])
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_a_forward_that_differs_between_ranks_is_refused(comm, shared_tmp, monkeypatch, forward, placement):
+    monkeypatch.setenv("RANK_OF_TEST", str(comm.rank))
+    path = shared_tmp / "forward.py"
+    settings = {"method__name": "local-sgd", "model__name": f"{path}:Net", "train__rounds": 1}
+    if comm.rank == 0:
+        path.write_text(DIFFERING.replace("FORWARD", FORWARDS[forward]))
+    if placement == "local":
+        numbers = np.random.default_rng(comm.rank)
+        x, y = numbers.normal(size=(40, 6)).astype(np.float32), np.arange(40) % 3
+        np.savez(shared_tmp / f"of-{comm.rank}.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+        settings |= {"data__source": str(shared_tmp / "of-{rank}.npz")}
+    comm.barrier()
+    if forward in ("rounding", "random"):
+        random.seed(comm.rank)
+        assert list(Training(own_run(**settings), comm).rounds())[-1].score
+    else:
+        with pytest.raises(ConfigError) as refused:
+            Training(own_run(**settings), comm)
+        assert refused.value.everywhere and str(refused.value) == (
+            f"{path}:Net: its forward makes something else of the same examples and weights on rank 1 than on rank 0. "
+            "It must compute the same on all."
+        )
+    comm.barrier()
 
 
 def test_defaults_may_be_anything(comm, shared_tmp):

@@ -27,7 +27,7 @@ RUNS = {
     "diloco": small_run(method__name="diloco"),
     "fedavg": small_run(method__name="fedavg", method__fraction=0.5, train__batch=100),
     "dynamic-averaging": small_run(method__name="dynamic-averaging", method__threshold=0.012),
-    "streaming-diloco": small_run(method__name="streaming-diloco", method__local_steps=4, method__fragments=2),
+    "streaming-diloco": small_run(method__name="streaming-diloco", method__local_steps=6, method__fragments=2),
     "sparse-loco": small_run(method__name="sparse-loco"),
     "ist, delay": small_run(method__delay=2, method__redeal=0.5),
     "ist, wire of int8": small_run(model__dtype="float32", method__wire="int8"),

@@ -11,7 +11,7 @@ from istmpi.checkpoint.saver import commit
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
-from istmpi.evaluation.evaluator import calibration_rows
+from istmpi.evaluation.sample import calibration_rows
 from istmpi.evaluation.temperature import fitted_temperature
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
@@ -33,7 +33,7 @@ def test_it_is_fitted_stored_and_applied(comm, shared_tmp, settings):
         rows = np.arange(len(split))
     else:
         split = training.dataset.train
-        rows = calibration_rows(run, len(split))
+        rows = calibration_rows(run, len(split), 1024)
     data = open_dataset("digits")
     x, y = examples_of(split, rows)
     logits = network(x.reshape(len(x), -1) * data.std + data.mean) * temperature

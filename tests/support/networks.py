@@ -253,6 +253,10 @@ class Odd(nn.Module):
         return self.last(x @ self.weight if self.what == "by hand" else x)
 
 
+class OwnEnd(BaseException):
+    """What no ``except Exception`` catches."""
+
+
 class Faulty(nn.Module):
     """One thing that goes wrong in its constructor or its forward, by the name of it."""
 
@@ -260,8 +264,12 @@ class Faulty(nn.Module):
         super().__init__()
         if what == "constructor leaves":
             raise SystemExit(5)
+        if what == "constructor's own end":
+            raise OwnEnd("over")
         self.what = what
-        self.first = nn.Linear(features, hidden)
+        torch.set_grad_enabled(what != "no gradients" and torch.is_grad_enabled())
+        self.first = nn.Linear(features, hidden, device="meta" if what == "meta" else None)
+        self.register_buffer("calls", torch.zeros(1, device="meta" if what == "meta buffer" else None))
         self.last = nn.Linear(hidden, outputs)
         if what in ("nan", "inf"):
             self.gain = nn.Parameter(torch.full((features,), float(what)))
@@ -269,6 +277,8 @@ class Faulty(nn.Module):
     def forward(self, x):
         if self.what == "forward leaves":
             raise SystemExit("enough")
+        if self.what == "forward's own end":
+            raise OwnEnd("over")
         if self.what == "few examples" and len(x) > 3:
             raise RuntimeError("no more than three")
         if self.what == "logarithm":
@@ -276,6 +286,15 @@ class Faulty(nn.Module):
         if self.what == "training" and self.training:
             raise RuntimeError("only in use")
         outputs = self.last(torch.relu(self.first(x)))
+        if self.what == "constant":
+            return 0 * outputs
+        if self.what == "counts":
+            self.calls += 1
+            return outputs + self.calls
+        if self.what == "draws":
+            return outputs + torch.randn_like(outputs)
+        if self.what in ("nothing", "text"):
+            return {"nothing": None, "text": "scores"}[self.what]
         if self.what == "two":
             return outputs, x
         if self.what == "none at all":
@@ -285,6 +304,13 @@ class Faulty(nn.Module):
         if self.what == "integers":
             return outputs.long()
         return outputs.detach() if self.what == "detached" else outputs
+
+
+class MakesNumbers(nn.Linear):
+    """A class whose objects are others."""
+
+    def __new__(cls, features, outputs):
+        return features
 
 
 class PooledToo(nn.Module):
@@ -494,3 +520,10 @@ class Early(nn.Module):
     def forward(self, x):
         x = torch.tanh(self.first(x))
         return [self.exit(x), self.last(torch.tanh(self.second(x)))]
+
+
+class Straight(nn.Linear):
+    """A network without a width."""
+
+    def __init__(self, features, outputs):
+        super().__init__(features, outputs)

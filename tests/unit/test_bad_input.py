@@ -413,6 +413,22 @@ def test_what_is_too_large_ends_in_one_line(capfd, monkeypatch, error):
     assert len(err) < 1100
 
 
+@pytest.mark.parametrize(
+    "code",
+    ["exit(0)", "quit()", "import sys; sys.exit(512)", "raise SystemExit", "import os; os._exit(0)"]
+    + [
+        f"raise {name}" for name in ("EOFError", "click.exceptions.Exit", "click.exceptions.Abort", "KeyboardInterrupt")
+    ],
+)
+def test_no_code_of_others_ends_a_command_as_if_its_work_were_done(tmp_path, code):
+    (tmp_path / "net.py").write_text(f"import click, signal\nsignal.signal(signal.SIGINT, print)\n{code}\n")
+    outcome = subprocess.run(
+        [sys.executable, "-m", "istmpi", "model", f"{tmp_path}/net.py:Net"], capture_output=True, text=True
+    )
+    assert outcome.returncode in (1, 2) and outcome.stdout == ""
+    assert outcome.stderr.startswith("istmpi: ") and "net.py" in outcome.stderr and outcome.stderr.count("\n") == 1
+
+
 def test_other_errors_are_our_own(capfd, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["istmpi", "runs"])
     with pytest.raises(SystemExit) as ended:

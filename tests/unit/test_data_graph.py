@@ -178,6 +178,14 @@ def test_a_node_far_beyond_all_others_is_refused(tmp_path):
         prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5")
 
 
+def test_a_number_that_is_one_for_python_alone_is_refused(tmp_path):
+    planetoid(tmp_path / "raw")
+    index = tmp_path / "raw" / "ind.tiny.test.index"
+    index.write_text(index.read_text().replace("7", "0_7"))
+    with pytest.raises(DataError, match=r"ind.tiny.test.index cannot be read: '0_7' is no number"):
+        prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5")
+
+
 class Runs:
     def __reduce__(self):
         return print, ("this must not be run",)
@@ -322,6 +330,14 @@ def test_the_command_tells_what_it_found_and_ends_with_2(tmp_path):
     (tmp_path / "raw" / "raw" / "edge.csv.gz").write_bytes(gzip.compress(b"0,77\n"))
     done = subprocess.run([*command, tmp_path / "raw", tmp_path / "b.h5"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "node 77" in done.stderr
+
+
+@pytest.mark.parametrize("edge", ["0,1#5", "0,1_0", "0,١"])
+def test_what_is_no_number_in_a_table_is_refused(tmp_path, edge):
+    make_graph(tmp_path / "raw")
+    (tmp_path / "raw" / "raw" / "edge.csv.gz").write_bytes(gzip.compress(f"{edge}\n".encode()))
+    with pytest.raises(DataError, match="edge.csv.gz cannot be read: could not convert"):
+        prepare("graph", tmp_path / "raw", tmp_path / "a.h5")
 
 
 def test_a_damaged_file_is_named(tmp_path):

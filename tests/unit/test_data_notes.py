@@ -19,6 +19,7 @@ def source(tmp_path, monkeypatch):
     """A source of a kind, ``made``, whose reader assumes, leaves out and records one thing each."""
 
     def read(archive: Archive, decoder) -> Material:
+        list(archive.read(archive.names))
         decoder.notes.assume("the first line of 3 is [a] header", "--header")
         decoder.notes.leave_out("2 rows without a label")
         decoder.notes.reading["columns"] = ["a", "b"]

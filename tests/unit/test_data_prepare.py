@@ -13,7 +13,9 @@ from disks import small_disk
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import KINDS, prepare
 from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.images import find_examples
+from istmpi.data.prepare.images import ENDINGS
+from istmpi.data.prepare.layout import class_folders
+from istmpi.data.prepare.notes import Notes
 from istmpi.errors import ConfigError, DataError, OutputError
 
 DENSE = [kind for kind in KINDS if kind not in ("text", "xc", "graph")]
@@ -164,7 +166,7 @@ def test_spoken_digits(shared_data, tmp_path):
 
 def test_the_layout_of_cifar10_as_jpegs(shared_data):
     """The names alone: decoding all takes a while."""
-    examples = find_examples(Archive(shared_data / "cifar10.tar"))
+    examples = class_folders(Archive(shared_data / "cifar10.tar"), ENDINGS, Notes())
     splits = [example.split for example in examples]
     assert (splits.count("train"), splits.count("test")) == (50_000, 10_000)
     assert len({example.label for example in examples}) == 10

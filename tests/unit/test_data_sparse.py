@@ -16,7 +16,8 @@ from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import held_out
 from istmpi.data.prepare import archive, prepare, xc_lines
 from istmpi.data.sources import open_dataset
-from istmpi.errors import DataError
+from istmpi.data.sparse_inputs import read_rows
+from istmpi.errors import ConfigError, DataError
 
 TRAIN = b"3 5 4\n0,2 1:0.5 4:-1e-3\n3 0:1\n1,0 2:2.5 3:3.4e38\n"
 TEST = b"2 5 4\n2 0:1 1:1\n0,1,3 4:7\n"
@@ -231,6 +232,10 @@ BAD = {
     "no value": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:"), 4, "no number"),
     "no number": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:a"), 4, "no number"),
     "NaN": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:nan"), 4, "finite"),
+    "underscore": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:2_5"), 4, "'2:2_5' has no number"),
+    "underscore in a feature": ("train.txt", TRAIN.replace(b" 0:1", b" 0_1:1"), 3, "'0_1' is no number of a feature"),
+    "underscore in a label": ("train.txt", TRAIN.replace(b"1,0", b"1_0,0"), 4, "'1_0' is no number of a label"),
+    "other digits": ("train.txt", TRAIN.replace(b" 2:2.5", " ٢:2.5".encode()), 4, "is no number of a feature"),
     "infinite": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:1e39"), 4, "finite"),
     "empty": ("train.txt", b"", 1, "empty"),
     "header alone": ("train.txt", b"1 5 4\n", 2, "empty"),
@@ -276,3 +281,137 @@ def test_damage_is_found_when_it_is_read(tmp_path):
         with pytest.raises(DataError, match="damaged|prepare it again"):
             rows_of(open_dataset(str(target)).train)
         assert name
+
+
+# ---- what the files do not say
+
+
+def notes(report):
+    return "\n".join(map(str, [*report.assumed, *report.left_out]))
+
+
+SVM = b"# from somewhere\n\n0 qid:1 1:1 2:1\n1 qid:1 3:1 # x\n\n# y\n0 1:2 2:1\n1 3:2\n0 1:3\n1 3:3\n"
+
+
+def test_what_rows_without_a_header_leave_open_is_said_and_kept(tmp_path):
+    report = prepare("xc", write(tmp_path / "src", {"a.svm": SVM}) / "a.svm", tmp_path / "data.h5")
+    assert report.reading == open_prepared(report.target).reading == {"counted_from": 1}
+    assert (report.features, sum(report.counts.values())) == (3, 6)
+    for line in (
+        "features are counted from 1: no feature has the number 0 (--counted-from decides otherwise)",
+        "a.svm: 3 features, 2 labels, as its largest numbers say",
+        "2 lines of a.svm, blank or a comment",
+        "2 numbers of queries (qid) of a.svm",
+    ):
+        assert line in notes(report)
+
+
+def test_an_option_says_where_features_count_from(tmp_path):
+    source = write(tmp_path / "src", {"a.svm": SVM}) / "a.svm"
+    report = prepare("xc", source, tmp_path / "data.h5", counted_from=0)
+    assert (report.features, report.reading) == (4, {"counted_from": 0}) and "are counted from" not in notes(report)
+    source.write_bytes(SVM + b"1 0:1\n")
+    with pytest.raises(DataError, match="a.svm, line 11: feature 0 is out of range"):
+        prepare("xc", source, tmp_path / "data.h5", counted_from=1, force=True)
+    for counted_from, content in ((0, TRAIN), (2, SVM)):
+        source.write_bytes(content)
+        with pytest.raises(ConfigError, match="counted_from is"):
+            prepare("xc", source, tmp_path / "data.h5", counted_from=counted_from, force=True)
+
+
+def test_labels_of_two_signs_have_a_cure_that_works(tmp_path):
+    text = b"-1 1:1\n+1 2:1\n-1 1:2\n+1 2:2\n-1 1:3\n+1 2:3\n"
+    source = write(tmp_path / "src", {"a.svm": text}) / "a.svm"
+    with pytest.raises(DataError, match="line 1: label -1; labels are numbers from 0.*, write 0 for -1"):
+        prepare("xc", source, tmp_path / "data.h5")
+    source.write_bytes(text.replace(b"-1 ", b"0 "))
+    assert prepare("xc", source, tmp_path / "data.h5").rows.labels == 2
+
+
+@pytest.mark.parametrize("form", ["blank inside", "blank at the end", "blank beside rows", "too many", "too few"])
+def test_blank_lines_are_rows_where_the_header_needs_them(tmp_path, form):
+    """Row 3 of a list is another row with them than without."""
+    text = {
+        "blank inside": b"4 5 4\n0 1:1\n\n1 2:1\n2 3:1\n",
+        "blank at the end": b"4 5 4\n0 1:1\n1 2:1\n2 3:1\n\n\n",
+        "blank beside rows": b"3 5 4\n\n0 1:1\n\n1 2:1\n2 3:1\n\n",
+        "too many": b"4 5 4\n0 1:1\n\n1 2:1\n\n2 3:1\n",
+        "too few": b"6 5 4\n0 1:1\n\n1 2:1\n2 3:1\n\n",
+    }[form]
+    lists = {"a_trSplit.txt": b"1\n3\n", "a_tstSplit.txt": b"2\n"}
+    source = write(tmp_path / "src", {"a_data.txt": text, **lists})
+    if form.startswith("too"):
+        with pytest.raises(
+            DataError, match="a_data.txt, line 6: the header says.*ends here after 3, and 2 blank lines"
+        ):
+            prepare("xc", source, tmp_path / "data.h5")
+        return
+    if form == "blank inside":
+        (source / "a_tstSplit.txt").write_bytes(b"2\n4\n")
+        expected = [([0], [(1, 1.0)]), ([1], [(2, 1.0)])], [([2], [(3, 1.0)])]
+        with pytest.raises(DataError, match="none of the labels of the test rows"):
+            prepare("xc", source, tmp_path / "data.h5")
+        (source / "a_data.txt").write_bytes(text.replace(b"2 3:1", b"1 3:1"))
+        expected = expected[0], [([1], [(3, 1.0)])]
+    else:
+        (source / "a_data.txt").write_bytes(text.replace(b"1 2:1", b"0 2:1"))
+        expected = [([0], [(1, 1.0)]), ([2], [(3, 1.0)])], [([0], [(2, 1.0)])]
+    report = prepare("xc", source, tmp_path / "data.h5")
+    data = open_prepared(report.target)
+    assert (rows_of(data.train), rows_of(data.test)) == expected
+    assert ("1 blank line of a_data.txt, each a row" in notes(report)) == (form != "blank beside rows")
+
+
+def test_rows_in_no_list_and_columns_beside_the_first_are_said(tmp_path):
+    text = text_of(made_rows(10), 50, 12)
+    lists = {"a_trSplit.txt": b"\xef\xbb\xbf10 1\n2 2\n2 3\n4 4\n5 5\n3 6\n7 7", "a_tstSplit.txt": b"1\n8\n"}
+    said = notes(prepare("xc", write(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5"))
+    assert "the first of the 2 columns of a_trSplit.txt is the split" in said
+    assert "1 line of a_trSplit.txt with a row that it has already" in said
+    assert "2 rows of a_data.txt that no list names, such as row 6" in said
+
+
+# ---- the same conventions when rows are predicted
+
+
+def predicted(tmp_path, text, reading, features=5):
+    """Every row as a list of features, and what was told."""
+    told = []
+    path = tmp_path / "new.txt"
+    path.write_bytes(text)
+    rows = []
+    for block in read_rows(str(path), features, reading=reading, tell=told.append):
+        rows += [block.arrays[0][a:b].tolist() for a, b in zip(block.offsets, block.offsets[1:])]
+    return rows, " ".join(told)
+
+
+@pytest.mark.parametrize(
+    "text, first, expected, said",
+    [
+        (b"0 1:1 5:1\n2:1\n", 1, [[0, 4], [1]], ""),
+        (b"0 1:1 4:1\n2:1\n", 0, [[1, 4], [2]], ""),
+        (b"\xef\xbb\xbf# c\n\n0 1:1 4:1\n\n2:1\n", 0, [[1, 4], [2]], ""),
+        (b"0 1:1 4:1\n2:1\n", None, [[1, 4], [2]], "are counted from 0; the network does not say"),
+        (b"3 5 4\n0 1:1 4:1\n\n0 2:1\n", 0, [[1, 4], [], [2]], ""),
+        (b"2 5 4\n0 1:1 4:1\n\n0 2:1\n", None, [[1, 4], [2]], ""),
+        (b"1 5 4\n0 1:1 4:1\n", 1, [[1, 4]], "has a header, so its features are counted from 0"),
+    ],
+)
+def test_rows_to_predict_are_read_as_those_of_training(tmp_path, text, first, expected, said):
+    rows, told = predicted(tmp_path, text, {} if first is None else {"counted_from": first})
+    assert rows == expected and said in told and bool(said) == bool(told)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (b"0 0:1\n", "feature 0 is out of range: there are 5, numbered from 1"),
+        (b"0 6:1\n", "feature 6 is out of range: there are 5, numbered from 1"),
+        (b"0 1:x 6:1\n", "no number"),
+        (b"3 5 4\n0 1:1\n", "says that there are 3 rows"),
+        (b"3\n", "neither a header"),
+    ],
+)
+def test_rows_that_cannot_be_those_of_training_are_refused(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        predicted(tmp_path, text, {"counted_from": 1})

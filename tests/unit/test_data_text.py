@@ -160,6 +160,20 @@ def test_a_tokenizer_file_makes_the_tokens_that_its_library_does(tmp_path, end):
     assert data.bytes_per_token == len(test) / (len(original.encode(test.decode()).ids) + 1)
 
 
+def test_a_token_with_a_number_that_no_network_has_outputs_for_is_refused(tmp_path):
+    path = make_tokenizer(tmp_path / "tokenizer.json", None)
+    tree = json.loads(path.read_text())
+    name = next(iter(tree["model"]["vocab"]))
+    for number, most in ((2**32 - 1, False), (2**24, False), (2**24 - 1, True)):
+        tree["model"]["vocab"][name] = number
+        path.write_text(json.dumps(tree))
+        if most:
+            assert open_tokenizer(str(path)).vocabulary >= 2**24
+            continue
+        with pytest.raises(DataError, match=f"its largest token is {number:,}; 16,777,215 at most"):
+            prepared(tmp_path, make_text(tmp_path / "input"), tokenizer=str(path))
+
+
 def test_the_name_of_the_end_in_a_text_ends_nothing(tmp_path):
     tokenizer = open_tokenizer(str(make_tokenizer(tmp_path / "tokenizer.json", "</s>")))
     tokens = tokenizer.encode(b"<s>struck</s> out")
@@ -268,7 +282,7 @@ def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(tmp_path
             {},
             "a.jsonl, line 2 has no text under 'text'; it has txt",
         ),
-        ({"a.jsonl": b'{"text": 5}'}, {}, "a.jsonl, line 1 has no text under 'text'"),
+        ({"a.jsonl": b'{"text": 5}'}, {}, "a.jsonl, line 1: its text is a number, not a text"),
         ({"a.jsonl": b'["x"]'}, {}, "a.jsonl, line 1 has no text under 'text'; it has no keys"),
         ({"a.jsonl": b'{"text": "x"'}, {}, "a.jsonl, line 1 is not JSON"),
         ({"a.jsonl": b'{"text": "\xff"}'}, {}, "a.jsonl, line 1 is not JSON"),
@@ -352,4 +366,4 @@ def test_the_task_of_text_is_for_text_alone(tmp_path, istmpi_command):
     (tmp_path / "table.csv").write_text("1,2,3\n4,5,6\n")
     words = ["csv", tmp_path / "table.csv", tmp_path / "data.h5", "--task", "next-token"]
     code, _, err = istmpi_command("prepare", *words)
-    assert code == 2 and "task 'next-token' does not exist; known: classification, regression" in err
+    assert code == 2 and "task 'next-token' does not exist; known: classification, multi-label, regression" in err

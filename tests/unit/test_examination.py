@@ -134,6 +134,13 @@ def test_a_network_that_does_not_fit_the_data_is_refused(network, problem):
     [
         ("constructor leaves", "constructor fails with what = 'constructor leaves', hidden = 8: SystemExit: 5"),
         ("forward leaves", "forward fails on examples of shape 2 x 7: SystemExit: enough"),
+        ("constructor's own end", "constructor fails with .*: OwnEnd: over"),
+        ("forward's own end", "forward fails on examples of shape 2 x 7: OwnEnd: over"),
+        ("no gradients", "constructor fails with .*: it turns gradients off for the whole program"),
+        ("meta", "parameter first.weight is on the device meta"),
+        ("meta buffer", "buffer calls is on the device meta"),
+        ("nothing", "forward returns NoneType for 2 examples"),
+        ("text", "forward returns str for 2 examples"),
         ("training", "forward fails on examples of shape 2 x 7: RuntimeError: only in use"),
         ("two", r"forward returns \(2, 7\) as output 2 for 2 examples"),
         ("none at all", "forward returns tuple for 2 examples"),
@@ -150,7 +157,11 @@ def test_what_goes_wrong_in_a_network_is_one_line(what, problem):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_class_that_makes_something_else_is_refused():
+    with pytest.raises(ConfigError, match="its class makes int, which is no torch.nn.Module"):
+        examine(own("MakesNumbers"))
+
+
 def test_a_parameter_without_elements_is_refused():
     with pytest.raises(ConfigError, match=r"parameter first.weight has no elements \(0 x 7\)"):
         examine(own("Steps", hidden=0))

@@ -141,7 +141,7 @@ def test_classes_are_numbered_alike_in_all_splits(tmp_path):
 @pytest.mark.parametrize(
     "names, says",
     [
-        (["train/a/0.png", "val/a/0.png", "val/b/0.png"], "val/b/0.png is of class b, of which train/ has no image."),
+        (["train/a/0.png", "val/a/0.png", "val/b/0.png"], "val/b/0.png is of class b, of which train/ has none."),
         (["train/a/0.png", "val/0.png"], "val/0.png is in no class folder; it must be val/CLASS/FILE."),
         (["train/0.png", "test/0.png"], "test/0.png is in no class folder; it must be test/CLASS/FILE."),
         (["train/a/0.png", "more/a/0.png"], "has train/ or test/ but more/a/0.png is in neither."),

@@ -1,5 +1,7 @@
 """Weights to begin with: what has the name and the shape is taken, so that the full network is the one of the file."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,8 @@ from torch import nn
 
 from istmpi.checkpoint.initial import begin_with
 from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.cli.plan import show
+from istmpi.config import Run
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork, with_values
 from istmpi.engine.store import ParameterStore
@@ -63,7 +67,7 @@ def test_the_full_network_is_that_of_a_state_dict(tmp_path, ranks, scale, wrap):
     torch.save(wrap(state_of(plain(), "module.")), tmp_path / "theirs.pt")
     stores, fit = begun(tmp_path / "theirs.pt", ranks, scale)
     assert fit.weights == (107, 107) and len(fit.fitted) == 6
-    assert fit.lines == [f"began with {tmp_path / 'theirs.pt'}: 6 of 6 parameters fit, 107 of 107 weights."]
+    assert fit.lines == [f"begins with {tmp_path / 'theirs.pt'}: 6 of 6 parameters fit, 107 of 107 weights."]
     x = torch.randn(20, 6)
     torch.testing.assert_close(outputs(stores, x), plain()(x))
 
@@ -86,7 +90,7 @@ def test_the_full_network_is_that_of_another_run_or_its_export(checkpoints, tmp_
         of, features = checkpoint.architecture, checkpoint.header.data.shape
         x = np.random.default_rng(0).normal(size=(9, int(np.prod(features)))).astype(np.float32)
         expected = CalibratedNetwork(checkpoint)(x.copy()) * checkpoint.header.temperature
-        mean, std = checkpoint.normalisation
+        mean, std, _ = checkpoint.normalisation
     x = torch.from_numpy((x - mean) / std)
     file = export(path, form, tmp_path / f"network{'.pt' if form == 'torch' else '.safetensors'}").path
     for start in (path, file):
@@ -135,6 +139,36 @@ class Evil:
         return print, ("run",)
 
 
+@pytest.mark.filterwarnings("default")  # torch's own: programs are deprecated
+@pytest.mark.parametrize(
+    "save, reason",
+    [
+        (lambda path: torch.save({"a": Evil()}, path), "it names code to run, print"),
+        (lambda path: torch.jit.script(nn.Linear(2, 3)).save(path), "it is no state dict of torch.save"),
+        (lambda path: path.write_bytes(b"no weights at all"), "it is no state dict of torch.save"),
+    ],
+)
+def test_a_refusal_does_not_advise_to_run_the_code_of_a_file(tmp_path, save, reason):
+    save(tmp_path / "bad.pt")
+    with pytest.raises(DataError, match=f"bad.pt cannot be read: {reason}. Give a network.h5") as refused:
+        begun(tmp_path / "bad.pt")
+    assert "weights_only" not in str(refused.value)
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_a_dry_run_looks_at_the_file(tmp_path, capsys, json):
+    run = Run.load("digits").override({"train.init": str(tmp_path / "a.pt"), "model.hidden": [7, 5]})
+    with pytest.raises(DataError, match="a.pt is not there"):
+        show(run, 2, json)
+    torch.save({"labels.linear.weight": torch.zeros(10, 5), "b": torch.zeros(2)}, tmp_path / "a.pt")
+    show(run, 2, json)
+    shown = capsys.readouterr().out
+    assert "a.pt: 1 of" in shown and "parameters fit, 50 of" in shown and "in the file alone: b." in shown
+    torch.save({"labels.linear.weight": torch.zeros(9, 5)}, tmp_path / "a.pt")
+    with pytest.raises(ConfigError, match="nothing in it fits"):
+        show(run, 2, json)
+
+
 @pytest.mark.parametrize("suffix", [".h5", ".safetensors", ".pt"])
 def test_what_is_no_file_of_weights_is_refused_in_one_line(tmp_path, suffix, capsys):
     path = tmp_path / f"bad{suffix}"
@@ -161,3 +195,46 @@ def test_what_is_no_file_of_weights_is_refused_in_one_line(tmp_path, suffix, cap
     (tmp_path / f"folder{suffix}").mkdir()
     with pytest.raises(DataError, match="is a folder; it must be a file"):
         begun(tmp_path / f"folder{suffix}")
+
+
+F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "header, nbytes, reason",
+    [
+        ({"a": F32}, 12, "tells of 8 bytes of data; there are 12"),
+        ({"a": F32}, 4, "tells of 8 bytes of data; there are 4"),
+        ({"a": F32 | {"data_offsets": [4, 12]}}, 12, "a does not lie where"),
+        ({"a": F32, "b": F32 | {"data_offsets": [12, 20]}}, 20, "b does not lie where"),
+        ({"a": F32, "b": F32 | {"data_offsets": [4, 12]}}, 12, "b does not lie where"),
+        ({"a": F32 | {"data_offsets": [8, 0]}}, 8, "a does not lie where"),
+        ({"a": F32 | {"shape": [2.0]}}, 8, "of a must be whole numbers"),
+        ({"a": F32 | {"shape": [True, 2]}}, 8, "of a must be whole numbers"),
+        ({"a": F32 | {"shape": [-2, -1]}}, 8, "of a must be whole numbers"),
+        ({"a": F32 | {"shape": "2"}}, 8, "of a must be whole numbers"),
+        ({"a": F32 | {"shape": [1] * 99}}, 8, "of a must be whole numbers"),
+        ({"a": F32 | {"data_offsets": [0, 4, 8]}}, 8, "of a must be whole numbers"),
+        ({"a": F32 | {"data_offsets": [0, "8"]}}, 8, "of a must be whole numbers"),
+        ({"a": F32 | {"dtype": "F31"}}, 8, "the dtype of a is F31, which is unknown"),
+        ({"a": F32 | {"dtype": ["F32"]}}, 8, "the dtype of a is .*, which is unknown"),
+        ({"a": 3}, 0, "of a must be whole numbers"),
+        ([F32], 8, "no object"),
+        ('{"a": 1, "a": 2}', 8, "stands twice"),
+    ],
+)
+def test_a_header_of_safetensors_that_does_not_tell_where_its_data_lie_is_refused(tmp_path, header, nbytes, reason):
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(nbytes))
+    with pytest.raises(DataError, match=f"bad.safetensors cannot be read: .*{reason}.* Give a network.h5"):
+        begun(path)
+
+
+def test_a_safetensors_file_of_every_type_is_read(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    state = state_of(plain()) | {"one": torch.tensor(1.0), "none": torch.zeros(0, 3)}
+    for dtype in (torch.bool, torch.int8, torch.int64, torch.uint16, torch.complex64, torch.float8_e5m2):
+        state[str(dtype)] = torch.zeros(3, dtype=dtype)
+    safetensors.save_file(state, tmp_path / "many.safetensors")
+    assert begun(tmp_path / "many.safetensors")[1].weights == (107, 107)

@@ -107,7 +107,7 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
     [
         (("slurm", "nowhere.toml"), "run nowhere.toml: neither a file nor a run of istmpi's"),
         (("ec2", "nowhere.toml", "--instances", 2), "run nowhere.toml: neither a file nor a run of istmpi's"),
-        (("slurm", "digits", "--nodes", 0), "'--nodes': '0' must be a whole number, at least 1"),
+        (("slurm", "digits", "--nodes", 0), "'--nodes': '0' must be a whole number, 1 to 100,000"),
         (("ec2", "digits", "--instances", 0), "'--instances': '0' must be a whole number"),
         (("ec2", "digits", "--instances", 2, "--hours", 0), "'--hours': '0' must be a whole number, 1 to 720"),
         (("ec2", "digits", "--instances", 2, "--hours", 1000), "'--hours': '1000' must be a whole number, 1 to 720"),

@@ -181,3 +181,10 @@ def test_who_knows_that_the_holder_is_gone_takes_its_place_at_once(tmp_path, mon
     held_by(tmp_path)  # somebody else's, who is at work
     with pytest.raises(ConfigError, match="another run is at work"):
         FolderLock(tmp_path, inherited=[text])
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.mkdir(), lambda path: path.symlink_to("nowhere")])
+def test_a_lock_that_is_no_file_is_refused_at_once(tmp_path, make):
+    make(tmp_path / "lock.json")
+    with pytest.raises(ConfigError, match="lock.json is .*; it must be a file. Remove it."):
+        FolderLock(tmp_path)

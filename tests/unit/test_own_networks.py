@@ -220,7 +220,7 @@ def test_a_class_of_a_package_is_found():
         ([f"{FILE}:Failing"], "its forward fails on examples of shape 2 x 64: RuntimeError"),
         (
             [f"{FILE}:Convolutional", "--shape", "3x2x2", "--outputs", "10"],
-            "its constructor fails with channels = (16, 32)",
+            "dense.weight has no elements (64 x 0)",
         ),
         ([f"{FILE}:Joined", "--set", "model.hiden=3"], "unknown setting model.hiden; did you mean model.hidden?"),
         ([f"{FILE}:Joined", "--set", "model.hidden='x'"], "its constructor fails with hidden = 'x': TypeError"),
@@ -228,6 +228,7 @@ def test_a_class_of_a_package_is_found():
             [f"{FILE}:Joined", "--set", "model.hidden=[3]"],
             "found element of type list at pos 0. Its defaults: hidden = 8.",
         ),
+        ([f"{FILE}:Joined", "--set", "model.hidden=0"], "has no elements"),
         ([f"{FILE}:Joined", "--set", "model.outputs=3"], "model.outputs is how many classes there are"),
         ([f"{FILE}:Joined", "--set", "train.rounds=3"], "only arguments of the network can be set here"),
         ([f"{FILE}:Joined", "--shape", "3xx"], "give --data, or both --shape and --outputs"),
@@ -240,12 +241,41 @@ def test_what_cannot_be_used_is_refused_in_one_line(istmpi_command, words, messa
     assert message in err
 
 
-def test_a_file_that_does_not_import(tmp_path, istmpi_command):
+@pytest.mark.parametrize("output", [(), ("--json",)])
+@pytest.mark.parametrize(
+    "what, problem",
+    [
+        ("constant", "the outputs do not tell how its units lie in any parameter"),
+        ("counts", "its forward makes other outputs of the same examples each time"),
+        ("draws", "its forward makes other outputs of the same examples each time"),
+    ],
+)
+def test_a_network_of_which_nothing_can_be_dealt_out_is_explained(istmpi_command, what, problem, output):
+    words = "model", f"{FILE}:Faulty", "--shape", "7", "--outputs", "10", "--set", f"model.what={what}"
+    code, out, err = istmpi_command(*words, *output)
+    assert (code, err) == (0, "") and problem in out and "154" in out.replace("1.54", "154")
+
+
+def test_a_network_without_widths_is_explained(istmpi_command):
+    code, out, err = istmpi_command("model", f"{FILE}:Straight", "--shape", "7", "--outputs", "10")
+    assert (code, err) == (0, "") and "no: its constructor has no integers above 0" in out
+
+
+@pytest.mark.parametrize(
+    "code, problem",
+    [
+        ("import torch\n1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("class Net(:\n", "SyntaxError: invalid syntax"),
+        ("class End(BaseException): pass\nraise End('over')\n", "End: over"),
+        ("import torch\ntorch.set_grad_enabled(False)\n", "it turns gradients off for the whole program"),
+    ],
+)
+def test_a_file_that_does_not_import(tmp_path, istmpi_command, code, problem):
     path = tmp_path / "broken.py"
-    path.write_text("import torch\n1 / 0\n")
+    path.write_text(code)
     code, _, err = istmpi_command("model", f"{path}:Net")
     assert (code, err.count("\n")) == (2, 1)
-    assert "cannot be imported: ZeroDivisionError: division by zero" in err
+    assert f"cannot be imported: {problem}" in err.replace("RuntimeError: ", "")
 
 
 # ---- declared axes

@@ -1,6 +1,7 @@
 """What a run leaves behind: a clock that loses no time, and a folder that overwrites nothing."""
 
 import json
+import os
 
 import pytest
 
@@ -151,3 +152,32 @@ def test_a_full_or_vanished_disk_is_an_output_error(tmp_path):
     for write in (lambda: folder.append({"round": 1}), lambda: folder.write("summary.json", json.dumps({}))):
         with pytest.raises(OutputError, match="cannot be written"):
             write()
+
+
+@pytest.mark.parametrize("resume", ["", "auto"])
+@pytest.mark.parametrize(
+    "name", ["lock.json", "metrics.jsonl", "run.toml", "network.h5", "checkpoints/round-00000001.h5"]
+)
+@pytest.mark.parametrize(
+    "make, kind",
+    [
+        (os.mkfifo, "a pipe"),
+        (lambda path: path.symlink_to("/dev/zero"), "a device"),
+        (lambda path: path.symlink_to("nowhere"), "a link to nothing"),
+        (lambda path: path.mkdir(), "a folder"),
+    ],
+)
+def test_what_is_no_file_in_a_run_s_folder_is_named_before_anybody_opens_it(tmp_path, name, make, kind, resume):
+    if resume:
+        (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name} is {kind}; it must be a file. Remove it."):
+        RunFolder.of(str(tmp_path), "digits", resume)
+
+
+def test_folders_of_other_programs_may_be_in_a_run_s_folder(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "wandb").mkdir()
+    assert RunFolder.of(str(tmp_path), "digits", "auto").path == tmp_path

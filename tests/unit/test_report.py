@@ -52,6 +52,24 @@ class Tags(HTMLParser):
         self.text += data
 
 
+@pytest.mark.parametrize("output", [(), ("--json",), ("--csv",)])
+@pytest.mark.parametrize(
+    "name, text",
+    [("run.toml", "[train]\nrounds = -3\n"), ("run.toml", "[\n"), ("metrics.jsonl", "{}\n"), ("curve.json", "[]")],
+)
+def test_a_run_that_cannot_be_read_is_named_and_left_out(istmpi_command, runs, name, text, output):
+    bad = runs / "bad[red]"
+    bad.mkdir()
+    (bad / "run.toml").write_text('name = "a"\n')
+    (bad / "metrics.jsonl").touch()
+    (bad / name).write_text(text)
+    code, out, err = istmpi_command("report", runs, *output)
+    assert code == 0 and "torch-ddp" in out
+    assert err.startswith("istmpi: left out: ") and str(bad) in err and err.count("\n") == 1
+    code, out, err = istmpi_command("report", bad, *output)
+    assert (code, out) == (2, "") and str(bad) in err and err.count("\n") == 1
+
+
 def test_it_prints_the_tables(istmpi_command, runs):
     code, out, err = istmpi_command("report", runs, "--targets", "0.8,0.5", "--watts", "50")
     assert (code, err) == (0, "")

@@ -107,7 +107,7 @@ def test_blocks_may_multiply_where_istmpi_does_not_know_how():
         network.require_dealable(("width",))
 
 
-@pytest.mark.parametrize("ranks, least, share", [(2, 0, 1 / 2), (4, 2, 2 / 3), (2, 1, 1 / 2), (4, 9, 1)])
+@pytest.mark.parametrize("ranks, least, share", [(2, 0, 1 / 2), (4, 2, 2 / 3), (2, 1, 1 / 2), (4, 3, 1)])
 def test_what_ranks_hold_of_blocks(ranks, least, share):
     """Three of four blocks are dealt out: a rank holds its share of their weights, expected over deals."""
     network = ready("resnet", IMAGE, blocks=[1, 4], channels=[4, 6], inner=[3, 5])
@@ -118,6 +118,13 @@ def test_what_ranks_hold_of_blocks(ranks, least, share):
     assert plan.held.share_of_a_rank * plan.held.network_elements == pytest.approx(everybody + share * dealt)
     assert plan.held.trained_share == 1
     network.require_usable({**network.lengths, "blocks2": 1, "blocks2[0]": 0, "blocks2[1]": 1, "blocks2[2]": 0})
+
+
+def test_more_blocks_on_each_rank_than_there_are_are_refused():
+    network = ready("resnet", IMAGE, **SMALL)
+    run = Run().override({"model.name": "resnet", "method.partition": ["blocks2"], "method.min_blocks": 3})
+    with pytest.raises(ConfigError, match=r"^method.min_blocks = 3, but blocks2 has 2 .* Give at most 2\.$"):
+        cost(run, network, 2)
 
 
 def test_more_ranks_than_blocks_need_an_overlap():

@@ -170,6 +170,22 @@ def test_the_exchange_of_ist_beside_local_steps_by_hand():
     assert one_rank.parts[0].memory == cost(run(method__name="ist"), NETWORK, 1).parts[0].memory
 
 
+@pytest.mark.parametrize(
+    "fragments, steps, delay, room", [(99, 100, 10, 3), (4, 100, 0, 3), (3, 10, 3, 1), (2, 1, 0, 1)]
+)
+def test_more_fragments_than_there_is_room_for_are_refused(fragments, steps, delay, room):
+    settings = {"method__name": "streaming-diloco", "method__local_steps": steps, "method__delay": delay}
+    with pytest.raises(ConfigError) as refused:
+        cost(run(**settings, method__fragments=fragments), NETWORK, 4)
+    message = str(refused.value)
+    assert message.startswith(f"method.fragments = {fragments}: ") and message.endswith(
+        f"there is room for {room}. Give at most {room}."
+    )
+    assert "\n" not in message and cost(run(**settings, method__fragments=room), NETWORK, 4).loads
+    assert cost(run(**settings), NETWORK, 4).loads, "by default as many as there is room for"
+    assert cost(run(method__name="local-sgd", method__fragments=99), NETWORK, 4).loads, "other methods ignore it"
+
+
 def test_a_delay_that_cannot_be_is_refused_in_one_line():
     with pytest.raises(
         ConfigError, match=r"^method.delay = 2 of ist does not go with an outer step .* Leave one out\.$"

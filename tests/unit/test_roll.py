@@ -97,15 +97,17 @@ def test_a_line_says_who_where_and_what_holds_it(state, words):
     said = line(one, 30.4, "hop (alltoallv)", ("compute", 1.25), 60.0)
     assert said.startswith(f"rank 2 on n2 (process 102) is waited for in hop (alltoallv) for 30 s: {words}")
     assert "last seen 33 s ago in compute, round 3, local step 5." in said
-    assert said.endswith("The slowest phase so far was compute, 1.2 s. The job ends at 60 s if nothing changes.")
+    assert said.endswith("The slowest phase so far was compute, 1.25 s. The job ends at 60 s if nothing changes.")
     assert "\n" not in said
+    assert "was evaluate, 173 s." in line(one, 7.0, "hop (alltoallv)", ("evaluate", 173.2), 60.0)
+    assert "was evaluate, 12,345 s." in line(one, 7.0, "hop (alltoallv)", ("evaluate", 12345.0), 60.0)
 
 
 def test_of_a_slow_rank_it_is_not_said_that_the_job_ends():
     said = line(Missing(MEMBERS[2], "slow", 3.0, seen()), 30.0, "wait (allgather)", ("", 0.0), 60.0)
     assert said == (
-        "rank 2 on n2 (process 102) is waited for in wait (allgather) for 30 s: its process answers and got on "
-        "3 s ago, in compute, round 3, local step 5."
+        "rank 2 on n2 (process 102) is waited for in wait (allgather) for 30 s: its process answers and is at one "
+        "thing for 3 s, in compute, round 3, local step 5."
     )
 
 

@@ -209,7 +209,7 @@ def test_virtual_time_takes_none():
     begun = time.perf_counter()
     outcome = simulate(program, 3, Faults(stops=[Stop(rank=1, call=1, seconds=1e6)]))
     assert all(seconds >= 1e6 for seconds in outcome.require())
-    assert outcome.happened == ["rank 1 stopped for 1e+06 s in Barrier, its call 1"]
+    assert outcome.happened == ["rank 1 stopped for 1,000,000 s in Barrier, its call 1"]
     assert time.perf_counter() - begun < 30
 
 

@@ -134,7 +134,7 @@ def test_the_command_trains_without_mpi_and_says_that_it_is_simulated(tmp_path):
     assert result.stdout.startswith("simulated: 5 ranks that take turns in this process\n")
     assert "MPI        simulated" in result.stdout and "ranks      5 on 1 host" in result.stdout
     assert "round 2/2" in result.stdout
-    assert "virtual seconds\nfaults     none\n" in result.stdout
+    assert " of virtual time\nfaults     none\n" in result.stdout
     assert (tmp_path / "out" / "network.h5").is_file()
 
 

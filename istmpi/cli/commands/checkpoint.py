@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from istmpi.cli.bars import progress
-from istmpi.cli.quantities import WholeRange
+from istmpi.cli.quantities import MOST_RANKS, WholeRange
 from istmpi.cli.verifying import Counter
 from istmpi.cli.verifying import verify as verify_files
 
@@ -34,7 +34,7 @@ def ls(folder: str, verify: bool, as_json: bool) -> None:
 
     found = files(Path(folder))
     entries = []
-    with progress(Console(stderr=True), in_bytes=True) as tell:
+    with progress(Console(emoji=False, stderr=True), in_bytes=True) as tell:
         counter = Counter(tell, sum(map(_size, found)))
         for path in found:
             counter.stage = path.name
@@ -50,7 +50,7 @@ def ls(folder: str, verify: bool, as_json: bool) -> None:
 
 @command.command("show", short_help="Show what a checkpoint holds.")
 @click.argument("path", metavar="CKPT")
-@click.option("--ranks", type=WholeRange(min=1), metavar="P", help="Also show the deal among P ranks.")
+@click.option("--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Also show the deal among P ranks.")
 @click.option("--round", type=WholeRange(min=0), metavar="R", help="Of round R, from 0.  [default: the next]")
 @as_json
 def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None:
@@ -147,7 +147,7 @@ def _portable(value: object) -> object:
 
 def _console() -> Console:
     """Tables in a file or a pipe are not cut to the width of a terminal that is not there."""
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = 1000
     return console

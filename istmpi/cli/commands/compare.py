@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import click
 
@@ -25,7 +25,7 @@ def _settings(command: Callable) -> Callable:
 @click.argument("run", default="digits", shell_complete=complete_runs)
 @click.option("--methods", metavar="NAME,...", default=METHODS, show_default=True, help="What to compare.")
 @click.option(
-    "--repeats", type=WholeRange(min=1), default=1, show_default=True, metavar="N", help="Seeds to compare them on."
+    "--repeats", type=WholeRange(1, 1000), default=1, show_default=True, metavar="N", help="Seeds to compare them on."
 )
 @reporting
 @walltime
@@ -69,19 +69,20 @@ def command(
         stop_at = deadline(stop_before_walltime, communicator)
         loggers = opened(log, communicator)
 
-    from istmpi.cli.progress import ComparisonDisplay
-    from istmpi.data.sources import open_for_training
-    from istmpi.loggers.logged_watch import LoggedWatch
-    from istmpi.report.comparison import check_targets, compare
-    from istmpi.report.curves import read_curves
-    from istmpi.tasks import TASKS
-    from istmpi.training.comparison import Comparison
+    with comm.while_loading(communicator, resolved.comm.patience, Path(resolved.output.folder)):
+        from istmpi.cli.progress import ComparisonDisplay
+        from istmpi.data.sources import open_for_training
+        from istmpi.loggers.logged_watch import LoggedWatch
+        from istmpi.report.comparison import check_targets, compare
+        from istmpi.report.curves import read_curves
+        from istmpi.tasks import TASKS
+        from istmpi.training.comparison import Comparison
 
-    with communicator.agreed():
-        task = open_for_training(resolved.with_implied().data, communicator.rank, resolved.train.seed).task
-        check_targets(wanted, TASKS[task].score)
-    comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
-    comparison.rehearse()
+        with communicator.agreed():
+            task = open_for_training(resolved.with_implied().data, communicator.rank, resolved.train.seed).task
+            check_targets(wanted, TASKS[task].score)
+        comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
+        comparison.rehearse()
     with ComparisonDisplay(shown) if communicator.rank == 0 else nullcontext() as display:
         failures = comparison.run_training(LoggedWatch(display, loggers) if display else None)
     with communicator.agreed():

@@ -61,7 +61,12 @@ COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
     help="Method, ranks and local steps to take, why, and the links that methods need: six lines.",
 )
 @click.option(
-    "--most-ranks", type=WholeRange(2, 100_000), default=8, show_default=True, metavar="P", help="For --advise."
+    "--most-ranks",
+    type=WholeRange(2, quantities.MOST_RANKS),
+    default=8,
+    show_default=True,
+    metavar="P",
+    help="For --advise.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="The figures as CSV.")
@@ -95,7 +100,7 @@ def command(
     cluster = _cluster(given)
     sizes = Sizes(row_features or FEATURES_IN_A_ROW, nodes or NODES, DEGREE if degree is None else degree)
     scenario = _scenario(run, assignments, given, layers, examples, cluster, sizes)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(emoji=False, highlight=False, soft_wrap=True)
     if advice:
         for line in advise(scenario, most_ranks):
             console.print(escape(line))
@@ -201,7 +206,7 @@ def _title(scenario: Scenario) -> str:
 
 
 def _print(scenario: Scenario, methods: list[str], counts: list[int], rows: list[costs.Row]) -> None:
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     cluster = scenario.cluster
     link = cluster.links["alltoallv"]
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))

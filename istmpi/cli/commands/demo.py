@@ -52,7 +52,7 @@ def command(ranks: int, rate: str, seconds: float, reckon: bool, out: str) -> No
         raise ConfigError("istmpi demo needs mpirun on the PATH. Install MPI, or load its module; see istmpi doctor.")
     bytes_a_second = quantities.bandwidth("--rate", rate)
     reason = "as asked" if reckon else emulated.obstacle()
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(emoji=False, highlight=False, soft_wrap=True)
     how = f"added to the time for the bytes that they send ({reason})" if reason else "emulated by network namespaces"
     console.print(f"{ranks} ranks, a network of {number(8 * bytes_a_second)}bit/s each, {how}", markup=False)
     console.print(REMARK + "\n", markup=False)

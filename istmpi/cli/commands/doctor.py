@@ -59,7 +59,7 @@ def _show(report) -> None:
     """A line for each finding, its cure below it where there is one."""
     from istmpi.doctor.finding import STATES
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(emoji=False, highlight=False, soft_wrap=True)
     for finding in report.findings:
         state = f"[{finding.state}]{finding.state:<6}[/]"
         console.print(f"{state}  [bold]{escape(finding.name):<9}[/] {escape(printable(finding.fact))}")

@@ -47,7 +47,7 @@ def command(
     done = export(path, form, Path(out) if out else None, calibrate_on, force, model, changed_source)
     if done.note:
         click.echo(one_line(f"istmpi: {done.note}."), err=True)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(emoji=False, highlight=False, soft_wrap=True)
     beside = f" with {escape(printable(done.beside.name))}" if done.beside else ""
     console.print(f"[bold]{escape(printable(str(done.path)))}[/]{beside}, {size(done.bytes)}")
     for layer in done.layers:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.quantities import FiniteRange, WholeRange
+from istmpi.cli.quantities import MOST_RANKS, FiniteRange, WholeRange
 from istmpi.comm import current_rank
 from istmpi.foreign import one_line, printable
 from istmpi.report.units import size
@@ -13,7 +13,9 @@ from istmpi.report.units import size
 @click.command("extract")
 @click.argument("path", metavar="CKPT")
 @click.option("--rank", type=WholeRange(min=0), metavar="R", help="The subnet of this rank.")
-@click.option("--ranks", type=WholeRange(min=1), metavar="P", help="Of so many.  [default: as many as have saved CKPT]")
+@click.option(
+    "--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Of so many.  [default: as many as have saved CKPT]"
+)
 @click.option(
     "--round", type=WholeRange(min=0), metavar="N", help="In the deal of round N, from 0.  [default: the last one]"
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from istmpi.cli.completion import complete_runs
-from istmpi.cli.quantities import WholeRange
+from istmpi.cli.quantities import MOST_RANKS, WholeRange
 from istmpi.cli.settings import resolve
 from istmpi.config import Run
 from istmpi.errors import ConfigError, OutputError
@@ -22,14 +22,14 @@ def command() -> None:
 @command.command("slurm", short_help="Print a job script that trains a run.")
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--nodes", type=WholeRange(min=1), metavar="N", help="Nodes, one rank on each.")
+@click.option("--nodes", type=WholeRange(1, MOST_RANKS), metavar="N", help="Nodes, one rank on each.")
 @click.option("--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.")
 @click.option("--partition", metavar="NAME", help="As of sbatch.")
 @click.option("--account", metavar="NAME", help="As of sbatch.")
 @click.option("--qos", metavar="NAME", help="As of sbatch.")
 @click.option("--array", metavar="N,N,...", help="A scaling run: one task for each of these numbers of nodes.")
 @click.option("--compare", is_flag=True, help="Several methods in turn: istmpi compare.")
-@click.option("--gpus", type=WholeRange(min=1), metavar="N", help="GPUs, and ranks, on each node.")
+@click.option("--gpus", type=WholeRange(1, MOST_RANKS), metavar="N", help="GPUs, and ranks, on each node.")
 @click.option("--modules", metavar="NAME,NAME,...", help="Environment modules to load.")
 @click.option(
     "--launcher", type=click.Choice(["pmix", "pmi2", "mpirun"]), help="Start ranks so; by default the first that works."
@@ -37,7 +37,7 @@ def command() -> None:
 @click.option("--interface", metavar="NAME", help="Network interface between the nodes.")
 @click.option("--stage", multiple=True, metavar="FILE", help="Copy it to each node's local disk first.")
 @click.option("--stage-venv", is_flag=True, help="Copy the virtual environment there, too.")
-@click.option("--restarts", type=WholeRange(min=0), default=20, metavar="N", help="Times to be queued again (20).")
+@click.option("--restarts", type=WholeRange(0, 1000), default=20, metavar="N", help="Times to be queued again (20).")
 @click.option(
     "--relaunch",
     type=WholeRange(min=0),
@@ -103,7 +103,9 @@ def slurm(
 @command.command("ec2", short_help="Print a script that trains a run on a cluster it makes on EC2.")
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--instances", type=WholeRange(min=1), required=True, metavar="N", help="Instances, one rank on each.")
+@click.option(
+    "--instances", type=WholeRange(1, MOST_RANKS), required=True, metavar="N", help="Instances, one rank on each."
+)
 @click.option("--type", "kind", default="m5.2xlarge", metavar="TYPE", help="Their type (m5.2xlarge).")
 @click.option("--spot", is_flag=True, help="Cheaper ones, which may be taken back; the run is then resumed on others.")
 @click.option("--region", metavar="NAME", help="Else as the AWS command line has it.")
@@ -164,7 +166,7 @@ def ec2(
 
 @command.command("folder", short_help="Check a run as train would, and print its folder.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--ranks", type=WholeRange(min=1), default=1, metavar="P", help="Ranks that shall train.")
+@click.option("--ranks", type=WholeRange(1, MOST_RANKS), default=1, metavar="P", help="Ranks that shall train.")
 def folder(arguments: tuple[str, ...], ranks: int) -> None:
     """Check a run as istmpi train would on P ranks, and print its folder: istmpi job folder -- RUN [options].
 

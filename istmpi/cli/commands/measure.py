@@ -48,5 +48,5 @@ def command(
 
         from istmpi.report import tables
 
-        tables.cluster(Console(highlight=False, soft_wrap=True), cluster)
+        tables.cluster(Console(emoji=False, highlight=False, soft_wrap=True), cluster)
         print(one_line(f"written: {out}"))

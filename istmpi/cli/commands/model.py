@@ -98,9 +98,12 @@ def command(
         "replicated": inferred.replicated(dealt),
         "flops": flops(traced.operators, inferred.lengths),
         # Of whole blocks the odds count.
-        "held": {str(count): narrow and float(inferred.held(narrow)) for count, narrow in subnets.items()},
+        "held": {
+            str(count): None if narrow is None else float(inferred.held(narrow)) for count, narrow in subnets.items()
+        },
         "flops_of_held": {
-            str(count): narrow and float(flops(traced.operators, narrow)) for count, narrow in subnets.items()
+            str(count): None if narrow is None else float(flops(traced.operators, narrow))
+            for count, narrow in subnets.items()
         },
         "operators": [_operator(one, inferred.lengths) for one in traced.operators],
         "inexact": list(traced.inexact),
@@ -113,7 +116,7 @@ def command(
 
     from istmpi.report.networks import tables
 
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = 1000
     shapes = {name: axes.shape(inferred.lengths) for name, axes in inferred.parameters.items()}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.quantities import FiniteRange, WholeRange
+from istmpi.cli.quantities import FiniteRange, WholeRange, YesOrNo
 from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
 from istmpi.foreign import one_line
-from istmpi.tasks import GRAPH_TASKS, MULTI_LABEL
+from istmpi.tasks import DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL
 
 if TYPE_CHECKING:
     from istmpi.data.tokenizer import Tokenizer
@@ -35,7 +35,12 @@ if TYPE_CHECKING:
     metavar="T",
     help="Leave at the first exit whose normalised entropy is below T.",
 )
-@click.option("--top", type=WholeRange(min=1), metavar="K", help="xc: so many labels of a row.  [default: 5]")
+@click.option(
+    "--top",
+    type=WholeRange(min=1),
+    metavar="K",
+    help="Several labels: so many of each example.  [default: xc 5, else those likelier than not]",
+)
 @click.option("--tokens", type=WholeRange(min=1), metavar="N", help="text: at most so many more.  [default: 200]")
 @click.option(
     "--temperature",
@@ -49,6 +54,8 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Of data with splits.")
 @click.option("--label", metavar="COLUMN", help="csv: pass over this column, a name or a number from 0.")
+@click.option("--header", type=YesOrNo(), metavar="yes|no", help="csv: line 1 has names.  [default: as in training]")
+@click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: as in training]")
 @click.option("--resize", is_flag=True, help="images: resize their middle to the size of the training data.")
 @click.option("--calibrate-on", metavar="DATA", help="For a CKPT without calibration: what it was trained on.")
 @click.option("--model", metavar="FILE.py:Class", help="The class of a network of your own; its code is run.")
@@ -67,6 +74,8 @@ def command(
     force: bool,
     split: str,
     label: str | None,
+    header: bool | None,
+    delimiter: str | None,
     resize: bool,
     calibrate_on: str | None,
     model: str | None,
@@ -75,7 +84,7 @@ def command(
 
     \b
     INPUT is one of
-      FILE.csv                   a row of numbers an example
+      FILE.csv                   a row of numbers an example, the columns named as in training
       FILE.npy, FILE.npz         an array x [examples, ...]
       FILE.wav, FOLDER, .tar     for a network trained on speech
       FILE.png, FOLDER, .tar     for a network trained on images
@@ -87,7 +96,8 @@ def command(
 
     Features are made as istmpi prepare made those of the training data. With --exit-threshold an example has the
     answer of the exit at which it leaves, and the number of this exit: 0 never leaves early, 1 always at the first.
-    Of a sparse row the labels are told that are ranked first, with their odds. Of a graph every node has its line.
+    Of a sparse row the labels are told that are ranked first, with their odds; of other examples with several labels
+    those that are likelier than not. Of a graph every node has its line.
     A prompt is continued, token by token, until the network ends the document; what follows it is printed as it comes.
     """
     if current_rank() > 0:
@@ -95,6 +105,7 @@ def command(
 
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.data.inputs import read_inputs
+    from istmpi.data.prepare.notes import Notes
     from istmpi.data.sparse_inputs import read_rows
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.nodes import node_lines
@@ -107,40 +118,47 @@ def command(
     with open_checkpoint(path) as checkpoint:
         network = CalibratedNetwork(checkpoint, calibrate_on, model)
         data, classes, tokenizer = checkpoint.header.data, checkpoint.classes, checkpoint.tokenizer
-        named = checkpoint.output_names
+        named, reading = checkpoint.output_names, checkpoint.reading
         run = checkpoint.header.run
+    notes = Notes()
     of_text = {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
     others = {"--outputs": all_outputs or None, "--exit-threshold": threshold, "--label": label}
-    others |= {"--resize": resize or None}
+    others |= {"--header": header, "--delimiter": delimiter, "--resize": resize or None}
+    several = data.task == DENSE_LABELS
     ranks, of_nodes = data.task == MULTI_LABEL, data.task in GRAPH_TASKS
     if of_nodes:
         others.pop("--outputs")
     refused = {**(others if tokenizer or ranks or of_nodes else {}), **({} if tokenizer else of_text)}
-    for option, value in (refused if ranks else {**refused, "--top": top}).items():
+    for option, value in (refused if ranks or several else {**refused, "--top": top}).items():
         if value is not None:
             raise ConfigError(f"{option} does not go with {path}, a network for {data.task}. Leave it out.")
     if threshold is not None:
         network.require_early_exits()
     if network.note:
-        click.echo(one_line(f"istmpi: {network.note}."), err=True)
+        _tell(network.note)
     if tokenizer:
         drawing = 200 if tokens is None else tokens, 1.0 if temperature is None else temperature, seed or 0
         text = _continued(network, source, tokenizer, data.shape[0], drawing, as_json)
     elif ranks:
         loss = run.train.multi_label_loss
-        text = ranked_lines(network, read_rows(source, data.shape[0], split), data.outputs, top or 5, loss, form)
+        rows = read_rows(source, data.shape[0], split, reading, _tell)
+        text = ranked_lines(network, rows, data.outputs, top or 5, loss, form)
     elif of_nodes:
         text = node_lines(network, source, data.shape[0], classes, data.outputs, all_outputs, form)
     else:
-        options = {"split": split, "label": label, "resize": resize, "skipped": _tell_skipped}
+        options = {"split": split, "label": label, "header": header, "delimiter": delimiter, "resize": resize}
+        options |= {"skipped": _tell_skipped, "reading": reading, "notes": notes}
         blocks = read_inputs(source, data.kind, data.shape, **options)
-        text = lines(predict(network, blocks, threshold), classes, data.outputs, all_outputs, form, named=named)
+        answers, most = predict(network, blocks, threshold), top or 0 if several else None
+        text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=most)
     if not out:
         _print(text)
-        return
-    with appearing(Path(out)) as file:
-        for piece in text:
-            file.write(piece.encode())
+    else:
+        with appearing(Path(out)) as file:
+            for piece in text:
+                file.write(piece.encode())
+    for note in (*notes.assumed, *notes.left_out):
+        click.echo(one_line(f"istmpi: {note}."), err=True)
 
 
 def _continued(
@@ -166,7 +184,11 @@ def _continued(
 
 
 def _tell_skipped(name: str, reason: str) -> None:
-    click.echo(one_line(f"istmpi: {name} is passed over: it cannot be read ({reason})."), err=True)
+    _tell(f"{name} is passed over: it cannot be read ({reason})")
+
+
+def _tell(message: str) -> None:
+    click.echo(one_line(f"istmpi: {message}."), err=True)
 
 
 def _print(text: Iterable[str]) -> None:

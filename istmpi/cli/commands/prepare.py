@@ -14,11 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from istmpi.cli.bars import progress
-from istmpi.cli.quantities import FiniteRange, WholeRange
+from istmpi.cli.quantities import FiniteRange, WholeRange, YesOrNo
 from istmpi.foreign import printable
 from istmpi.record import known
 from istmpi.report.units import size
-from istmpi.tasks import GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
+from istmpi.tasks import DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.data.prepare import Report
@@ -38,9 +38,25 @@ NAMED = 12
     help="images: the largest square in the middle of each, resized to N x N pixels.",
 )
 @click.option("--label", metavar="COLUMN", help="csv: the column of labels, name or number from 0.  [default: last]")
-@click.option("--task", metavar="TASK", help="csv, arrays: classification or regression.  [default: by the labels]")
+@click.option(
+    "--task",
+    metavar="TASK",
+    help="csv, arrays: classification, regression; arrays: multi-label.  [default: by the labels]",
+)
+@click.option("--header", type=YesOrNo(), metavar="yes|no", help="csv: line 1 has names.  [default: as it seems]")
+@click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: comma, semicolon or tab]")
+@click.option(
+    "--channels", metavar="first|last", help="arrays: where images [n, ., ., .] have theirs.  [default: first]"
+)
+@click.option("--split", type=WholeRange(min=0), metavar="N", help="graph: of masks [nodes, splits] this one, from 0.")
 @click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
 @click.option("--key", metavar="KEY", help="text: where a line of .jsonl has its text.  [default: text]")
+@click.option(
+    "--counted-from",
+    type=WholeRange(0, 1),
+    metavar="0|1",
+    help="xc: the number of the first feature in rows without a header.  [default: 0 if it occurs, else 1]",
+)
 @click.option(
     "--clusters", type=WholeRange(), metavar="N", help="graph: cut it into N parts with METIS, for batches of these."
 )
@@ -77,9 +93,10 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
     """
     # Here, not above: the library loads HDF5, which `istmpi prepare --help` on a login node can do without.
     from istmpi.data.prepare import prepare
+    from istmpi.data.prepare.notes import counted
 
     given = {option: value for option, value in options.items() if value is not None}
-    with progress(Console(stderr=True)) as tell:
+    with progress(Console(emoji=False, stderr=True)) as tell:
         report = prepare(kind, source, target, progress=tell, force=force, max_bad=max_bad, **given)
     if as_json:
         print(json.dumps(asdict(report, dict_factory=known), default=str))
@@ -87,18 +104,18 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
     table = Table(show_header=False, box=None, pad_edge=False)
     shown = _text if report.text else _rows if report.rows else _graph if report.graph else _examples
     for row in shown(report):
-        table.add_row(*row)
-    table.add_row("split", report.split)
-    what = "documents" if report.text else "files"
+        table.add_row(*map(escape, row))
+    table.add_row("split", escape(report.split))
+    what = "document" if report.text else "file"
     if report.skipped:
-        table.add_row("skipped", escape("\n  ".join([f"{len(report.skipped):,} {what}", *report.skipped[:3]])))
+        table.add_row("skipped", escape("\n  ".join([counted(len(report.skipped), what), *report.skipped[:3]])))
     for what, notes in (("assumed", report.assumed), ("left out", report.left_out)):
         for note in notes:
             table.add_row(what, escape(printable(str(note))))
             what = ""
     table.add_row("took", f"{report.seconds:.1f} s")
     table.add_row("size", size(report.bytes))
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     console.print(escape(printable(report.target.name)), style="bold")
     console.print(table)
     console.print(f"train on it: mpirun -n 4 {shlex.join(_next(report))}", soft_wrap=True, markup=False)
@@ -116,6 +133,9 @@ def _examples(report: Report) -> Iterator[tuple[str, str]]:
         yield split, f"{count:,} examples"
     shape = f" ({' x '.join(map(str, report.shape))})" if len(report.shape) > 1 else ""
     yield "features", f"{report.features:,}{shape}"
+    if report.task == DENSE_LABELS:
+        yield "labels", _of_class([*map(str, range(len(report.of_class)))], report.of_class)
+        return
     yield "classes", _of_class(report.classes, report.of_class) if report.classes else "none (regression)"
 
 

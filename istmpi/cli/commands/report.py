@@ -9,6 +9,7 @@ import click
 
 from istmpi.cli.reporting import as_targets, draw, print_comparison, print_json, reporting, write_page
 from istmpi.errors import OutputError
+from istmpi.foreign import one_line
 from istmpi.report.comparison import Comparison, by_data, compare
 from istmpi.report.curves import Curve, read_curves
 
@@ -39,12 +40,15 @@ def command(
     istmpi report runs/speech runs/speech-2 runs/speech-3 --targets 0.63,0.69,0.75 --watts 150
 
     DIR is the folder of a run or of a comparison, or any folder of runs. Repeats of a method make one column; runs that
-    differ in settings do not. Each data set, by the name of its file, makes a comparison of its own.
+    differ in settings do not. Each data set, by the name of its file, makes a comparison of its own. Runs that
+    cannot be read are named and left out.
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")
     wanted = as_targets(targets)
-    curves = read_curves(map(Path, paths))
+    curves = read_curves(
+        map(Path, paths), lambda problem: click.echo(f"istmpi: left out: {one_line(problem)}", err=True)
+    )
     found = {data: compare(those, wanted, watts) for data, those in by_data(curves).items()}
     if as_json:
         print_json(found)

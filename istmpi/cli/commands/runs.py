@@ -21,7 +21,7 @@ def command(as_json: bool) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, *words in _runs():
         table.add_row(f"[bold]{name}", *map(escape, words))
-    Console(soft_wrap=True).print(table)
+    Console(emoji=False, soft_wrap=True).print(table)
 
 
 def _runs() -> Iterator[tuple[str, str]]:

@@ -67,7 +67,7 @@ def _list(settings: Sequence[Setting]) -> None:
         whose = f"{one.owner}: " if one.owner else ""
         limits = f" ({one.range})" if one.range else ""
         table.add_row(f"[bold]{one.name}", escape(shown_default(one)), escape(whose + one.help + limits))
-    Console(soft_wrap=True).print(table)
+    Console(emoji=False, soft_wrap=True).print(table)
 
 
 def _describe(settings: Sequence[Setting]) -> None:

@@ -15,6 +15,7 @@ from istmpi.cli.settings import options, resolve
 from istmpi.cli.showing import Showing, showing
 from istmpi.errors import ConfigError, SimulationError
 from istmpi.foreign import one_line
+from istmpi.units import in_seconds
 
 if TYPE_CHECKING:
     from istmpi.comm.simulated import Outcome
@@ -26,11 +27,16 @@ KINDS = "delays,stops,slow,kills"
 @click.command("simulate")
 @click.argument("run", required=False, shell_complete=complete_runs)
 @options
-@click.option("--ranks", type=WholeRange(min=1), default=4, show_default=True, metavar="P", help="Ranks to simulate.")
+@click.option(
+    "--ranks", type=WholeRange(1, 10_000), default=4, show_default=True, metavar="P", help="Ranks to simulate."
+)
 @click.option("--faults", type=WholeRange(min=0), metavar="SEED", help="Draw what befalls ranks and messages.")
 @click.option("--kinds", default=KINDS, show_default=True, metavar="A,B,...", help="Kinds of faults to draw from.")
 @click.option(
-    "--schedules", type=WholeRange(min=1), metavar="N", help="Try the seeds SEED (0) to SEED+N-1, and tell findings."
+    "--schedules",
+    type=WholeRange(1, 100_000),
+    metavar="N",
+    help="Try the seeds SEED (0) to SEED+N-1, and tell findings.",
 )
 @click.option("--survive", is_flag=True, help="Go on without a rank that is lost (comm.survive).")
 @click.option(
@@ -101,7 +107,7 @@ def _facts(outcome: Outcome, drawn: str) -> dict[str, str]:
         f"{sum(outcome.calls):,} calls of MPI, {outcome.messages['messages']:,} messages, {outcome.switches:,} switches"
     )
     happened = f"; came about: {', '.join(outcome.happened)}" if outcome.happened else ""
-    return {"simulated": f"{counts}, {outcome.seconds:.3g} virtual seconds", "faults": f"{drawn}{happened}"}
+    return {"simulated": f"{counts}, {in_seconds(outcome.seconds)} of virtual time", "faults": f"{drawn}{happened}"}
 
 
 def _try(run: Run, ranks: int, seeds: range, kinds: tuple[str, ...], quiet: bool) -> None:

@@ -7,12 +7,12 @@ import click
 
 from istmpi.cli.completion import complete_runs
 from istmpi.cli.following import logging, opened
-from istmpi.cli.quantities import WholeRange
+from istmpi.cli.quantities import MOST_RANKS, WholeRange
 from istmpi.cli.settings import options, resolve
 from istmpi.cli.showing import Showing, showing
 from istmpi.cli.walltime import deadline, walltime
 from istmpi.foreign import is_file
-from istmpi.record import SETTINGS, run_of
+from istmpi.record import SETTINGS, home, run_of
 
 DEFAULT = "digits"
 
@@ -39,7 +39,7 @@ DEFAULT = "digits"
 )
 @showing
 @click.option("--dry-run", is_flag=True, help="Print shapes, bytes, FLOPs and memory; train nothing.")
-@click.option("--ranks", type=WholeRange(min=1), metavar="P", help="Ranks to plan for, with --dry-run.")
+@click.option("--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Ranks to plan for, with --dry-run.")
 def command(
     run: str | None,
     assignments: tuple[str, ...],
@@ -101,15 +101,16 @@ def command(
 
     communicator = comm.world()
     with communicator.agreed():
-        run, resume, home = _asked(run, resume)
-        resolved = resolve(run, assignments, given if given["out"] else {**given, "out": home})
+        run, resume, own_folder = _asked(run, resume)
+        resolved = resolve(run, assignments, given if given["out"] else {**given, "out": own_folder})
         stop_at = deadline(stop_before_walltime, communicator)
         loggers = opened(log, communicator)
 
-    from istmpi.cli.progress import TrainingDisplay
-    from istmpi.loggers.logged_watch import LoggedWatch
-    from istmpi.training.run import run_training
-    from istmpi.training.watch import Watch
+    with comm.while_loading(communicator, resolved.comm.patience, home(resolved.output.folder, resolved.name)):
+        from istmpi.cli.progress import TrainingDisplay
+        from istmpi.loggers.logged_watch import LoggedWatch
+        from istmpi.training.run import run_training
+        from istmpi.training.watch import Watch
 
     displays = []
     with ExitStack() as until_the_end:

@@ -5,6 +5,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from istmpi.units import in_seconds
+
 DELAYS, STOPS, SLOW, KILLS = "delays", "stops", "slow", "kills"
 KINDS = (DELAYS, STOPS, SLOW, KILLS)
 """All but the last leave the result as it is, to the last bit."""
@@ -77,7 +79,9 @@ class Faults:
 
     def __str__(self) -> str:
         told = [] if self.seed is None else [f"messages delayed and reordered by seed {self.seed}"]
-        told += [f"rank {stop.rank} stopped for {stop.seconds:.3g} s at its call {stop.call}" for stop in self.stops]
+        told += [
+            f"rank {stop.rank} stopped for {in_seconds(stop.seconds)} at its call {stop.call}" for stop in self.stops
+        ]
         told += [f"rank {rank} slowed {factor:.3g} times" for rank, factor in self.slow.items()]
         told += [f"rank {kill.rank} killed at its call {kill.call}" for kill in self.kills]
         told += [f"ranks {split.ranks} cut off at call {split.call} of rank {split.rank}" for split in self.splits]

@@ -18,6 +18,7 @@ from istmpi.comm.simulated.requests import (
 )
 from istmpi.comm.simulated.scheduler import FIRST_REST, Ended, Scheduler, Task
 from istmpi.errors import SimulationError
+from istmpi.units import in_seconds
 
 KILLED = 137
 """The exit code of a job whose rank was killed, as launchers have it."""
@@ -75,7 +76,7 @@ class Network:
         self.trace = zlib.crc32(f"{rank} {name} {self.scheduler.now!r}".encode(), self.trace)
         seconds = self.weather.call(rank)
         if stopped := self._stops.get((rank, task.calls)):
-            self.happened.append(f"rank {rank} stopped for {stopped:.3g} s in {name}, its call {task.calls}")
+            self.happened.append(f"rank {rank} stopped for {in_seconds(stopped)} in {name}, its call {task.calls}")
             seconds += stopped
         if split := self._splits.get((rank, task.calls)):
             self._split(split, task)

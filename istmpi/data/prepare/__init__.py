@@ -7,26 +7,28 @@ Its keyword-only arguments are the options that the kind takes.
 import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from istmpi.data.hdf5 import Writer
+from istmpi.data.offsets import NarrowError
 from istmpi.data.prepare import arrays, graph, idx, images, speech, tables, text, xc
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.graph import Facts as GraphFacts
 from istmpi.data.prepare.graph import GraphMaterial
 from istmpi.data.prepare.material import Material, Progress
-from istmpi.data.prepare.notes import Note, Notes
+from istmpi.data.prepare.notes import Note, Notes, counted
 from istmpi.data.prepare.text import Corpus, Facts
 from istmpi.data.prepare.xc import Facts as RowFacts
 from istmpi.data.prepare.xc import SparseMaterial
 from istmpi.data.writer import check_target
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.tasks import CLASSIFICATION
+from istmpi.tasks import CLASSIFICATION, DENSE_LABELS
 
 AnyMaterial = Material | Corpus | SparseMaterial | GraphMaterial
 
@@ -46,7 +48,7 @@ KINDS: dict[str, Callable[..., AnyMaterial]] = {
 class Report:
     """What was written: ``counts`` per split, the names of the ``skipped`` files, ``bytes`` of the file.
 
-    ``split`` says how examples came to be in their splits, ``of_class`` how many each class has for training.
+    ``split`` says how examples came to be in their splits, ``of_class`` how many each class or label has for training.
     ``assumed`` and ``left_out`` are the notes of the reader, ``reading`` the conventions that the file keeps. Text,
     whose counts are tokens, has no shape and says more in ``text``; sparse rows say more in ``rows``, and a graph,
     whose counts are nodes, in ``graph``.
@@ -84,10 +86,10 @@ def prepare(
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
     ``force`` replaces an existing target; ``max_bad`` is the share of the files that may be unreadable. ``options`` are
-    the kind's own: images take size, arrays take task, csv takes label and task, text takes tokenizer and key, a graph
-    takes clusters, directed and normalise. Raises DataError for input that cannot be used, ConfigError for a kind, an
-    option or a target that cannot be, OutputError where writing fails; then nothing is left behind and an existing
-    target is as it was.
+    the kind's own: images take size, arrays take task and channels, csv takes label, task, header and delimiter, text
+    takes tokenizer and key, xc takes counted_from, a graph takes clusters, directed, normalise and split. Raises
+    DataError for input that cannot be used, ConfigError for a kind, an option or a target that cannot be, OutputError
+    where writing fails; then nothing is left behind and an existing target is as it was.
     """
     started = time.monotonic()
     target = Path(target)
@@ -102,8 +104,17 @@ def prepare(
     archive = Archive(source, target.parent)
     with Decoder(target.parent, progress, max_bad) as decoder:
         material = read(archive, decoder, **options)
+        try:
+            of_class = _write(material, decoder.notes, {}, kind, str(source), target, force, progress)
+        except NarrowError as narrow:  # rare: so all is read again, and nobody else pays for it
+            decoder.notes = Notes()
+            material = read(archive, decoder, **options)
+            of_class = _write(material, decoder.notes, narrow.offsets, kind, str(source), target, force, progress)
         notes = decoder.notes
-        of_class = _write(material, notes, kind, str(source), target, force, progress)
+    if archive.linked:
+        notes.assume(f"{counted(len(archive.linked), 'link')} followed, such as {min(archive.linked)}")
+    for line in archive.passed_over():
+        notes.leave_out(line)
     return Report(
         target=target,
         task=material.task,
@@ -126,20 +137,34 @@ def prepare(
 
 
 def _write(
-    material: AnyMaterial, notes: Notes, kind: str, source: str, target: Path, force: bool, progress: Progress
+    material: AnyMaterial,
+    notes: Notes,
+    offsets: Mapping[str, np.ndarray],
+    kind: str,
+    source: str,
+    target: Path,
+    force: bool,
+    progress: Progress,
 ) -> tuple[int, ...] | None:
-    """Write the file; how many training examples each class has, where they have one each."""
+    """Write the file; how many training examples each class has, or each label where they have any number of them."""
     done, total = 0, sum(material.counts.values())
-    of_class = np.zeros(len(material.classes), np.int64) if material.task == CLASSIFICATION else None
+    counted = material.task in (CLASSIFICATION, DENSE_LABELS)
+    of_class = np.zeros(material.outputs, np.int64) if counted else None
     writer = material.writer(kind, source, target, force)
     writer.reading = notes.reading
+    if offsets:
+        writer.differences.offsets = offsets
     with writer:
         for split, *rows in material.blocks:
             writer.append(split, *rows)
             done += len(rows[0])
             progress("writing", done, total)
             if of_class is not None and split == "train":
-                of_class += np.bincount(rows[1], minlength=len(of_class))
+                y = rows[1]
+                of_class += np.bincount(y, minlength=len(of_class)) if y.ndim == 1 else y.sum(axis=0, dtype=np.int64)
+    if isinstance(writer, Writer):
+        for remark in writer.differences.remarks:
+            notes.assume(remark)
     return None if of_class is None else tuple(of_class.tolist())
 
 

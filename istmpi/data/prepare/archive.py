@@ -6,6 +6,7 @@ import os
 import tarfile
 import tempfile
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from istmpi.data.prepare.notes import counted, not_read
 from istmpi.errors import DataError, OutputError, kind_of
 from istmpi.foreign import MEGABYTE, printable, reading
 
@@ -26,11 +28,13 @@ _DAMAGE = (ValueError, LookupError, AttributeError, tarfile.TarError, EOFError, 
 class Archive:
     """The regular files of ``path``: their ``names``, sorted, relative to it, with "/" between the parts.
 
-    A tar file may be compressed in any way that ``tarfile`` knows. Its links and devices are no files here, nor is a
-    member whose name is absolute or climbs out with "..", nor anything hidden (".name"); nothing is ever written under
-    a member's name. Of members with one name the last counts, as for tar. In ``names`` everything is escaped that is
-    no visible character: they become classes, and lines on a terminal. ``scratch`` is the folder for ``open``'s copies.
-    Raises DataError where ``path`` does not exist, is damaged or holds no file at all.
+    In a folder links are followed, for those who keep a class elsewhere; but not a link to a folder that is read
+    anyway, or that holds the link. A tar file may be compressed in any way that ``tarfile`` knows. Its links and
+    devices are no files here, nor is a member whose name is absolute or climbs out with "..", nor anything hidden
+    (".name"); nothing is ever written under a member's name. Of members with one name the last counts, as for tar. In
+    ``names`` everything is escaped that is no visible character: they become classes, and lines on a terminal.
+    ``scratch`` is the folder for ``open``'s copies. Raises DataError where ``path`` does not exist, is damaged or holds
+    no file at all.
     """
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
@@ -40,6 +44,10 @@ class Archive:
             raise DataError(f"{self.path} does not exist. Give a folder, a .tar or .tar.gz, or a file.")
         if not (self.path.is_file() or self.path.is_dir()):
             raise DataError(f"{self.path} is {kind_of(self.path)}. Give a folder, a .tar or .tar.gz, or a file.")
+        self.linked: list[str] = []
+        """Links that were followed."""
+        self._left_out: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self._read: set[str] = set()
         self._is_tar = self.path.is_file() and _is_tar(self.path)
         if self._is_tar:
             names = self._list_tar()
@@ -51,13 +59,16 @@ class Archive:
             names = self._paths
         self.names = sorted(names)
         if not self.names:
-            raise DataError(f"{self.path} holds no files (links and hidden files do not count). Give one that does.")
+            raise DataError(
+                f"{self.path} holds no files (hidden ones and links in a tar do not count). Give one that does."
+            )
 
     def read(self, names: Collection[str], most: int = MOST) -> Iterator[tuple[str, bytes]]:
         """The names and contents of the files ``names``, in one pass, in the order in which they are stored.
 
         DataError for one that has more than ``most`` bytes.
         """
+        self._read.update(names)
         if not self._is_tar:
             for name in sorted(names):
                 with self._named_damage(), self._local(name).open("rb") as file:
@@ -84,6 +95,7 @@ class Archive:
         They are decompressed where a name ends in ".gz"; one's pieces can be had until the next is asked for.
         ``position`` is told how many bytes of the file, as it is stored, have been read.
         """
+        self._read.update(names)
         if self._is_tar:
             for name, stream in self._members(names):
                 yield name, self._unzipped_pieces(name, stream, position)
@@ -108,6 +120,7 @@ class Archive:
 
     def open(self, name: str) -> BinaryIO:
         """One file, open for reading and seekable; out of a tar file it is a nameless copy on the disk."""
+        self._read.add(name)
         if not self._is_tar:
             with self._named_damage():
                 return self._local(name).open("rb")
@@ -136,14 +149,35 @@ class Archive:
     def _local(self, name: str) -> Path:
         return self.path / self._paths[name]
 
+    def passed_over(self) -> Iterator[str]:
+        """What has not been read of it until now, in lines that begin with a count."""
+        for (noun, more), names in self._left_out.items():
+            yield f"{counted(len(names), noun)}{more}, such as {min(names)}"
+        yield from not_read(self.names, self._read)
+
     def _list_folder(self) -> dict[str, str]:
         """The paths in the folder by their names."""
         paths: dict[str, str] = {}
+        waiting = [("", (os.path.realpath(self.path),))]
         with self._named_damage():
-            for folder, _, files in os.walk(self.path, onerror=_raise):
-                relative = Path(folder).relative_to(self.path)
-                inside = [(relative / file).as_posix() for file in sorted(files) if (Path(folder) / file).is_file()]
-                paths |= {printable(name): name for name in inside if _plain(name)}
+            while waiting:
+                folder, above = waiting.pop()
+                for entry in os.scandir(self.path / folder):
+                    name, linked = folder + entry.name, entry.is_symlink()
+                    if entry.name.startswith("."):
+                        self._left_out["hidden file", " or folder"].append(printable(name))
+                    elif os.path.isdir(entry) if linked else entry.is_dir():
+                        inside = (*above, os.path.realpath(entry.path)) if linked else above
+                        if linked and any(_overlap(inside[-1], other) for other in above):
+                            self._left_out["link", " to a folder that is read anyway"].append(printable(name))
+                        else:
+                            waiting.append((f"{name}/", inside))
+                            self.linked += [printable(name)] * linked
+                    elif os.path.isfile(entry) if linked else entry.is_file():
+                        paths[printable(name)] = name
+                        self.linked += [printable(name)] * linked
+                    else:
+                        self._left_out["broken link", ", pipe or device"].append(printable(name))
         return paths
 
     def _list_tar(self) -> set[str]:
@@ -152,9 +186,22 @@ class Archive:
         self._sizes: dict[str, int] = {}
         for number, (member, _) in enumerate(self._walk_tar()):
             name = _clean(member.name)
-            if member.isreg() and _plain(name):
-                self._last[printable(name)] = number
-                self._sizes[printable(name)] = member.size
+            shown = printable(name)
+            if member.isdir():
+                continue
+            if member.issym() or member.islnk():
+                self._left_out["link", " in the tar (tar -h --hard-dereference packs what they stand for)"].append(
+                    shown
+                )
+            elif not member.isreg():
+                self._left_out["pipe", " or device"].append(shown)
+            elif not _plain(name):
+                self._left_out["member", " of the tar that is hidden or whose name leads out of it"].append(shown)
+            else:
+                if shown in self._last:
+                    self._left_out["member", " of the tar that a later one of its name replaces"].append(shown)
+                self._last[shown] = number
+                self._sizes[shown] = member.size
         return set(self._last)
 
     def _members(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
@@ -218,9 +265,9 @@ def _is_tar(path: Path) -> bool:
         return False
 
 
-def _raise(error: OSError) -> None:
-    """os.walk would pass over a folder that it may not read, and its examples would be missing without a word."""
-    raise error
+def _overlap(one: str, other: str) -> bool:
+    """Whether one of two folders is the other, or lies in it."""
+    return os.path.commonpath([one, other]) in (one, other)
 
 
 def _clean(name: str) -> str:

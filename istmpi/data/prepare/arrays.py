@@ -2,46 +2,92 @@
 
 import numpy as np
 
-from istmpi.data.arrays import load_arrays
+from istmpi.data.arrays import load_arrays, looks_channels_last
 from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.material import Material, slices
+from istmpi.data.prepare.notes import Notes
 from istmpi.data.sources import split_arrays
-from istmpi.errors import DataError
+from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import CLASSIFICATION
 
+CHANNELS = ("first", "last")
+_NAMED = 8
 
-def read(archive: Archive, decoder: Decoder, *, task: str | None = None) -> Material:
-    """x [n, ...] as float32, or as uint8 where it is; y as ``read_labels`` says, ``task`` where it cannot know.
+
+def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Material:
+    """x [n, ...] as float32, or as uint8 where all of it is; y as ``read_labels`` says, ``task`` where it cannot know.
 
     The arrays are named x_train, y_train, x_test and y_test (or train_x, ...; or x and y, of which one in five examples
     is for testing), in one .npz or as .npy files. float32 rows of plain features are normalised one by one; bytes and
-    rows with more axes, whose features are alike, by one mean and deviation.
+    rows with more axes, whose features are alike, by one mean and deviation. ``channels`` says where images [n, three
+    axes] have them, first or last: DataError where it is not given and they seem to come last.
     """
+    source, notes = str(archive.path), decoder.notes
+    if channels not in (None, *CHANNELS):
+        raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")
     arrays = _load(archive)
-    splits = split_arrays(arrays, str(archive.path))
-    if "x" in arrays and len(splits["train"][0]) < len(arrays["x"]):
+    splits, names = split_arrays(arrays, source)
+    if "" in names:
         decoder.split = ONE_IN_FIVE
-    raw = {split: np.asarray(y) for split, (_, y) in splits.items()}
-    task, classes, labels = read_labels(raw, task, str(archive.path))
+    _tell_names(arrays, names, notes)
+    task, classes, labels = read_labels({split: y for split, (_, y) in splits.items()}, task, source, notes=notes)
     outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
-    x = splits["train"][0]
-    shape = x.shape[1:]
-    dtype = np.dtype(np.uint8 if x.dtype == np.uint8 else np.float32)
+    examples = {split: x for split, (x, _) in splits.items()}
+    if channels == "last":
+        notes.reading["channels"] = channels
+    examples = {split: channels_first(x, channels, source) for split, x in examples.items()}
+    shape = examples["train"].shape[1:]
+    types = {split: x.dtype for split, x in examples.items()}
+    dtype = np.dtype(np.uint8 if set(types.values()) == {np.dtype(np.uint8)} else np.float32)
+    if len(set(types.values())) > 1:
+        notes.assume(f"x is {', '.join(f'{kind} in {split}' for split, kind in types.items())}: all taken for {dtype}")
     groups = shape[0] if len(shape) == 1 and dtype != np.uint8 else 1
+    if groups == 1 < np.prod(shape):
+        why = "bytes" if dtype == np.uint8 else f"examples of {' x '.join(map(str, shape))}"
+        notes.assume(f"x has {why}: all features have one mean and deviation (columns of floats have their own)")
     counts = {split: len(y) for split, y in labels.items()}
-    blocks = slices({split: (splits[split][0], y) for split, y in labels.items()})
+    blocks = slices({split: (examples[split], y) for split, y in labels.items()})
     return Material(task, shape, outputs, classes, dtype, groups, counts, blocks)
+
+
+def channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:
+    """Examples as the data set has them; DataError for a shape that ``channels`` does not fit."""
+    shown = " x ".join(map(str, x.shape[1:]))
+    if channels is None and looks_channels_last(x.shape[1:]):
+        raise DataError(
+            f"{source}: x has examples of {shown}, which is {x.shape[1]} channels of {x.shape[2]} x {x.shape[3]}. Give "
+            f"--channels last where they are images of {x.shape[1]} x {x.shape[2]}, else --channels first."
+        )
+    if channels is not None and x.ndim != 4:
+        raise DataError(f"{source}: x has examples of {shown}; --channels is for three axes. Leave it out.")
+    return np.moveaxis(x, 3, 1) if channels == "last" else x
+
+
+def _tell_names(arrays: dict[str, np.ndarray], names: dict[str, list[str]], notes: Notes) -> None:
+    """Tell which arrays were taken for what, and which for nothing."""
+    for split, taken in names.items():
+        notes.assume(f"{' and '.join(taken)}: " + (f"the {split} split" if split else "no splits, drawn here"))
+    taken = {name for pair in names.values() for name in pair}
+    if rest := sorted(arrays.keys() - taken):
+        more = ", ..." * (len(rest) > _NAMED)
+        notes.leave_out(f"{len(rest):,} array{'s' * (len(rest) > 1)}: {', '.join(rest[:_NAMED])}{more}")
 
 
 def _load(archive: Archive) -> dict[str, np.ndarray]:
     archives = [name for name in archive.names if name.endswith(".npz")]
     if len(archives) > 1:
         raise DataError(f"{archive.path} has {len(archives)} .npz files; give one of them.")
+    names = archives or [name for name in archive.names if name.endswith(".npy")]
+    if not names:
+        raise DataError(
+            f"{archive.path} holds {', '.join(archive.names[:3])}, no .npz or .npy. Save its arrays with np.savez as "
+            f"x_train, y_train, x_test and y_test, or x and y."
+        )
     arrays = {}
-    for name in archives or [name for name in archive.names if name.endswith(".npy")]:
+    for name in names:
         with archive.open(name) as file:
             for key, array in load_arrays(file, name).items():
                 arrays[key or name.rpartition("/")[2].removesuffix(".npy")] = array

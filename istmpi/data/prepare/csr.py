@@ -9,7 +9,7 @@ import numpy as np
 from istmpi.data.arrays import load_arrays
 from istmpi.data.prepare.archive import Archive, store
 from istmpi.data.prepare.files import Decoder
-from istmpi.data.prepare.xc_lines import LARGEST, MOST, Header, Rows
+from istmpi.data.prepare.xc_lines import LARGEST, MOST, Header, Limits, Lines, Rows, parsed, rows_behind, says
 from istmpi.data.sparse import Ragged
 from istmpi.errors import DataError
 
@@ -51,11 +51,16 @@ class Stored(Csr):
         self._files = [decoder.scratch() for _ in Rows._fields]
         self._ends = [0 for _ in Rows._fields]
         self._most_feature = self._most_label = -1
+        self.first_line = self.passed_over = 0
+        """Numbers of queries (``qid``) are passed over."""
+        self.lines = Lines()
+        self.blank_rows = 0
+        """How many rows are blank lines, for the header's number of rows to be right."""
         self.least = MOST
         """The smallest number of a feature."""
 
     def __len__(self) -> int:
-        return self._ends[0]
+        return self.lines.filled + self.blank_rows
 
     @property
     def features(self) -> int:
@@ -65,8 +70,30 @@ class Stored(Csr):
     def labels(self) -> int:
         return self.header.labels if self.header else self._most_label + 1
 
-    def add(self, rows: Rows) -> None:
-        """Take in the next rows."""
+    def fill(self, pieces: Iterator[bytes], limits: Limits) -> None:
+        """Take in the rows of a file, once; ``limits`` are those of a file without a header."""
+        self.header, blocks = rows_behind(self.name, pieces)
+        if self.header:
+            limits = Limits(self.header.features, self.header.labels)
+        end = 1 + bool(self.header)
+        for line, block in blocks:
+            self.first_line = self.first_line or line
+            rows = parsed(self.name, block, line, limits)
+            filled = rows.label_counts + rows.counts > 0
+            if self.header and self.lines.filled + filled.sum() > self.header.rows:
+                more = line + int(np.flatnonzero(filled)[self.header.rows - self.lines.filled])
+                raise DataError(
+                    f"{self.name}, line {more}: {says(self.header)}, and here is one more. Correct the header."
+                )
+            self.lines.add(filled)
+            self._add(rows)
+            self.passed_over += block.count(b" qid:")
+            end = line + len(filled)
+        if not self.lines.filled:
+            raise DataError(f"{self.name}, line {end}: it has no rows, the file is empty. Give one with rows.")
+        self.blank_rows = self.lines.blank_rows(self.header, f"{self.name}, line {end - 1}")
+
+    def _add(self, rows: Rows) -> None:
         rows = self._without_repeated(rows)
         if len(rows.columns):
             self.least = min(self.least, int(rows.columns.min()))
@@ -96,9 +123,13 @@ class Stored(Csr):
             starts[number] += count
             return array
 
-        for start in range(0, len(self), STEP):
-            count = min(STEP, len(self) - start)
+        for start in range(0, self._ends[0], STEP):
+            count = min(STEP, self._ends[0] - start)
             label_counts, counts = next_of(0, count), next_of(2, count)
+            kept = label_counts + counts > 0
+            if self.blank_rows:
+                kept = np.arange(start, start + count) < len(self)
+            label_counts, counts = label_counts[kept], counts[kept]
             total = int(counts.sum(dtype=np.int64))
             labels = next_of(1, int(label_counts.sum(dtype=np.int64)))
             rows = Ragged(offsets_of(counts), (next_of(3, total) - self.counted_from, next_of(4, total)))

@@ -16,10 +16,13 @@ import numpy as np
 from istmpi.data.graph import Graph
 from istmpi.data.graph_file import GraphHeader, GraphWriter
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
+from istmpi.data.labels import read_names
 from istmpi.data.moments import Moments
+from istmpi.data.offsets import Extent, less, named
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.graph_files import RawGraph, read_raw
+from istmpi.data.prepare.notes import Notes
 from istmpi.data.sparse import Ragged
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import printable
@@ -93,24 +96,26 @@ def read(
     clusters: int | None = None,
     directed: bool = False,
     normalise: str | None = None,
+    split: int | None = None,
 ) -> GraphMaterial:
     """The graph of an archive, cut into so many ``clusters`` by METIS if that is asked for.
 
     ``normalise``: features are divided by the sum of their ``rows``, as those that come as a sparse matrix are by
     default; or each column has mean 0 and deviation 1 over all nodes, as others have; or ``none`` of it.
+    ``split``: of masks [nodes, splits] the one with this number.
     """
     source = str(archive.path)
     if normalise not in (None, *NORMALISATIONS):
         raise ConfigError(f"--normalise {normalise}: give {', '.join(NORMALISATIONS)}.")
     decoder.progress("reading", 0, 1)
-    raw = read_raw(archive)
+    raw = read_raw(archive, split)
     count = len(raw.labels)
     if len(raw.x) != count:
         raise DataError(f"{source} has features of {len(raw.x):,} nodes, but labels of {count:,}. Give one of each.")
     _require_finite(raw.x, source)
-    x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"))
+    x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"), decoder.notes, source)
     neighbours, loops, repeated = adjacency(raw.sources, raw.targets, count, directed, source)
-    classes, labels = _labels(raw, source)
+    classes, labels = _labels(raw, source, decoder.notes)
     if not raw.splits:
         decoder.split = f"of the nodes {ONE_IN_FIVE}"
     nodes = _splits(raw, labels, source)
@@ -183,22 +188,36 @@ def _require_finite(x: np.ndarray, source: str) -> None:
             )
 
 
-def _normalised(x: np.ndarray, how: str) -> np.ndarray:
-    x = x.astype(np.float32)
+def _normalised(x: np.ndarray, how: str, notes: Notes, source: str) -> np.ndarray:
+    extent, step = Extent(), max(_STEP // x.shape[1], 1)
+    for start in range(0, len(x), step):
+        extent.add(x[start : start + step])
+    offset = extent.offset()
+    if offset is not None and how != "columns":
+        raise DataError(
+            f"{source}: values of {named(np.flatnonzero(offset))} are too close together for float32. Give "
+            f"--normalise columns, or subtract a number from them first."
+        )
+    for remark in extent.remarks("feature", offset):
+        notes.assume(remark)
+    raw, x = x, np.empty(x.shape, np.float32)
+    for start in range(0, len(x), step):
+        rows = raw[start : start + step]
+        x[start : start + step] = rows if offset is None else less(rows, offset)
     if how == "rows":
         sums = x.sum(axis=1, keepdims=True, dtype=np.float64)
         x = (x / np.where(sums == 0, 1, sums)).astype(np.float32)
     elif how == "columns":
-        moments, step = Moments(x.shape[1]), max(_STEP // x.shape[1], 1)
+        moments = Moments(x.shape[1])
         for start in range(0, len(x), step):
             moments.add(x[start : start + step])
-        mean, std = moments.normalisation(x.shape[1])
+        mean, std, _ = moments.normalisation(x.shape[1])
         x -= mean
         x /= std
     return x
 
 
-def _labels(raw: RawGraph, source: str) -> tuple[tuple[str, ...] | None, np.ndarray]:
+def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] | None, np.ndarray]:
     """The classes and the number of each node's, -1 where unknown; or None, and zeros and ones of several labels."""
     labels = raw.labels
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -214,6 +233,7 @@ def _labels(raw: RawGraph, source: str) -> tuple[tuple[str, ...] | None, np.ndar
         return None, labels.astype(np.uint8)
     if labels.dtype.kind not in "biufUS":
         raise DataError(f"{source}: the labels are of {labels.dtype}; give whole numbers or names.")
+    labels = read_names(labels, source, "", notes)
     known = np.ones(len(labels), bool)
     if labels.dtype.kind == "f":
         labels = labels.astype(np.float64)

@@ -21,7 +21,7 @@ from istmpi.data.arrays import load_arrays
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.planetoid import planetoid_name, read_planetoid
 from istmpi.data.prepare.raw_graph import RawGraph, dense
-from istmpi.errors import DataError
+from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import reading
 
 EDGES = ("edge_index", "edge", "edges")
@@ -46,9 +46,11 @@ class _Found:
         raise DataError(f"{self.source} holds {held}; it needs {what} as {', '.join(names)}.")
 
 
-def read_raw(archive: Archive) -> RawGraph:
-    """The graph of an archive's files, told by their names."""
+def read_raw(archive: Archive, split: int | None = None) -> RawGraph:
+    """The graph of an archive's files, told by their names; ``split``: of masks [nodes, splits] this one."""
     if name := planetoid_name(archive.names):
+        if split is not None:
+            raise _no_splits(archive.path)
         return read_planetoid(archive, name)
     found = _Found(_arrays(archive), str(archive.path))
     labels = np.asarray(found.one(LABELS, "labels"))
@@ -56,7 +58,7 @@ def read_raw(archive: Archive) -> RawGraph:
         raise DataError(f"{found.source}: its labels have the shape {labels.shape}; give [nodes] or [nodes, labels].")
     sources, targets = _edges(found)
     x, sparse = _features(found)
-    return RawGraph(x, sparse, sources, targets, labels, _splits(found, len(labels)))
+    return RawGraph(x, sparse, sources, targets, labels, _splits(found, len(labels), split))
 
 
 def _arrays(archive: Archive) -> dict[str, np.ndarray]:
@@ -87,7 +89,7 @@ def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
     if not content.strip():
         raise DataError(f"{archive.path}: {name} is empty. Give lines of numbers with commas between.")
     with reading(f"{archive.path}: {name} cannot be read", "Give lines of numbers with commas between.", ValueError):
-        table = np.loadtxt(io.BytesIO(content), dtype, delimiter=",", ndmin=2)
+        table = np.loadtxt(io.BytesIO(content), dtype, delimiter=",", ndmin=2, comments=None)
     if name.rpartition("/")[2].startswith(EDGES):
         return table.T
     return table[:, 0] if table.shape[1:] == (1,) else table
@@ -146,20 +148,34 @@ def _csr(found: _Found, name: str) -> tuple[np.ndarray, np.ndarray, tuple[int, i
     return offsets, columns.astype(np.int64), shape, values
 
 
-def _splits(found: _Found, count: int) -> dict[str, np.ndarray]:
-    """The nodes of each split that is named, ascending."""
-    nodes = {}
+def _splits(found: _Found, count: int, number: int | None) -> dict[str, np.ndarray]:
+    """The nodes of each split that is named, ascending; of masks [nodes, splits] those in the column ``number``."""
+    nodes, several = {}, False
     for split, names in SPLITS.items():
         for name in names:
             for key in (f"{name}_mask", f"{name}_idx", f"{name}_index", name):
                 if key in found.arrays:
-                    nodes[split] = _nodes(np.asarray(found.arrays[key]), key, count, found.source)
+                    mask = np.asarray(found.arrays[key])
+                    if mask.ndim == 2 and mask.shape[0] == count and mask.shape[1] > 0:
+                        if number is None or number >= mask.shape[1]:
+                            raise DataError(
+                                f"{found.source}: {key} has {mask.shape[1]} splits. Choose one by its number: --split "
+                                f"0 to {mask.shape[1] - 1}."
+                            )
+                        mask, several = mask[:, number], True
+                    nodes[split] = _nodes(mask, key, count, found.source)
+    if number is not None and not several:
+        raise _no_splits(found.source)
     if "node_types" in found.arrays and not nodes:  # DGL's Reddit
         types = np.asarray(found.arrays["node_types"])
         if types.shape != (count,):
             raise _not_one_each(types, "node_types", count, found.source)
         nodes = {split: np.flatnonzero(types == kind) for kind, split in enumerate(("train", "validation", "test"), 1)}
     return nodes
+
+
+def _no_splits(source: object) -> ConfigError:
+    return ConfigError(f"--split chooses among masks [nodes, splits]; {source} has none. Leave it out.")
 
 
 def _not_one_each(given: np.ndarray, key: str, count: int, source: str) -> DataError:

@@ -4,9 +4,9 @@ import io
 import struct
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from sys import intern
+from contextlib import contextmanager, suppress
 from types import ModuleType
 
 import numpy as np
@@ -15,13 +15,15 @@ from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.prepare import cifar
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import BadFileError, Decoder, Example, with_holdout
+from istmpi.data.prepare.layout import checked_splits, class_folders
 from istmpi.data.prepare.material import Material
+from istmpi.data.prepare.notes import counted
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import MEGABYTE, reason
 from istmpi.optional import optional
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-SPLITS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp", ".avif")
+ENDINGS += (".pbm", ".pgm", ".ppm", ".pnm", ".tga", ".jp2", ".j2k", ".ico", ".pcx", ".qoi")
 MOST_BYTES = 64 * MEGABYTE
 MOST_PIXELS = 2**26
 """Of a file, and of the picture in it."""
@@ -37,6 +39,8 @@ _PILLOW = (
     MemoryError,
 )
 _PILLOW += (struct.error, zlib.error, RuntimeError)
+ORIENTATION = 0x0112
+"""EXIF's number for it."""
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
@@ -59,17 +63,25 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
         if size is not None:
             raise ConfigError("size is for images in class folders; CIFAR's are 32x32.")
         return cifar.read(archive)
-    examples = find_examples(archive)
-    if not any(example.split for example in examples):
+    examples = class_folders(archive, ENDINGS, decoder.notes)
+    if not examples:
+        raise DataError(f"{archive.path} has no CLASS/FILE with an image; known endings: {' '.join(ENDINGS)}.")
+    if examples[0].split:
+        examples = checked_splits(archive, examples, decoder.notes)
+    else:
         decoder.split = f"{ONE_IN_FIVE} of each class"
         examples = with_holdout(examples)
     pillow = optional("PIL.Image", "Pillow", "images")
-    first, mode, extent = _first(archive, examples, pillow, size)
+    first, mode, extent = _first(archive, decoder, examples, pillow, size)
 
     def decoded(mode: str) -> Material:
-        decode = image_decoder(pillow, first, mode, extent, size is not None, "Give --size N to resize them.")
+        ignored: Counter[str] = Counter()
+        decode = image_decoder(pillow, first, mode, extent, size is not None, "Give --size N to resize them.", ignored)
         shape = len(mode), extent[1], extent[0]
-        return decoder.run(archive, examples, decode, shape, np.dtype(np.uint8), len(mode), MOST_BYTES)
+        material = decoder.run(archive, examples, decode, shape, np.dtype(np.uint8), len(mode), MOST_BYTES)
+        for what, count in sorted(ignored.items()):
+            decoder.notes.leave_out(f"{counted(count, 'image')}: {what}")
+        return material
 
     try:
         return decoded(mode)
@@ -77,73 +89,50 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
         return decoded("RGB")
 
 
-def find_examples(archive: Archive) -> list[Example]:
-    """The images of an archive by the names of their folders; DataError where these are none of the layouts.
-
-    Their splits are empty texts where the archive has none.
-    """
-    examples = []
-    for name in archive.names:
-        *above, label, file = ("", "", *name.split("/"))[-3:]
-        if label and file.lower().endswith(ENDINGS):
-            examples.append(Example(name, intern(label), SPLITS.get(above[0], "")))
-    if not examples:
-        raise DataError(f"{archive.path} has no CLASS/FILE with an image; known endings: {' '.join(ENDINGS)}.")
-    of_none = next((example for example in examples if not example.split), None)
-    if of_none is None:
-        return _in_splits(archive, examples)
-    if any(example.split for example in examples) or SPLITS.keys() >= {example.label for example in examples}:
-        if of_none.label in SPLITS:
-            raise DataError(
-                f"{archive.path}: {of_none.name} is in no class folder; it must be {of_none.label}/CLASS/FILE."
-            )
-        raise DataError(
-            f"{archive.path} has train/ or test/ but {of_none.name} is in neither. Move it there, or take it away."
-        )
-    return examples
-
-
-def _in_splits(archive: Archive, examples: list[Example]) -> list[Example]:
-    """The same examples, those for validation as test examples where there are none."""
-    if all(example.split != "test" for example in examples):
-        examples = [Example(e.name, e.label, "test" if e.split == "validation" else e.split) for e in examples]
-    trained = {example.label for example in examples if example.split == "train"}
-    unknown = next((example for example in examples if example.label not in trained), None)
-    if trained and unknown:
-        raise DataError(
-            f"{archive.path}: {unknown.name} is of class {unknown.label}, of which train/ has no image. Correct the "
-            "name of its folder, or take it away."
-        )
-    return examples
-
-
 def _first(
-    archive: Archive, examples: list[Example], pillow: ModuleType, size: int | None
+    archive: Archive, decoder: Decoder, examples: list[Example], pillow: ModuleType, size: int | None
 ) -> tuple[str, str, tuple[int, int]]:
     """The first image by name that can be read, the mode it asks for, "L" or "RGB", and its width and height."""
-    for name in sorted(example.name for example in examples):
-        try:
-            for _, content in archive.read([name], MOST_BYTES):
+    names, bad = sorted(example.name for example in examples), {}
+    while part := names[len(bad) : 2 * len(bad) + 1]:  # twice as many in each pass over the archive
+        found = {}
+        for name, content in archive.read(part, MOST_BYTES):
+            try:
                 image = _open(pillow, name, content)
-        except BadFileError:
-            continue
-        return name, "L" if image.mode in GREY else "RGB", (size, size) if size else image.size
-    raise DataError(f"{archive.path}: none of the {len(examples)} images can be read. Copy or download it again.")
+                found[name] = image.mode, image.size
+            except BadFileError as error:
+                bad[name] = str(error)
+        if found:
+            mode, extent = found[first := min(found)]
+            return first, "L" if mode in GREY else "RGB", (size, size) if size else extent
+        decoder.refuse(archive, bad, len(names))
+    raise DataError(
+        f"{archive.path}: none of the {len(names)} images can be read ({bad[names[0]]}). Copy or download it again."
+    )
 
 
 def image_decoder(
-    pillow: ModuleType, first: str, mode: str, extent: tuple[int, int], resize: bool, cure: str
+    pillow: ModuleType,
+    first: str,
+    mode: str,
+    extent: tuple[int, int],
+    resize: bool,
+    cure: str,
+    ignored: Counter[str] | None = None,
 ) -> Callable[[str, bytes], np.ndarray]:
     """From the name and the content of a file to its pixels ``[channels, height, width]`` uint8.
 
     ``first`` is what a message calls the image, or the images, whose ``mode`` and ``extent`` all others must have.
-    ``cure`` is what it says of another extent, where they are not to be resized.
+    ``cure`` is what it says of another extent, where they are not to be resized. ``ignored`` counts what images have
+    and pixels do not show.
     """
 
     def decode(name: str, content: bytes) -> np.ndarray:
         image = _open(pillow, name, content)
         if mode == "L" and image.mode not in GREY:
             raise InColourError(f"{name} is in colour but {first} is grey; all must be alike. Convert them first.")
+        if ignored is not None:
+            ignored.update(_beside_pixels(image))
         with _as_bad_file(pillow):
             if image.mode != mode:
                 image = image.convert(mode)
@@ -168,15 +157,26 @@ def _middle(size: tuple[int, int], extent: tuple[int, int]) -> tuple[float, floa
 
 
 def _open(pillow: ModuleType, name: str, content: bytes) -> object:
-    """A decoded image; BadFileError where it cannot be, DataError where 8 bits a channel cannot hold it."""
+    """A decoded image; BadFileError where it cannot be, or where 8 bits a channel cannot hold it."""
     with _as_bad_file(pillow):
         image = pillow.open(io.BytesIO(content))
         if image.width * image.height > MOST_PIXELS:
             raise BadFileError(f"{image.width}x{image.height} pixels; that is too much")
         image.load()
     if image.mode not in GREY + COLOUR:
-        raise DataError(f"{name} has pixels of mode {image.mode}; 8 bits a channel are needed. Convert it first.")
+        raise BadFileError(f"pixels of mode {image.mode}, not of 8 bits a channel: convert it")
     return image
+
+
+def _beside_pixels(image: object) -> Iterator[str]:
+    """What an image has beside the pixels that are taken; what is wrong with that does not matter."""
+    with suppress(*_PILLOW):
+        if image.mode in ("LA", "RGBA") or "transparency" in image.info:
+            yield "transparency"
+        if getattr(image, "is_animated", False):
+            yield "frames behind the first"
+        if image.info.get("exif") and image.getexif().get(ORIENTATION, 1) != 1:
+            yield "orientation in EXIF"
 
 
 @contextmanager

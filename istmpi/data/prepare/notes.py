@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
+
+NAMED = 8
+"""How many endings, and folders, are named of those that are passed over."""
 
 
 @dataclass(frozen=True)
@@ -36,3 +42,31 @@ class Notes:
     def leave_out(self, text: str, option: str = "") -> None:
         """Record what is not in the prepared file; the text begins with a count."""
         self.left_out.append(Note(text, option))
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, which is given as that of one."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def not_read(names: Collection[str], read: Collection[str]) -> Iterator[str]:
+    """The files that were not read in lines that begin with a count: by endings, and folders of which none was."""
+    endings, folders = defaultdict(list), set()
+    opened = {name.rpartition("/")[0] for name in read}
+    opened = {above for folder in opened for above in PurePosixPath(folder, "file").parents}
+    for name in names:
+        if name not in read:
+            path = PurePosixPath(name)
+            endings[path.suffix.lower() or "without an ending"].append(name)
+            folders.update([folder for folder in path.parents if folder not in opened][-1:])
+    if endings:
+        by_count = sorted(endings.items(), key=lambda item: (-len(item[1]), item[0]))
+        shown = _first([f"{len(files):,} {ending} ({files[0]})" for ending, files in by_count])
+        yield f"{counted(sum(map(len, endings.values())), 'file')} not read: {shown}"
+    if folders:
+        yield f"{counted(len(folders), 'folder')} of which no file is read: {_first(sorted(map(str, folders)))}"
+
+
+def _first(parts: list[str]) -> str:
+    more = len(parts) - NAMED
+    return ", ".join(parts[:NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -19,7 +19,7 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.pickles import PickleError, read_pickle
 from istmpi.data.prepare.raw_graph import RawGraph, dense
 from istmpi.errors import DataError
-from istmpi.foreign import reading
+from istmpi.foreign import reading, whole_number
 
 PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
 VALIDATION = 500
@@ -37,7 +37,7 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     allx, ally, tx, ty, y, graph = (_pickle(archive, prefix + part) for part in PARTS[:-1])
     with reading(f"{archive.path}: {prefix}test.index cannot be read", "Give a number a line.", ValueError):
         _, content = next(iter(archive.read([prefix + PARTS[-1]])))
-        index = np.array(content.split(), np.int64)
+        index = np.array([whole_number(word) for word in content.decode().split()], np.int64)
     first, firsts = (_matrix(archive, prefix + part, of) for part, of in (("allx", allx), ("tx", tx)))
     classes = [_one_hot(archive, prefix + part, of) for part, of in (("ally", ally), ("ty", ty), ("y", y))]
     fits = len(first) == len(classes[0]) and len(firsts) == len(classes[1]) == len(index) == len(np.unique(index)) > 0

@@ -23,7 +23,9 @@ class RawGraph:
 
 
 def dense(offsets: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Compressed sparse rows as float32 ``shape``; what is there twice is added."""
-    x = np.zeros(shape, np.float32)
-    np.add.at(x, (np.repeat(np.arange(shape[0]), np.diff(offsets)), columns), values.astype(np.float32))
+    """Compressed sparse rows as float32 ``shape``, or float64 where that rounds; what is there twice is added."""
+    rounded = values.astype(np.float32)
+    exact = (rounded == values).all()
+    x = np.zeros(shape, np.float32 if exact else np.float64)
+    np.add.at(x, (np.repeat(np.arange(shape[0]), np.diff(offsets)), columns), rounded if exact else values)
     return x

@@ -5,20 +5,24 @@ Warden, "Speech Commands: a dataset for limited-vocabulary speech recognition", 
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import BadFileError, Decoder, Example
+from istmpi.data.prepare.layout import checked_splits, class_folders, common_folder
 from istmpi.data.prepare.material import Material
 from istmpi.data.prepare.melspectrogram import BANDS, FRAMES, log_mel
+from istmpi.data.prepare.notes import Notes, counted
 from istmpi.errors import DataError
-from istmpi.foreign import MEGABYTE, reason
+from istmpi.foreign import MEGABYTE, printable, reason
 from istmpi.optional import optional
 
-ENDING = ".wav"
+ENDINGS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf", ".w64")
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
 TEST_PERCENT = 10
 RATES = 1_000, 768_000
@@ -27,6 +31,13 @@ MOST_SAMPLES = 2**26
 """Of a file, over all channels: more than an hour at 16 kHz."""
 MOST_BYTES = 128 * MEGABYTE
 """Of a file."""
+OFFSET = "offset"
+"""The name of the convention on constant offsets: they are removed, or, where it is not there, they are not."""
+LEAST_OFFSET = 0.01
+"""In deviations of a clip. An offset is no sound, but moves the middle of the energy and fills the lowest band. Below
+that features correlate by 0.9998 and more with those without it, and keep their bits."""
+CANCELLED = 0.01
+"""The share of its channels' power below which their mean is no recording of theirs."""
 LOUDEST = 1e9
 """The power of louder samples would not be finite."""
 
@@ -34,14 +45,19 @@ LOUDEST = 1e9
 def read(archive: Archive, decoder: Decoder) -> Material:
     """Log-mel spectrograms [1, 128, 32] float32, each clip normalised on its own; the classes are the words.
 
-    Without a testing list, a tenth of the speakers (by a hash of the name) are for testing. All clips must have one
-    sample rate: a band would mean another pitch at another rate. Folders such as _background_noise_ are ignored.
+    The splits are those of a testing list, or folders train/ and test/; without either, a tenth of the speakers (by a
+    hash of the name) are for testing. All clips must have one sample rate: a band would mean another pitch at another
+    rate. Folders such as _background_noise_ are ignored.
     """
-    if (lists := _listed(archive)) is None:
-        decoder.split = "by speakers, a tenth of them for testing (Speech Commands' rule)"
-    examples = _examples(archive, lists)
+    examples, notes = _examples(archive, decoder), decoder.notes
+    changes: Counter[str] = Counter()
+    notes.reading[OFFSET] = "removed"
     with one_thread():
-        return decoder.run(archive, examples, clip_decoder(), (1, BANDS, FRAMES), np.dtype(np.float32), 1, MOST_BYTES)
+        shape, decode = (1, BANDS, FRAMES), clip_decoder(notes.reading, changes)
+        material = decoder.run(archive, examples, decode, shape, np.dtype(np.float32), 1, MOST_BYTES)
+    for change, count in sorted((+changes).items()):
+        notes.assume(f"{counted(count, 'recording')} {change}")
+    return material
 
 
 def one_thread() -> AbstractContextManager:
@@ -49,29 +65,44 @@ def one_thread() -> AbstractContextManager:
     return optional("threadpoolctl", "threadpoolctl", "spectrograms").threadpool_limits(1, user_api="blas")
 
 
-def _examples(archive: Archive, listed: dict[str, str] | None) -> list[Example]:
-    """Every wav file with its word and its split, as listed or by its speaker."""
-    examples = []
-    for name in archive.names:
-        folder, _, file = name.rpartition("/")
-        word = folder.rpartition("/")[2]
-        if word and not word.startswith("_") and file.lower().endswith(ENDING):
-            split = hashed_split(file) if listed is None else listed.get(f"{word}/{file}", "train")
-            examples.append(Example(name, word, split))
+def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
+    """Every recording with its word and its split."""
+    lists = {name: LISTS[base] for name in archive.names if (base := name.rpartition("/")[2]) in LISTS}
+    listed = "test" in lists.values()
+    examples = class_folders(archive, ENDINGS, decoder.notes, splits=not listed)
+    examples = [example for example in examples if not example.label.startswith("_")]
     if not examples:
         raise DataError(f"{archive.path} has no WORD/SPEAKER_nohash_INDEX.wav. Give that layout.")
-    return examples
+    if listed:
+        splits = _listed(archive, lists, [example.name for example in examples], decoder.notes)
+        return [Example(e.name, e.label, splits.get(e.name, "train")) for e in examples]
+    if examples[0].split:
+        return checked_splits(archive, examples, decoder.notes)
+    decoder.split = "by speakers, a tenth of them for testing (Speech Commands' rule)"
+    return [Example(e.name, e.label, hashed_split(e.name.rpartition("/")[2])) for e in examples]
 
 
-def _listed(archive: Archive) -> dict[str, str] | None:
-    """The split of each WORD/FILE that a list names; None where there is no testing list."""
-    lists = {name: LISTS[base] for name in archive.names if (base := name.rpartition("/")[2]) in LISTS}
-    if "test" not in lists.values():
-        return None
-    splits = {}
-    for name, content in archive.read(lists):
-        for line in content.decode("utf-8", errors="replace").split():
-            splits[line] = lists[name]
+def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: Notes) -> dict[str, str]:
+    """The split of each file that a list names by its path, WORD/FILE, with anything before it."""
+    common = common_folder(names, splits=False)
+    paths = {name.removeprefix(common): name for name in names}
+    splits: dict[str, str] = {}
+    missing: list[str] = []
+    for list_name, content in archive.read(lists):
+        for line in content.decode("utf-8-sig", errors="surrogateescape").split("\n"):
+            parts = [part for part in printable(line.strip().replace("\\", "/")).split("/") if part not in ("", ".")]
+            tails = ("/".join(parts[start:]) for start in range(len(parts)))
+            path = next((tail for tail in tails if tail in paths), None)
+            if path is None:
+                missing += [f"{'/'.join(parts)} in {list_name}"] * bool(parts)
+            elif splits.setdefault(paths[path], lists[list_name]) != lists[list_name]:
+                raise DataError(f"{archive.path}: {path} is in the lists of both splits. Take it out of one.")
+    if missing and "test" not in splits.values():
+        raise DataError(
+            f"{archive.path}: its lists name no file for testing: there is no {missing[0]}. A line must be WORD/FILE."
+        )
+    if missing:
+        notes.leave_out(f"{counted(len(missing), 'line')} of lists without a file, such as {min(missing)}")
     return splits
 
 
@@ -82,9 +113,12 @@ def hashed_split(file: str) -> str:
     return "test" if number * 100 < TEST_PERCENT * (2**27 - 1) else "train"
 
 
-def clip_decoder() -> Callable[[str, bytes], np.ndarray]:
-    """From the name and the content of a wav file to its features ``[BANDS, FRAMES]``; all must have one rate."""
-    soundfile = optional("soundfile", "soundfile", "wav files")
+def clip_decoder(reading: Mapping[str, Any], changes: Counter[str]) -> Callable[[str, bytes], np.ndarray]:
+    """From the name and the content of a recording to its features ``[BANDS, FRAMES]``; all must have one rate.
+
+    ``reading`` says whether constant offsets are removed; what is done to how many recordings goes to ``changes``.
+    """
+    soundfile = optional("soundfile", "soundfile", "recordings")
     first: tuple[str, int] | None = None
 
     def decode(name: str, content: bytes) -> np.ndarray:
@@ -106,6 +140,15 @@ def clip_decoder() -> Callable[[str, bytes], np.ndarray]:
         first = first or (name, rate)
         if rate != first[1]:
             raise DataError(f"{name} has {rate} Hz but {first[0]} has {first[1]}; resample them to one rate first.")
-        return log_mel(sound.mean(axis=1), rate)
+        clip = sound.mean(axis=1)
+        if clip.var(dtype=np.float64) < CANCELLED * sound.var(axis=0, dtype=np.float64).mean():
+            raise BadFileError("channels that cancel each other: they are in opposite phase")
+        changes["of several channels, whose mean is taken"] += sound.shape[1] > 1
+        changes["longer than a second: the second around the middle of their energy is taken"] += len(clip) > rate
+        offset = clip.mean(dtype=np.float64)
+        if reading.get(OFFSET) == "removed" and abs(offset) > LEAST_OFFSET * clip.std(dtype=np.float64):
+            clip = clip - np.float32(offset)
+            changes["with a constant offset, which is removed"] += 1
+        return log_mel(clip, rate)
 
     return decode

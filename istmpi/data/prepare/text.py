@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,10 +13,11 @@ import numpy as np
 
 from istmpi.data.dataset import SPLITS
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.prepare import images
 from istmpi.data.prepare.archive import Archive, store
 from istmpi.data.prepare.files import Decoder
+from istmpi.data.prepare.layout import note_splits, split_of
 from istmpi.data.prepare.material import BLOCK
+from istmpi.data.prepare.notes import Notes, counted
 from istmpi.data.text_file import TextHeader, TextWriter, smallest_type
 from istmpi.data.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.errors import DataError
@@ -27,6 +30,15 @@ LONGEST_LINE = 32 * MEGABYTE
 CUT = 0.9
 """Where the tokens of a single document are cut in two, the first part for training."""
 
+_JSON = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
+"""What JSON calls its other values."""
 _Runs = Sequence[tuple[int, int]]
 """Of tokens in the scratch file: where one starts, and how many they are."""
 
@@ -70,7 +82,7 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
     skipped; what is empty does not count. It takes some hundred bytes of memory for each document.
     """
     of = open_tokenizer(tokenizer)
-    splits = splits_of(archive)
+    splits = splits_of(archive, decoder.notes)
     documents = _Documents(decoder, of)
     read_before, total = 0, sum(map(archive.nbytes, archive.names))
 
@@ -79,51 +91,87 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
 
     number_of = {name: number for number, name in enumerate(archive.names)}
     bad: dict[str, str] = {}
+    others: set[str] = set()
     for name, pieces in archive.pieces(archive.names, told):
         lines = name.lower().endswith(LINES)
-        for document, content in _texts(name, pieces, key) if lines else [(name, pieces)]:
+        for document, content in _texts(name, pieces, key, others) if lines else [(name, pieces)]:
             try:
                 documents.add(number_of[name], content)
             except NoTextError as error:
                 bad[document] = str(error)
         read_before += archive.nbytes(name)
+    if documents.empty:
+        decoder.notes.leave_out(counted(documents.empty, "empty document"))
+    if others:
+        shown = printable(", ".join(sorted(others)[:8]))
+        decoder.notes.leave_out(f"{counted(len(others), 'other key')} of .jsonl than {key}: {shown}", "--key")
     decoder.refuse(archive, bad, len(documents) + len(bad), "documents")
     if not len(documents):
         raise DataError(f"{archive.path} holds no text: all of it is empty. Give a file, a folder or a .tar with text.")
     return documents.corpus(archive, splits, sorted(bad))
 
 
-def splits_of(archive: Archive) -> list[str]:
+def splits_of(archive: Archive, notes: Notes) -> list[str]:
     """The split of every file of an archive, in the order of its names; empty texts where they have none.
 
-    What tells is the first part of their paths in which they differ.
+    It is told by the first part of their paths in which they differ: a folder's name, or a word in a file's.
     """
     paths = [name.split("/") for name in archive.names]
     depth = len(os.path.commonprefix([path[:-1] for path in paths]))
-    tells = [path[depth].lower() for path in paths]
-    folders = [images.SPLITS.get(tell, "") if len(path) > depth + 1 else "" for tell, path in zip(tells, paths)]
-    if {"train", "test"} <= set(folders):
+    parts = [path[depth] for path in paths]
+    folders = [split_of(part) if len(path) > depth + 1 else "" for part, path in zip(parts, paths)]
+    if _are_splits(folders):
         if "" in folders:
             odd = archive.names[folders.index("")]
             raise DataError(f"{archive.path} has train/ and test/ but {odd} is in neither. Move it there, or away.")
-        return folders
-    files = [images.SPLITS.get(tell.partition(".")[0], "") for tell in tells]
-    return files if {"train", "test"} <= set(files) and "" not in files else [""] * len(files)
+        found = folders
+    else:
+        found = [_split_in(part) if len(path) == depth + 1 else "" for part, path in zip(parts, paths)]
+        if not _are_splits(found) or "" in found:
+            if _are_splits(found):
+                odd = archive.names[found.index("")]
+                notes.assume(f"names of files are no splits: {odd} names none")
+            return [""] * len(found)
+    note_splits(notes, dict(zip(parts, found)))
+    if "test" not in found:
+        notes.assume("documents for validation are for testing: there are no others")
+    return [split if "test" in found or split == "train" else "test" for split in found]
 
 
-def _texts(name: str, pieces: Iterable[bytes], key: str) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """The documents of a .jsonl; DataError for a line that has none."""
+def _are_splits(splits: Collection[str]) -> bool:
+    return "train" in splits and ("test" in splits or "validation" in splits)
+
+
+def _split_in(file: str) -> str:
+    """The only split that a word of a file's name stands for."""
+    found = {split_of(word) for word in re.split("[^A-Za-z]+", file)} - {""}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _texts(name: str, pieces: Iterable[bytes], key: str, others: set[str]) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """The documents of a .jsonl, a blank line as an empty one; DataError for a line that has none.
+
+    ``others`` gets the keys beside ``key``.
+    """
     for number, line in enumerate(_lines(name, pieces), start=1):
-        if not line.strip():
-            continue
         where = f"{name}, line {number}"
+        line = line.removeprefix(BOM_UTF8) if number == 1 else line
+        if not line.strip():
+            yield where, []
+            continue
         try:
             tree = json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where} is not JSON ({reason(error)}). Correct it, or call the file .txt.") from None
-        if not isinstance(tree, dict) or not isinstance(tree.get(key), str):
+        if isinstance(tree, dict) and key in tree and not isinstance(tree[key], str):
+            raise DataError(
+                f"{where}: its {key} is {_JSON[type(tree[key])]}, not a text. Take the line out, or name another key "
+                f"with --key."
+            )
+        if not isinstance(tree, dict) or key not in tree:
             keys = printable(", ".join(list(tree)[:8])) if isinstance(tree, dict) else ""
             raise DataError(f"{where} has no text under {key!r}; it has {keys or 'no keys'}. Name its key with --key.")
+        others.update(tree.keys() - {key})
         # What is half of a pair in UTF-16 has no bytes in UTF-8; a tokenizer that needs this refuses what comes of it.
         yield where, [tree[key].encode("utf-8", errors="surrogatepass")]
 
@@ -135,7 +183,8 @@ def _lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield from lines
         if len(rest) > LONGEST_LINE:
             raise DataError(f"{name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Cut it into several.")
-    yield rest
+    if rest:
+        yield rest
 
 
 @dataclass
@@ -144,6 +193,8 @@ class _Documents:
 
     decoder: Decoder
     tokenizer: Tokenizer
+    empty: int = 0
+    """How many had no text, and do not count."""
     _end: int = 0
     _file: array = field(default_factory=lambda: array("q"))
     _start: array = field(default_factory=lambda: array("q"))
@@ -176,6 +227,7 @@ class _Documents:
             self._store(np.array([self.tokenizer.end]))
             for column, value in ((self._file, file), (self._start, start), (self._bytes, nbytes)):
                 column.append(value)
+        self.empty += not nbytes
 
     def _store(self, tokens: np.ndarray) -> None:
         content = np.ascontiguousarray(tokens, self._dtype)

@@ -20,17 +20,24 @@ from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.csr import Csr, OfArrays, Stored
 from istmpi.data.prepare.files import Decoder
-from istmpi.data.prepare.xc_lines import Header, Limits, blocks_of_lines, header_of, parsed
+from istmpi.data.prepare.layout import SPLITS, note_splits
+from istmpi.data.prepare.notes import Notes, counted
+from istmpi.data.prepare.row_lists import masks_of
+from istmpi.data.prepare.xc_lines import MOST, Limits
 from istmpi.data.sparse import Ragged
 from istmpi.data.sparse_file import SparseHeader, SparseWriter
-from istmpi.errors import DataError
+from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import MULTI_LABEL
 
+COUNTED_FROM = "counted_from"
+"""The name of the convention on the number of the first feature in rows without a header."""
 TEXT = (".txt", ".svm", ".svmlight", ".libsvm", ".dat", ".data")
-WORDS = {"train": "train|trn", "test": "test|tst", "validation": "validation|valid|val"}
+WORDS = {
+    split: "|".join(word for word, of in SPLITS.items() if of == split) for split in dict.fromkeys(SPLITS.values())
+}
 """What the name of a split's file has in it, as a word."""
 ROW_LISTS = {"train": "(tr|trn|train)_?split", "test": "(tst|test)_?split"}
-"""And that of a file with the rows of a split."""
+"""The same of a file with the rows of a split."""
 
 
 @dataclass(frozen=True)
@@ -96,19 +103,25 @@ class SparseMaterial:
         return SparseWriter(target, SparseHeader(kind, source, self.features, self.outputs, *counts), force)
 
 
-def read(archive: Archive, decoder: Decoder) -> SparseMaterial:
+def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None) -> SparseMaterial:
     """All rows that have a feature and a label; the others are dropped and counted, as are labels that a row repeats.
 
     Files are told by their names; of one file without lists of rows one row in five is for testing. In svmlight there
-    are as many features and labels as the largest number says, and features are counted from 1 unless there is a 0.
+    are as many features and labels as the largest number says, and features are counted from 1 unless there is a 0;
+    ``counted_from`` decides otherwise.
     """
+    if counted_from not in (None, 0, 1):
+        raise ConfigError(f"counted_from is {counted_from}; it must be 0 or 1.")
     names = archive.names
     arrays = [name for name in names if name.lower().endswith(".npz")]
+    if arrays and counted_from is not None:
+        raise ConfigError("counted_from is for rows of text; a matrix counts from 0. Leave it out.")
+    decoder.notes.reading[COUNTED_FROM] = 0
     if arrays:
         sources = {split: OfArrays(archive, *pair) for split, pair in _pairs(archive, arrays).items()}
         parts = {split: Part(source) for split, source in sources.items()}
     else:
-        parts = _of_text(archive, decoder)
+        parts = _of_text(archive, decoder, counted_from)
     sources = list({id(part.source): part.source for part in parts.values()}.values())
     _require_alike(sources)
     limits = Limits(max(of.features for of in sources), max(of.labels for of in sources))
@@ -149,7 +162,7 @@ def _material(archive: Archive, parts: dict[str, Part], limits: Limits, repeated
     return SparseMaterial(limits.features, limits.labels, counts, values, labels, facts, blocks)
 
 
-def _of_text(archive: Archive, decoder: Decoder) -> dict[str, Part]:
+def _of_text(archive: Archive, decoder: Decoder, counted_from: int | None) -> dict[str, Part]:
     names = [name for name in archive.names if _plain_name(name).endswith(TEXT)]
     lists = {split: _named(names, pattern) for split, pattern in ROW_LISTS.items()}
     rest = [name for name in names if not any(name in found for found in lists.values())]
@@ -169,91 +182,57 @@ def _of_text(archive: Archive, decoder: Decoder) -> dict[str, Part]:
             f"{archive.path}: needed are train.txt and test.txt, one file with NAME_trSplit.txt and NAME_tstSplit.txt, "
             f"or one file; found: {held}."
         )
-    listed = {name for split, name in whole.items() if "" in whole and split}
-    rows_of = {split: _row_list(archive, whole[split]) for split in whole if whole[split] in listed}
-    sources = _stored(archive, decoder, {name for name in whole.values() if name not in listed})
+    rows_of = {split: name for split, name in whole.items() if "" in whole and split}
+    notes = decoder.notes
+    sources = _stored(archive, decoder, set(whole.values()) - set(rows_of.values()), counted_from)
     if "" not in whole:
+        note_splits(notes, {name.rpartition("/")[2]: split for split, name in whole.items()})
         return {split: Part(sources[name]) for split, name in whole.items()}
     source = sources[whole[""]]
     if rows_of:
-        return {split: Part(source, _mask(source, whole[split], rows)) for split, rows in rows_of.items()}
+        masks = masks_of(archive, source, rows_of, notes)
+        return {split: Part(source, mask) for split, mask in masks.items()}
     decoder.split = f"of the rows {ONE_IN_FIVE}"
     test = held_out(len(source))
     return {"train": Part(source, ~test), "test": Part(source, test)}
 
 
-def _stored(archive: Archive, decoder: Decoder, names: set[str]) -> dict[str, Stored]:
+def _stored(archive: Archive, decoder: Decoder, names: set[str], counted_from: int | None) -> dict[str, Stored]:
     """The rows of files of text, read once."""
     total, before, found = sum(map(archive.nbytes, names)), 0, {}
+    limits = Limits() if counted_from is None else Limits(MOST - counted_from, first=counted_from)
 
     def told(position: int) -> None:
         decoder.progress("reading", before + position, total)
 
     for name, pieces in archive.pieces(names, told):
         found[name] = Stored(name, decoder)
-        _read_rows(found[name], pieces)
+        found[name].fill(pieces, limits)
         before += archive.nbytes(name)
-    if not any(of.header or of.least == 0 for of in found.values()):
-        for of in found.values():
-            of.counted_from = 1
+    plain = [of for of in found.values() if not of.header]
+    if counted_from is not None and not plain:
+        raise ConfigError("counted_from is for rows without a header; those with one count from 0. Leave it out.")
+    if plain and counted_from is None:
+        counted_from = int(all(of.least for of in plain))
+        has = "no feature has the number 0" if counted_from else "a feature has this number"
+        decoder.notes.assume(f"features are counted from {counted_from}: {has}", "--counted-from")
+    for of in plain:
+        of.counted_from = counted_from
+        decoder.notes.assume(f"{of.name}: {of.features:,} features, {of.labels:,} labels, as its largest numbers say")
+    decoder.notes.reading[COUNTED_FROM] = counted_from or 0
+    for of in found.values():
+        _note_lines(decoder.notes, of)
     return found
 
 
-def _read_rows(stored: Stored, pieces: Iterator[bytes]) -> None:
-    name, line, limits, header = stored.name, 1, Limits(), None
-    for number, block in enumerate(blocks_of_lines(name, pieces)):
-        if number == 0:
-            first, _, rest = block.partition(b"\n")
-            if header := header_of(name, first):
-                limits, block = Limits(header.features, header.labels), rest
-                stored.header, stored.first_line = header, (line := 2)
-        rows = parsed(name, block, line, limits)
-        if header and len(stored) + len(rows.counts) > header.rows:
-            raise DataError(
-                f"{name}, line {line + header.rows - len(stored)}: {_says(header)}, and here is one more. Correct the "
-                f"header."
-            )
-        stored.add(rows)
-        line += block.count(b"\n")
-    if not len(stored):
-        raise DataError(f"{name}, line {line}: it has no rows, the file is empty. Give one with rows.")
-    if header and len(stored) != header.rows:
-        raise DataError(
-            f"{name}, line {line - 1}: {_says(header)}, but it ends here after {len(stored):,} (blank lines do not "
-            f"count). Correct the header, or copy the file again."
-        )
-
-
-def _says(header: Header) -> str:
-    return f"the header says that there are {header.rows:,} rows"
-
-
-def _row_list(archive: Archive, name: str) -> np.ndarray:
-    """The rows that a list of them names, from 0; of several columns, each another split, the first."""
-    found, line = [], 1
-    for _, pieces in archive.pieces({name}):
-        for block in blocks_of_lines(name, pieces):
-            for number, text in enumerate(block.split(b"\n")[:-1], line):
-                word = text.split()[:1]
-                if word and not (word[0].isdigit() and 1 <= int(word[0]) < 2**62):
-                    raise DataError(f"{name}, line {number}: needed is the number of a row, from 1. Correct the line.")
-                found += [int(one) - 1 for one in word]
-            line += block.count(b"\n")
-    if not found:
-        raise DataError(f"{name}, line 1: it names no rows: the file is empty. Give one with numbers of rows.")
-    return np.array(found)
-
-
-def _mask(source: Csr, name: str, rows: np.ndarray) -> np.ndarray:
-    if (most := int(rows.max())) >= len(source):
-        at = int(np.flatnonzero(rows == most)[0]) + 1
-        raise DataError(
-            f"{name}, line {at}: there is no row {most + 1:,}; {source.name} has {len(source):,}. Take the lists that "
-            f"belong to it."
-        )
-    mask = np.zeros(len(source), bool)
-    mask[rows] = True
-    return mask
+def _note_lines(notes: Notes, of: Stored) -> None:
+    """What a file has beside rows with labels and features."""
+    if of.blank_rows:
+        notes.assume(f"{counted(of.blank_rows, 'blank line')} of {of.name}, each a row in its header's count")
+    elif blank := of.lines.blank + of.lines.trailing:
+        notes.leave_out(f"{counted(blank, 'line')} of {of.name}, blank or a comment")
+    if of.passed_over:
+        notes.leave_out(f"{counted(of.passed_over, 'number')} of queries (qid) of {of.name}")
 
 
 def _require_alike(sources: list[Csr]) -> None:

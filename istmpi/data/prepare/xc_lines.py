@@ -6,15 +6,17 @@ make sense of it or names the line.
 """
 
 import warnings
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 
 from istmpi.errors import DataError
-from istmpi.foreign import MEGABYTE, one_line
+from istmpi.foreign import MEGABYTE, number, one_line, whole_number
 
 LONGEST_LINE = 32 * MEGABYTE
 MOST = 2**31
@@ -39,10 +41,11 @@ _BLANK = bytes.maketrans(b",:\n", b"   ")
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers of features and of labels that there are, where they are known."""
+    """The numbers of features and of labels that there are, and the number of the first feature, where known."""
 
     features: int = MOST
     labels: int = MOST
+    first: int = 0
 
 
 class Rows(NamedTuple):
@@ -64,9 +67,10 @@ class Header(NamedTuple):
 
 
 def blocks_of_lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The contents of a file in blocks of whole lines, each ended by a new line."""
+    """The contents of a file in blocks of whole lines, each ended by a new line, without a byte order mark."""
     rest = b""
-    for piece in pieces:
+    for place, piece in enumerate(pieces):
+        piece = piece.removeprefix(BOM_UTF8) if place == 0 else piece
         end = piece.rfind(b"\n") + 1
         if end:
             yield rest + piece[:end]
@@ -78,7 +82,7 @@ def blocks_of_lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def header_of(name: str, line: bytes) -> Header | None:
+def header_of(name: str, line: bytes, number: int = 1) -> Header | None:
     """The header that a first line is; None where it is a row of svmlight. DataError where it is neither."""
     words = line.split()
     if any(b":" in word for word in words):
@@ -87,20 +91,81 @@ def header_of(name: str, line: bytes) -> Header | None:
         header = Header(*map(int, words))
         if min(header) < 1 or max(header.features, header.labels) >= MOST or header.rows >= 2**62:
             raise DataError(
-                f"{name}, line 1: its header says {one_line(line.decode(errors='replace').strip())}; each must be at "
-                f"least 1, features and labels below 2^31. Correct it."
+                f"{name}, line {number}: its header says {one_line(line.decode(errors='replace').strip())}; each must "
+                f"be at least 1, features and labels below 2^31. Correct it."
             )
         return header
     raise DataError(
-        f"{name}, line 1: {_shown(line)} is neither a header, ROWS FEATURES LABELS, nor a row, LABEL FEATURE:VALUE. "
-        f"Add the header."
+        f"{name}, line {number}: {_shown(line)} is neither a header, ROWS FEATURES LABELS, nor a row, "
+        f"LABEL FEATURE:VALUE. Add the header."
     )
 
 
-def parsed(name: str, block: bytes, first: int, limits: Limits) -> Rows:
-    """The rows of whole lines, of which the first has the number ``first``; DataError for one that is damaged.
+def rows_behind(name: str, pieces: Iterable[bytes]) -> tuple[Header | None, Iterator[tuple[int, bytes]]]:
+    """The header of a file, if it has one, and blocks of the lines behind it, each with the number of its first line.
 
-    Blank lines are no rows, nor is what follows a ``#``; svmlight's ``qid`` is passed over.
+    Lines before the header or the first row that are blank, or comments of svmlight's, do not count.
+    """
+    blocks, line = blocks_of_lines(name, pieces), 1
+    for block in blocks:
+        while block:
+            first, _, rest = block.partition(b"\n")
+            if first.partition(b"#")[0].strip():
+                break
+            block, line = rest, line + 1
+        if block:
+            break
+    else:
+        return None, iter(())
+    header = header_of(name, first, line)
+    if header:
+        block, line = rest, line + 1
+    return header, _numbered(chain([block] * bool(block), blocks), line)
+
+
+def _numbered(blocks: Iterable[bytes], line: int) -> Iterator[tuple[int, bytes]]:
+    for block in blocks:
+        yield line, block
+        line += block.count(b"\n")
+
+
+@dataclass
+class Lines:
+    """Counts of lines with a label or a feature, and of blank ones before the last of these, and behind it."""
+
+    filled: int = 0
+    blank: int = 0
+    trailing: int = 0
+
+    def add(self, filled: np.ndarray) -> None:
+        """Count the next lines; each is filled or blank."""
+        if len(at := np.flatnonzero(filled)):
+            self.filled += len(at)
+            self.blank += self.trailing + int(at[-1]) + 1 - len(at)
+            self.trailing = len(filled) - int(at[-1]) - 1
+        else:
+            self.trailing += len(filled)
+
+    def blank_rows(self, header: Header | None, where: str) -> int:
+        """How many blank lines are rows, with neither labels nor features: as many as the header needs, or none."""
+        missing = header.rows - self.filled if header else 0
+        if missing and not self.blank <= missing <= self.blank + self.trailing:
+            raise DataError(
+                f"{where}: {says(header)}, but it ends here after {self.filled:,}, and {self.blank + self.trailing:,} "
+                f"blank lines. Correct the header, or copy the file again."
+            )
+        return missing
+
+
+def says(header: Header) -> str:
+    """The header's number of rows, as the beginning of a message."""
+    return f"the header says that there are {header.rows:,} rows"
+
+
+def parsed(name: str, block: bytes, first: int, limits: Limits) -> Rows:
+    """The rows of whole lines, one for each, of which the first has the number ``first``; DataError for a damaged one.
+
+    A blank line is an empty row, nothing behind a ``#`` counts, and svmlight's ``qid`` is passed over.
     """
     rows = _plain(block, limits)
     return _odd(name, block, first, limits) if rows is None else rows
@@ -118,7 +183,7 @@ def _plain(block: bytes, limits: Limits) -> Rows | None:
         return None
     before = np.concatenate([[_END], separators[:-1]])
     empty = np.diff(at, prepend=-1) == 1
-    no_labels = empty & (before == _END) & (separators == _SPACE)
+    no_labels = empty & (before == _END) & (separators != _COMMA)
     if not (_FOLLOWS[before, separators] & (~empty | no_labels)).all():
         return None
     line = np.cumsum(separators == _END) - (separators == _END)
@@ -135,8 +200,8 @@ def _plain(block: bytes, limits: Limits) -> Rows | None:
     is_column, is_value = behind == _COLON, before == _COLON
     is_label = ~(is_column | is_value)
     labels, columns, values = numbers[is_label], numbers[is_column], numbers[is_value]
-    for whole, most in ((labels, limits.labels), (columns, limits.features)):
-        if len(whole) and (whole.min() < 0 or whole.max() >= most or (whole != np.floor(whole)).any()):
+    for whole, first, most in ((labels, 0, limits.labels), (columns, limits.first, limits.features)):
+        if len(whole) and (whole.min() < first or whole.max() >= first + most or (whole != np.floor(whole)).any()):
             return None
     if len(values) and not np.abs(values).max() <= LARGEST:
         return None
@@ -154,14 +219,12 @@ def _plain(block: bytes, limits: Limits) -> Rows | None:
 def _odd(name: str, block: bytes, first: int, limits: Limits) -> Rows:
     """The rows of lines, one by one."""
     label_counts, labels, counts, columns, values = [], [], [], [], []
-    for number, line in enumerate(block.split(b"\n")[:-1], first):
-        where = f"{name}, line {number}"
+    for at, line in enumerate(block.split(b"\n")[:-1], first):
+        where = f"{name}, line {at}"
         line = line.partition(b"#")[0]
         words = line.split()
-        if not words:
-            continue
         row_labels = []
-        if not line[:1].isspace() and b":" not in words[0]:
+        if words and not line[:1].isspace() and b":" not in words[0]:
             row_labels = [_whole(where, word, "label", limits.labels) for word in words.pop(0).split(b",")]
         before = len(columns)
         for word in words:
@@ -170,7 +233,7 @@ def _odd(name: str, block: bytes, first: int, limits: Limits) -> Rows:
                 raise DataError(f"{where}: {_shown(word)} has no colon; a feature is NUMBER:VALUE. Correct the line.")
             if column == b"qid":
                 continue
-            columns.append(_whole(where, column, "feature", limits.features))
+            columns.append(_whole(where, column, "feature", limits.features, limits.first))
             values.append(_value(where, word, value))
         labels += row_labels
         label_counts.append(len(row_labels))
@@ -182,30 +245,32 @@ def _integers(numbers: list[int]) -> np.ndarray:
     return np.array(numbers, np.int32)
 
 
-def _whole(where: str, word: bytes, what: str, most: int) -> int:
+def _whole(where: str, word: bytes, what: str, most: int, first: int = 0) -> int:
     """The number of a feature or a label."""
     try:
-        number = int(word)
+        index = whole_number(word.decode())
     except ValueError:
         raise DataError(
             f"{where}: {_shown(word)} is no number of a {what}, which are whole numbers from 0. Correct the line."
         ) from None
-    if not 0 <= number < most:
-        known = f"there are {most:,}, numbered from 0" if most < MOST else "they run from 0 to 2^31"
-        raise DataError(f"{where}: {what} {number} is out of range: {known}. Correct the line, or the header.")
-    return number
+    if index == -1 and what == "label":
+        raise DataError(f"{where}: label -1; labels are numbers from 0. Of two classes, -1 and +1, write 0 for -1.")
+    if not first <= index < first + most:
+        known = f"there are {most:,}, numbered from {first}" if most < MOST else "they run from 0 to 2^31"
+        raise DataError(f"{where}: {what} {index} is out of range: {known}. Correct the line, or the header.")
+    return index
 
 
-def _value(where: str, word: bytes, value: bytes) -> float:
+def _value(where: str, word: bytes, text: bytes) -> float:
     try:
-        number = float(value)
+        value = number(text.decode())
     except ValueError:
         raise DataError(f"{where}: {_shown(word)} has no number behind its colon. Correct the line.") from None
-    if not (isfinite(number) and abs(number) <= LARGEST):
+    if not (isfinite(value) and abs(value) <= LARGEST):
         raise DataError(
             f"{where}: {_shown(word)} must have a finite value, as a float32 is up to 3.4e38. Correct the line."
         )
-    return number
+    return value
 
 
 def _shown(word: bytes) -> str:

@@ -1,0 +1,67 @@
+"""How many examples the full network is calibrated on, and the part of a run that evaluations take; no torch."""
+
+from collections.abc import Collection
+from fractions import Fraction
+from math import prod
+
+from istmpi.config import Run
+from istmpi.cost.counts import FORWARD_NORMALISATION_FLOPS, cost
+from istmpi.cost.holdings import Number
+from istmpi.models.architecture import Architecture
+
+SAMPLED = 1024
+"""Training examples to calibrate on, where that costs little."""
+SHARE = Fraction(1, 10)
+"""Of a run's FLOPs those that its evaluations take, as far as the size of that sample decides."""
+LEAST_SAMPLED = 64
+"""Fewer examples would leave the moments to chance."""
+FREE = 2**28
+"""FLOPs of a rank that nobody notices: a fraction of a second."""
+
+
+def rounds_flops(run: Run, architecture: Architecture, ranks: int, trained: int | None = None) -> Number:
+    """What the busiest rank computes from one evaluation to the next; ``trained``: all examples to train on."""
+    one = cost(run, architecture, ranks, run.phases()[0][0], examples=trained)
+    step = max(part.flops.products + part.flops.normalisation for part in one.parts)
+    return run.evaluate.rounds_between(run.train.rounds) * one.local_steps * step
+
+
+def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[str] = ()) -> Number:
+    """Those of a rank for each example that the ranks pass through the full network together."""
+    lengths = architecture.lengths
+    normalised = FORWARD_NORMALISATION_FLOPS * sum(prod(axes.shape(lengths)) for axes in architecture.normalised)
+    shared = whole = Fraction(0)
+    for operator in architecture.operators:
+        flops = operator.flops(lengths)[0]
+        if not sharded or operator.parameter in sharded:
+            shared += flops
+        else:
+            whole += flops
+    return (shared + normalised) / ranks + whole
+
+
+def calibration_examples(
+    run: Run, architecture: Architecture, ranks: int, trained: int | None = None, scored: int = 0
+) -> int:
+    """Training examples to calibrate on: as the run says, else `SAMPLED`, or as many as their cost allows.
+
+    By FLOPs, so that a run can be repeated bit for bit: an evaluation, of which ``scored`` examples are the other part,
+    shall take no more than a `SHARE` of what training takes. A sample that is `FREE` is not made smaller, and none has
+    fewer examples than a step of all ranks.
+    """
+    if run.evaluate.calibration_examples:
+        return run.evaluate.calibration_examples
+    if not architecture.batch_norms:
+        return SAMPLED
+    allowed = SHARE / (1 - SHARE) * rounds_flops(run, architecture, ranks, trained)
+    each = forward_flops(architecture, ranks)
+    affordable = int(max(allowed - scored * each, FREE) // max(each, 1))
+    return min(max(affordable, run.train.batch * ranks, LEAST_SAMPLED), SAMPLED)
+
+
+def evaluation_share(
+    run: Run, architecture: Architecture, ranks: int, trained: int, passed: int, sharded: Collection[str]
+) -> float:
+    """The part of a run's FLOPs that its evaluations take, which pass so many examples each."""
+    evaluation = passed * forward_flops(architecture, ranks, sharded)
+    return float(evaluation / (evaluation + rounds_flops(run, architecture, ranks, trained)))

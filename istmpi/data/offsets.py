@@ -1,0 +1,178 @@
+"""Numbers too close together for float32, such as Unix times: an offset is subtracted from them first, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+NARROW = 2.0**-12
+"""Values that float32 rounds need an offset where they differ by a smaller share of the largest: in 4,096 steps."""
+NARROWEST = 2.0**-19
+"""Likewise where float32 has each of them: their mean would be rounded to one of 32 steps."""
+NOISE = 4 * np.finfo(np.float64).eps
+"""Floats that differ by a smaller share of the largest differ by rounding."""
+OFFSETS = {"x": "normalisation/offset", "y": "normalisation/target_offset"}
+"""Where a prepared file has the offsets of examples and of numbers to predict."""
+NAMED = 5
+"""How many features a message names."""
+
+
+class NarrowError(Exception):
+    """The written rows need offsets, by the name of their dataset; the file is to be written again with them."""
+
+    def __init__(self, offsets: Mapping[str, np.ndarray]):
+        super().__init__(", ".join(offsets))
+        self.offsets = offsets
+
+
+class Extent:
+    """The least and the largest value of each feature of a stream of blocks, in the type that they came in."""
+
+    def __init__(self) -> None:
+        self._ends: tuple[np.ndarray, np.ndarray] | None = None
+        self._rounded: np.ndarray | bool = False
+        """Which features have values that are none of float32; found where these are close together."""
+
+    def add(self, x: np.ndarray) -> None:
+        """Take in a block [b, features]; bytes, which lose nothing, are passed over."""
+        if len(x) == 0 or x.dtype.itemsize == 1:
+            return
+        block = Extent()
+        block._ends = x.min(axis=0), x.max(axis=0)
+        block._rounded = np.zeros(x.shape[1], bool)
+        if not np.can_cast(x.dtype, np.float32):
+            for feature in np.flatnonzero(block._closer_than(2 * NARROW)):
+                values = x[:, feature]
+                block._rounded[feature] = (values.astype(np.float32).astype(x.dtype) != values).any()
+        if self._ends is not None:
+            low, high = block._ends
+            block._ends = np.minimum(low, self._ends[0]), np.maximum(high, self._ends[1])
+        self._ends, self._rounded = block._ends, self._rounded | block._rounded
+
+    def grouped(self, groups: int) -> Extent:
+        """The same of features in so many runs of equal length, whose values are alike."""
+        extent = Extent()
+        if self._ends is not None:
+            low, high, rounded = (values.reshape(groups, -1) for values in (*self._ends, self._rounded))
+            runs = low.shape[1]
+            extent._ends = low.min(axis=1).repeat(runs), high.max(axis=1).repeat(runs)
+            extent._rounded = rounded.any(axis=1).repeat(runs)
+        return extent
+
+    def where_constant(self, other: Extent) -> Extent:
+        """The same; where a feature has one value, its ends in another extent."""
+        if self._ends is None or other._ends is None:
+            return self
+        extent, varies = Extent(), self._ends[1] > self._ends[0]
+        extent._ends = tuple(np.where(varies, end, more) for end, more in zip(self._ends, other._ends))
+        extent._rounded = np.where(varies, self._rounded, other._rounded)
+        return extent
+
+    def offset(self) -> np.ndarray | None:
+        """The middle [features] float64 of the features that need an offset, 0 of others; None where none needs one."""
+        if self._ends is None:
+            return None
+        low, high = self._ends
+        narrow = self._varying & (self._closer_than(NARROWEST) | (self._rounded & self._closer_than(NARROW)))
+        middle = low / 2 + high / 2
+        return np.where(narrow, middle, 0.0).astype(np.float64) if narrow.any() else None
+
+    @property
+    def rounding(self) -> np.ndarray:
+        """The features that differ by rounding alone."""
+        return np.flatnonzero((self._ends[1] > self._ends[0]) & ~self._varying) if self._ends else np.array([], int)
+
+    @property
+    def lost(self) -> np.ndarray:
+        """The features that vary, and have one value in float32."""
+        if self._ends is None:
+            return np.array([], int)
+        with np.errstate(over="ignore"):
+            low, high = (end.astype(np.float32) for end in self._ends)
+        return np.flatnonzero(self._varying & (low == high))
+
+    def remarks(self, what: str, offset: np.ndarray | None) -> Iterator[str]:
+        """What the user should know of the features, of which an ``offset`` was subtracted."""
+        kept = np.flatnonzero(0 if offset is None else offset)
+        for features, text in (
+            (kept, "too close together for float32, less an offset that is subtracted in float64"),
+            (self.rounding, "differ in the last digits of float64 alone, taken for constant"),
+            (np.setdiff1d(self.lost, kept), "one value in float32 and so constant; scale them to keep them"),
+        ):
+            if len(features):
+                yield f"values of {named(features, what)}: {text}"
+
+    def _closer_than(self, share: float) -> np.ndarray:
+        return _less(self._ends[1], self._ends[0]) < share * self._largest
+
+    @property
+    def _largest(self) -> np.ndarray:
+        return np.maximum(*(np.abs(end.astype(np.float64)) for end in self._ends))
+
+    @property
+    def _varying(self) -> np.ndarray:
+        low, high = self._ends
+        least = NOISE * self._largest if low.dtype.kind == "f" else 0
+        return (high > low) & (_less(high, low) > least)
+
+
+class Differences:
+    """Rows of several names on their way into float32, of which each has features in ``groups`` that are alike."""
+
+    def __init__(self, groups: Mapping[str, int]):
+        self._groups = dict(groups)
+        self._train, self._all = ({name: Extent() for name in groups} for _ in range(2))
+        self.offsets: Mapping[str, np.ndarray] = {}
+        """[features] float64 by the rows' names: what rows are to be less."""
+
+    def taken(self, split: str, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The next rows [b, features] of a split, less their offsets."""
+        for name in self._groups:
+            self._all[name].add(rows[name])
+            if split == "train":
+                self._train[name].add(rows[name])
+        return {**rows, **{name: less(rows[name], offset) for name, offset in self.offsets.items()}}
+
+    def require_kept(self) -> None:
+        """NarrowError for rows that need offsets: by the training rows, of a feature that is constant there by all."""
+        needed = {
+            name: self._train[name].grouped(groups).where_constant(self._all[name].grouped(groups)).offset()
+            for name, groups in self._groups.items()
+        }
+        if not self.offsets and (offsets := {name: offset for name, offset in needed.items() if offset is not None}):
+            raise NarrowError(offsets)
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """What the user should know of the features."""
+        for name, what in (("x", "feature"), ("y", "output")):
+            if name in self._all:
+                yield from self._all[name].remarks(what, self.offsets.get(name))
+
+
+def less(x: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """x less an offset [features] float64, as float32; the difference is exact before that cast, or float64's."""
+    return _less(x, offset).astype(np.float32)
+
+
+def _less(x: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The difference as float64; integers of 64 bits are not rounded to float64 first."""
+    if x.dtype.kind not in "iu" or x.dtype.itemsize < 8:
+        return x.astype(np.float64, copy=False) - other
+    high, low = map(_halves, (x, other))
+    return (high[0] - low[0]) * 2.0**32 + (high[1] - low[1])
+
+
+def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers up to 2^64 as multiples of 2^32 and the rest; each is exact in float64."""
+    if x.dtype.kind in "iu":
+        return (x >> 32).astype(np.float64), (x & 0xFFFFFFFF).astype(np.float64)
+    high = np.floor(x * 2.0**-32)
+    return high, x - high * 2.0**32
+
+
+def named(features: np.ndarray, what: str = "feature") -> str:
+    """How many features, and the numbers of some."""
+    some = ", ".join(map(str, features[:NAMED].tolist())) + ", ..." * (len(features) > NAMED)
+    return f"{len(features):,} {what}{'s' * (len(features) != 1)} (number {some})"

@@ -1,0 +1,57 @@
+"""Lists of the rows of a file that belong to each split, a number from 1 a line."""
+
+import numpy as np
+
+from istmpi.data.prepare.archive import Archive
+from istmpi.data.prepare.csr import Csr
+from istmpi.data.prepare.notes import Notes, counted
+from istmpi.data.prepare.xc_lines import blocks_of_lines
+from istmpi.errors import DataError
+
+
+def masks_of(archive: Archive, source: Csr, lists: dict[str, str], notes: Notes) -> dict[str, np.ndarray]:
+    """The rows of each split, ``[rows]`` bool, by its list's name; DataError where a row is in two lists."""
+    masks = {split: _mask(source, name, _row_list(archive, name, notes)) for split, name in lists.items()}
+    times = np.sum(list(masks.values()), axis=0)
+    both, none = np.flatnonzero(times > 1) + 1, np.flatnonzero(times == 0) + 1
+    if len(both):
+        raise DataError(
+            f"{archive.path}: {source.name} has {counted(len(both), 'row')} that two lists name, such as row "
+            f"{both[0]:,}. Take it out of one."
+        )
+    if len(none):
+        notes.leave_out(f"{counted(len(none), 'row')} of {source.name} that no list names, such as row {none[0]:,}")
+    return masks
+
+
+def _row_list(archive: Archive, name: str, notes: Notes) -> np.ndarray:
+    """The rows that a list of them names, from 0; of several columns, each another split, the first."""
+    found, line, columns = [], 1, 1
+    for _, pieces in archive.pieces({name}):
+        for block in blocks_of_lines(name, pieces):
+            for number, text in enumerate(block.split(b"\n")[:-1], line):
+                words = text.split()
+                word, columns = words[:1], max(columns, len(words))
+                if word and not (word[0].isdigit() and 1 <= int(word[0]) < 2**62):
+                    raise DataError(f"{name}, line {number}: needed is the number of a row, from 1. Correct the line.")
+                found += [int(one) - 1 for one in word]
+            line += block.count(b"\n")
+    if not found:
+        raise DataError(f"{name}, line 1: it names no rows: the file is empty. Give one with numbers of rows.")
+    if columns > 1:
+        notes.assume(f"the first of the {columns} columns of {name} is the split")
+    if again := len(found) - len(set(found)):
+        notes.leave_out(f"{counted(again, 'line')} of {name} with a row that it has already")
+    return np.array(found)
+
+
+def _mask(source: Csr, name: str, rows: np.ndarray) -> np.ndarray:
+    if (most := int(rows.max())) >= len(source):
+        at = int(np.flatnonzero(rows == most)[0]) + 1
+        raise DataError(
+            f"{name}, line {at}: there is no row {most + 1:,}; {source.name} has {len(source):,}. Take the lists that "
+            f"belong to it."
+        )
+    mask = np.zeros(len(source), bool)
+    mask[rows] = True
+    return mask

@@ -1,0 +1,40 @@
+"""Settings of a method that a run has no room for: refused, not lowered in silence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from istmpi.engine.fragments import departures
+from istmpi.errors import ConfigError
+
+if TYPE_CHECKING:
+    from istmpi.config import Run
+    from istmpi.methods.spec import MethodSpec
+    from istmpi.models.architecture import Architecture
+
+
+def require_room(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
+    """ConfigError where method.delay, fragments or min_blocks is more than a round, or the network, has."""
+    settings = run.method
+    steps, delay, wanted = settings.local_steps, settings.delay, settings.fragments
+    if delay is not None and delay >= steps and (spec.stays or spec.delay_by_default):
+        raise ConfigError(
+            f"method.delay = {delay} of {spec.name} must be below method.local_steps = {steps}. "
+            f"Give at most {steps - 1}, or more local steps."
+        )
+    if wanted is not None and "fragments" in spec.sends:
+        most = min(wanted, len(architecture.parameters))
+        while len(departures(architecture.parameters, most, steps, spec.delay(run))) < most:
+            most -= 1
+        if most < wanted:
+            raise ConfigError(
+                f"method.fragments = {wanted}: with this network, method.local_steps = {steps} and method.delay = "
+                f"{spec.delay(run)} there is room for {most}. Give at most {most}."
+            )
+    for name in spec.least(run, architecture):
+        blocks = architecture.lengths[name]
+        if settings.min_blocks > blocks:
+            raise ConfigError(
+                f"method.min_blocks = {settings.min_blocks}, but {name} has {blocks} that can be dealt out. "
+                f"Give at most {blocks}."
+            )

@@ -1,0 +1,179 @@
+"""Arrays and labels of other people's files: no value is changed in silence, and what is decided is said."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from batches import examples_of
+
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.inputs import read_inputs
+from istmpi.data.labels import read_labels
+from istmpi.data.prepare import prepare
+from istmpi.data.prepare.notes import Notes
+from istmpi.data.sources import open_dataset
+from istmpi.errors import ConfigError, DataError
+
+CASES = Path(__file__).parents[2].parent / "shared" / "cases"
+Y = np.arange(30) % 3
+X = np.random.default_rng(0).normal(size=(30, 4))
+
+
+def prepared(tmp_path, **arrays):
+    options = {name: arrays.pop(name) for name in ("task", "channels") if name in arrays}
+    np.savez(tmp_path / "a.npz", **arrays)
+    return prepare("arrays", tmp_path / "a.npz", tmp_path / "a.h5", force=True, **options)
+
+
+def notes_of(report):
+    return " ".join(map(str, (*report.assumed, *report.left_out)))
+
+
+def in_splits(x_train, x_test, y_train=Y, y_test=Y):
+    return {"x_train": x_train, "x_test": x_test, "y_train": y_train, "y_test": y_test}
+
+
+def test_splits_of_several_types_keep_every_value(tmp_path):
+    x = np.arange(120).reshape(30, 4)
+    report = prepared(tmp_path, **in_splits(x.astype(np.uint8), (x * 300).astype(np.int32)))
+    data = open_prepared(report.target).normalised_by(None)
+    assert examples_of(data.test, np.arange(30))[0].tolist() == (x * 300).tolist()
+    assert "x is uint8 in train, int32 in test: all taken for float32" in notes_of(report)
+    direct = open_dataset(str(tmp_path / "a.npz"))
+    assert examples_of(direct.test, np.arange(30))[0].tolist() == (x * 300).tolist()
+
+
+@pytest.mark.parametrize("kinds", [(np.uint8, np.float32), (np.float64, np.uint8), (np.uint8, np.float16)])
+def test_bytes_beside_fractions_are_refused(tmp_path, kinds):
+    with pytest.raises(DataError, match="bytes .0 to 255. and fractions"):
+        prepared(tmp_path, **in_splits(*(np.ones((30, 4), kind) for kind in kinds)))
+    with pytest.raises(DataError, match="bytes .0 to 255. and fractions"):
+        open_dataset(str(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize(
+    "parts, classes",
+    [
+        (([2**53, 2**53 + 1], np.array([2**53, 2**53 + 1], np.uint64)), (2**53, 2**53 + 1)),
+        (([-1, 2**53 + 1], np.array([2**53, 2**63 + 1], np.uint64)), (-1, 2**53, 2**53 + 1, 2**63 + 1)),
+        (([0, 1], np.array([0, 1], np.uint64)), (0, 1)),
+        ((np.array([0, 1], np.int32), np.array([1, 2], np.uint32)), (0, 1, 2)),
+    ],
+)
+def test_whole_numbers_of_two_types_are_classes(parts, classes):
+    train, test = map(np.asarray, parts)
+    task, names, y = read_labels({"train": train, "test": test}, None, "data")
+    assert task == "classification" and names == tuple(map(str, classes))
+    assert [int(names[code]) for code in y["test"]] == test.tolist()
+
+
+def test_floats_beside_large_whole_numbers_do_not_merge_classes():
+    parts = {"train": np.array([2**53, 2**53 + 1]), "test": np.array([2.0**53, 1e300])}
+    _, names, _ = read_labels(parts, "classification", "data")
+    assert names == (str(2**53), str(2**53 + 1), str(int(1e300)))
+
+
+def test_names_as_bytes_and_with_white_space():
+    notes = Notes()
+    parts = {"train": np.array([b"cat", b"dog ", "né".encode()]), "test": np.array(["cat\t", "dog", "né"])}
+    _, names, y = read_labels(parts, None, "data", notes=notes)
+    assert names == ("cat", "dog", "né") and y["test"].tolist() == [0, 1, 2]
+    assert [note.text[:30] for note in notes.assumed] == [
+        "1 train labels with white spac",
+        "1 test labels with white space",
+    ]
+
+
+@pytest.mark.parametrize("label, message", [(b"\xff", "is not UTF-8 text"), (b" ", "is empty"), ("", "is empty")])
+def test_names_that_are_none(label, message):
+    with pytest.raises(DataError, match=message):
+        read_labels({"train": np.array([label, label])}, None, "data")
+
+
+@pytest.mark.parametrize(
+    "y, task, text",
+    [
+        (Y * 1.0, "regression", "30 labels are whole numbers of 3 values, of the type float64: taken for numbers"),
+        (Y, "classification", "30 labels are whole numbers of 3 values: taken for classes"),
+        (
+            np.arange(30),
+            "classification",
+            "whole numbers of 30 values, each there once: taken for classes",
+        ),
+        (Y + 0.5, "regression", ""),
+        (np.array(["a", "b", "c"])[Y], "classification", ""),
+    ],
+)
+def test_why_labels_are_classes_or_numbers(tmp_path, y, task, text):
+    report = prepared(tmp_path, x=X, y=y)
+    assert report.task == task and text in notes_of(report)
+    assert ("--task decides otherwise" in notes_of(report)) == bool(text)
+    assert "--task" not in notes_of(prepared(tmp_path, x=X, y=y, task=task))
+
+
+def test_names_in_capitals_and_arrays_that_are_passed_over(tmp_path):
+    report = prepared(tmp_path, X_train=X, Y_train=Y, x_TEST=X, y_test=Y, x_val=X[:5], y_val=Y[:5], ids=Y, z=Y)
+    assert report.counts == {"train": 30, "test": 30, "validation": 5}
+    assert "X_train and Y_train: the train split" in notes_of(report) and "2 arrays: ids, z" in notes_of(report)
+    assert len(open_dataset(str(tmp_path / "a.npz")).splits) == 3
+    ((_, x),) = read_inputs(str(tmp_path / "a.npz"), "arrays", (4,), split="validation")
+    assert len(x) == 5
+    with pytest.raises(DataError, match="holds both x and X"):
+        prepared(tmp_path, x=X, X=X, y=Y)
+
+
+def test_channels_last(tmp_path):
+    x = np.random.default_rng(0).integers(0, 255, (30, 8, 9, 3), dtype=np.uint8)
+    with pytest.raises(DataError, match="is 8 channels of 9 x 3. Give --channels last"):
+        prepared(tmp_path, x=x, y=Y)
+    with pytest.raises(DataError, match="--channels last"):
+        open_dataset(str(tmp_path / "a.npz"))
+    data = open_prepared(prepared(tmp_path, **in_splits(x, x), channels="last").target)
+    assert data.shape == (3, 8, 9) and data.reading == {"channels": "last"}
+    rows = examples_of(data.normalised_by(None).test, np.arange(30))[0]
+    assert np.array_equal(rows, x.transpose(0, 3, 1, 2).reshape(30, -1))
+    for name, array in (("all", x), ("one", x[0])):
+        np.save(tmp_path / f"{name}.npy", array)
+        ((_, read),) = read_inputs(str(tmp_path / f"{name}.npy"), "arrays", (3, 8, 9), reading=data.reading)
+        assert np.array_equal(read, rows[: len(read)])
+    np.save(tmp_path / "flat.npy", x.reshape(30, -1))
+    with pytest.raises(DataError, match=r"trained on \[n, height, width, channels\]"):
+        list(read_inputs(str(tmp_path / "flat.npy"), "arrays", (3, 8, 9), reading=data.reading))
+    assert open_prepared(prepared(tmp_path, x=x, y=Y, channels="first").target).shape == (8, 9, 3)
+    with pytest.raises(DataError, match="--channels is for three axes"):
+        prepared(tmp_path, x=X, y=Y, channels="last")
+    with pytest.raises(ConfigError, match="give first or last"):
+        prepared(tmp_path, x=x, y=Y, channels="middle")
+
+
+def test_another_kind_of_file_is_named(tmp_path):
+    (tmp_path / "user.h5").write_bytes(b"\x89HDF")
+    with pytest.raises(DataError, match=r"holds user.h5, no .npz or .npy. Save its arrays with np.savez"):
+        prepare("arrays", tmp_path / "user.h5", tmp_path / "data.h5")
+
+
+def test_a_graph_with_several_splits(tmp_path):
+    masks = np.zeros((30, 2), bool)
+    masks[:10, 0] = masks[:20, 1] = True
+    arrays = {"edge_index": np.array([[0, 1], [1, 2]]), "x": X, "y": np.array([b"cat", b"dog", b"cat "])[Y]}
+    np.savez(tmp_path / "g.npz", **arrays, train_mask=masks, test_mask=~masks.any(axis=1))
+    with pytest.raises(DataError, match="train_mask has 2 splits. Choose one by its number: --split 0 to 1"):
+        prepare("graph", tmp_path / "g.npz", tmp_path / "g.h5")
+    report = prepare("graph", tmp_path / "g.npz", tmp_path / "g.h5", split=1)
+    assert report.counts == {"train": 20, "test": 10} and report.classes == ("cat", "dog")
+    np.savez(tmp_path / "g.npz", **arrays)
+    with pytest.raises(ConfigError, match="--split chooses among masks"):
+        prepare("graph", tmp_path / "g.npz", tmp_path / "g.h5", split=1, force=True)
+
+
+@pytest.mark.parametrize(
+    "case, classes", [("mixlab.npz", ("0", "1")), ("bytes.npz", ("cat", "dog")), ("u8f.npz", "bytes .0 to 255.")]
+)
+def test_cases(tmp_path, case, classes):
+    if not CASES.is_dir():
+        pytest.skip(f"there is no folder {CASES}")
+    if isinstance(classes, str):
+        with pytest.raises(DataError, match=classes):
+            prepare("arrays", CASES / case, tmp_path / "data.h5")
+    else:
+        assert prepare("arrays", CASES / case, tmp_path / "data.h5").classes == classes

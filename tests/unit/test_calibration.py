@@ -1,0 +1,127 @@
+"""What the full network is calibrated on: as many examples as a run can afford, of which each rank passes its share."""
+
+import networks
+import pytest
+import torch
+from small import own_run
+
+from istmpi.comm.simulated import simulate
+from istmpi.config import Run
+from istmpi.cost.calibration import SAMPLED, calibration_examples, evaluation_share, forward_flops, rounds_flops
+from istmpi.models.examination import examine
+from istmpi.models.inferred import InferredNetwork
+from istmpi.models.own import own_network
+from istmpi.training.loop import Training
+
+FILE = networks.__file__
+WIDE = {
+    "model.name": f"{FILE}:Convolutional",
+    "model.channels": [7, 5],
+    "model.hidden": 6,
+    "evaluate.calibration_examples": 60,
+}
+
+
+@pytest.fixture(scope="module")
+def convolutional():
+    """A network of some 40 MFLOP an example, with a batch normalisation."""
+    own = own_network(f"{FILE}:Convolutional", (3, 32, 32), 10, {"channels": (64, 64), "hidden": 64})
+    return InferredNetwork(own.name, examine(own), "float32", own)
+
+
+def run_of(**settings):
+    small = {"train.batch": 16, "method.local_steps": 5, "train.rounds": 10}
+    return Run().override(small | {key.replace("__", "."): value for key, value in settings.items()})
+
+
+# ---- moments
+
+
+def calibrated(comm, examples):
+    """The moments of a network before training, on a sample of so many, and how many of it this rank passed."""
+    training = Training(own_run(**WIDE | {"evaluate.calibration_examples": examples}), comm)
+    passed = []
+    full, evaluator = training.evaluator.network, training.evaluator
+    calibrate = full.calibrate
+    full.calibrate = lambda *inputs: (passed.append(len(inputs[0])), calibrate(*inputs))
+    moved = []
+    comm.whereabouts.get_on = lambda: moved.append(1)
+    evaluator.calibrate()
+    assert len(moved) >= len(list(full.module.modules())), "a rank gets on with every layer"
+    return {name: [of.clone() for of in pair] for name, pair in full.moments.items()}, passed[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("examples", [2, 59, 300])
+def test_at_any_number_of_ranks_the_moments_are_those_of_one_batch(ranks, examples):
+    """To rounding, and the same bits on all ranks; who has too few examples for all ranks passes them everywhere."""
+    ((expected, alone),) = simulate(lambda comm: calibrated(comm, examples), 1).require()
+    assert alone == examples
+    outcomes = simulate(lambda comm: calibrated(comm, examples), ranks).require()
+    assert sum(passed for _, passed in outcomes) == (examples if examples >= ranks else ranks * examples)
+    for moments, _ in outcomes:
+        assert moments.keys() == expected.keys() and moments
+        for name, pair in expected.items():
+            for first, mine, alone in zip(outcomes[0][0][name], moments[name], pair, strict=True):
+                assert torch.equal(mine, first)
+                torch.testing.assert_close(mine, alone, rtol=1e-12, atol=1e-12)
+
+
+def test_a_network_without_batch_normalisation_passes_nothing():
+    """It was 1,024 windows of text, or images, through the full network, for nothing."""
+    settings = {"model.name": f"{FILE}:Rows"}
+
+    def program(comm):
+        training = Training(own_run(**settings), comm)
+        training.evaluator.network.with_weights()
+        training.evaluator.network.module.register_forward_pre_hook(lambda *_: pytest.fail("a pass for nothing"))
+        training.evaluator.calibrate()
+        return training.evaluator.network.moments
+
+    assert simulate(program, 2).require() == [{}, {}]
+
+
+# ---- how many
+
+
+def test_a_small_network_is_calibrated_on_as_many_as_ever(convolutional):
+    own = own_network(f"{FILE}:Convolutional", (1, 8, 8), 10, {"channels": (7, 5), "hidden": 6})
+    small = InferredNetwork(own.name, examine(own), "float64", own)
+    for ranks in (1, 4):
+        assert calibration_examples(run_of(train__rounds=1), small, ranks) == SAMPLED == 1024
+    assert calibration_examples(run_of(evaluate__calibration_examples=3000), convolutional, 4) == 3000
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+def test_an_evaluation_takes_a_tenth_of_the_run_as_far_as_its_sample_decides(convolutional, ranks, method):
+    counts = {}
+    for steps in (1, 20, 200, 20000):
+        run = run_of(method__name=method, method__local_steps=steps)
+        counts[steps] = count = calibration_examples(run, convolutional, ranks, 50_000, scored=100)
+        share = evaluation_share(run, convolutional, ranks, 50_000, count + 100, ())
+        at_least = max(64, 16 * ranks)
+        assert at_least <= count <= SAMPLED
+        if at_least < count < SAMPLED:
+            free = 2**28 / forward_flops(convolutional, ranks)
+            assert share == pytest.approx(0.1, abs=0.01) or count == int(free)
+        elif count == SAMPLED:
+            assert share <= 0.1
+        else:
+            assert share >= 0.1
+        rounds = rounds_flops(run, convolutional, ranks)
+        assert rounds == rounds_flops(run.override({"evaluate.every": 1}), convolutional, ranks)
+    assert [*counts.values()] == sorted(counts.values()) and counts[20000] == SAMPLED
+    seldom = run_of(method__name=method, evaluate__every=10)
+    often = run_of(method__name=method)
+    assert rounds_flops(seldom, convolutional, ranks) == 10 * rounds_flops(often, convolutional, ranks)
+
+
+def test_the_flops_of_a_sample_are_those_that_pytorch_counts(convolutional):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module = convolutional.plain().eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(torch.zeros(3, 3, 32, 32))
+    units = sum(of.outputs(convolutional.lengths) for of in convolutional.operators)
+    assert 0 <= 3 * forward_flops(convolutional, 1) - counter.get_total_flops() <= 3 * 8 * units

@@ -1,0 +1,312 @@
+"""Layouts of folders, lists and links: every file is where its folders say, or it is counted, or a file is named."""
+
+import io
+import os
+import tarfile
+
+import numpy as np
+import pytest
+from batches import examples_of
+from data_files import make_csv, make_images, make_speech, pack, write_wav
+from PIL import Image
+
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.inputs import read_inputs
+from istmpi.data.prepare import prepare
+from istmpi.data.prepare.melspectrogram import log_mel
+from istmpi.errors import DataError
+
+soundfile = pytest.importorskip("soundfile")
+
+
+def images(folder, *names):
+    """Small images of these names; many where a name ends with ``*N``."""
+    for number, name in enumerate(names):
+        name, _, count = name.partition("*")
+        for copy in range(int(count or 1)):
+            path = folder / name.replace("#", str(copy))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((4, 5), 20 * number + copy, np.uint8)).save(path, "PNG")
+    return folder
+
+
+def notes(report):
+    return "\n".join(map(str, [*report.assumed, *report.left_out]))
+
+
+# ---- class folders
+
+
+@pytest.mark.parametrize(
+    "names, counts, said",
+    [
+        (["train/cat/2019/#.png*3", "train/dog/#.png*2", "test/cat/#.png"], {"train": 5, "test": 1}, "3 files deeper"),
+        (["TRAIN/cat/#.png*3", "Testing/cat/#.png*2"], {"train": 3, "test": 2}, "Testing is for test\nTRAIN is for"),
+        (["training/a/0.png", "VALID/a/0.png"], {"train": 1, "test": 1}, "examples for validation are for testing"),
+        (["trn/a/0.png", "tst/a/0.png", "dev/a/0.png"], {"train": 1, "test": 1, "validation": 1}, "dev is for val"),
+        (
+            ["my/data/train/a/0.png", "my/data/test/a/b/0.png", "my/logo.png"],
+            {"train": 1, "test": 1},
+            "1 .png (my/logo",
+        ),
+        (["my/cat/2019/#.png*5", "my/dog/#.png*5"], {"train": 8, "test": 2}, "classes are the folders in my/"),
+        (["train/train/0.png", "test/train/0.png"], {"train": 1, "test": 1}, ""),
+        (["cat/#.png*5", "dog/#.png*5", "0.png", "1.png"], {"train": 8, "test": 2}, "2 files not read: 2 .png (0.png)"),
+    ],
+)
+def test_the_class_is_the_first_folder_of_its_split(tmp_path, names, counts, said):
+    folder = images(tmp_path / "in", *names)
+    for source in (folder, pack(folder, tmp_path / "in.tar.gz")):
+        report = prepare("images", source, tmp_path / "data.h5", force=True)
+        assert report.counts == counts
+        assert {"cat", "dog", "a", "train"} >= set(report.classes)
+        assert said in notes(report).replace("in/", "")
+
+
+@pytest.mark.parametrize(
+    "names, message",
+    [
+        (
+            ["cat/train/0.png", "cat/test/0.png", "dog/train/0.png"],
+            "cat/test/0.png has a folder test/, but a split is ",
+        ),
+        (["a/train/cat/0.png", "b/test/cat/0.png"], "a/train/cat/0.png has a folder train/"),
+        (["train/cat/val/0.png", "test/cat/0.png"], "train/cat/val/0.png has a folder val/"),
+        (["Train/cat/0.png", "more/cat/0.png"], "more/cat/0.png is in neither"),
+        (["Train/cat/0.png", "Test/0.png"], "Test/0.png is in no class folder; it must be Test/CLASS/FILE"),
+        # Tiny ImageNet
+        (["train/n01/images/0.png", "val/images/0.png"], "val/images/0.png is of class images, of which .*annotations"),
+    ],
+)
+def test_splits_in_other_places_are_refused(tmp_path, names, message):
+    with pytest.raises(DataError, match=message):
+        prepare("images", images(tmp_path / "in", *names), tmp_path / "data.h5")
+
+
+def test_recordings_may_be_in_folders_of_splits(tmp_path):
+    made = make_speech(tmp_path / "made")
+    for split, word, speaker in ((s, w, p) for s, p in (("Train", "ann"), ("Test", "eve")) for w in ("no", "yes")):
+        folder = tmp_path / "in" / split / word / "session"
+        folder.mkdir(parents=True)
+        (made / word / f"{speaker}_nohash_0.wav").rename(folder / "a.wav")
+    report = prepare("speech", tmp_path / "in", tmp_path / "data.h5")
+    assert (report.counts, report.classes) == ({"train": 2, "test": 2}, ("no", "yes"))
+    (tmp_path / "in" / "testing_list.txt").write_text("no/session/a.wav")
+    with pytest.raises(DataError, match="has a folder Test/.* none where a list names its files"):
+        prepare("speech", tmp_path / "in", tmp_path / "data.h5", force=True)
+
+
+@pytest.mark.parametrize(
+    "texts, counts, said",
+    [
+        (("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"), ["train", "test", "validation"], "wiki.test"),
+        (("Training/a", "dev/b"), ["train", "test"], "documents for validation are for testing"),
+        (("train-0.txt", "train-1.txt", "test-0.txt"), ["train", "test"], "train-0.txt and 1 more are for train"),
+        (("train.txt", "test.txt", "README"), [], "names of files are no splits: README names none"),
+    ],
+)
+def test_splits_of_documents_are_named_in_any_way(tmp_path, texts, counts, said):
+    for name in texts:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text("some words")
+    report = prepare("text", tmp_path / "in", tmp_path / "data.h5")
+    assert said in notes(report) and report.split.startswith("of the documents") == (not counts)
+    assert list(report.counts) == (counts or ["train", "test"])
+
+
+# ---- links, and what is not read
+
+
+def test_links_are_followed_but_not_to_what_is_read_anyway(tmp_path):
+    folder = images(tmp_path / "in", "cat/#.png*5", "dog/#.png*5")
+    images(tmp_path / "other", "bird/#.png*5")
+    (tmp_path / "other" / "bird" / "again").symlink_to(tmp_path / "other")  # a loop outside
+    (folder / "bird").symlink_to("../other/bird")
+    (folder / "cat" / "5.png").symlink_to("../dog/0.png")
+    for name, target in (("all", "cat"), ("up", ".."), ("own", "own"), ("gone", "nowhere"), ("cat/here", ".")):
+        (folder / name).symlink_to(target)
+    os.mkfifo(folder / "pipe.png")
+    report = prepare("images", folder, tmp_path / "data.h5")
+    assert (report.classes, sum(report.counts.values())) == (("bird", "cat", "dog"), 16)
+    said = notes(report)
+    assert "2 links followed, such as bird" in said
+    assert "4 links to a folder that is read anyway, such as all" in said
+    assert "3 broken links, pipe or device, such as gone" in said
+
+
+def test_links_of_a_tar_are_counted(tmp_path):
+    folder = images(tmp_path / "in", "cat/#.png*5", "dog/#.png*5")
+    (folder / "bird").symlink_to("cat")
+    (folder / "cat" / "twin.png").hardlink_to(folder / "dog" / "0.png")
+    (folder / "cat" / "._0.png").write_bytes(b"")
+    with tarfile.open(tmp_path / "in.tar", "w") as tar:
+        tar.add(folder, "in")
+    report = prepare("images", tmp_path / "in.tar", tmp_path / "data.h5")
+    assert sum(report.counts.values()) == 10
+    assert "2 links in the tar (tar -h --hard-dereference" in notes(report)
+    assert "1 member of the tar that is hidden or whose name leads out of it, such as in/cat/._0.png" in notes(report)
+
+
+@pytest.mark.parametrize("kind", ["images", "speech", "csv", "xc"])
+def test_files_that_are_not_read_are_counted_by_ending(tmp_path, kind):
+    folder = tmp_path / "in"
+    if kind == "xc":
+        folder.mkdir()
+        for name in ("train.svm", "test.svm"):
+            (folder / name).write_text("0 1:1\n1 2:1\n")
+    else:
+        {"images": make_images, "speech": make_speech, "csv": make_csv}[kind](folder)
+    (folder / "bird").mkdir()
+    for name in ("bird/a.xyz", "bird/b.XYZ", "NOTES", ".hidden"):
+        (folder / name).write_text("?")
+    said = notes(prepare(kind, folder, tmp_path / "data.h5"))
+    assert "2 .xyz (bird/a.xyz), 1 " in said and "1 without an ending (NOTES)" in said
+    assert " of which no file is read: " in said and "bird" in said
+    assert "1 hidden file or folder, such as .hidden" in said
+
+
+# ---- images
+
+
+@pytest.mark.parametrize("ending", ["jfif", "JPE", "avif", "pnm"])
+def test_what_pillow_reads_is_read(tmp_path, ending):
+    form = {"jfif": "JPEG", "JPE": "JPEG", "avif": "AVIF", "pnm": "PPM"}[ending]
+    if form == "AVIF" and not pytest.importorskip("PIL.features").check("avif"):
+        pytest.skip("this Pillow reads no .avif")
+    folder = images(tmp_path / "in", "cat/#.png*3")
+    for number in range(2):
+        Image.new("L", (5, 4), 99).save(folder / "cat" / f"x{number}.{ending}", form)
+    report = prepare("images", folder, tmp_path / "data.h5")
+    assert sum(report.counts.values()) == 5 and not report.left_out
+    names = [name for block, _ in read_inputs(str(folder), "images", (1, 4, 5)) for name in block]
+    assert f"cat/x0.{ending}" in names
+
+
+def test_one_image_of_16_bits_stops_nothing(tmp_path):
+    folder = images(tmp_path / "in", "cat/#.png*15", "dog/#.png*15")
+    Image.fromarray(np.zeros((4, 5), np.uint16)).save(folder / "cat" / "0.png")
+    report = prepare("images", folder, tmp_path / "data.h5", max_bad=0.05)
+    assert report.skipped == ["cat/0.png"] and sum(report.counts.values()) == 29
+    for path in folder.rglob("*.png"):
+        Image.fromarray(np.zeros((4, 5), np.uint16)).save(path)
+    for share, message in ((0.05, r"3 of 30 files cannot be read, .*cat/0.png.*\(pixels of mode I;16"), (1, "none of")):
+        with pytest.raises(DataError, match=message):
+            prepare("images", folder, tmp_path / "data.h5", force=True, max_bad=share)
+
+
+def test_what_images_have_beside_their_pixels_is_counted(tmp_path):
+    folder = images(tmp_path / "in", "cat/#.png*5")
+    Image.new("RGBA", (5, 4)).save(folder / "cat" / "clear.png")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (5, 4)).save(folder / "cat" / "turned.jpg", exif=turned)
+    frames = [Image.new("L", (5, 4), grey) for grey in (0, 99)]
+    frames[0].save(folder / "cat" / "moving.gif", save_all=True, append_images=frames[1:])
+    said = notes(prepare("images", folder, tmp_path / "data.h5"))
+    for what in ("transparency", "orientation in EXIF", "frames behind the first"):
+        assert f"1 image: {what}" in said
+
+
+@pytest.mark.parametrize("kind, name", [("images", "train/cat/0.png"), ("speech", "no/ann_nohash_0.wav")])
+def test_messages_have_no_addresses(tmp_path, kind, name):
+    folder = (make_images if kind == "images" else make_speech)(tmp_path / "in")
+    (folder / name).write_bytes(b"not what it is called")
+    with pytest.raises(DataError, match=name) as error:
+        prepare(kind, folder, tmp_path / "data.h5")
+    assert " at 0x" not in str(error.value) and "<" not in str(error.value)
+
+
+# ---- recordings
+
+
+LISTED = "no/eve_nohash_0.wav\nyes/eve_nohash_1.wav\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LISTED,
+        LISTED.replace("\n", "  \r\n\r\n"),
+        "\ufeff" + LISTED,
+        LISTED.replace("no/", "./no/").replace("yes/", "  ./yes//"),
+        LISTED.replace("/", "\\"),
+        LISTED.replace("no/", "/data/speech/no/"),
+    ],
+)
+def test_lines_of_a_list_are_paths(tmp_path, text):
+    folder = make_speech(tmp_path / "in")
+    (folder / "testing_list.txt").write_bytes(text.encode())
+    for source in (folder, pack(folder, tmp_path / "in.tar")):
+        report = prepare("speech", source, tmp_path / "data.h5", force=True)
+        assert report.counts == {"train": 10, "test": 2} and "without a file" not in notes(report)
+
+
+def test_a_file_in_two_lists_and_a_list_of_nothing_are_refused(tmp_path):
+    folder = make_speech(tmp_path / "in")
+    (folder / "validation_list.txt").write_text(LISTED)
+    with pytest.raises(DataError, match="no/eve_nohash_0.wav is in the lists of both splits"):
+        prepare("speech", folder, tmp_path / "data.h5")
+    (folder / "testing_list.txt").write_text("eve_nohash_0.wav\nno/eve.wav\n")
+    with pytest.raises(DataError, match="name no file for testing: there is no eve_nohash_0.wav in testing_list.txt"):
+        prepare("speech", folder, tmp_path / "data.h5")
+
+
+def test_other_formats_of_sound_are_read(tmp_path):
+    folder = make_speech(tmp_path / "in")
+    wav = folder / "no" / "ann_nohash_0.wav"
+    sound, rate = soundfile.read(wav)
+    _, expected = next(read_inputs(str(wav), "speech", (1, 128, 32)))
+    soundfile.write(wav.with_suffix(".flac"), sound, rate)
+    wav.unlink()
+    assert sum(prepare("speech", folder, tmp_path / "data.h5").counts.values()) == 12
+    _, x = next(read_inputs(str(wav.with_suffix(".flac")), "speech", (1, 128, 32)))
+    np.testing.assert_allclose(x, expected, atol=0.05)
+
+
+def recordings(tmp_path, change):
+    """A folder of recordings of which one was changed, and the clip as it was."""
+    folder = make_speech(tmp_path / "in")
+    clip, rate = soundfile.read(folder / "no" / "ann_nohash_0.wav", dtype="float32")
+    clip = clip - clip.mean()
+    soundfile.write(folder / "no" / "ann_nohash_0.wav", change(clip), rate, subtype="FLOAT")
+    return folder, clip
+
+
+def test_a_constant_offset_is_removed_and_networks_from_before_keep_it(tmp_path):
+    folder, clip = recordings(tmp_path, lambda clip: clip + np.float32(0.3))
+    report = prepare("speech", folder, tmp_path / "data.h5")
+    assert "1 recording with a constant offset, which is removed" in notes(report)
+    assert report.reading == {"offset": "removed"}
+    data = open_prepared(report.target).normalised_by(None)
+    first = examples_of(data.train, np.arange(1))[0]
+    np.testing.assert_allclose(first.reshape(128, 32), log_mel(clip, 8000), atol=1e-3)
+    path = str(folder / "no" / "ann_nohash_0.wav")
+    (_, now), (_, before) = (next(read_inputs(path, "speech", data.shape, reading=r)) for r in (data.reading, {}))
+    np.testing.assert_array_equal(now, first)
+    np.testing.assert_array_equal(before.reshape(128, 32), log_mel(clip + np.float32(0.3), 8000))
+
+
+def test_features_of_recordings_without_an_offset_keep_their_bits(tmp_path):
+    folder, clip = recordings(tmp_path, lambda clip: clip)
+    data = open_prepared(prepare("speech", folder, tmp_path / "data.h5").target).normalised_by(None)
+    np.testing.assert_array_equal(examples_of(data.train, np.arange(1))[0].reshape(128, 32), log_mel(clip, 8000))
+
+
+def test_channels_in_opposite_phase_are_no_silence(tmp_path):
+    folder, _ = recordings(tmp_path, lambda clip: np.stack([clip + 0.1, -clip + 0.1], axis=1))
+    with pytest.raises(DataError, match=r"no/ann_nohash_0.wav \(channels that cancel each other"):
+        prepare("speech", folder, tmp_path / "data.h5")
+    write_wav(folder / "no" / "ann_nohash_0.wav", np.zeros((8000, 2)))  # silence is one
+    assert sum(prepare("speech", folder, tmp_path / "data.h5").counts.values()) == 12
+
+
+def test_a_tar_with_a_member_twice_says_so(tmp_path):
+    folder = images(tmp_path / "in", "cat/#.png*5")
+    path = pack(folder, tmp_path / "in.tar")
+    with tarfile.open(path, "a") as tar:
+        content = (folder / "cat" / "0.png").read_bytes()
+        member = tarfile.TarInfo("in/cat/1.png")
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+    report = prepare("images", path, tmp_path / "data.h5")
+    assert "1 member of the tar that a later one of its name replaces, such as in/cat/1.png" in notes(report)

@@ -1,0 +1,133 @@
+"""Numbers that are not finite are an error wherever they come from, and no network that has some is saved."""
+
+import networks
+import numpy as np
+import pytest
+import torch
+from small import own_run, small_run
+
+from istmpi.checkpoint.initial import begin_with
+from istmpi.checkpoint.saver import commit
+from istmpi.comm import world
+from istmpi.comm.simulated import simulate
+from istmpi.deploy.scoring import evaluate
+from istmpi.engine.store import ParameterStore
+from istmpi.errors import DataError, DivergedError
+from istmpi.methods.base import Method
+from istmpi.models.mlp import MLP
+from istmpi.training.loop import Training
+from istmpi.training.run import run_training
+
+OVERFLOWING = {"model__norm": "none", "model__dtype": "float64"}
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_weights_to_begin_with_must_be_finite(tmp_path, suffix, value):
+    """Also as what they become: 1e300 is infinite as float32."""
+    network, path = MLP(6, (7, 5), 3, norm="none"), tmp_path / f"theirs.{suffix}"
+    state = {"hidden1.linear.weight": torch.ones(7, 6, dtype=torch.float64)}
+    state["hidden1.linear.weight"][5, 2] = value
+    if suffix == "pt":
+        torch.save(state, path)
+    else:
+        pytest.importorskip("safetensors.torch").save_file(state, path)
+    for rank in range(3):
+        store = ParameterStore(network.parameters, network.lengths, 3, rank)
+        if 5 not in store.owners.rows(7, rank):
+            begin_with(path, network, store)
+            continue
+        with pytest.raises(DataError) as refused:
+            begin_with(path, network, store)
+        shown = {1e300: "inf"}.get(value, str(value))
+        assert str(refused.value) == (
+            f"train.init: {path}: hidden1.linear.weight[5, 2] is {shown} as float32; weights must be finite. "
+            f"Give another file."
+        )
+
+
+@pytest.fixture
+def spoilt(tmp_path, monkeypatch):
+    """A whole network.h5, of which one weight is not a number: as an earlier istmpi may have saved it."""
+    training = Training(small_run(model__norm="layer"), world())
+    training.store.tensors["hidden1.linear.weight"][0, 0] = np.nan
+    monkeypatch.setattr(training, "not_finite", lambda: "")
+    monkeypatch.setattr(training.evaluator, "temperature", lambda split: 1.0)
+    commit(tmp_path / "network.h5", *training.state(calibrated=True), "direct", world())
+    return tmp_path / "network.h5"
+
+
+def test_outputs_that_are_not_finite_are_an_error(spoilt, istmpi_command):
+    code, out, err = istmpi_command("predict", spoilt, "digits")
+    assert code == 2 and "nan" not in out and len(err.splitlines()) == 1
+    assert f"{spoilt}: the outputs of its network are not finite (nan). Give another network" in err
+    for words in (["evaluate", spoilt], ["evaluate", spoilt, "--json"]):
+        code, out, err = istmpi_command(*words)
+        assert code == 2 and not out and len(err.splitlines()) == 1
+        assert f"{spoilt}: the outputs of the full network are not finite on the test split of digits." in err
+    with pytest.raises(DataError) as refused:
+        evaluate(spoilt, world())
+    assert refused.value.everywhere
+    with pytest.raises(DataError, match="is nan; weights must be finite. Go on from an earlier checkpoint."):
+        Training(small_run(model__norm="layer"), world()).resume(spoilt)
+
+
+class OddOnOneRank:
+    """A full network whose outputs are not finite on rank 1."""
+
+    def __init__(self, network, rank):
+        self._network, self._odd = network, rank == 1
+
+    def __getattr__(self, name):
+        return getattr(self._network, name)
+
+    def __call__(self, *inputs):
+        outputs = self._network(*inputs)
+        return outputs * np.inf if self._odd else outputs
+
+
+def test_outputs_that_are_not_finite_on_one_rank_are_an_error_on_all():
+    def program(comm):
+        settings = {"model__name": f"{networks.__file__}:Convolutional", "model__channels": [7, 5], "model__hidden": 6}
+        training = Training(own_run(**settings), comm)
+        training.evaluator.network = OddOnOneRank(training.evaluator.network, comm.rank)
+        with pytest.raises(DivergedError) as diverged:
+            training.evaluate()
+        return diverged.value.everywhere
+
+    assert simulate(program, 3).require() == [True] * 3
+
+
+def test_a_full_network_that_overflows_ends_the_run_with_its_weights(tmp_path):
+    run = small_run(**OVERFLOWING, train__rounds=1)
+    training = Training(run, world())
+    for tensor in training.store.tensors.values():
+        tensor.fill_(1e200)
+    with pytest.raises(DivergedError, match=r"^the outputs of the full network are not finite after 0 of 1 rounds; "):
+        training.evaluate()
+    training.state()
+
+
+def test_a_network_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
+    """And the learning rate is not blamed where the start was like that."""
+    monkeypatch.setattr(
+        ParameterStore, "initialise", lambda store, _: [t.fill_(np.nan) for t in store.tensors.values()]
+    )
+    run = small_run(**OVERFLOWING, output__folder=str(tmp_path / "run"))
+    with pytest.raises(DivergedError) as diverged:
+        run_training(run, world())
+    message = str(diverged.value)
+    assert message.startswith("the network was not finite after 0 of 4 rounds: hidden1.linear.weight[0, 0] is nan. ")
+    assert "lr" not in message and not (tmp_path / "run" / "network.h5").exists()
+    training = Training(run, world())
+    with pytest.raises(DivergedError, match="is nan. It is not saved.") as refused:
+        training.state()
+    assert refused.value.everywhere
+
+
+def test_a_loss_that_is_not_finite_before_any_step_is_not_of_the_learning_rate(monkeypatch):
+    monkeypatch.setattr(Method, "loss", lambda method, outputs, targets: outputs[-1].sum() * np.inf)
+    with pytest.raises(DivergedError) as diverged:
+        list(Training(small_run(**OVERFLOWING), world()).rounds())
+    assert "in round 1, local step 1; " in str(diverged.value) and "lr" not in str(diverged.value)
+    assert "No step was taken before: look at the network's forward and at the data." in str(diverged.value)

@@ -1,0 +1,149 @@
+"""Values too close together for float32 vary after normalisation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from batches import examples_of
+
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.inputs import read_inputs
+from istmpi.data.moments import Normalisation
+from istmpi.data.offsets import Extent, less
+from istmpi.data.prepare import prepare
+from istmpi.data.sources import open_dataset
+from istmpi.errors import DataError
+
+CASES = Path(__file__).parents[2].parent / "shared" / "cases"
+N = 200
+STEPS = np.random.default_rng(0).permutation(N)
+LABELS = STEPS % 2
+KINDS = {
+    "Unix times": 1.7e9 + STEPS,
+    "int64": 1_700_000_000_000_000_000 + STEPS,
+    "uint64": np.uint64(2**63) + STEPS.astype(np.uint64),
+    "int32": (50_000_000 + STEPS).astype(np.int32),
+    "coordinates": 5_400_000 + STEPS * 1e-3,
+    "small steps": STEPS * 1e-3 + 1e5,
+    "negative": -1e9 - STEPS,
+    "float32": (1.7e9 + 128.0 * (STEPS % 8)).astype(np.float32),
+}
+
+
+def saved(tmp_path, x, y=LABELS, name="data"):
+    np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    return prepare("arrays", tmp_path / f"{name}.npz", tmp_path / f"{name}.h5", force=True)
+
+
+def all_rows(data):
+    parts = [examples_of(data.splits[name], np.arange(len(data.splits[name]))) for name in ("train", "test")]
+    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_close_values_vary_after_normalisation(tmp_path, kind):
+    column = KINDS[kind]
+    report = saved(tmp_path, np.stack([column, column[::-1]], 1))
+    data = open_prepared(report.target)
+    x, _ = all_rows(data)
+    assert len(np.unique(x[:, 0])) == len(np.unique(column))
+    train, _ = examples_of(data.train, np.arange(len(data.train)))
+    np.testing.assert_allclose([train.mean(0), train.std(0)], [[0, 0], [1, 1]], atol=1e-4)
+    assert any("2 features (number 0, 1): too close together" in note.text for note in report.assumed)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        STEPS + 0.0,
+        1950 + STEPS % 70,
+        np.where(STEPS == 0, 1e9, STEPS),
+        np.full(N, 1.7e9),
+        (STEPS == 3) * 1.0,
+        STEPS.astype(np.uint8),
+        (1000 + STEPS % 2).astype(np.float16),
+    ],
+)
+def test_other_files_have_no_offset(tmp_path, column):
+    data = open_prepared(saved(tmp_path, column[:, None]).target)
+    assert data.offset is None and data.target_offset is None
+
+
+def test_differences_are_exact():
+    x = np.array([2**63 + 1, 2**63 + 3, 2**64 - 1], np.uint64)
+    assert less(x, np.array(2.0**63)).tolist() == [1, 3, float(np.float32(2**63))]
+    assert less(np.array([-(2**62) - 1, -(2**62) + 5]), np.array(-(2.0**62))).tolist() == [-1, 5]
+
+
+def test_a_column_that_is_constant_in_training_alone(tmp_path):
+    arrays = {"x_train": np.full((8, 1), 1.7e9), "x_test": 1.7e9 + np.arange(8.0)[:, None]}
+    np.savez(tmp_path / "a.npz", **arrays, y_train=LABELS[:8], y_test=LABELS[:8])
+    data = open_prepared(prepare("arrays", tmp_path / "a.npz", tmp_path / "a.h5").target)
+    assert np.diff(examples_of(data.test, np.arange(8))[0][:, 0]).tolist() == [1] * 7
+
+
+def test_images_have_one_offset(tmp_path):
+    x = 1e6 + np.random.default_rng(0).normal(size=(N, 2, 4, 4))
+    data = open_prepared(saved(tmp_path, x).target)
+    assert len(np.unique(data.offset)) == 1
+    train, _ = examples_of(data.train, np.arange(len(data.train)))
+    assert abs(train.std() - 1) < 1e-3 and abs(train.mean()) < 1e-3
+
+
+def test_what_no_offset_helps_is_said(tmp_path):
+    x = np.stack([np.array([0.1 + 0.2, 0.3])[LABELS], LABELS * 1e-50], 1)
+    notes = " ".join(note.text for note in saved(tmp_path, x).assumed)
+    assert "1 feature (number 0): differ in the last digits of float64 alone" in notes
+    assert "1 feature (number 1): one value in float32 and so constant" in notes
+
+
+@pytest.mark.parametrize("x, y", [(KINDS["Unix times"], LABELS), (STEPS + 0.5, KINDS["Unix times"])])
+def test_an_npz_is_refused_as_it_stands(tmp_path, x, y):
+    np.savez(tmp_path / "a.npz", x=x[:, None], y=y)
+    with pytest.raises(DataError, match="too close together for float32.*istmpi prepare arrays"):
+        open_dataset(str(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize("case, command", [("stamp.csv", "csv"), ("i64ts.npz", "arrays")])
+def test_cases(tmp_path, case, command):
+    if not CASES.is_dir():
+        pytest.skip(f"there is no folder {CASES}")
+    data = open_prepared(prepare(command, CASES / case, tmp_path / "data.h5").target)
+    x, _ = all_rows(data)
+    assert all(len(np.unique(column)) == 40 for column in x.T)
+    assert abs(examples_of(data.train, np.arange(32))[0].std(0) - 1).max() < 1e-3
+
+
+def test_graph_features(tmp_path):
+    arrays = {"edge_index": np.array([[0, 1, 2], [1, 2, 3]]), "y": LABELS, "x": KINDS["Unix times"][:, None]}
+    np.savez(tmp_path / "g.npz", **arrays)
+    data = open_prepared(prepare("graph", tmp_path / "g.npz", tmp_path / "g.h5").target)
+    x = data.train.graph.x
+    assert len(np.unique(x)) == N and abs(x.std() - 1) < 1e-4 and abs(x.mean()) < 1e-4
+    for how in ("rows", "none"):
+        with pytest.raises(DataError, match="too close together for float32. Give --normalise columns"):
+            prepare("graph", tmp_path / "g.npz", tmp_path / "other.h5", normalise=how)
+
+
+def test_rows_less_another_offset_are_normalised_alike(tmp_path):
+    large = np.stack([KINDS["Unix times"], np.cos(STEPS)], 1)
+    data = open_prepared(saved(tmp_path, large).target)
+    normalisation = Normalisation(np.float32([3, 0]), np.float32([50, 1]), np.array([1.7e9 + 40, 0]))
+    shifted = data.normalised_by(normalisation)
+    order = np.lexsort(all_rows(shifted)[0].T)
+    expected = (large - normalisation.offset - normalisation.mean) / normalisation.std
+    np.testing.assert_allclose(all_rows(shifted)[0][order], expected[np.lexsort(expected.T)], atol=1e-5)
+    assert shifted.offset is normalisation.offset
+    trained_on = Normalisation(data.mean, data.std, data.offset)
+    np.testing.assert_array_equal(all_rows(shifted.normalised_by(trained_on))[0], all_rows(data)[0])
+    ((_, x),) = read_inputs(str(tmp_path / "data.h5"), "arrays", (2,))
+    assert np.isin(x[:, 0], KINDS["Unix times"]).all()
+
+
+def test_an_extent_in_blocks_is_that_of_all():
+    x = np.stack([KINDS["Unix times"], STEPS], 1)
+    whole, parts = Extent(), Extent()
+    whole.add(x)
+    for block in np.array_split(x, 7):
+        parts.add(block)
+    assert whole.offset().tolist() == parts.offset().tolist() and whole.offset()[1] == 0

@@ -1,0 +1,338 @@
+"""Tables of text: what their first lines leave open is decided once, said, and kept for prediction."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from small import small_run
+
+from istmpi.cli.commands.predict import command as predict_command
+from istmpi.cli.commands.prepare import command as prepare_command
+from istmpi.comm import world
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.inputs import read_inputs
+from istmpi.data.prepare import prepare
+from istmpi.data.prepare.notes import Notes
+from istmpi.deploy.scoring import evaluate
+from istmpi.errors import ConfigError, DataError
+from istmpi.training.run import run_training
+
+
+def prepared(path, **options):
+    """The report, the data set and its training features as the table has them."""
+    report = prepare("csv", path, path.parent / "out.h5", force=True, **options)
+    data = open_prepared(report.target)
+    return report, data, np.asarray(data.train.normalised_by(None).x)
+
+
+@pytest.fixture
+def case(shared_cases, tmp_path):
+    """A copy of a small input by its name."""
+
+    def copied(name):
+        (tmp_path / name).write_bytes((shared_cases / name).read_bytes())
+        return tmp_path / name
+
+    return copied
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A file of some text."""
+
+    def written(text, name="in.csv"):
+        (tmp_path / name).write_bytes(text.encode())
+        return tmp_path / name
+
+    return written
+
+
+def assumed(report, option):
+    """The only note with an option."""
+    (note,) = [note.text for note in report.assumed if note.option == option]
+    return note
+
+
+# --- files that were once read wrongly
+
+
+@pytest.mark.parametrize(
+    "name, classes, examples, columns",
+    [
+        ("under.csv", ("11_1", "1_11", "2_1", "2_2"), 40, ["a", "b"]),
+        ("numhead.csv", ("cat", "dog"), 40, ["0", "1"]),
+        ("sep.csv", ("0", "1"), 40, ["a", "b"]),
+    ],
+)
+def test_small_inputs_are_read_as_they_are(case, name, classes, examples, columns):
+    report, data, _ = prepared(case(name))
+    assert data.classes == classes and len(data.train) + len(data.test) == examples
+    assert report.reading["columns"] == columns and report.reading["header"] is True
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("deccomma1.csv", "line 1: '0,126' is not a number.*decimal comma"),
+        ("deccomma2.csv", "line 1: '0,126' is not a number.*decimal comma"),
+        ("traildelim.csv", "each line ends with a delimiter, ','"),
+    ],
+)
+def test_small_inputs_are_refused_with_the_reason(case, name, message):
+    with pytest.raises(DataError, match=f"{name}.*{message}"):
+        prepared(case(name))
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("floatlab.csv", "40 labels are 3 different numbers, whole but not written so, so they are numbers to predict"),
+        ("many.csv", "600 labels are 150 different whole numbers, more than 100, so they are numbers to predict"),
+    ],
+)
+def test_numbers_to_predict_are_said_to_be_such(case, name, reason):
+    report, data, _ = prepared(case(name))
+    assert data.task == "regression" and assumed(report, "--task") == reason
+    assert prepared(case(name), task="classification")[1].task == "classification"
+
+
+# --- numbers
+
+
+@pytest.mark.parametrize("field", ["1_5", "١٥", "1.5_0", "１"])
+def test_what_python_alone_takes_for_a_number_is_none(table, field):
+    with pytest.raises(DataError, match=r"in.csv, line 3: '.*' is not a number"):
+        prepared(table(f"a,b,label\n1,2,x\n1,{field},y\n"))
+    rows = "".join(f"{n},{n * n},{field}{n % 2}\n" for n in range(10))
+    assert prepared(table("a,b,label\n" + rows))[1].classes == (f"{field}0", f"{field}1")
+
+
+def test_labels_that_are_numbers(table):
+    def reason(labels, **options):
+        report, data, _ = prepared(table("".join(f"{n}.5,{label}\n" for n, label in enumerate(labels))), **options)
+        return "".join(note.text for note in report.assumed if note.option in ("--task", "")), data
+
+    text, data = reason(range(25))
+    assert "25 labels are 25 different whole numbers, at most 100, so they are classes" in text
+    text, data = reason(["7", "07", "8"] * 5)
+    assert "written in 3 ways are 2 classes" in text and data.classes == ("7", "8")
+    text, data = reason(["1", "2", "n/a"] * 5)
+    assert "5 of 15 labels are no numbers, as 'n/a', so all are classes" in text
+    large = [str(2**53 + n) for n in range(120)] * 2
+    assert reason(large, task="classification")[1].outputs == 120
+    assert reason([f"{2**70 + n}" for n in range(3)] * 5)[1].outputs == 3
+    with pytest.raises(DataError, match="the label '1,5' has a decimal comma"):
+        prepared(table("a;label\n1;1,5\n2;3\n"))
+
+
+# --- delimiters
+
+
+@pytest.mark.parametrize(
+    "text, delimiter",
+    [
+        ("a\tb\tlabel\n1\t2\tx,y\n3\t4\tz\n", "tab"),
+        ("1,2,x;y\n3,4,z\n", ","),
+        ("1,x;y\n3,z;y\n", ","),
+        ('"a;b",c,label\n1,2,x\n3,4,y\n', ","),
+        ('"weight, kg";c;label\n1;2;x\n3;4;y\n', ";"),
+        ("\ufeffa,b,label\r\n1,2,x\r\n3,4,y\r\n", ","),
+    ],
+)
+def test_the_delimiter_is_decided_and_said(table, text, delimiter):
+    report, data, _ = prepared(table(text))
+    assert report.reading["delimiter"] == delimiter and len(data.train) + len(data.test) == 2
+    assert assumed(report, "--delimiter") == f"the columns are separated by {delimiter!r}"
+
+
+@pytest.mark.parametrize("delimiter, between", [("|", "|"), ("space", "  "), ("space", " \t ")])
+def test_other_delimiters_are_named_and_read_when_given(table, delimiter, between):
+    rows = [[1, 2, "x"], [3, 4, "y"]] * 5
+    path = table("\n".join(between.join(map(str, row)) for row in rows))
+    if "\t" not in between:
+        with pytest.raises(DataError, match=rf"If {re.escape(delimiter)} separates its columns, give --delim"):
+            prepared(path)
+    report, data, x = prepared(path, delimiter=delimiter)
+    assert data.classes == ("x", "y") and sorted({*map(tuple, x)}) == [(1, 2), (3, 4)]
+    assert all(note.option != "--delimiter" for note in report.assumed)
+
+
+@pytest.mark.parametrize("delimiter", ["", "a", "\n", "::", '"'])
+def test_a_delimiter_that_cannot_be_one_is_refused(table, delimiter):
+    with pytest.raises(ConfigError, match="cannot be one"):
+        prepared(table("1,2,x\n"), delimiter=delimiter)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("a,b,label\n1,2,x,\n3,4,y,\n", "line 2: 4 columns, not the 3 of line 1. It ends with a delimiter"),
+        ("\t;\n\n", "the first line has 0 columns"),
+        ("1,2,x,\n3,4,y,\n", "each line ends with a delimiter"),
+        ('a,b,label\n"0,5",2,x\n1,2,y\n3,4,y\n', "'0,5' is not a number.*decimal comma"),
+        ("a,a,b\n1,2,x\n", "several columns are called 'a'"),
+        ('a,b,label\n1,2,"x\n3,4,y\n', "in.csv is not a table: unexpected end of data"),
+    ],
+)
+def test_what_is_wrong_is_named(table, text, message):
+    with pytest.raises(DataError, match=message):
+        prepared(table(text), label="a" if "a,a" in text else None)
+
+
+def test_what_is_left_out_is_counted(table):
+    report, data, _ = prepared(table('sep=;\n\na;b;"label "\n1;2;x\n3;4;"x "\n;;\n5;6; y\n'), label="label")
+    assert [note.text for note in report.left_out] == ["1 line sep=, as Excel writes", "2 blank lines"]
+    assert "white space around labels does not count: 1 have some" in [note.text for note in report.assumed]
+    assert data.classes == ("x", "y") and len(data.train) + len(data.test) == 3
+
+
+# --- headers
+
+
+@pytest.mark.parametrize(
+    "first, row, header",
+    [
+        ("0,1,2", "3,4,0", True),
+        ("0,1", "0.5,1", True),
+        ("0,1", "1,0", False),
+        ("1,2,species", "0.5,7,dog", True),
+        ("400,401.5,402,kind", "1,2,3,dog", True),
+        (",0,1,species", "7,0.5,1,dog", True),
+        ("2,1,dog", "1,2,dog", False),
+        ("5.1,3.5,setosa", "5,3,setosa", False),
+        ("0,126;0", "0,64;0", None),
+    ],
+)
+def test_a_header_of_numbers(table, first, row, header):
+    path = table("\n".join([first, *[row] * 10]))
+    if header is None:
+        with pytest.raises(DataError, match="line 1: '0,126' is not a number"):
+            prepared(path)
+        return
+    report, data, _ = prepared(path)
+    assert len(data.train) + len(data.test) == 11 - header and report.reading["header"] is header
+    assert assumed(report, "--header").startswith("the first line is a" + ("n example" if not header else " header"))
+    report, data, _ = prepared(path, header=True)
+    assert len(data.train) + len(data.test) == 10
+    assert all(note.option != "--header" for note in report.assumed)
+
+
+def test_a_missing_value_makes_no_header(table):
+    with pytest.raises(DataError, match=r"line 1: '\?' is not a number.*--header yes"):
+        prepared(table("5.1,?,setosa\n" + "5,3,setosa\n" * 10))
+
+
+def test_splits_have_one_form(tmp_path, table):
+    (tmp_path / "data").mkdir()
+    for split, text in (("train", "0,1,2\n5,6,1\n7,8,0\n"), ("test", "0,1,2\n5,6,1\n"), ("val", "0,1,2\n5,6,1\n")):
+        table(text, f"data/{split}.csv")
+    table("", "data/readme.md")
+    report = prepare("csv", tmp_path / "data", tmp_path / "out.h5")
+    assert report.counts == {"train": 2, "test": 1, "validation": 1}
+    assert [note.text for note in report.left_out] == ["1 file not read: 1 .md (readme.md)"]
+    table("1,2,3\n", "data/other.test.csv")
+    table("1,2,3\n", "data/Test.tsv")
+    with pytest.raises(DataError, match="Test.tsv and test.csv are both for test"):
+        prepare("csv", tmp_path / "data", tmp_path / "more.h5")
+
+
+# --- prediction
+
+
+BARE = {"delimiter": ",", "header": False, "columns": None, "label": None}
+READING = {"delimiter": ",", "header": True, "columns": ["a", "b"], "label": "kind"}
+
+
+def inputs(path, reading=READING, notes=None, width=2, **options):
+    return [x.tolist() for _, x in read_inputs(str(path), "csv", (width,), reading=reading, notes=notes, **options)][0]
+
+
+@pytest.mark.parametrize(
+    "text, options",
+    [
+        ("a,b\n1,2\n", {}),
+        ("b,a\n2,1\n", {}),
+        ("kind,b,a\nx,2,1\n", {}),
+        ("id,b,a,kind\ny,2,1,x\n", {"label": "id"}),
+        ('" b ",a\r\n2,1\r\n', {}),
+        ("\ufeffb,a\n2,1\n", {}),
+        ("sep=;\nb;a\n2;1\n", {"delimiter": ";"}),
+        ("1,2\n", {"header": False}),
+        ("c,d\n1,2\n", {"header": True, "reading": BARE}),
+        ("1,2\n", {"reading": BARE}),
+        ("0,1\n1,2\n", {"reading": {**READING, "columns": ["0", "1"]}}),
+        ("1,0\n2,1\n", {"reading": {**READING, "columns": ["0", "1"]}}),
+    ],
+)
+def test_columns_have_the_order_of_training(table, text, options):
+    notes = Notes()
+    assert inputs(table(text), notes=notes, **options) == [[1, 2]] and not notes.assumed
+
+
+@pytest.mark.parametrize(
+    "text, options, message",
+    [
+        ("a,c\n1,2\n", {}, "lacks 'b' and has, unknown to the network, 'c'"),
+        ("id,a,b\n1,1,2\n", {}, "has, unknown to the network, 'id'"),
+        ("1,2\n", {}, "lacks 'a', 'b'.*--header no takes a table without a header"),
+        ("a;b\n1;2\n", {}, "If ; separates its columns, give --delimiter ';'"),
+        ("a,b,b\n1,2,3\n", {}, "several columns are called 'b'"),
+        ("c,d\n1,2\n", {"reading": BARE}, "'c' is not a number.*--header yes"),
+        ("1,2,3\n", {"reading": BARE}, "a row has 3 numbers.*takes 2.*--label"),
+        ("1,2,3\n", {"header": False}, "a row has 3 numbers"),
+        ("a,b\n1,2\n", {"reading": {**READING, "columns": 7}}, "columns is 7; it must be a list of texts"),
+    ],
+)
+def test_other_columns_than_in_training_are_refused(table, text, options, message):
+    with pytest.raises(DataError, match=message):
+        inputs(table(text), **options)
+
+
+def test_without_conventions_prediction_says_what_it_decided(table):
+    notes = Notes()
+    assert inputs(table("0,1,2\n\n5,6,7\n"), reading={}, notes=notes, width=3) == [[5, 6, 7]]
+    assert [note.option for note in notes.assumed] == ["--delimiter", "--header"]
+    assert [note.text.partition(" of")[0] for note in notes.left_out] == ["1 blank line"]
+
+
+def test_a_network_answers_by_name(case, tmp_path):
+    """The same rows with columns exchanged have the same answers, and data prepared otherwise are refused."""
+    report, _, _ = prepared(case("t.csv"))
+    run = small_run(data__source=str(report.target), output__folder=str(tmp_path / "run"), train__rounds=3)
+    run_training(run, world())
+
+    def answers(path, *options):
+        return CliRunner().invoke(predict_command, [str(tmp_path / "run/network.h5"), str(path), *options])
+
+    same, swap = (answers(case(name)) for name in ("same.csv", "swap.csv"))
+    assert same.exit_code == swap.exit_code == 0 and same.stdout == swap.stdout
+    lines = [line.split(",") for line in case("t.csv").read_text().splitlines()]
+    (tmp_path / "other.csv").write_text("\n".join(f"{b},{a},{label}" for a, b, label in lines))
+    other = prepare("csv", tmp_path / "other.csv", tmp_path / "other.h5").target
+    refused = answers(other)
+    assert isinstance(refused.exception, DataError) and "feature 0 is 'b', but 'a' in" in str(refused.exception)
+    with pytest.raises(DataError, match="feature 0 is 'b', but 'a' in the network's training data"):
+        evaluate(str(tmp_path / "run/network.h5"), world(), str(other))
+
+
+def test_the_options_are_the_commands(table, tmp_path):
+    path = table("0,1,2\n" * 5)
+
+    def run(*words):
+        return CliRunner().invoke(prepare_command, ["csv", str(path), str(tmp_path / "a.h5"), "--force", *words])
+
+    assert "the first line is a header: 0, 1, 2 (--header decides otherwise)" in " ".join(run().stdout.split())
+    assert json.loads(run("--header", "no", "--json").stdout)["reading"]["header"] is False
+    assert "'maybe' must be yes or no" in run("--header", "maybe").output
+
+
+def test_whole_numbers_that_float64_would_merge_are_refused(table):
+    rows = "".join(f"{17 * 10**17 + n},{n % 2}\n" for n in range(1, 40))
+    with pytest.raises(DataError, match=r"line 2: 1700000000000000001 has more digits than a float64 keeps"):
+        prepared(table("time,label\n" + rows))
+    with pytest.raises(DataError, match="the label: 1700000000000000001 has more digits"):
+        prepared(table("a,b\n" + "".join(f"{n},{17 * 10**17 + n}\n" for n in range(1, 140))), task="regression")
+    report, _, _ = prepared(table("a,b\n" + "".join(f"{2**53 * n},{n % 2}\n" for n in range(1, 40)), "exact.csv"))
+    assert report.counts["train"] + report.counts["test"] == 39
