@@ -21,6 +21,8 @@ from small import own_run, small_run, whole
 from istmpi.comm import Communicator
 from istmpi.training.loop import Training
 
+pytestmark = pytest.mark.both
+
 RECORD = Path(__file__).with_name("replay.json")
 CASES = MLP | OTHERS
 

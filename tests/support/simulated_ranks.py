@@ -6,6 +6,7 @@
   ``test_x[P3]``.
 * The test's function is called once for each rank, with that rank's ``comm``. Fixtures that need ``comm`` are set up on
   each rank, too; all others once. ``tmp_path`` is a folder of the rank's own, ``shared_tmp`` one of all.
+* A function that a rank's ``monkeypatch`` puts in the place of another is called on that rank alone.
 * The first rank that fails ends the test, and the failure says which rank it was. Ranks that would wait for each other
   for ever are found at once.
 * Tests with the mark ``real`` are about an MPI library, threads, signals or output, and run under mpirun alone.
@@ -17,11 +18,10 @@ from inspect import isgeneratorfunction, signature
 import pytest
 
 from istmpi.comm.simulated import simulate
+from istmpi.comm.stand_in import stand_in
 
-RANKS = (3,)
+RANKS = (1, 2, 3, 4)
 COUNT = "simulated_ranks"
-OF_A_RANK = ("comm", "tmp_path")
-"""Fixtures that have another value on each rank."""
 
 
 def refused(item, ranks):
@@ -45,7 +45,10 @@ class SimulatedRanks:
     def pytest_generate_tests(self, metafunc):
         if self._folder in metafunc.definition.path.parents:
             metafunc.fixturenames.append(COUNT)
-            metafunc.parametrize(COUNT, [count for count in RANKS if not refused(metafunc.definition, count)], ids="P{}".format)
+            marks = list(metafunc.definition.iter_markers("ranks"))
+            counts = sorted({*RANKS, *(mark.kwargs["also"] for mark in marks if "also" in mark.kwargs)})
+            counts = [count for count in counts if not refused(metafunc.definition, count)]
+            metafunc.parametrize(COUNT, counts, ids="P{}".format)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config, items):
@@ -61,11 +64,11 @@ class SimulatedRanks:
     def pytest_pyfunc_call(self, pyfuncitem):
         if self._folder not in pyfuncitem.path.parents:
             return None
-        ranks = pyfuncitem.callspec.params[COUNT]
+        ranks, patched = pyfuncitem.callspec.params[COUNT], {}
 
         def program(comm):
             with ExitStack() as stack:
-                values = _Values(pyfuncitem, comm, stack)
+                values = _Values(pyfuncitem, comm, stack, patched)
                 pyfuncitem.obj(**{name: values[name] for name in pyfuncitem._fixtureinfo.argnames})
 
         simulate(program, ranks).require()
@@ -83,18 +86,28 @@ def _needing(item, fixture):
     return needing
 
 
+def rank_here():
+    """The rank that this thread is; None where it is none."""
+    library = stand_in()
+    return None if library is None else library.COMM_WORLD.rank
+
+
 class _Values(dict):
     """The values of a test's fixtures on one rank; those that need ``comm`` are made when they are asked for."""
 
-    def __init__(self, item, comm, stack):
+    def __init__(self, item, comm, stack, patched):
         super().__init__(item.funcargs)
         self._item, self._stack = item, stack
         self["comm"] = comm
-        if folder := item.funcargs.get("tmp_path"):
-            self["tmp_path"] = folder / f"rank{comm.rank}"
-            self["tmp_path"].mkdir()
+        self._folder = self.pop("tmp_path", None)
+        if patch := item.funcargs.get("monkeypatch"):
+            self["monkeypatch"] = _Patch(patch, comm.rank, patched)
 
     def __missing__(self, name):
+        if name == "tmp_path":
+            self[name] = self._folder / f"rank{self['comm'].rank}"
+            self[name].mkdir()
+            return self[name]
         function = self._item._fixtureinfo.name2fixturedefs[name][-1].func
         value = function(**{argument: self[argument] for argument in signature(function).parameters})
         if isgeneratorfunction(function):
@@ -102,3 +115,44 @@ class _Values(dict):
             self._stack.callback(next, generator, None)
         self[name] = value
         return value
+
+
+class _Patch:
+    """pytest's ``monkeypatch`` for one rank: what takes a function's place does so on this rank alone."""
+
+    def __init__(self, patch, rank, patched):
+        """``patched``: the functions of all ranks by the place that they take."""
+        self._patch, self._rank, self._patched = patch, rank, patched
+
+    def __getattr__(self, name):
+        return getattr(self._patch, name)
+
+    def setattr(self, target, *rest, **options):
+        if isinstance(target, str) or not callable(getattr(rest[1], "__func__", rest[1])) or isinstance(rest[1], type):
+            self._patch.setattr(target, *rest, **options)
+            return
+        name, value = rest
+        place = id(target), name
+        if place not in self._patched:
+            self._patched[place] = {}
+            static = isinstance(value, staticmethod)
+            function = _of_this_rank(self._patched[place], getattr(target, name))
+            self._patch.setattr(target, name, staticmethod(function) if static else function)
+        self._patched[place][self._rank] = getattr(value, "__func__", value)
+
+
+def _of_this_rank(functions, original):
+    """A function that calls that of this rank, or the original: where it has none, and for its own call of it."""
+    calling = set()
+
+    def call(*arguments, **options):
+        rank = rank_here()
+        if rank in calling or rank not in functions:
+            return original(*arguments, **options)
+        calling.add(rank)
+        try:
+            return functions[rank](*arguments, **options)
+        finally:
+            calling.discard(rank)
+
+    return call
