@@ -2,7 +2,7 @@
 
     python -m pytest tests/mpi                  or, with all other tests of one process,          bin/test unit
 
-* Each test runs at every number of ranks of `RANKS` that its mark ``ranks`` allows; its name ends with it, as in
+* Each test runs at the numbers of ranks of `RANKS` and of its mark ``ranks``; its name ends with the number, as in
   ``test_x[P3]``.
 * The test's function is called once for each rank, with that rank's ``comm``. Fixtures that need ``comm`` are set up on
   each rank, too; all others once. ``tmp_path`` is a folder of the rank's own, ``shared_tmp`` one of all.
@@ -20,7 +20,8 @@ import pytest
 from istmpi.comm.simulated import simulate
 from istmpi.comm.stand_in import stand_in
 
-RANKS = (1, 2, 3, 4)
+RANKS = (1, 3)
+"""One, and uneven parts; a test that says ``only`` or ``also`` has others."""
 COUNT = "simulated_ranks"
 
 
@@ -45,9 +46,9 @@ class SimulatedRanks:
     def pytest_generate_tests(self, metafunc):
         if self._folder in metafunc.definition.path.parents:
             metafunc.fixturenames.append(COUNT)
-            marks = list(metafunc.definition.iter_markers("ranks"))
-            counts = sorted({*RANKS, *(mark.kwargs["also"] for mark in marks if "also" in mark.kwargs)})
-            counts = [count for count in counts if not refused(metafunc.definition, count)]
+            marks = [mark.kwargs for mark in metafunc.definition.iter_markers("ranks")]
+            named = {count for mark in marks for count in (*mark.get("only", ()), mark.get("also", RANKS[0]))}
+            counts = [count for count in sorted(named | {*RANKS}) if not refused(metafunc.definition, count)]
             metafunc.parametrize(COUNT, counts, ids="P{}".format)
 
     @pytest.hookimpl(tryfirst=True)
