@@ -8,6 +8,8 @@ from istmpi.data.prepare import prepare
 from istmpi.errors import ConfigError, DataError, UserError
 from istmpi.training.loop import Training
 
+pytestmark = pytest.mark.both
+
 
 def test_want_of_memory_is_agreed_on(comm):
     """On any rank: one message, for all know of it."""

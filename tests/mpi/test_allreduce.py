@@ -29,7 +29,7 @@ def mean_over_ranks(comm, tensors):
 
 
 @pytest.mark.ranks(also=5)
-@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("background", [pytest.param(True, marks=pytest.mark.real), False])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_it_is_the_mean_and_the_same_bits_on_every_rank(comm, sizes, background, monkeypatch):
     """Messages of 160 bytes and buckets of 320, so that all is cut."""
@@ -75,6 +75,7 @@ def test_the_order_of_handing_over_does_not_matter(comm):
         assert torch.equal(tensor, expected[name])
 
 
+@pytest.mark.real
 @pytest.mark.ranks(min=2)
 def test_it_travels_while_the_caller_does_something_else(comm, monkeypatch):
     """The first bucket has its mean before the last tensor is handed over."""
@@ -94,6 +95,7 @@ def test_it_travels_while_the_caller_does_something_else(comm, monkeypatch):
     torch.testing.assert_close(mine["1"], expected)
 
 
+@pytest.mark.real
 @pytest.mark.ranks(min=2)
 def test_a_tensor_may_be_handed_over_in_parts(comm, monkeypatch):
     """What there is of it has its mean before the rest is made; parts that come early wait for their turn."""
@@ -125,6 +127,7 @@ def test_a_tensor_may_be_handed_over_in_parts(comm, monkeypatch):
         torch.testing.assert_close(tensor, means[name])
 
 
+@pytest.mark.real
 @pytest.mark.ranks(min=2)
 def test_a_rank_may_wait_long_for_the_others(comm, monkeypatch):
     """So often in vain that its naps would last for years if they doubled each time."""

@@ -23,6 +23,8 @@ from istmpi.hdf5 import CREATION
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
+pytestmark = pytest.mark.both
+
 NO_MPI = pytest.mark.skipif(not h5py.get_config().mpi, reason="this h5py was built without MPI")
 WRITING = ["direct", pytest.param("mpio", marks=NO_MPI)]
 UNEVEN = {"model__hidden": (13, 11), "optimizer__momentum": 0.9, "method__optimizer_state": "carry"}

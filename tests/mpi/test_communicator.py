@@ -5,6 +5,8 @@ import pytest
 
 from istmpi.comm import communicator
 
+pytestmark = pytest.mark.both
+
 LIMITS = pytest.mark.parametrize("limit", [5, 64, 2**30])
 
 

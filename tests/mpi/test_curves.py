@@ -10,6 +10,8 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.training.loop import Training
 
+pytestmark = pytest.mark.real
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RUN = {
     "model.hidden": [24, 24],
@@ -33,7 +35,7 @@ def curves(monkeypatch):
     return curves
 
 
-@pytest.mark.ranks(only=[2, 3])
+@pytest.mark.ranks(only=[2, 4])
 @pytest.mark.parametrize(
     "method, redeal, placement",
     [

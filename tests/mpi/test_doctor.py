@@ -7,6 +7,8 @@ import torch
 from istmpi.comm import THREAD_LEVELS, handshake, thread_level
 from istmpi.doctor import mpi, software, storage
 
+pytestmark = pytest.mark.real
+
 
 def states(findings):
     return {finding.name: finding.state for finding in findings}

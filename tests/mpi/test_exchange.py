@@ -6,6 +6,8 @@ from mpi4py import MPI
 
 from istmpi.comm import exchange
 
+pytestmark = pytest.mark.real
+
 
 @pytest.mark.ranks(also=5)
 @pytest.mark.parametrize("piece", [1, 7, 1000])

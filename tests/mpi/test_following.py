@@ -46,7 +46,8 @@ def learnt(folder):
     return figures, tensors
 
 
-@pytest.mark.ranks(only=[2, 3])
+@pytest.mark.real
+@pytest.mark.ranks(only=[2, 4])
 @pytest.mark.parametrize("method, phases", [("ist", OF_IST), ("data-parallel", OF_DATA_PARALLEL)])
 def test_a_trace_has_the_phases_and_messages_of_every_rank_and_changes_no_bit(run_in, comm, method, phases):
     alone = run_in("alone", method__name=method)

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+pytestmark = pytest.mark.both
+
 
 def test_all_ranks_are_here(comm):
     assert comm.size == int(os.environ.get("ISTMPI_TEST_RANKS", comm.size))

@@ -16,6 +16,8 @@ from istmpi.methods.base import InterruptedRound
 from istmpi.methods.ist import IST
 from istmpi.training.loop import Training
 
+pytestmark = pytest.mark.both
+
 METHODS = pytest.mark.parametrize("method", istmpi.methods.METHODS)
 
 

@@ -145,6 +145,7 @@ def test_what_cannot_be_trained_is_one_line_on_every_rank(comm, settings, messag
     assert "\n" not in str(refused.value) and refused.value.everywhere
 
 
+@pytest.mark.real
 @pytest.mark.ranks(min=2)
 def test_another_file_of_that_name_on_a_rank_is_refused(comm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # each rank's own

@@ -7,6 +7,8 @@ from patience import Limit
 
 from istmpi.comm.post import Post
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture
 def post(comm):

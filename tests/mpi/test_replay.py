@@ -1,8 +1,8 @@
 """What every method computed and sent when `replay.json` was recorded: a change of form changes no bit of it.
 
-    ISTMPI_RECORD=1 mpirun -n P python -m pytest --with-mpi -p no:cacheprovider tests/mpi/test_replay.py
+    ISTMPI_RECORD=1 python -m pytest tests/mpi/test_replay.py tests/unit/test_replay_resumed.py
 
-(P = 1 to 4) records anew, for a change that is meant to change results. The last bit of a sum depends on the processor
+records anew, for a change that is meant to change results. The last bit of a sum depends on the processor
 and on the libraries: the file says what some sums were where it was recorded. Where they are others, losses and scores
 are compared as numbers, and not their bits; messages are the same everywhere.
 """
@@ -15,41 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small import small_run, whole
+from replay_cases import FILES, MLP, OTHERS, files
+from small import own_run, small_run, whole
 
 from istmpi.comm import Communicator
 from istmpi.training.loop import Training
 
+pytestmark = pytest.mark.both
+
 RECORD = Path(__file__).with_name("replay.json")
-MOMENTUM = {"optimizer__momentum": 0.9, "optimizer__lr": 0.03}
-ADAM = {"optimizer__name": "adamw", "optimizer__lr": 0.01, "model__bias": True}
-CASES = {
-    "ist": {},
-    "ist in single precision": {"model__dtype": "float32", "model__hidden": [64, 32]},
-    "ist, a tenth redealt": {"method__redeal": 0.1},
-    "ist, never redealt": {"method__redeal": 0.0},
-    "ist, adam carried": {**ADAM, "method__optimizer_state": "carry"},
-    "ist, a finish": {"method__finish": "local-sgd:50%", **MOMENTUM},
-    "ist, an outer step": {"method__outer_momentum": 0.6, "method__outer_lr": 0.8},
-    "ist, dropout": {"model__dropout": 0.3},
-    "ist, bias": {"model__bias": True},
-    "ist, layer normalisation": {"model__norm": "layer"},
-    "ist, no normalisation": {"model__norm": "none", "model__bias": True, "model__activation": "tanh"},
-    "ist, outputs not normalised": {"model__output_norm": False, "model__activation": "gelu"},
-    "ist, uneven shares": {"method__shares": [3.0, 1.0, 2.0, 0.5]},
-    "ist, uneven shares, no normalisation": {"method__shares": [3.0, 1.0, 2.0, 0.5], "model__norm": "none"},
-    "ist, one group dealt": {"method__partition": ["hidden1"]},
-    "ist, warm-up and weight decay": {"optimizer__warm_up": 7, "optimizer__weight_decay": 0.1},
-    "ist, autocast": {"train__autocast": True, "model__dtype": "float32"},
-    "local-sgd": {"method__name": "local-sgd"},
-    "local-sgd, momentum carried": {"method__name": "local-sgd", "method__optimizer_state": "carry", **MOMENTUM},
-    "data-parallel": {"method__name": "data-parallel", "model__bias": True},
-    "data-parallel in single precision": {"method__name": "data-parallel", "model__dtype": "float32", **MOMENTUM},
-    "diloco": {"method__name": "diloco", **ADAM},
-    "fedavg": {"method__name": "fedavg", "method__fraction": 0.5, "train__batch": 100, "data__placement": "sharded"},
-    "dynamic-averaging": {"method__name": "dynamic-averaging", "method__threshold": 1e-4},
-    "codistillation": {"method__name": "codistillation", "method__burn_in": 1},
-}
+CASES = MLP | OTHERS
 
 
 class Recorded:
@@ -102,12 +77,20 @@ def digest(*arrays):
     return state.hexdigest()[:16]
 
 
-def replayed(comm, settings):
+def run_of(settings, ranks, folder):
+    """The run of a case's settings; the files that these name are written into a folder, by whoever asks first."""
+    if not {*map(str, settings.values())}.isdisjoint(FILES):
+        written = files(folder, ranks)
+        settings = {name: written.get(str(value), value) for name, value in settings.items()}
+    if isinstance(settings.get("method__shares"), list):
+        settings = settings | {"method__shares": settings["method__shares"][:ranks]}
+    return (own_run if "model__name" in settings else small_run)(**settings)
+
+
+def replayed(comm, run):
     """What a small run computes, and what this rank sends in each of its rounds and for its last evaluation."""
     messages = []
-    if "method__shares" in settings:
-        settings = settings | {"method__shares": settings["method__shares"][: comm.size]}
-    training = Training(small_run(**settings), Communicator(Recorded(comm.mpi, messages)))
+    training = Training(run, Communicator(Recorded(comm.mpi, messages)))
     losses, sent = [], []
     start = 0
     for progress in training.rounds():
@@ -126,18 +109,22 @@ def replayed(comm, settings):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_has_changed(comm, case):
-    outcome = replayed(comm, CASES[case])
+def test_nothing_has_changed(comm, shared_tmp, case):
+    run = run_of(CASES[case], comm.size, shared_tmp) if comm.rank == 0 else None
+    run = comm.broadcast_from_root(run)
+    outcome = replayed(comm, run)
     if comm.size > 1 and case not in ("fedavg", "dynamic-averaging"):
         assert outcome["bytes"] > 0
     if "ISTMPI_RECORD" in os.environ:
-        keep(comm, case, outcome)
+        if comm.rank == 0:
+            keep(f"{comm.size} ranks", case, outcome)
+        comm.barrier()
     record = json.loads(RECORD.read_text())
     expected = record["runs"][f"{comm.size} ranks"][case]
     if record["arithmetic"] == arithmetic():
         assert outcome == expected
         return
-    tolerance = 1e-2 if CASES[case].get("model__dtype") == "float32" else 1e-6
+    tolerance = 1e-6 if run.model.dtype == "float64" else 1e-2
     numbers = ("losses", "score")
     for name in numbers:
         assert np.float64(outcome[name]) == pytest.approx(np.float64(expected[name]), rel=tolerance)
@@ -147,18 +134,16 @@ def test_nothing_has_changed(comm, case):
 
 def test_a_change_would_be_noticed(comm):
     """Another seed gives other bits with the same messages, another share redealt other messages."""
-    once, again, seed = (replayed(comm, settings) for settings in ({}, {}, {"train__seed": 6}))
+    once, again, seed = (replayed(comm, small_run(**settings)) for settings in ({}, {}, {"train__seed": 6}))
     assert once == again
     assert once["bits"] != seed["bits"] and once["losses"] != seed["losses"]
     if comm.size > 1:
-        assert once["messages"] != replayed(comm, {"method__redeal": 0.5})["messages"]
+        assert once["messages"] != replayed(comm, small_run(method__redeal=0.5))["messages"]
 
 
-def keep(comm, case, outcome):
+def keep(ranks, case, outcome):
     """Put an outcome into the record."""
-    if comm.rank == 0:
-        record = json.loads(RECORD.read_text()) if RECORD.exists() else {"runs": {}}
-        record["arithmetic"] = arithmetic()
-        record["runs"].setdefault(f"{comm.size} ranks", {})[case] = outcome
-        RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    comm.barrier()
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {"runs": {}}
+    record["arithmetic"] = arithmetic()
+    record["runs"].setdefault(ranks, {})[case] = outcome
+    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")

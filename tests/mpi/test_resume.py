@@ -54,7 +54,7 @@ def settings(method, optimizer):
 
 def uninterrupted(comm, **run):
     """The weights and the progress of a run from its beginning to its end; trained once."""
-    key = tuple(sorted(run.items()))
+    key = comm.size, *sorted(run.items())
     if key not in _uninterrupted:
         training, progress = trained(comm, **run)
         _uninterrupted[key] = whole(training), progress

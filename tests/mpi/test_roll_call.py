@@ -19,6 +19,8 @@ from istmpi.record import SUMMARY, RunFolder
 from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
 
+pytestmark = pytest.mark.real
+
 
 def short_limit(comm):
     """A deadline in seconds, of which ranks have half to answer."""

@@ -11,6 +11,8 @@ from istmpi.record import RunFolder
 from istmpi.training.run import run_training
 from istmpi.training.simulation import simulated_training, trained
 
+pytestmark = pytest.mark.real
+
 CONVOLUTIONS = str(Path(__file__).parents[2] / "examples" / "convnet.py") + ":ConvNet"
 RUNS = {
     "ist": small_run(),

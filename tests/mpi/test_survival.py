@@ -46,6 +46,7 @@ def test_it_changes_no_bit_and_its_bytes_are_predicted(comm, method, case):
     assert_same_bits(whole(plain), whole(kept))
 
 
+@pytest.mark.real
 @pytest.mark.ranks(min=2)
 def test_who_waits_for_a_copy_is_seen_to_wait(comm, monkeypatch):
     """Or a rank that stops while its copy is under way would never be missed."""

@@ -11,6 +11,8 @@ from istmpi.engine.layout import Owners
 from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 
+pytestmark = pytest.mark.both
+
 LENGTHS = {"labels": 3, "features": 6, "hidden": 13, "mid": 7, "stream": 5, "heads": 6, "blocks": 5, "out": 4}
 DEALT = ("hidden", "mid", "stream", "heads", "blocks")
 PATTERNS = (

@@ -34,7 +34,7 @@ def settings(method, wire, case):
 
 
 @pytest.mark.ranks(also=5)
-@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("background", [pytest.param(True, marks=pytest.mark.real), False])
 def test_a_mean_in_fewer_bits_has_the_same_bits_on_every_rank(comm, background, monkeypatch):
     monkeypatch.setattr(ring, "CHUNK_BYTES", 1600)
     monkeypatch.setattr(ring, "BUCKET_BYTES", 4000)

@@ -22,7 +22,7 @@ SHORT = {"train__rounds": 2, "method__local_steps": 2}
 
 
 def _replay():
-    """The module with the recorded outcomes of runs under mpirun."""
+    """The module with the recorded outcomes of runs."""
     spec = importlib.util.spec_from_file_location("replay_under_mpi", HERE.parent / "mpi" / "test_replay.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -34,14 +34,14 @@ RECORD = json.loads(REPLAY.RECORD.read_text())
 
 
 @pytest.mark.parametrize("case", REPLAY.CASES)
-def test_what_mpirun_computed_and_sent_comes_out_under_any_schedule(case):
-    """All methods, as they were recorded under mpirun: bits, losses, every message; undisturbed and disturbed."""
+def test_the_recorded_bits_and_messages_come_out_when_ranks_stop_and_are_slow(case, tmp_path):
     number = list(REPLAY.CASES).index(case)
-    for ranks, faults in ((1 + number % 4, Faults()), (3, Faults.drawn(number, 3, ["stops", "slow"], 300))):
-        expected = RECORD["runs"][f"{ranks} ranks"][case]
-        for outcome in simulate(lambda comm: REPLAY.replayed(comm, REPLAY.CASES[case]), ranks, faults).require():
-            compared = expected if RECORD["arithmetic"] == REPLAY.arithmetic() else ("messages", "bytes")
-            assert {name: outcome[name] for name in compared} == {name: expected[name] for name in compared}
+    run = REPLAY.run_of(REPLAY.CASES[case], 3, tmp_path)
+    expected = RECORD["runs"]["3 ranks"][case]
+    faults = Faults.drawn(number, 3, ["stops", "slow"], 300)
+    for outcome in simulate(lambda comm: REPLAY.replayed(comm, run), 3, faults).require():
+        compared = expected if RECORD["arithmetic"] == REPLAY.arithmetic() else ("messages", "bytes")
+        assert {name: outcome[name] for name in compared} == {name: expected[name] for name in compared}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""Runs that were resumed, on the ranks that saved them and on others, as they were when `replay.json` was recorded."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from resuming import save
+from small import whole
+
+from istmpi.comm.simulated import simulate
+from istmpi.training.loop import Training
+
+SAVED_BY = 3
+
+
+def _replay():
+    """The module with the recorded outcomes of runs."""
+    path = Path(__file__).parents[1] / "mpi" / "test_replay.py"
+    spec = importlib.util.spec_from_file_location("replay_of_resumed", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+REPLAY = _replay()
+CASES = (
+    "ist",
+    "ist, adam carried",
+    "ist, never redealt",
+    "ist, a finish",
+    "ist, delay of 1",
+    "ist, int8 on the wire",
+    "ist, shared weights stepped",
+    "local-sgd, momentum carried",
+    "data-parallel",
+    "diloco",
+    "streaming-diloco",
+    "sparse-loco",
+    "fedavg",
+    "dynamic-averaging",
+    "codistillation",
+    "a convolutional network",
+    "resnet by blocks",
+    "a transformer",
+    "xc, momentum, in blocks",
+    "gcn on neighbours",
+)
+
+
+@pytest.mark.parametrize("ranks", [SAVED_BY, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_has_not_changed(tmp_path, case, ranks):
+    run, path = REPLAY.run_of(REPLAY.CASES[case], SAVED_BY, tmp_path), tmp_path / "checkpoint.h5"
+
+    def begin(comm):
+        training = Training(run, comm)
+        next(training.rounds())
+        save(training, path)
+
+    def resume(comm):
+        training = Training(run, comm)
+        training.resume(path)
+        losses = [progress.loss for progress in training.rounds()]
+        weights = whole(training)
+        return {
+            "bits": REPLAY.digest(losses, *(weights[name] for name in sorted(weights))),
+            "losses": [f"{loss:.9g}" for loss in losses],
+        }
+
+    simulate(begin, SAVED_BY).require()
+    outcome, *others = simulate(resume, ranks).require()
+    assert all(other == outcome for other in others)
+    if "ISTMPI_RECORD" in os.environ:
+        REPLAY.keep(f"resumed on {ranks} ranks", case, outcome)
+    record = json.loads(REPLAY.RECORD.read_text())
+    expected = record["runs"][f"resumed on {ranks} ranks"][case]
+    if record["arithmetic"] == REPLAY.arithmetic():
+        assert outcome == expected
+    else:
+        tolerance = 1e-6 if run.model.dtype == "float64" else 1e-2
+        assert np.float64(outcome["losses"]) == pytest.approx(np.float64(expected["losses"]), rel=tolerance)
