@@ -59,7 +59,7 @@ MLP = {
     },
     "ist, shares of a file": {"method__shares": SHARES},
     "ist, patience": {"data__validation": 0.2, "evaluate__every": 1, "train__patience": 1, "optimizer__lr": 1e-30},
-    "streaming-diloco": {"method__name": "streaming-diloco", "method__local_steps": 4, "method__fragments": 2},
+    "streaming-diloco": {"method__name": "streaming-diloco", "method__local_steps": 6, "method__fragments": 2},
     "sparse-loco": {"method__name": "sparse-loco"},
 }
 """Of the mlp."""

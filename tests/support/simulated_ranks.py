@@ -12,6 +12,7 @@
 * Tests with the mark ``real`` are about an MPI library, threads, signals or output, and run under mpirun alone.
 """
 
+import os
 from contextlib import ExitStack
 from inspect import isgeneratorfunction, signature
 
@@ -20,7 +21,7 @@ import pytest
 from istmpi.comm.simulated import simulate
 from istmpi.comm.stand_in import stand_in
 
-RANKS = (1, 3)
+RANKS = tuple(map(int, os.environ.get("ISTMPI_SIMULATED_RANKS", "1,3").split(",")))
 """One, and uneven parts; a test that says ``only`` or ``also`` has others."""
 COUNT = "simulated_ranks"
 
