@@ -11,7 +11,7 @@ from istmpi.errors import ConfigError, OutputError, kind_of
 from istmpi.foreign import reason
 
 _OF_FILES = (".h5", ".json", ".jsonl", ".toml", ".csv", ".png")
-"""How names of files in a run's folder end; what is called otherwise may be a folder."""
+"""The endings of file names in a run's folder; a name with another ending may be a folder."""
 
 
 def temporary(path: Path) -> Path:

@@ -139,12 +139,12 @@ def left(error: BaseException) -> IstmpiError | None:
     """The error for code that ends the program before its work is done; None where that is istmpi's own."""
     code, words = getattr(error, "code", getattr(error, "exit_code", 1)), str(error)
     how = type(error).__name__ + f" ({words})" * bool(words)
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).stem not in _EXITS]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem not in _EXITS]
     return left_at(frames[-1].filename, frames[-1].lineno, how, code) if frames else None
 
 
 def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
-    """The same by its place; ``code`` is what it means the process to end with."""
+    """Return the error of `left` for a place in the code; ``code`` is the exit status that the code there asked for."""
     if Path(file).is_relative_to(Path(__file__).parent):
         return None
     end = IstmpiError(

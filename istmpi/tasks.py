@@ -207,7 +207,7 @@ class NodeLabels(Task):
 
 
 class DenseLabels(NodeLabels):
-    """The same loss, of examples of which each has any number of labels; the score is precision at 1."""
+    """The loss of `NodeLabels`, for examples that each have any number of labels; the score is precision at 1."""
 
     score = "P@1"
     numbers = len(AT) + NodeLabels.numbers

@@ -1,4 +1,4 @@
-"""How seconds are written."""
+"""The text for a number of seconds."""
 
 
 def in_seconds(value: float) -> str:

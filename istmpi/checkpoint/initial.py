@@ -42,7 +42,7 @@ _SAFETENSORS = {
 _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64} | dict.fromkeys(("F64", "I64", "U64"), 64)
 _BITS |= dict.fromkeys(("F32", "I32", "U32"), 32) | dict.fromkeys(("F16", "BF16", "I16", "U16"), 16)
 _BITS |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8)
-"""Of a number of each type that the format knows."""
+"""The bits of a number of each type that the format knows."""
 _LONGEST_HEADER = 10**8
 _MOST_AXES = 64
 _INSIDE = ("state_dict", "model_state_dict", "model")
@@ -88,7 +88,9 @@ class _Safetensors(_File):
         self._data = data[8 + length :]
         self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         self._require_tiled()
-        self.shapes = {name: tuple(of["shape"]) for name, of in self._entries.items() if of["dtype"] in _SAFETENSORS}
+        self.shapes = {
+            name: tuple(entry["shape"]) for name, entry in self._entries.items() if entry["dtype"] in _SAFETENSORS
+        }
 
     def _require_tiled(self) -> None:
         """ValueError unless the tensors fill the data from the first byte to the last, with no gap and no overlap."""
@@ -161,9 +163,11 @@ class Fit:
     @property
     def lines(self) -> list[str]:
         """One line for each of these of which there is one."""
-        count, of = len(self.fitted), len(self.fitted) + len(self.missing) + len(self.misshapen)
-        said = [f"begins with {self.path}: {count} of {of} parameters fit, {self.weights[0]:,} of {self.weights[1]:,} "]
-        said[0] += "weights."
+        count, total = len(self.fitted), len(self.fitted) + len(self.missing) + len(self.misshapen)
+        lines = [
+            f"begins with {self.path}: {count} of {total} parameters fit, {self.weights[0]:,} of {self.weights[1]:,} "
+        ]
+        lines[0] += "weights."
         for what, names in (
             ("of another shape, not taken", self.misshapen),
             ("not in the file, as at any beginning", self.missing),
@@ -171,12 +175,12 @@ class Fit:
         ):
             if names:
                 more = f", and {len(names) - SHOWN} more" * (len(names) > SHOWN)
-                said.append(f"{what}: {', '.join(map(printable, names[:SHOWN]))}{more}.")
-        return said
+                lines.append(f"{what}: {', '.join(map(printable, names[:SHOWN]))}{more}.")
+        return lines
 
 
 def fit_of(path: Path, network: Architecture) -> Fit:
-    """What of a file fits a network; errors as of `begin_with`."""
+    """Return the part of a file that fits a network; errors as of `begin_with`."""
     with _opened(path) as file:
         return _matched(path, file, network)[0]
 
@@ -200,14 +204,14 @@ def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
 
 
 def _matched(path: Path, file: _File, network: Architecture) -> tuple[Fit, dict[str, str]]:
-    """What of a file fits a network, and of each parameter that does its name in the file; ConfigError if nothing."""
+    """Return the fit of a file to a network, and the name there of each parameter that fits; ConfigError if none."""
     sources: dict[str, str] = {}
     misshapen, missing, used, names = [], [], set(), _plainly(file.shapes, network)
     shapes = {
         name: network.parameters[name].pattern.shape(network.lengths) for name in weights_among(network.parameters)
     }
     for name, shape in shapes.items():
-        there = next((names[one] for one in (name, plain_name(network, name)) if one in names), None)
+        there = next((names[key] for key in (name, plain_name(network, name)) if key in names), None)
         used.add(there)
         if there is None:
             missing.append(name)
@@ -265,9 +269,9 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
 
 def _plainly(names: Mapping[str, Any], network: Architecture) -> dict[str, str]:
     """Names in a file, without what wrappers put before every one (module., _orig_mod., model.), where none fits."""
-    own = {of for name in weights_among(network.parameters) for of in (name, plain_name(network, name))}
+    expected = {key for name in weights_among(network.parameters) for key in (name, plain_name(network, name))}
     plain = {name: name for name in names}
-    while plain and own.isdisjoint(plain):
+    while plain and expected.isdisjoint(plain):
         wrapper = next(iter(plain)).partition(".")[0] + "."
         if not all(name.startswith(wrapper) for name in plain):
             break
@@ -283,7 +287,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(numbers: Any, count: int | None = None) -> bool:
-    """Whether it is a list of so many whole numbers that count something."""
+    """Return True for a list of whole numbers from 0: ``count`` of them where it is given, and at most `_MOST_AXES`."""
     if not isinstance(numbers, list) or len(numbers) != (count or len(numbers)):
         return False
     return len(numbers) <= _MOST_AXES and all(type(number) is int and 0 <= number < 2**63 for number in numbers)

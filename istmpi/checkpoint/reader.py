@@ -121,7 +121,7 @@ class Checkpoint:
 
     @property
     def normalisation(self) -> Normalisation | None:
-        """What examples are normalised with, if they are."""
+        """The mean, deviation and offset that normalise examples; None where examples are not normalised."""
         if not self._has("input/mean"):
             return None
         offset = self.array("input/offset") if self._has("input/offset") else None
@@ -134,12 +134,12 @@ class Checkpoint:
 
     @property
     def target_offset(self) -> np.ndarray | None:
-        """What numbers to predict are less than in the data ``[outputs]`` float64, where float32 needs that."""
+        """The offset ``[outputs]`` float64 subtracted from numbers to predict; None where float32 needs none."""
         return self.array("output/offset") if self._has("output/offset") else None
 
     @property
     def rescaling(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """What outputs are multiplied by, and what is added then ``[outputs]``, for them to be what is predicted.
+        """The factors ``[outputs]``, then the terms to add, that make predictions of outputs; None if none are needed.
 
         float64 where there is a `target_offset`.
         """

@@ -189,15 +189,15 @@ OPTIONS_OF_OLDER_VERSIONS = {
 
 def _plainly(error: click.ClickException) -> str:
     """What is wrong with a command line, with the cure: the nearest name that there is, or where help is."""
-    said = error.format_message()
+    message = error.format_message()
     if isinstance(error, click.NoSuchOption):
         known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
         near = did_you_mean(error.option_name, [name for name in known if name.startswith("--")])
         cure = OPTIONS_OF_OLDER_VERSIONS.get(error.option_name, near if near.endswith("?") else ".")
-        said = f"no option {error.option_name}{cure}"
-    if isinstance(error, click.UsageError) and error.ctx and "elp" not in said:
-        said = f"{said} See: {error.ctx.command_path} --help"
-    return said
+        message = f"no option {error.option_name}{cure}"
+    if isinstance(error, click.UsageError) and error.ctx and "elp" not in message:
+        message = f"{message} See: {error.ctx.command_path} --help"
+    return message
 
 
 def _refusal_of_output(error: BaseException) -> OutputError | None:

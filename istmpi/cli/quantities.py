@@ -133,21 +133,21 @@ def ranks(option: str, text: str) -> list[int]:
         if dots:
             low, high = whole_number(first), whole_number(last)
             powers = [2**power for power in range(17) if low <= 2**power <= high]
-            found = sorted({low, *powers, high})
+            counts = sorted({low, *powers, high})
         else:
-            found = sorted({whole_number(one) for one in text.split(",")})
+            counts = sorted({whole_number(part) for part in text.split(",")})
     except ValueError:
         raise _refused(option, text, expected) from None
-    if found[0] < 1 or found[-1] > MOST_RANKS or (dots and low > high):
+    if counts[0] < 1 or counts[-1] > MOST_RANKS or (dots and low > high):
         raise _refused(option, text, expected)
-    return found
+    return counts
 
 
 def shape(option: str, text: str) -> tuple[int, ...]:
     """The lengths of an example's axes: ``3x32x32``."""
     expected = "the lengths of an example's axes, as 3x32x32"
     try:
-        lengths = tuple(whole_number(one) for one in text.split("x"))
+        lengths = tuple(whole_number(part) for part in text.split("x"))
     except ValueError:
         raise _refused(option, text, expected) from None
     if not 1 <= min(lengths) <= max(lengths) <= MOST_UNITS:
@@ -159,12 +159,12 @@ def widths(option: str, text: str) -> list[int]:
     """Lengths of all layers, ``1000-4000-200``: features, hidden widths, labels."""
     expected = "features, hidden widths and labels, as 1000-4000-4000-200"
     try:
-        found = [whole_number(one) for one in text.split("-")]
+        lengths = [whole_number(part) for part in text.split("-")]
     except ValueError:
         raise _refused(option, text, expected) from None
-    if len(found) < 3 or not 1 <= min(found) <= max(found) <= MOST_UNITS:
+    if len(lengths) < 3 or not 1 <= min(lengths) <= max(lengths) <= MOST_UNITS:
         raise _refused(option, text, expected)
-    return found
+    return lengths
 
 
 def _split(option: str, text: str, expected: str) -> tuple[float, str]:

@@ -49,10 +49,10 @@ def _watch(here: threading.Event) -> None:
     while not _watched.wait(_LOOK_EVERY):
         now = time.monotonic()
         stopped, first = stopped_here()
-        stopped_since = {one: stopped_since.get(one, now) for one in stopped.items()}
-        late = [one for one, since in stopped_since.items() if now - since > GONE_AFTER]
+        stopped_since = {process: stopped_since.get(process, now) for process in stopped.items()}
+        late = [process for process, since in stopped_since.items() if now - since > GONE_AFTER]
         if first == rank:
-            _name([one for one in late if one not in named])
+            _name([process for process in late if process not in named])
         named.update(late)
         if late and now - min(map(stopped_since.get, late)) > LONGEST_WAIT:
             os._exit(StuckError.exit_code)

@@ -10,7 +10,7 @@ LAUNCHERS = {
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
 }
-"""How launchers tell a process its rank, the number of ranks, and the number of those on its host.
+"""The environment variables with a process's rank, the number of ranks, and the number of ranks on its host.
 
 SLURM_NTASKS is no number of ranks: it stands in a job's script, too, which runs once.
 """

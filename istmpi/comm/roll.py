@@ -148,9 +148,9 @@ def stuck(found: Collection[Missing], limit: float, hurry: bool) -> list[Missing
 def line(one: Missing, waited: float, where: str, slowest: tuple[str, float], ends: float) -> str:
     """What is told of a missing rank. ``ends``: after how many seconds of waiting the job will end; 0: it will not."""
     phase, took = slowest
-    told = f" The slowest phase so far was {phase}, {in_seconds(took)}." if phase else ""
+    remark = f" The slowest phase so far was {phase}, {in_seconds(took)}." if phase else ""
     then = f" The job ends at {ends:.0f} s if nothing changes." if ends and one.why in ("silent", "still") else ""
-    return f"{one.member} is waited for in {where} for {waited:.0f} s: {one.condition}.{told}{then}"
+    return f"{one.member} is waited for in {where} for {waited:.0f} s: {one.condition}.{remark}{then}"
 
 
 def all_here(where: str, waited: float) -> str:

@@ -35,7 +35,7 @@ class StopSign:
         self._signal = ""
         self._file = file
         self._deadline = None if deadline is None else time.monotonic() + deadline - time.time()
-        """By a clock that nobody sets while the run lasts."""
+        """The time by the monotonic clock, which nobody sets while the run lasts."""
         self._looked = 0.0
 
     def asked(self) -> bool:

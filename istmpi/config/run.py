@@ -206,7 +206,7 @@ class Run:
 
     @property
     def watches_validation(self) -> bool:
-        """Whether evaluations on the way are on the validation split."""
+        """Return True if evaluations during training use the validation split."""
         return bool(self.data.validation or self.train.patience or self.checkpoint.best)
 
     def tree(self) -> dict[str, Any]:

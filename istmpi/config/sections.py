@@ -375,7 +375,7 @@ class Evaluate:
     ] = None
 
     def rounds_between(self, rounds: int) -> int:
-        """From one evaluation to the next, in a run of so many."""
+        """The number of rounds from one evaluation to the next, in a run of ``rounds`` rounds."""
         return self.every or max(rounds // 10, 1)
 
 

@@ -1,4 +1,4 @@
-"""How many examples the full network is calibrated on, and the part of a run that evaluations take; no torch."""
+"""The number of examples to calibrate the full network on, and the share of evaluations in a run; without torch."""
 
 from collections.abc import Collection
 from fractions import Fraction
@@ -12,7 +12,7 @@ from istmpi.models.architecture import Architecture
 SAMPLED = 1024
 """Training examples to calibrate on, where that costs little."""
 SHARE = Fraction(1, 10)
-"""Of a run's FLOPs those that its evaluations take, as far as the size of that sample decides."""
+"""The largest share of a run's FLOPs for its evaluations, as far as the size of that sample decides."""
 LEAST_SAMPLED = 64
 """Fewer examples would leave the moments to chance."""
 FREE = 2**28
@@ -20,14 +20,14 @@ FREE = 2**28
 
 
 def rounds_flops(run: Run, architecture: Architecture, ranks: int, trained: int | None = None) -> Number:
-    """What the busiest rank computes from one evaluation to the next; ``trained``: all examples to train on."""
-    one = cost(run, architecture, ranks, run.phases()[0][0], examples=trained)
-    step = max(part.flops.products + part.flops.normalisation for part in one.parts)
-    return run.evaluate.rounds_between(run.train.rounds) * one.local_steps * step
+    """The FLOPs of the busiest rank from one evaluation to the next; ``trained``: the number of training examples."""
+    phase_cost = cost(run, architecture, ranks, run.phases()[0][0], examples=trained)
+    step = max(part.flops.products + part.flops.normalisation for part in phase_cost.parts)
+    return run.evaluate.rounds_between(run.train.rounds) * phase_cost.local_steps * step
 
 
 def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[str] = ()) -> Number:
-    """Those of a rank for each example that the ranks pass through the full network together."""
+    """The FLOPs of a rank for each example that the ranks pass through the full network together."""
     lengths = architecture.lengths
     normalised = FORWARD_NORMALISATION_FLOPS * sum(prod(axes.shape(lengths)) for axes in architecture.normalised)
     shared = whole = Fraction(0)

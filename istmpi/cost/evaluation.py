@@ -29,9 +29,9 @@ from istmpi.multilabel import TOP, Ranking
 TOTALS = 24
 """Bytes of loss, score and number of examples, which ranks add up."""
 FLOPS_A_BYTE = 100
-"""Of a rank in the time in which one of its bytes is sent: 10 GFLOP and 100 MB a second."""
+"""The FLOPs of a rank in the time in which it sends a byte: 10 GFLOP and 100 MB a second."""
 COUNT = 8
-"""Those of the numbers that a unit's moments are of."""
+"""Bytes of the number of values that a unit's moments are taken over."""
 RANKED = 8 * Ranking.size
 """And those of ranked labels."""
 PART = 8 * (2 + 2 * TOP)
@@ -126,30 +126,32 @@ def evaluation_plan(
         # It stays where it is, as the replay has recorded it; also on one rank.
         sharded = {name for names in architecture.leaves.values() for name in names}
     else:
-        kept = [one for one in choices if one.sharded < one.gathered and not local]
+        kept = [weights for weights in choices if weights.sharded < weights.gathered and not local]
         everything = sum(sizes.values())
         if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, kept):
             kept = []
-        gathered = everything - sum(one.nbytes for one in kept)
-        others = sorted((one for one in choices if one not in kept), key=lambda one: _price(one, local))
-        for one in others:
+        gathered = everything - sum(weights.nbytes for weights in kept)
+        others = sorted(
+            (weights for weights in choices if weights not in kept), key=lambda weights: _price(weights, local)
+        )
+        for weights in others:
             if gathered <= room:
                 break
-            kept.append(one)
-            gathered -= one.nbytes
-        sharded = {name for one in kept for name in one.names}
-    by_name = {name: one for one in choices for name in one.names}
+            kept.append(weights)
+            gathered -= weights.nbytes
+        sharded = {name for weights in kept for name in weights.names}
+    by_name = {name: weights for weights in choices for name in weights.names}
     whole = {name: nbytes for name, nbytes in sizes.items() if name not in sharded}
     sent = (ranks - 1) * sum(whole.values())
     if local:
         pass
     elif sharded:
-        sent += sum(one.sharded for one in {by_name[name] for name in sharded if name in by_name})
+        sent += sum(weights.sharded for weights in {by_name[name] for name in sharded if name in by_name})
     else:
         sent += ranks * (ranks - 1) * (RANKED if spread else TOTALS)
         if not architecture.nodes[1]:  # each rank calibrates on some examples, and sums are added up
-            itemsize = max(one.itemsize for one in architecture.parameters.values())
-            sums = sum(COUNT + 2 * one.units * itemsize for one in architecture.batch_norms.values())
+            itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
+            sums = sum(COUNT + 2 * norm.units * itemsize for norm in architecture.batch_norms.values())
             sent += ranks * (ranks - 1) * sums
     return EvaluationPlan(frozenset(sharded), sum(whole.values()), room, sent)
 
@@ -157,11 +159,11 @@ def evaluation_plan(
 def _costs_more_than_it_saves(
     architecture: Architecture, ranks: int, passes: Sequence[int], kept: Sequence[Weights]
 ) -> bool:
-    """Whether fewer bytes would have every rank compute, on all examples, too much of what could be shared."""
-    sharded = {name for one in kept for name in one.names}
-    on_all = [one for one in architecture.operators if one.parameter not in sharded]
-    flops = sum(one.flops(architecture.lengths, examples)[0] for one in on_all for examples in passes)
-    saved = sum(one.gathered - one.sharded for one in kept)
+    """Return True if the bytes saved are worth less than the FLOPs that every rank repeats on all examples."""
+    sharded = {name for weights in kept for name in weights.names}
+    on_all = [operator for operator in architecture.operators if operator.parameter not in sharded]
+    flops = sum(operator.flops(architecture.lengths, examples)[0] for operator in on_all for examples in passes)
+    saved = sum(weights.gathered - weights.sharded for weights in kept)
     return flops * (ranks - 1) > FLOPS_A_BYTE * saved
 
 

@@ -48,7 +48,7 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
 
 
 def array_names(what: str, split: str) -> list[str]:
-    """What the arrays ``x`` or ``y`` of a split may be called, in small letters."""
+    """The names, in small letters, that the arrays ``x`` or ``y`` of a split may have."""
     splits = ("validation", "valid", "val") if split == "validation" else (split,)
     return [name for part in splits for name in (f"{what}_{part}", f"{part}_{what}")]
 

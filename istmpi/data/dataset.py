@@ -43,7 +43,7 @@ class Split(ABC):
 
     @abstractmethod
     def normalised_by(self, normalisation: Normalisation | None) -> Split:
-        """The same examples with another normalisation, or as they are stored."""
+        """Return the same examples with another normalisation; None: as they are stored."""
 
     @abstractmethod
     def reshaped(self, shape: tuple[int, ...]) -> Split:
@@ -55,7 +55,7 @@ class Split(ABC):
         return self
 
     def with_target_offset(self, there: np.ndarray | None, here: np.ndarray | None) -> Split:
-        """The same examples, whose numbers to predict are less another offset ``here`` than ``there``."""
+        """Return the same examples, with the offset ``here``, not ``there``, subtracted from numbers to predict."""
         assert there is here is None, (there, here)
         return self
 
@@ -92,7 +92,7 @@ def same_form(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Where two conventions of reading (``Dataset.reading``) give features another meaning; empty where they agree.
+    """Describe where two conventions of reading (``Dataset.reading``) give features another meaning; empty if nowhere.
 
     A source without a convention agrees with any.
     """
@@ -152,7 +152,7 @@ class Dataset:
     output_names: tuple[str, ...] | None = None
     """What the numbers to predict are called, where the data say so."""
     assumed: tuple[str, ...] = ()
-    """What was decided where the data do not say it, of an .npz as it stands; `istmpi prepare` says so itself."""
+    """Decisions that the data do not settle, for an .npz that is used directly; `istmpi prepare` reports its own."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     """The conventions by which `istmpi prepare` read the source (`istmpi.data.prepare.notes`)."""
     offset: np.ndarray | None = None
@@ -165,13 +165,13 @@ class Dataset:
         return int(np.prod(self.shape))
 
     def normalised_by(self, normalisation: Normalisation | None) -> Dataset:
-        """The same data with the normalisation of other data, such as a network was trained on; None: as stored."""
+        """Return the same data with another normalisation, such as that of other training data; None: as stored."""
         splits = {name: split.normalised_by(normalisation) for name, split in self.splits.items()}
         mean, std, offset = normalisation or (None, None, self.offset)
         return replace(self, splits=splits, mean=mean, std=std, offset=offset)
 
     def with_target_offset(self, offset: np.ndarray | None) -> Dataset:
-        """The same data, whose numbers to predict are less another offset."""
+        """Return the same data, with another offset subtracted from the numbers to predict."""
         splits = {name: split.with_target_offset(self.target_offset, offset) for name, split in self.splits.items()}
         return replace(self, splits=splits, target_offset=offset)
 

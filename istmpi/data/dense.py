@@ -146,7 +146,7 @@ class DenseSplit(Split):
 
 
 def _difference(there: np.ndarray | None, here: np.ndarray | None) -> np.ndarray | None:
-    """What is added to numbers less the first offset for them to be less the second; None where that is nothing."""
+    """Return the term to add to numbers when the offset ``here`` replaces ``there``; None where the two are equal."""
     if there is None and here is None or np.array_equal(there, here):
         return None
     return (0 if there is None else there) - (0 if here is None else here)

@@ -28,9 +28,9 @@ def read_labels(
     outputs]: uint8 of several labels, or numbers that are finite in float32, in the type that they came in. ``notes``
     is told what is decided.
     """
-    known = CLASSIFICATION, REGRESSION, MULTI_LABEL
-    if task is not None and task not in known:
-        raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, known)}")
+    tasks = CLASSIFICATION, REGRESSION, MULTI_LABEL
+    if task is not None and task not in tasks:
+        raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, tasks)}")
     parts = {split: read_names(_flat(part), source, split, notes) for split, part in parts.items()}
     _require_alike(parts, source)
     cuts = np.cumsum([len(part) for part in parts.values()])[:-1]

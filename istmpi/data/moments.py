@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Normalisation(NamedTuple):
-    """How examples are normalised: (x - offset, in float64) as float32, less the mean, divided by the deviation."""
+    """The normalisation of examples: (x - offset, in float64) as float32, less the mean, divided by the deviation."""
 
     mean: np.ndarray
     """``[features]`` float32"""

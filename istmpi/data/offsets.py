@@ -13,9 +13,9 @@ NARROWEST = 2.0**-19
 NOISE = 4 * np.finfo(np.float64).eps
 """Floats that differ by a smaller share of the largest differ by rounding."""
 OFFSETS = {"x": "normalisation/offset", "y": "normalisation/target_offset"}
-"""Where a prepared file has the offsets of examples and of numbers to predict."""
+"""The datasets of a prepared file with the offsets of examples and of numbers to predict."""
 NAMED = 5
-"""How many features a message names."""
+"""The number of features that a message names."""
 
 
 class NarrowError(Exception):
@@ -51,7 +51,7 @@ class Extent:
         self._ends, self._rounded = block._ends, self._rounded | block._rounded
 
     def grouped(self, groups: int) -> Extent:
-        """The same of features in so many runs of equal length, whose values are alike."""
+        """Return the extent where the features of each of ``groups`` equal runs share the least and largest value."""
         extent = Extent()
         if self._ends is not None:
             low, high, rounded = (values.reshape(groups, -1) for values in (*self._ends, self._rounded))
@@ -61,7 +61,7 @@ class Extent:
         return extent
 
     def where_constant(self, other: Extent) -> Extent:
-        """The same; where a feature has one value, its ends in another extent."""
+        """Return this extent, with the ends of another extent for features that have one value here."""
         if self._ends is None or other._ends is None:
             return self
         extent, varies = Extent(), self._ends[1] > self._ends[0]
@@ -93,7 +93,7 @@ class Extent:
         return np.flatnonzero(self._varying & (low == high))
 
     def remarks(self, what: str, offset: np.ndarray | None) -> Iterator[str]:
-        """What the user should know of the features, of which an ``offset`` was subtracted."""
+        """Yield remarks for the user on features whose values rounding affects; ``offset`` was subtracted from them."""
         kept = np.flatnonzero(0 if offset is None else offset)
         for features, text in (
             (kept, "too close together for float32, less an offset that is subtracted in float64"),
@@ -145,7 +145,7 @@ class Differences:
 
     @property
     def remarks(self) -> Iterator[str]:
-        """What the user should know of the features."""
+        """The remarks for the user on features and outputs whose values rounding affects."""
         for name, what in (("x", "feature"), ("y", "output")):
             if name in self._all:
                 yield from self._all[name].remarks(what, self.offsets.get(name))
@@ -173,6 +173,6 @@ def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def named(features: np.ndarray, what: str = "feature") -> str:
-    """How many features, and the numbers of some."""
+    """Return a text with the number of the features, and the indices of the first `NAMED` of them."""
     some = ", ".join(map(str, features[:NAMED].tolist())) + ", ..." * (len(features) > NAMED)
     return f"{len(features):,} {what}{'s' * (len(features) != 1)} (number {some})"

@@ -116,12 +116,12 @@ def open_npz(path: Path) -> Dataset:
         labels = {split: _exact(y, split, "output", str(path)) for split, y in labels.items()}
     splits = {split: split_of("arrays", shape, x, labels[split]) for split, x in rows.items()}
     outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
-    told = tuple(
+    assumed = tuple(
         str(replace(note, option=note.option and f"istmpi prepare arrays {note.option}"))
         for note in (*notes.assumed, *notes.left_out)
     )
     reading = convention_of(x.dtype for x, _ in arrays.values())
-    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays", assumed=told, reading=reading)
+    return Dataset(splits, task, shape, outputs, classes, str(path), "arrays", assumed=assumed, reading=reading)
 
 
 def split_arrays(

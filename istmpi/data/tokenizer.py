@@ -30,7 +30,7 @@ class NoTextError(Exception):
 
 
 MOST_TOKENS = 2**24
-"""Of a vocabulary: a network has an output for each number up to the largest."""
+"""The most tokens of a vocabulary: a network has an output for each number up to the largest."""
 
 
 class Tokenizer(ABC):

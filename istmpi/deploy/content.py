@@ -65,7 +65,11 @@ class Content:
     @property
     def stored(self) -> dict[str, Values]:
         """Every tensor once, by its name in the network's state."""
-        return {f"{layer.name}.{kind}".lstrip("."): of for layer in self.layers for kind, of in layer.tensors.items()}
+        return {
+            f"{layer.name}.{kind}".lstrip("."): values
+            for layer in self.layers
+            for kind, values in layer.tensors.items()
+        }
 
     def require_state(self) -> None:
         """Refuse, with a ConfigError, a network whose class cannot load its state."""

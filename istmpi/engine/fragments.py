@@ -34,7 +34,7 @@ def layers(parameters: Mapping[str, Parameter]) -> list[list[str]]:
 
 
 FRAGMENTS = 4
-"""Of a network with as many layers, where a run does not say."""
+"""The number of fragments of a network with at least as many layers, where a run does not say it."""
 
 
 def departures(

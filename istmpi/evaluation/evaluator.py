@@ -101,8 +101,8 @@ class Evaluator:
         run, data = self._run, self._dataset
         if data.task in GRAPH_TASKS:
             return 0.0
-        own = self._communicator.size if self._local else 1
-        passed = own * scored_in_training(run, data) + (self.sampled if self._architecture.batch_norms else 0)
+        scoring_ranks = self._communicator.size if self._local else 1
+        passed = scoring_ranks * scored_in_training(run, data) + (self.sampled if self._architecture.batch_norms else 0)
         ranks = self._communicator.size
         return evaluation_share(run, self._architecture, ranks, len(data.train), passed, self.plan.sharded)
 
@@ -206,7 +206,7 @@ class Evaluator:
         for batch in self._own_batches(split, self._scored(len(split))):
             outputs = self.network(*batch.inputs)
             totals += totals_of(outputs, batch)
-            if alone and not all(of.isfinite().all() for of in outputs_of(outputs)):
+            if alone and not all(output.isfinite().all() for output in outputs_of(outputs)):
                 totals[:] = np.nan  # so that all ranks see it
         self.network.finish()
         totals = self._summed(totals)
@@ -281,8 +281,8 @@ class Evaluator:
 
     def _scored(self, length: int) -> np.ndarray:
         """The rows of a split that are scored: all, or so many that are spread evenly over it."""
-        most = scored_of(self._run, self._dataset.task, length)
-        return np.arange(length) if most >= length else np.arange(most) * length // most
+        count = scored_of(self._run, self._dataset.task, length)
+        return np.arange(length) if count >= length else np.arange(count) * length // count
 
     def _batches(self, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
         """The rows of a split, batch by batch, one at least for each of so many ranks.

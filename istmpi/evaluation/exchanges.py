@@ -79,7 +79,7 @@ class OwnExamples:
         self._store, self._communicator = store, communicator
         self._services: list[Callable[[Any], Any]] = []
         self.moments: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Those that were taken last of each batch normalisation, on every rank."""
+        """The mean and variance of each batch normalisation, as last computed, on every rank."""
 
     def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
         """What a leaf does when it is called."""
@@ -106,7 +106,7 @@ class OwnExamples:
     def moments_of(
         self, layer: str, units: int, dtype: torch.dtype
     ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        """What gives mean and variance of a layer's units over all ranks' examples."""
+        """Return a function that computes mean and variance of a layer's units over all ranks' examples."""
         number = len(self._services)
 
         def add_up(x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

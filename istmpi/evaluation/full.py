@@ -60,7 +60,7 @@ class FullNetwork:
         self._network: nn.Module | None = None
         self._scale: Mapping[str, float] | None = None
         self._own: OwnExamples | None = None
-        """What ranks that pass examples of their own need of each other."""
+        """The exchanges among ranks that each pass their own examples."""
         self._gathered: dict[str, nn.Parameter] = {}
         self.moments: Moments = {}
         """Mean and variance of every unit of the batch normalisations, as last calibrated."""

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
     """ConfigError where method.delay, fragments or min_blocks is more than a round, or the network, has."""
     settings = run.method
-    steps, delay, wanted = settings.local_steps, settings.delay, settings.fragments
+    steps, delay, fragments = settings.local_steps, settings.delay, settings.fragments
     if delay is not None and delay >= steps and (spec.stays or spec.delay_by_default):
         raise ConfigError(
             f"method.delay = {delay} of {spec.name} must be below method.local_steps = {steps}. "
             f"Give at most {steps - 1}, or more local steps."
         )
-    if wanted is not None and "fragments" in spec.sends:
-        most = min(wanted, len(architecture.parameters))
-        while len(departures(architecture.parameters, most, steps, spec.delay(run))) < most:
-            most -= 1
-        if most < wanted:
+    if fragments is not None and "fragments" in spec.sends:
+        room = min(fragments, len(architecture.parameters))
+        while len(departures(architecture.parameters, room, steps, spec.delay(run))) < room:
+            room -= 1
+        if room < fragments:
             raise ConfigError(
-                f"method.fragments = {wanted}: with this network, method.local_steps = {steps} and method.delay = "
-                f"{spec.delay(run)} there is room for {most}. Give at most {most}."
+                f"method.fragments = {fragments}: with this network, method.local_steps = {steps} and method.delay = "
+                f"{spec.delay(run)} there is room for {room}. Give at most {room}."
             )
     for name in spec.least(run, architecture):
         blocks = architecture.lengths[name]

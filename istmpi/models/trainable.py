@@ -1,4 +1,4 @@
-"""What no network can be trained with, refused by name before anything else is asked of it."""
+"""The refusal, by name and before all other checks, of networks that cannot be trained."""
 
 from torch import nn
 

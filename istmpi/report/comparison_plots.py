@@ -116,8 +116,8 @@ def _split_described(comparison: Comparison) -> str:
     """Each method's phases, in words."""
     found = []
     for group in comparison.groups:
-        spent = {name: one for name, one in comparison.phases(group).items() if name not in OFF_THE_CLOCK}
-        parts = (f"{name} {in_seconds(one)}" for name, one in sorted(spent.items(), key=lambda item: -item[1]))
+        spent = {name: seconds for name, seconds in comparison.phases(group).items() if name not in OFF_THE_CLOCK}
+        parts = (f"{name} {in_seconds(seconds)}" for name, seconds in sorted(spent.items(), key=lambda item: -item[1]))
         found.append(f"{group.label}: {', '.join(parts) or 'not told'}")
     return "; ".join(found) + "."
 

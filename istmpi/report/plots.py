@@ -144,6 +144,6 @@ def _time(phases: Mapping[str, float], about: About, path: Path) -> Path:
     axis.margins(x=0.2)
     axis.set(title=plain(f"Where the time went, {about.title}"))
     axis.set_xlabel(f"time ({scale.unit}), mean over the ranks; {' and '.join(OFF_THE_CLOCK)} are not training time")
-    said = ", ".join(f"{name} {in_seconds(one)}" for name, one in zip(names, spent))
-    save(figure, path, f"Where the time went, {about.title}", said)
+    description = ", ".join(f"{name} {in_seconds(seconds)}" for name, seconds in zip(names, spent))
+    save(figure, path, f"Where the time went, {about.title}", description)
     return path

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 EXAMPLES = 16
 """Of the training data, on which a network is tried before it is trained."""
 COMPARED = 4096
-"""Of the outputs for these, that are compared among the ranks."""
+"""The number of outputs for these examples that are compared among the ranks."""
 ROUNDING = 1e-3
-"""By so much of the largest one they may differ: processors of several kinds sum up in other orders."""
+"""The share of the largest output by which outputs may differ: several kinds of processors add in other orders."""
 
 
 def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
@@ -132,9 +132,11 @@ def _some(outputs: torch.Tensor) -> np.ndarray:
     return flat[:: max(-(-len(flat) // COMPARED), 1)]
 
 
-def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether they differ by no more than processors and libraries round."""
-    return one.shape == other.shape and bool(abs(one - other).max(initial=0) <= ROUNDING * abs(other).max(initial=0))
+def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
+    """Return True if the outputs differ by no more than processors and libraries round."""
+    return outputs.shape == other.shape and bool(
+        abs(outputs - other).max(initial=0) <= ROUNDING * abs(other).max(initial=0)
+    )
 
 
 def planned_network(run: Run, data: Dataset) -> InferredNetwork:

@@ -53,7 +53,7 @@ def command(ranks: int, rate: str, seconds: float, out: str) -> None:
         raise ConfigError("istmpi demo starts its ranks itself: call it without mpirun.")
     if shutil.which("mpirun") is None:
         raise ConfigError("istmpi demo needs mpirun on the PATH. Install MPI, or load its module; see istmpi doctor.")
-    rates = [quantities.bandwidth("--rate", one) for one in rate.split(",")]
+    rates = [quantities.bandwidth("--rate", text) for text in rate.split(",")]
     console, folder = Console(emoji=False, highlight=False, soft_wrap=True), Path(out)
     console.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
     training = ["--out", out, "--max-minutes", str(seconds / 60), "--evaluate-every", "3", "--rounds", "60"]

@@ -149,8 +149,8 @@ def command(
         options = {"split": split, "label": label, "header": header, "delimiter": delimiter, "resize": resize}
         options |= {"skipped": _tell_skipped, "reading": reading, "notes": notes}
         blocks = read_inputs(source, data.kind, data.shape, **options)
-        answers, most = predict(network, blocks, threshold), top or 0 if several else None
-        text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=most)
+        answers, limit = predict(network, blocks, threshold), top or 0 if several else None
+        text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=limit)
     if not out:
         _print(text)
     else:

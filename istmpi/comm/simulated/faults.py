@@ -78,14 +78,14 @@ class Faults:
         )
 
     def __str__(self) -> str:
-        told = [] if self.seed is None else [f"messages delayed and reordered by seed {self.seed}"]
-        told += [
+        faults = [] if self.seed is None else [f"messages delayed and reordered by seed {self.seed}"]
+        faults += [
             f"rank {stop.rank} stopped for {in_seconds(stop.seconds)} at its call {stop.call}" for stop in self.stops
         ]
-        told += [f"rank {rank} slowed {factor:.3g} times" for rank, factor in self.slow.items()]
-        told += [f"rank {kill.rank} killed at its call {kill.call}" for kill in self.kills]
-        told += [f"ranks {split.ranks} cut off at call {split.call} of rank {split.rank}" for split in self.splits]
-        return ", ".join(told) or "none"
+        faults += [f"rank {rank} slowed {factor:.3g} times" for rank, factor in self.slow.items()]
+        faults += [f"rank {kill.rank} killed at its call {kill.call}" for kill in self.kills]
+        faults += [f"ranks {split.ranks} cut off at call {split.call} of rank {split.rank}" for split in self.splits]
+        return ", ".join(faults) or "none"
 
 
 class Weather:

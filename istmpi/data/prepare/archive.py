@@ -150,7 +150,7 @@ class Archive:
         return self.path / self._paths[name]
 
     def passed_over(self) -> Iterator[str]:
-        """What has not been read of it until now, in lines that begin with a count."""
+        """Yield the files that were not read so far, as lines that begin with a count."""
         for (noun, more), names in self._left_out.items():
             yield f"{counted(len(names), noun)}{more}, such as {min(names)}"
         yield from not_read(self.names, self._read)
@@ -265,9 +265,9 @@ def _is_tar(path: Path) -> bool:
         return False
 
 
-def _overlap(one: str, other: str) -> bool:
-    """Whether one of two folders is the other, or lies in it."""
-    return os.path.commonpath([one, other]) in (one, other)
+def _overlap(folder: str, other: str) -> bool:
+    """Return True if two folders are the same, or one lies in the other."""
+    return os.path.commonpath([folder, other]) in (folder, other)
 
 
 def _clean(name: str) -> str:

@@ -55,7 +55,7 @@ class Stored(Csr):
         """Numbers of queries (``qid``) are passed over."""
         self.lines = Lines()
         self.blank_rows = 0
-        """How many rows are blank lines, for the header's number of rows to be right."""
+        """The number of blank lines that count as rows, to match the header's number of rows."""
         self.least = MOST
         """The smallest number of a feature."""
 

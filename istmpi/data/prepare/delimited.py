@@ -20,7 +20,7 @@ from istmpi.foreign import MEGABYTE, in_ascii_digits, is_number, is_whole_number
 LONGEST_LINE = 32 * MEGABYTE
 DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+([eE][+-]?[0-9]+)?")
 _WORDS = {"tab": "\t", "space": " "}
-"""How a delimiter is written that cannot be seen; ``space`` is any white space."""
+"""The words for delimiters that cannot be seen; ``space`` is any white space."""
 _EXCEL = re.compile('"?sep=(.)"?')
 """A first line with which Excel says what the delimiter is."""
 _MISSING = ("", "?", "-", "na", "n/a", "null", "none")
@@ -81,17 +81,17 @@ class Table:
 
     @property
     def names(self) -> list[str] | None:
-        """What the header calls the features; None without a header."""
+        """The names of the feature columns; None without a header."""
         return self.header and [self.header[column] for column in self._columns]
 
     @property
     def name_of_label(self) -> str | None:
-        """What the header calls the label's column; None without a header."""
+        """The name of the label's column; None without a header."""
         return self.header[self._label] or None if self.header and self._label is not None else None
 
     @property
     def width(self) -> int:
-        """How many features there are."""
+        """The number of features."""
         return len(self._columns)
 
     def select(self, names: list[str], label: str | None) -> None:
@@ -151,7 +151,7 @@ class Table:
         """The delimiter that the first line speaks for, or of several the one that leaves no other in the fields."""
         delimiter = max(",;\t", key=line.count)
         for other in "\t;":
-            if other in line and any(one in line for one in ",;\t" if one != other):
+            if other in line and any(character in line for character in ",;\t" if character != other):
                 with self._lines() as lines:
                     try:
                         rows = [row for _, row in islice(self._rows(lines, _word(other)), _SAMPLE)]

@@ -148,28 +148,28 @@ def _csr(found: _Found, name: str) -> tuple[np.ndarray, np.ndarray, tuple[int, i
     return offsets, columns.astype(np.int64), shape, values
 
 
-def _splits(found: _Found, count: int, number: int | None) -> dict[str, np.ndarray]:
+def _splits(graph: _Found, count: int, number: int | None) -> dict[str, np.ndarray]:
     """The nodes of each split that is named, ascending; of masks [nodes, splits] those in the column ``number``."""
     nodes, several = {}, False
     for split, names in SPLITS.items():
         for name in names:
             for key in (f"{name}_mask", f"{name}_idx", f"{name}_index", name):
-                if key in found.arrays:
-                    mask = np.asarray(found.arrays[key])
+                if key in graph.arrays:
+                    mask = np.asarray(graph.arrays[key])
                     if mask.ndim == 2 and mask.shape[0] == count and mask.shape[1] > 0:
                         if number is None or number >= mask.shape[1]:
                             raise DataError(
-                                f"{found.source}: {key} has {mask.shape[1]} splits. Choose one by its number: --split "
+                                f"{graph.source}: {key} has {mask.shape[1]} splits. Choose one by its number: --split "
                                 f"0 to {mask.shape[1] - 1}."
                             )
                         mask, several = mask[:, number], True
-                    nodes[split] = _nodes(mask, key, count, found.source)
+                    nodes[split] = _nodes(mask, key, count, graph.source)
     if number is not None and not several:
-        raise _no_splits(found.source)
-    if "node_types" in found.arrays and not nodes:  # DGL's Reddit
-        types = np.asarray(found.arrays["node_types"])
+        raise _no_splits(graph.source)
+    if "node_types" in graph.arrays and not nodes:  # DGL's Reddit
+        types = np.asarray(graph.arrays["node_types"])
         if types.shape != (count,):
-            raise _not_one_each(types, "node_types", count, found.source)
+            raise _not_one_each(types, "node_types", count, graph.source)
         nodes = {split: np.flatnonzero(types == kind) for kind, split in enumerate(("train", "validation", "test"), 1)}
     return nodes
 

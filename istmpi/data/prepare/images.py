@@ -95,15 +95,15 @@ def _first(
     """The first image by name that can be read, the mode it asks for, "L" or "RGB", and its width and height."""
     names, bad = sorted(example.name for example in examples), {}
     while part := names[len(bad) : 2 * len(bad) + 1]:  # twice as many in each pass over the archive
-        found = {}
+        readable = {}
         for name, content in archive.read(part, MOST_BYTES):
             try:
                 image = _open(pillow, name, content)
-                found[name] = image.mode, image.size
+                readable[name] = image.mode, image.size
             except BadFileError as error:
                 bad[name] = str(error)
-        if found:
-            mode, extent = found[first := min(found)]
+        if readable:
+            mode, extent = readable[first := min(readable)]
             return first, "L" if mode in GREY else "RGB", (size, size) if size else extent
         decoder.refuse(archive, bad, len(names))
     raise DataError(
@@ -169,7 +169,7 @@ def _open(pillow: ModuleType, name: str, content: bytes) -> object:
 
 
 def _beside_pixels(image: object) -> Iterator[str]:
-    """What an image has beside the pixels that are taken; what is wrong with that does not matter."""
+    """Yield the parts of an image other than the pixels that are taken; damage to these parts does not matter."""
     with suppress(*_PILLOW):
         if image.mode in ("LA", "RGBA") or "transparency" in image.info:
             yield "transparency"

@@ -24,7 +24,7 @@ def split_of(name: str) -> str:
 def note_splits(notes: Notes, splits: Mapping[str, str]) -> None:
     """Say which names of files or folders were taken for which splits, where they are not these splits' own."""
     for split in sorted(set(splits.values())):
-        names = sorted(name for name, of in splits.items() if of == split != name.partition(".")[0])
+        names = sorted(name for name, assigned in splits.items() if assigned == split != name.partition(".")[0])
         if names:
             more = f" and {len(names) - 1:,} more are" if len(names) > 1 else " is"
             notes.assume(f"{names[0]}{more} for {split}")
@@ -91,7 +91,7 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
 
 
 def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
-    """The same examples, those for validation as test examples where there are none.
+    """Return the examples; those for validation become test examples where there are none.
 
     DataError where one's class has no training example.
     """

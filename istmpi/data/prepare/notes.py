@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 NAMED = 8
-"""How many endings, and folders, are named of those that are passed over."""
+"""The number of endings, and of folders, that are named among those passed over."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Notes:
     """All notes of one preparation, and the conventions that a later reading of such files must share."""
 
     assumed: list[Note] = field(default_factory=list)
-    """What the files do not say and the reader decided, such as: the first line is a header."""
+    """Decisions of the reader that the files do not settle, such as: the first line is a header."""
     left_out: list[Note] = field(default_factory=list)
     """Files, rows and columns that are not in the prepared file, with their count."""
     reading: dict[str, Any] = field(default_factory=dict)

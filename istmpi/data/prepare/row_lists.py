@@ -26,7 +26,7 @@ def masks_of(archive: Archive, source: Csr, lists: dict[str, str], notes: Notes)
 
 def _row_list(archive: Archive, name: str, notes: Notes) -> np.ndarray:
     """The rows that a list of them names, from 0; of several columns, each another split, the first."""
-    found, line, columns = [], 1, 1
+    rows, line, columns = [], 1, 1
     for _, pieces in archive.pieces({name}):
         for block in blocks_of_lines(name, pieces):
             for number, text in enumerate(block.split(b"\n")[:-1], line):
@@ -34,22 +34,22 @@ def _row_list(archive: Archive, name: str, notes: Notes) -> np.ndarray:
                 word, columns = words[:1], max(columns, len(words))
                 if word and not (word[0].isdigit() and 1 <= count_of(word[0]) < 2**62):
                     raise DataError(f"{name}, line {number}: needed is the number of a row, from 1. Correct the line.")
-                found += [count_of(one) - 1 for one in word]
+                rows += [count_of(digits) - 1 for digits in word]
             line += block.count(b"\n")
-    if not found:
+    if not rows:
         raise DataError(f"{name}, line 1: it names no rows: the file is empty. Give one with numbers of rows.")
     if columns > 1:
         notes.assume(f"the first of the {columns} columns of {name} is the split")
-    if again := len(found) - len(set(found)):
+    if again := len(rows) - len(set(rows)):
         notes.leave_out(f"{counted(again, 'line')} of {name} with a row that it has already")
-    return np.array(found)
+    return np.array(rows)
 
 
 def _mask(source: Csr, name: str, rows: np.ndarray) -> np.ndarray:
-    if (most := int(rows.max())) >= len(source):
-        at = int(np.flatnonzero(rows == most)[0]) + 1
+    if (last := int(rows.max())) >= len(source):
+        at = int(np.flatnonzero(rows == last)[0]) + 1
         raise DataError(
-            f"{name}, line {at}: there is no row {most + 1:,}; {source.name} has {len(source):,}. Take the lists that "
+            f"{name}, line {at}: there is no row {last + 1:,}; {source.name} has {len(source):,}. Take the lists that "
             f"belong to it."
         )
     mask = np.zeros(len(source), bool)

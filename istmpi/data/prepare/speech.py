@@ -34,8 +34,9 @@ MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
 """The name of the convention on constant offsets: they are removed, or, where it is not there, they are not."""
 LEAST_OFFSET = 0.01
-"""In deviations of a clip. An offset is no sound, but moves the middle of the energy and fills the lowest band. Below
-that features correlate by 0.9998 and more with those without it, and keep their bits."""
+"""The least offset that is removed, in deviations of a clip. An offset is no sound, but moves the middle of the energy
+and fills the lowest band. Below that features correlate by 0.9998 and more with those without it, and keep their
+bits."""
 CANCELLED = 0.01
 """The share of its channels' power below which their mean is no recording of theirs."""
 LOUDEST = 1e9
@@ -114,7 +115,7 @@ def hashed_split(file: str) -> str:
 
 
 def clip_decoder(reading: Mapping[str, Any], changes: Counter[str]) -> Callable[[str, bytes], np.ndarray]:
-    """From the name and the content of a recording to its features ``[BANDS, FRAMES]``; all must have one rate.
+    """Return a function from a recording's name and content to its features ``[BANDS, FRAMES]``; all need one rate.
 
     ``reading`` says whether constant offsets are removed; what is done to how many recordings goes to ``changes``.
     """

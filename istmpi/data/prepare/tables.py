@@ -93,19 +93,21 @@ def _note_rest(tables: Collection[Table], notes: Notes) -> None:
 def _find(archive: Archive) -> dict[str, str]:
     """The file of each split, or the one file under the name ``""``."""
     names = [name for name in archive.names if name.lower().endswith(ENDINGS)]
-    found: dict[str, list[str]] = {}
+    by_split: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(_SPLITS.get(name.rpartition("/")[2].partition(".")[0].lower(), ""), []).append(name)
+        by_split.setdefault(_SPLITS.get(name.rpartition("/")[2].partition(".")[0].lower(), ""), []).append(name)
     if len(names) == 1:
         chosen = {"": names[0]}
-    elif {"train", "test"} <= found.keys():
-        chosen = {split: found[split][0] for split in SPLITS if split in found}
+    elif {"train", "test"} <= by_split.keys():
+        chosen = {split: by_split[split][0] for split in SPLITS if split in by_split}
     else:
         held = ", ".join(names[:5]) or "none"
         raise DataError(f"{archive.path}: needed is one table, or train.csv and test.csv; tables found: {held}.")
     for split in chosen:
-        if len(found.get(split, ())) > 1:
-            raise DataError(f"{archive.path}: {' and '.join(found[split][:2])} are both for {split}. Keep one of them.")
+        if len(by_split.get(split, ())) > 1:
+            raise DataError(
+                f"{archive.path}: {' and '.join(by_split[split][:2])} are both for {split}. Keep one of them."
+            )
     return chosen
 
 

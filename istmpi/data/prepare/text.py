@@ -38,7 +38,7 @@ _JSON = {
     list: "a list",
     dict: "an object",
 }
-"""What JSON calls its other values."""
+"""JSON's names for the types of values other than text."""
 _Runs = Sequence[tuple[int, int]]
 """Of tokens in the scratch file: where one starts, and how many they are."""
 
@@ -124,18 +124,18 @@ def splits_of(archive: Archive, notes: Notes) -> list[str]:
         if "" in folders:
             odd = archive.names[folders.index("")]
             raise DataError(f"{archive.path} has train/ and test/ but {odd} is in neither. Move it there, or away.")
-        found = folders
+        splits = folders
     else:
-        found = [_split_in(part) if len(path) == depth + 1 else "" for part, path in zip(parts, paths)]
-        if not _are_splits(found) or "" in found:
-            if _are_splits(found):
-                odd = archive.names[found.index("")]
+        splits = [_split_in(part) if len(path) == depth + 1 else "" for part, path in zip(parts, paths)]
+        if not _are_splits(splits) or "" in splits:
+            if _are_splits(splits):
+                odd = archive.names[splits.index("")]
                 notes.assume(f"names of files are no splits: {odd} names none")
-            return [""] * len(found)
-    note_splits(notes, dict(zip(parts, found)))
-    if "test" not in found:
+            return [""] * len(splits)
+    note_splits(notes, dict(zip(parts, splits)))
+    if "test" not in splits:
         notes.assume("documents for validation are for testing: there are no others")
-    return [split if "test" in found or split == "train" else "test" for split in found]
+    return [split if "test" in splits or split == "train" else "test" for split in splits]
 
 
 def _are_splits(splits: Collection[str]) -> bool:
@@ -144,8 +144,8 @@ def _are_splits(splits: Collection[str]) -> bool:
 
 def _split_in(file: str) -> str:
     """The only split that a word of a file's name stands for."""
-    found = {split_of(word) for word in re.split("[^A-Za-z]+", file)} - {""}
-    return found.pop() if len(found) == 1 else ""
+    splits = {split_of(word) for word in re.split("[^A-Za-z]+", file)} - {""}
+    return splits.pop() if len(splits) == 1 else ""
 
 
 def _texts(name: str, pieces: Iterable[bytes], key: str, others: set[str]) -> Iterator[tuple[str, Iterable[bytes]]]:
@@ -194,7 +194,7 @@ class _Documents:
     decoder: Decoder
     tokenizer: Tokenizer
     empty: int = 0
-    """How many had no text, and do not count."""
+    """The number of documents without text, which do not count."""
     _end: int = 0
     _file: array = field(default_factory=lambda: array("q"))
     _start: array = field(default_factory=lambda: array("q"))

@@ -33,11 +33,12 @@ COUNTED_FROM = "counted_from"
 """The name of the convention on the number of the first feature in rows without a header."""
 TEXT = (".txt", ".svm", ".svmlight", ".libsvm", ".dat", ".data")
 WORDS = {
-    split: "|".join(word for word, of in SPLITS.items() if of == split) for split in dict.fromkeys(SPLITS.values())
+    split: "|".join(word for word, meaning in SPLITS.items() if meaning == split)
+    for split in dict.fromkeys(SPLITS.values())
 }
 """What the name of a split's file has in it, as a word."""
 ROW_LISTS = {"train": "(tr|trn|train)_?split", "test": "(tst|test)_?split"}
-"""The same of a file with the rows of a split."""
+"""The patterns of the names of files that list the rows of a split."""
 
 
 @dataclass(frozen=True)
@@ -209,30 +210,32 @@ def _stored(archive: Archive, decoder: Decoder, names: set[str], counted_from: i
         found[name] = Stored(name, decoder)
         found[name].fill(pieces, limits)
         before += archive.nbytes(name)
-    plain = [of for of in found.values() if not of.header]
+    plain = [stored for stored in found.values() if not stored.header]
     if counted_from is not None and not plain:
         raise ConfigError("counted_from is for rows without a header; those with one count from 0. Leave it out.")
     if plain and counted_from is None:
-        counted_from = int(all(of.least for of in plain))
+        counted_from = int(all(stored.least for stored in plain))
         has = "no feature has the number 0" if counted_from else "a feature has this number"
         decoder.notes.assume(f"features are counted from {counted_from}: {has}", "--counted-from")
-    for of in plain:
-        of.counted_from = counted_from
-        decoder.notes.assume(f"{of.name}: {of.features:,} features, {of.labels:,} labels, as its largest numbers say")
+    for stored in plain:
+        stored.counted_from = counted_from
+        decoder.notes.assume(
+            f"{stored.name}: {stored.features:,} features, {stored.labels:,} labels, as its largest numbers say"
+        )
     decoder.notes.reading[COUNTED_FROM] = counted_from or 0
-    for of in found.values():
-        _note_lines(decoder.notes, of)
+    for stored in found.values():
+        _note_lines(decoder.notes, stored)
     return found
 
 
-def _note_lines(notes: Notes, of: Stored) -> None:
-    """What a file has beside rows with labels and features."""
-    if of.blank_rows:
-        notes.assume(f"{counted(of.blank_rows, 'blank line')} of {of.name}, each a row in its header's count")
-    elif blank := of.lines.blank + of.lines.trailing:
-        notes.leave_out(f"{counted(blank, 'line')} of {of.name}, blank or a comment")
-    if of.passed_over:
-        notes.leave_out(f"{counted(of.passed_over, 'number')} of queries (qid) of {of.name}")
+def _note_lines(notes: Notes, stored: Stored) -> None:
+    """Note the lines and numbers of a file that are not its labels and features."""
+    if stored.blank_rows:
+        notes.assume(f"{counted(stored.blank_rows, 'blank line')} of {stored.name}, each a row in its header's count")
+    elif blank := stored.lines.blank + stored.lines.trailing:
+        notes.leave_out(f"{counted(blank, 'line')} of {stored.name}, blank or a comment")
+    if stored.passed_over:
+        notes.leave_out(f"{counted(stored.passed_over, 'number')} of queries (qid) of {stored.name}")
 
 
 def _require_alike(sources: list[Csr]) -> None:

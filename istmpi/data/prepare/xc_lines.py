@@ -152,7 +152,7 @@ class Lines:
             self.trailing += len(filled)
 
     def blank_rows(self, header: Header | None, where: str) -> int:
-        """How many blank lines are rows, with neither labels nor features: as many as the header needs, or none."""
+        """Return the number of blank lines that the header needs as rows without labels and features; 0 without it."""
         missing = header.rows - self.filled if header else 0
         if missing and not self.blank <= missing <= self.blank + self.trailing:
             raise DataError(
@@ -205,8 +205,8 @@ def _plain(block: bytes, limits: Limits) -> Rows | None:
     is_column, is_value = behind == _COLON, before == _COLON
     is_label = ~(is_column | is_value)
     labels, columns, values = numbers[is_label], numbers[is_column], numbers[is_value]
-    for whole, first, most in ((labels, 0, limits.labels), (columns, limits.first, limits.features)):
-        if len(whole) and (whole.min() < first or whole.max() >= first + most or (whole != np.floor(whole)).any()):
+    for whole, first, total in ((labels, 0, limits.labels), (columns, limits.first, limits.features)):
+        if len(whole) and (whole.min() < first or whole.max() >= first + total or (whole != np.floor(whole)).any()):
             return None
     if len(values) and not np.abs(values).max() <= LARGEST:
         return None
@@ -250,7 +250,7 @@ def _integers(numbers: list[int]) -> np.ndarray:
     return np.array(numbers, np.int32)
 
 
-def _whole(where: str, word: bytes, what: str, most: int, first: int = 0) -> int:
+def _whole(where: str, word: bytes, what: str, total: int, first: int = 0) -> int:
     """The number of a feature or a label."""
     try:
         index = whole_number(word.decode())
@@ -260,9 +260,9 @@ def _whole(where: str, word: bytes, what: str, most: int, first: int = 0) -> int
         ) from None
     if index == -1 and what == "label":
         raise DataError(f"{where}: label -1; labels are numbers from 0. Of two classes, -1 and +1, write 0 for -1.")
-    if not first <= index < first + most:
-        known = f"there are {most:,}, numbered from {first}" if most < MOST else "they run from 0 to 2^31"
-        raise DataError(f"{where}: {what} {index} is out of range: {known}. Correct the line, or the header.")
+    if not first <= index < first + total:
+        constraint = f"there are {total:,}, numbered from {first}" if total < MOST else "they run from 0 to 2^31"
+        raise DataError(f"{where}: {what} {index} is out of range: {constraint}. Correct the line, or the header.")
     return index
 
 
