@@ -75,17 +75,18 @@ class Curve:
 def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:
     """The runs of some folders: each a run's own, or one with such folders in it; or files like ``curve.json``.
 
-    DataError for one that is none of these, or damaged; with ``left_out`` that is told of damaged ones, while others
-    are left.
+    DataError for one that is none of these, or damaged. ``left_out`` is called instead for each damaged one that a
+    folder has beside others which can be read.
     """
     curves, problems = [], []
-    for run in (run for path in paths for run in _found(path)):
+    for path, run in ((path, run) for path in paths for run in _found(path)):
         try:
             curves.append(_curve(run))
         except UserError as error:
-            problems.append(str(error) if str(run) in str(error) else f"{run}: {error}")
-            if not left_out:
-                break
+            problem = str(error) if str(run) in str(error) else f"{run}: {error}"
+            if run == path or not left_out:
+                raise DataError(problem) from error
+            problems.append(problem)
     if problems and not (left_out and curves):
         raise DataError(problems[0])
     for problem in problems:

@@ -84,7 +84,7 @@ OTHERS = {
     "a convolutional network": CONVOLUTIONAL,
     "resnet, growing images": RESNET | GROWING,
     "resnet by channels": RESNET,
-    "resnet by blocks": DEEP,
+    "resnet by blocks": DEEP | {"model__blocks": [1, 5]},
     "resnet by blocks and channels, two blocks at least": BOTH | {"method__min_blocks": 2},
     "a transformer": TRANSFORMER,
     "a transformer, a tenth redealt": TRANSFORMER | {"method__redeal": 0.1},
