@@ -1,0 +1,64 @@
+"""Files of an earlier version still open, score, and resume: `tests/old_files`, which commit fb9eb69 wrote.
+
+KIND.h5 is prepared data, KIND-network.h5 the network after three rounds, KIND-round-2.h5 the checkpoint before it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small import whole
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.comm.simulated import simulate
+from istmpi.data.hdf5 import prepared_file
+from istmpi.deploy.scoring import evaluate
+from istmpi.training.loop import Training
+
+FILES = Path(__file__).parents[1] / "old_files"
+SCORES = {
+    "table": (1.0, 0.197907),
+    "numbers": (0.735497, 0.638886),
+    "rows": (0.875, 0.971646),
+    "images": (0.6, 0.685002),
+    "text": (17.863915, 2.882783),
+    "graph": (0.25, 1.164692),
+}
+"""Score and loss on the test split, as they were told when the network was saved."""
+KINDS = tuple(SCORES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prepared_data_open_and_have_no_conventions_of_reading(kind):
+    with prepared_file(FILES / f"{kind}.h5") as file:
+        assert list(file.errors()) == []
+        assert file.dataset.reading == {} and len(file.dataset.train) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_scores_as_it_did_when_it_was_saved(kind):
+    path = FILES / f"{kind}-network.h5"
+    with open_checkpoint(path) as checkpoint:
+        checkpoint.require_valid()
+    (evaluation,) = simulate(lambda comm: evaluate(path, comm, str(FILES / f"{kind}.h5")), 1).require()
+    assert (evaluation.score.score, evaluation.score.loss) == pytest.approx(SCORES[kind], rel=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_resumes_from_a_checkpoint_and_ends_where_it_ended(kind, ranks):
+    with open_checkpoint(FILES / f"{kind}-network.h5") as checkpoint:
+        expected = {name: tensor.rows() for name, tensor in checkpoint.tensors.items()}
+        run = checkpoint.header.run.override({"data.source": str(FILES / f"{kind}.h5")})
+
+    def resume(comm):
+        training = Training(run, comm)
+        training.resume(FILES / f"{kind}-round-2.h5")
+        (progress,) = training.rounds()
+        assert np.isfinite(progress.loss)
+        return whole(training)
+
+    weights = simulate(resume, ranks).require()[0]
+    if ranks == 1:  # as many as saved it
+        for name, values in expected.items():
+            np.testing.assert_allclose(weights[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
