@@ -79,12 +79,12 @@ def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = 
     folder has beside others which can be read.
     """
     curves, problems = [], []
-    for path, run in ((path, run) for path in paths for run in _found(path)):
+    for given, run in ((path, run) for path in paths for run in _found(path)):
         try:
             curves.append(_curve(run))
         except UserError as error:
             problem = str(error) if str(run) in str(error) else f"{run}: {error}"
-            if run == path or not left_out:
+            if run == given or not left_out:
                 raise DataError(problem) from error
             problems.append(problem)
     if problems and not (left_out and curves):
