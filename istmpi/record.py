@@ -92,8 +92,6 @@ class RunFolder:
         else:
             path = _free(home(wanted, name))
         folder = RunFolder(path)
-        if not resume:  # else the lock itself waits for the end of one that is about to end
-            lock.require_unheld(path)
         folder.require_usable(bool(resume))
         return folder
 
@@ -102,6 +100,8 @@ class RunFolder:
         path = self.path
         try:
             require_files(path)
+            if not resume:  # else the lock itself waits for the end of one that is about to end
+                lock.require_unheld(path)
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
                 what = "is not empty and not a run's" if resume else "is not empty"
