@@ -11,7 +11,7 @@ from typing import Any
 
 from istmpi import lock
 from istmpi.errors import ConfigError, DataError, OutputError
-from istmpi.files import require_files
+from istmpi.files import require_file, require_files
 from istmpi.foreign import METRICS_BYTES, Fields, content, reading
 
 METRICS = "metrics.jsonl"
@@ -92,6 +92,10 @@ class RunFolder:
         else:
             path = _free(home(wanted, name))
         folder = RunFolder(path)
+        if not resume:  # else the lock itself waits for the end of one that is about to end
+            with suppress(OSError):  # of a path that can be no folder, which is refused below
+                require_file(path / lock.FILE)
+            lock.require_unheld(path)
         folder.require_usable(bool(resume))
         return folder
 
@@ -100,8 +104,6 @@ class RunFolder:
         path = self.path
         try:
             require_files(path)
-            if not resume:  # else the lock itself waits for the end of one that is about to end
-                lock.require_unheld(path)
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
                 what = "is not empty and not a run's" if resume else "is not empty"

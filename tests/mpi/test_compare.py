@@ -22,7 +22,7 @@ from istmpi.training import loop as train
 from istmpi.training import run as whole_run
 from istmpi.training.comparison import Comparison, ComparisonWatch
 
-pytestmark = pytest.mark.ranks(only=[1, 2])
+pytestmark = [pytest.mark.ranks(only=[1, 2]), pytest.mark.real]
 """Nothing here depends on how many ranks there are, but for one and several."""
 NAMES = ("ist", "local-sgd", "data-parallel")
 

@@ -15,6 +15,8 @@ from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
 
+pytestmark = pytest.mark.real
+
 OF_IST = {"deal", "hop", "pull", "compute", "wait", "push", "evaluate", "save"}
 OF_DATA_PARALLEL = {"compute", "all-reduce", "wait", "push", "evaluate", "save"}
 OUTSIDE = {"evaluate", "save"}
@@ -46,7 +48,6 @@ def learnt(folder):
     return figures, tensors
 
 
-@pytest.mark.real
 @pytest.mark.ranks(only=[2, 4])
 @pytest.mark.parametrize("method, phases", [("ist", OF_IST), ("data-parallel", OF_DATA_PARALLEL)])
 def test_a_trace_has_the_phases_and_messages_of_every_rank_and_changes_no_bit(run_in, comm, method, phases):

@@ -17,7 +17,7 @@ from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
 
-pytestmark = pytest.mark.ranks(only=[1, 2])
+pytestmark = [pytest.mark.ranks(only=[1, 2]), pytest.mark.real]
 """Nothing here depends on how many ranks there are, but for one and several."""
 
 

@@ -183,6 +183,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.real
 @pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("placement", ["shared", "local"])
 @pytest.mark.parametrize("forward", FORWARDS)

@@ -13,7 +13,7 @@
 """
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from inspect import isgeneratorfunction, signature
 
 import pytest
@@ -125,6 +125,7 @@ class _Patch:
     def __init__(self, patch, rank, patched):
         """``patched``: the functions of all ranks by the place that they take."""
         self._patch, self._rank, self._patched = patch, rank, patched
+        self._places = []
 
     def __getattr__(self, name):
         return getattr(self._patch, name)
@@ -141,6 +142,17 @@ class _Patch:
             function = _of_this_rank(self._patched[place], getattr(target, name))
             self._patch.setattr(target, name, staticmethod(function) if static else function)
         self._patched[place][self._rank] = getattr(value, "__func__", value)
+        self._places.append(place)
+
+    @contextmanager
+    def context(self):
+        """Another one, whose functions go when the block ends; ranks end it in any order."""
+        inner = _Patch(self._patch, self._rank, self._patched)
+        try:
+            yield inner
+        finally:
+            for place in inner._places:
+                self._patched[place].pop(self._rank, None)
 
 
 def _of_this_rank(functions, original):

@@ -140,7 +140,7 @@ def test_shards_that_cannot_be_written_leave_the_older_file(checkpoints, tmp_pat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("istmpi.deploy.export.SHARD", 3000)
-    monkeypatch.setattr("istmpi.deploy.output.sync", full)
+    monkeypatch.setattr("istmpi.files.sync", full)
     words = "export", checkpoints / "batch.h5", "--to", "safetensors", "--out", target, "--force"
     code, _, err = istmpi_command(*words)
     assert code == 74 and "No space left on device" in err and len(err.splitlines()) == 1
