@@ -27,10 +27,13 @@ def job(mpirun, tmp_path):
     return run
 
 
-def test_a_job_that_would_skip_everything_is_refused(mpirun):
+def test_a_job_whose_processes_would_all_simulate_is_refused(mpirun):
     result = mpirun(2, "python", "-m", "pytest", "-p", "no:cacheprovider", ROOT / "tests/mpi/test_laws.py")
     assert result.returncode not in (0, 5)
-    assert "give --with-mpi: without it every MPI test would be skipped" in result.stdout + result.stderr
+    assert (
+        "give --with-mpi: without it every process would run all tests on simulated ranks"
+        in result.stdout + result.stderr
+    )
 
 
 def test_one_rank_prints(job):

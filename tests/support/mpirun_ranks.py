@@ -26,7 +26,7 @@ from simulated_ranks import refused
 
 from istmpi.comm import Communicator
 
-HERE = Path(__file__).parents[1] / "mpi"
+HERE = Path()  # the folder of the tests, set by its conftest
 WORLD = MPI.COMM_WORLD
 HARNESS = WORLD.Dup()  # verdicts cannot be mistaken for a test's messages
 GRACE = float(os.environ.get("ISTMPI_TEST_GRACE", 10))  # seconds that a failed rank waits for the others
@@ -64,8 +64,6 @@ def pytest_configure(config):
                 f"{name} is {os.environ[name]} but MPI_COMM_WORLD has {WORLD.size} rank(s); they must agree. "
                 f"Start with -n {os.environ[name]} of the mpirun that belongs to mpi4py's library, {library}."
             )
-    if WORLD.size > 1 and not (config.getoption("--with-mpi") or config.getoption("--only-mpi")):
-        raise pytest.UsageError(*["give --with-mpi: without it every MPI test would be skipped."] * (WORLD.rank == 0))
     if WORLD.rank > 0:
         config.pluginmanager.unregister(name="terminalreporter")
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
