@@ -10,8 +10,8 @@ from typing import BinaryIO
 from istmpi.errors import ConfigError, OutputError, kind_of
 from istmpi.foreign import reason
 
-_OF_FILES = (".h5", ".json", ".jsonl", ".toml", ".csv", ".png")
-"""The endings of file names in a run's folder; a name with another ending may be a folder."""
+_OF_FILES = (".h5", ".json", ".jsonl", ".toml")
+"""The endings of files that a run reads in its folder. Others may be a folder: their writers say so, and go on."""
 
 
 def temporary(path: Path) -> Path:
