@@ -1,12 +1,11 @@
 """Runs that were resumed, on the ranks that saved them and on others, as they were when `replay.json` was recorded."""
 
-import importlib.util
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
+from replaying import CASES, RECORD, arithmetic, digest, keep, run_of
 from resuming import save
 from small import whole
 
@@ -16,17 +15,7 @@ from istmpi.training.loop import Training
 SAVED_BY = 3
 
 
-def _replay():
-    """The module with the recorded outcomes of runs."""
-    path = Path(__file__).parents[1] / "mpi" / "test_replay.py"
-    spec = importlib.util.spec_from_file_location("replay_of_resumed", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-REPLAY = _replay()
-CASES = (
+RESUMED = (
     "ist",
     "ist, adam carried",
     "ist, never redealt",
@@ -51,9 +40,9 @@ CASES = (
 
 
 @pytest.mark.parametrize("ranks", [SAVED_BY, 2])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", RESUMED)
 def test_a_resumed_run_has_not_changed(tmp_path, case, ranks):
-    run, path = REPLAY.run_of(REPLAY.CASES[case], SAVED_BY, tmp_path), tmp_path / "checkpoint.h5"
+    run, path = run_of(CASES[case], SAVED_BY, tmp_path), tmp_path / "checkpoint.h5"
 
     def begin(comm):
         training = Training(run, comm)
@@ -66,7 +55,7 @@ def test_a_resumed_run_has_not_changed(tmp_path, case, ranks):
         losses = [progress.loss for progress in training.rounds()]
         weights = whole(training)
         return {
-            "bits": REPLAY.digest(losses, *(weights[name] for name in sorted(weights))),
+            "bits": digest(losses, *(weights[name] for name in sorted(weights))),
             "losses": [f"{loss:.9g}" for loss in losses],
         }
 
@@ -74,10 +63,10 @@ def test_a_resumed_run_has_not_changed(tmp_path, case, ranks):
     outcome, *others = simulate(resume, ranks).require()
     assert all(other == outcome for other in others)
     if "ISTMPI_RECORD" in os.environ:
-        REPLAY.keep(f"resumed on {ranks} ranks", case, outcome)
-    record = json.loads(REPLAY.RECORD.read_text())
+        keep(f"resumed on {ranks} ranks", case, outcome)
+    record = json.loads(RECORD.read_text())
     expected = record["runs"][f"resumed on {ranks} ranks"][case]
-    if record["arithmetic"] == REPLAY.arithmetic():
+    if record["arithmetic"] == arithmetic():
         assert outcome == expected
     else:
         tolerance = 1e-6 if run.model.dtype == "float64" else 1e-2

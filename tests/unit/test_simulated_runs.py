@@ -1,6 +1,5 @@
 """Whole runs on simulated ranks: what mpirun computes, under any schedule, and however a rank is lost."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from replaying import CASES, RECORD, arithmetic, replayed, run_of
 from small import small_run
 
 from istmpi.comm import Communicator
@@ -21,26 +21,17 @@ HERE = Path(__file__).parent
 SHORT = {"train__rounds": 2, "method__local_steps": 2}
 
 
-def _replay():
-    """The module with the recorded outcomes of runs."""
-    spec = importlib.util.spec_from_file_location("replay_under_mpi", HERE.parent / "mpi" / "test_replay.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+RECORDED = json.loads(RECORD.read_text())
 
 
-REPLAY = _replay()
-RECORD = json.loads(REPLAY.RECORD.read_text())
-
-
-@pytest.mark.parametrize("case", REPLAY.CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_the_recorded_bits_and_messages_come_out_when_ranks_stop_and_are_slow(case, tmp_path):
-    number = list(REPLAY.CASES).index(case)
-    run = REPLAY.run_of(REPLAY.CASES[case], 3, tmp_path)
-    expected = RECORD["runs"]["3 ranks"][case]
+    number = list(CASES).index(case)
+    run = run_of(CASES[case], 3, tmp_path)
+    expected = RECORDED["runs"]["3 ranks"][case]
     faults = Faults.drawn(number, 3, ["stops", "slow"], 300)
-    for outcome in simulate(lambda comm: REPLAY.replayed(comm, run), 3, faults).require():
-        compared = expected if RECORD["arithmetic"] == REPLAY.arithmetic() else ("messages", "bytes")
+    for outcome in simulate(lambda comm: replayed(comm, run), 3, faults).require():
+        compared = expected if RECORDED["arithmetic"] == arithmetic() else ("messages", "bytes")
         assert {name: outcome[name] for name in compared} == {name: expected[name] for name in compared}
 
 

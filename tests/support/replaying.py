@@ -1,0 +1,113 @@
+"""What every method computed and sent when `replay.json` was recorded: a change of form changes no bit of it.
+
+    export ISTMPI_RECORD=1 ISTMPI_SIMULATED_RANKS=1,2,3,4
+    python -m pytest tests/mpi/test_replay.py tests/unit/test_replay_resumed.py
+
+records anew, for a change that is meant to change results. The last bit of a sum depends on the processor
+and on the libraries: the file says what some sums were where it was recorded. Where they are others, losses and scores
+are compared as numbers, and not their bits; messages are the same everywhere.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from replay_cases import FILES, MLP, OTHERS, files
+from small import own_run, small_run, whole
+
+from istmpi.comm import Communicator
+from istmpi.training.loop import Training
+
+RECORD = Path(__file__).parents[1] / "mpi" / "replay.json"
+CASES = MLP | OTHERS
+
+
+class Recorded:
+    """An mpi4py communicator that notes what goes out of its large calls: the call, and the bytes for each rank."""
+
+    def __init__(self, communicator, messages):
+        self._communicator, self._messages = communicator, messages
+
+    def __getattr__(self, name):
+        return getattr(self._communicator, name)
+
+    def Dup(self):
+        return Recorded(self._communicator.Dup(), self._messages)
+
+    def Create_group(self, group):
+        return Recorded(self._communicator.Create_group(group), self._messages)
+
+    def Ialltoallv(self, send, receive):
+        self._messages.append(["Alltoallv", *map(int, send[1])])
+        return self._communicator.Ialltoallv(send, receive)
+
+    def Iallgatherv(self, send, receive):
+        self._messages.append(["Allgatherv", send[0].nbytes])
+        return self._communicator.Iallgatherv(send, receive)
+
+    def Isend(self, message, peer, tag):
+        self._messages.append(["Isend", message[0].nbytes, peer])
+        return self._communicator.Isend(message, peer, tag)
+
+
+def arithmetic():
+    """A hash of sums and functions as this processor and these libraries compute them."""
+    generator = torch.Generator().manual_seed(0)
+    state = hashlib.sha256(torch.__version__.encode())
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for rows, inner, columns in ((8, 64, 13), (100, 64, 7), (13, 8, 64)):
+            x = torch.randn(rows, inner, generator=generator, dtype=torch.float64).to(dtype)
+            y = torch.randn(inner, columns, generator=generator, dtype=torch.float64).to(dtype)
+            product = (x @ y).double()
+            for values in (product, product.softmax(1), product.tanh(), product.var(0), product.float().exp()):
+                state.update(values.numpy().tobytes())
+    return state.hexdigest()[:16]
+
+
+def digest(*arrays):
+    """64 bits of arrays."""
+    state = hashlib.sha256()
+    for array in arrays:
+        state.update(np.ascontiguousarray(array).tobytes())
+    return state.hexdigest()[:16]
+
+
+def run_of(settings, ranks, folder):
+    """The run of a case's settings; the files that these name are written into a folder, by whoever asks first."""
+    if not {*map(str, settings.values())}.isdisjoint(FILES):
+        written = files(folder, ranks)
+        settings = {name: written.get(str(value), value) for name, value in settings.items()}
+    if isinstance(settings.get("method__shares"), list):
+        settings = settings | {"method__shares": settings["method__shares"][:ranks]}
+    return (own_run if "model__name" in settings else small_run)(**settings)
+
+
+def replayed(comm, run):
+    """What a small run computes, and what this rank sends in each of its rounds and for its last evaluation."""
+    messages = []
+    training = Training(run, Communicator(Recorded(comm.mpi, messages)))
+    losses, sent = [], []
+    start = 0
+    for progress in training.rounds():
+        losses.append(progress.loss)
+        sent.append(sorted(messages[start:]))  # those that a thread sends come in no order
+        start = len(messages)
+    weights = whole(training)
+    sent = comm.allgather(sent)
+    return {
+        "bits": digest(losses, *(weights[name] for name in sorted(weights))),
+        "losses": [f"{loss:.9g}" for loss in losses],
+        "score": f"{progress.score.loss:.9g}",
+        "messages": digest(np.frombuffer(json.dumps(sent).encode(), np.uint8)),
+        "bytes": progress.bytes,
+    }
+
+
+def keep(ranks, case, outcome):
+    """Put an outcome into the record."""
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {"runs": {}}
+    record["arithmetic"] = arithmetic()
+    record["runs"].setdefault(ranks, {})[case] = outcome
+    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
