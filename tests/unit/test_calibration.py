@@ -1,8 +1,8 @@
 """What the full network is calibrated on: as many examples as a run can afford, of which each rank passes its share."""
 
-import networks
 import pytest
 import torch
+from own_runs import CONVOLUTIONAL, FILE
 from small import own_run
 
 from istmpi.comm.simulated import simulate
@@ -12,14 +12,6 @@ from istmpi.models.examination import examine
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.own import own_network
 from istmpi.training.loop import Training
-
-FILE = networks.__file__
-WIDE = {
-    "model.name": f"{FILE}:Convolutional",
-    "model.channels": [7, 5],
-    "model.hidden": 6,
-    "evaluate.calibration_examples": 60,
-}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +31,7 @@ def run_of(**settings):
 
 def calibrated(comm, examples):
     """The moments of a network before training, on a sample of so many, and how many of it this rank passed."""
-    training = Training(own_run(**WIDE | {"evaluate.calibration_examples": examples}), comm)
+    training = Training(own_run(**CONVOLUTIONAL, evaluate__calibration_examples=examples), comm)
     passed = []
     full, evaluator = training.evaluator.network, training.evaluator
     calibrate = full.calibrate
