@@ -39,7 +39,7 @@ def on_this_host() -> tuple[list[int], int]:
 
 def stopped_here() -> tuple[dict[int, int], int]:
     """The ranks of this host whose processes are stopped, with these, and the first rank that is not."""
-    name = next((rank for rank, size, _ in LAUNCHERS.values() if rank in os.environ and size in os.environ), None)
+    name = _variable_of_rank()
     processes = _processes(name) if name else {}
     stopped = {rank: process for rank, process in processes.items() if process_facts(process)[0] in ("T", "t")}
     return stopped, min(processes.keys() - stopped.keys(), default=launched()[0])
@@ -47,7 +47,7 @@ def stopped_here() -> tuple[dict[int, int], int]:
 
 def starter() -> tuple[int, str] | None:
     """The process that started this rank, and when that began; None without a launcher, or where none can be seen."""
-    name = next((rank for rank, size, _ in LAUNCHERS.values() if rank in os.environ and size in os.environ), None)
+    name = _variable_of_rank()
     if name is None:
         return None
     process = os.getpid()
@@ -85,6 +85,11 @@ def terminal_columns() -> int | None:
                 finally:
                     os.close(output)
     return None
+
+
+def _variable_of_rank() -> str | None:
+    """The variable with which the launcher told this process its rank; None without a launcher."""
+    return next((rank for rank, size, _ in LAUNCHERS.values() if rank in os.environ and size in os.environ), None)
 
 
 def _processes(name: str) -> dict[int, int]:
