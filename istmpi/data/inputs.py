@@ -25,6 +25,7 @@ from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError, kind_of
 from istmpi.foreign import Fields
 from istmpi.optional import optional
+from istmpi.units import counted
 
 Block = tuple[Sequence[str | int], np.ndarray]
 """The examples' names, or their row numbers from 0, and x [b, features] of any type of numbers, not normalised."""
@@ -168,7 +169,7 @@ def _of_table(
     for x in table.features():
         yield None, x
     if table.blank:
-        notes.leave_out(f"{table.blank:,} blank line{'s' * (table.blank > 1)} of {path}")
+        notes.leave_out(f"{counted(table.blank, 'blank line')} of {path}")
 
 
 def _of_files(

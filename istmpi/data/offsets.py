@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from istmpi.units import counted
+
 NARROW = 2.0**-12
 """Values that float32 rounds need an offset where they differ by a smaller share of the largest: in 4,096 steps."""
 NARROWEST = 2.0**-19
@@ -45,10 +47,17 @@ class Extent:
             for feature in np.flatnonzero(block._closer_than(2 * NARROW)):
                 values = x[:, feature]
                 block._rounded[feature] = (values.astype(np.float32).astype(x.dtype) != values).any()
-        if self._ends is not None:
-            low, high = block._ends
-            block._ends = np.minimum(low, self._ends[0]), np.maximum(high, self._ends[1])
-        self._ends, self._rounded = block._ends, self._rounded | block._rounded
+        both = self.merged(block)
+        self._ends, self._rounded = both._ends, both._rounded
+
+    def merged(self, other: Extent) -> Extent:
+        """Return the extent of both streams."""
+        if self._ends is None or other._ends is None:
+            return other if self._ends is None else self
+        both, (low, high) = Extent(), other._ends
+        both._ends = np.minimum(self._ends[0], low), np.maximum(self._ends[1], high)
+        both._rounded = self._rounded | other._rounded
+        return both
 
     def grouped(self, groups: int) -> Extent:
         """Return the extent where the features of each of ``groups`` equal runs share the least and largest value."""
@@ -122,22 +131,20 @@ class Differences:
 
     def __init__(self, groups: Mapping[str, int]):
         self._groups = dict(groups)
-        self._train, self._all = ({name: Extent() for name in groups} for _ in range(2))
+        self._train, self._others = ({name: Extent() for name in groups} for _ in range(2))
         self.offsets: Mapping[str, np.ndarray] = {}
         """[features] float64 by the rows' names: what rows are to be less."""
 
     def taken(self, split: str, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The next rows [b, features] of a split, less their offsets."""
         for name in self._groups:
-            self._all[name].add(rows[name])
-            if split == "train":
-                self._train[name].add(rows[name])
+            (self._train if split == "train" else self._others)[name].add(rows[name])
         return {**rows, **{name: less(rows[name], offset) for name, offset in self.offsets.items()}}
 
     def require_kept(self) -> None:
         """NarrowError for rows that need offsets: by the training rows, of a feature that is constant there by all."""
         needed = {
-            name: self._train[name].grouped(groups).where_constant(self._all[name].grouped(groups)).offset()
+            name: self._train[name].grouped(groups).where_constant(self._all(name).grouped(groups)).offset()
             for name, groups in self._groups.items()
         }
         if not self.offsets and (offsets := {name: offset for name, offset in needed.items() if offset is not None}):
@@ -147,8 +154,12 @@ class Differences:
     def remarks(self) -> Iterator[str]:
         """The remarks for the user on features and outputs whose values rounding affects."""
         for name, what in (("x", "feature"), ("y", "output")):
-            if name in self._all:
-                yield from self._all[name].remarks(what, self.offsets.get(name))
+            if name in self._groups:
+                yield from self._all(name).remarks(what, self.offsets.get(name))
+
+    def _all(self, name: str) -> Extent:
+        """The extent of the rows of all splits."""
+        return self._train[name].merged(self._others[name])
 
 
 def less(x: np.ndarray, offset: np.ndarray) -> np.ndarray:
@@ -175,4 +186,4 @@ def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def named(features: np.ndarray, what: str = "feature") -> str:
     """Return a text with the number of the features, and the indices of the first `NAMED` of them."""
     some = ", ".join(map(str, features[:NAMED].tolist())) + ", ..." * (len(features) > NAMED)
-    return f"{len(features):,} {what}{'s' * (len(features) != 1)} (number {some})"
+    return f"{counted(len(features), what)} (number {some})"

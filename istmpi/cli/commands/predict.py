@@ -192,7 +192,7 @@ def _tell(message: str) -> None:
 
 
 def _print(text: Iterable[str]) -> None:
-    """To standard output, in UTF-8 as to a file; a reader that has seen enough, such as head, is no error."""
+    """Print in UTF-8, as to a file; a reader that has seen enough, such as head, is no error."""
     sys.stdout.reconfigure(encoding="utf-8")
     try:
         for piece in text:

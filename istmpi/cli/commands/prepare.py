@@ -19,6 +19,7 @@ from istmpi.foreign import printable
 from istmpi.record import known
 from istmpi.report.units import size
 from istmpi.tasks import DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
+from istmpi.units import counted
 
 if TYPE_CHECKING:
     from istmpi.data.prepare import Report
@@ -93,7 +94,6 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
     """
     # Here, not above: the library loads HDF5, which `istmpi prepare --help` on a login node can do without.
     from istmpi.data.prepare import prepare
-    from istmpi.data.prepare.notes import counted
 
     given = {option: value for option, value in options.items() if value is not None}
     with progress(Console(emoji=False, stderr=True)) as tell:

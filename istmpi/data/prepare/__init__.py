@@ -22,13 +22,14 @@ from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.graph import Facts as GraphFacts
 from istmpi.data.prepare.graph import GraphMaterial
 from istmpi.data.prepare.material import Material, Progress
-from istmpi.data.prepare.notes import Note, Notes, counted
+from istmpi.data.prepare.notes import Note, Notes
 from istmpi.data.prepare.text import Corpus, Facts
 from istmpi.data.prepare.xc import Facts as RowFacts
 from istmpi.data.prepare.xc import SparseMaterial
 from istmpi.data.writer import check_target
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.tasks import CLASSIFICATION, DENSE_LABELS
+from istmpi.units import counted
 
 AnyMaterial = Material | Corpus | SparseMaterial | GraphMaterial
 

@@ -14,9 +14,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.prepare.notes import counted, not_read
+from istmpi.data.prepare.notes import not_read
 from istmpi.errors import DataError, OutputError, kind_of
 from istmpi.foreign import MEGABYTE, printable, reading
+from istmpi.units import counted
 
 MOST = 256 * MEGABYTE
 """The most bytes of a file that is read whole, where its kind says nothing else."""

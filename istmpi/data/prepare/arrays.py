@@ -12,6 +12,7 @@ from istmpi.data.prepare.notes import Notes
 from istmpi.data.sources import split_arrays
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import CLASSIFICATION
+from istmpi.units import counted
 
 CHANNELS = ("first", "last")
 _NAMED = 8
@@ -74,7 +75,7 @@ def _tell_names(arrays: dict[str, np.ndarray], names: dict[str, list[str]], note
     taken = {name for pair in names.values() for name in pair}
     if rest := sorted(arrays.keys() - taken):
         more = ", ..." * (len(rest) > _NAMED)
-        notes.leave_out(f"{len(rest):,} array{'s' * (len(rest) > 1)}: {', '.join(rest[:_NAMED])}{more}")
+        notes.leave_out(f"{counted(len(rest), 'array')}: {', '.join(rest[:_NAMED])}{more}")
 
 
 def _load(archive: Archive) -> dict[str, np.ndarray]:

@@ -41,10 +41,6 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     names = (f"{' and '.join(files[split, what] for what in ('images', 'labels'))}: {split}" for split in sizes)
     decoder.notes.assume(f"splits by the names of files: {', '.join(names)}")
     decoder.notes.assume("x has bytes: all features have one mean and deviation")
-    if rest := [name for name in archive.names if name not in files.values()]:
-        decoder.notes.leave_out(
-            f"{len(rest):,} file{'s' * (len(rest) > 1)}: {', '.join(rest[:3])}{', ...' * (len(rest) > 3)}"
-        )
     _, classes, labels = read_labels(raw, CLASSIFICATION, str(archive.path))
     shape = (1, *sizes["train"][1:])
     counts = {split: size[0] for split, size in sizes.items()}

@@ -17,10 +17,10 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import BadFileError, Decoder, Example, with_holdout
 from istmpi.data.prepare.layout import checked_splits, class_folders
 from istmpi.data.prepare.material import Material
-from istmpi.data.prepare.notes import counted
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import MEGABYTE, reason
 from istmpi.optional import optional
+from istmpi.units import counted
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp", ".avif")
 ENDINGS += (".pbm", ".pgm", ".ppm", ".pnm", ".tga", ".jp2", ".j2k", ".ico", ".pcx", ".qoi")

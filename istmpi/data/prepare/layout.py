@@ -5,8 +5,9 @@ from sys import intern
 
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.files import Example
-from istmpi.data.prepare.notes import Notes, counted
+from istmpi.data.prepare.notes import Notes
 from istmpi.errors import DataError
+from istmpi.units import counted
 
 SPLITS = {
     **dict.fromkeys(("train", "training", "trn"), "train"),

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from istmpi.units import counted
+
 NAMED = 8
 """The number of endings, and of folders, that are named among those passed over."""
 
@@ -42,11 +44,6 @@ class Notes:
     def leave_out(self, text: str, option: str = "") -> None:
         """Record what is not in the prepared file; the text begins with a count."""
         self.left_out.append(Note(text, option))
-
-
-def counted(count: int, noun: str) -> str:
-    """A count with its noun, which is given as that of one."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def not_read(names: Collection[str], read: Collection[str]) -> Iterator[str]:

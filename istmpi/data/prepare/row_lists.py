@@ -4,9 +4,10 @@ import numpy as np
 
 from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.csr import Csr
-from istmpi.data.prepare.notes import Notes, counted
+from istmpi.data.prepare.notes import Notes
 from istmpi.data.prepare.xc_lines import blocks_of_lines, count_of
 from istmpi.errors import DataError
+from istmpi.units import counted
 
 
 def masks_of(archive: Archive, source: Csr, lists: dict[str, str], notes: Notes) -> dict[str, np.ndarray]:

@@ -17,10 +17,11 @@ from istmpi.data.prepare.files import BadFileError, Decoder, Example
 from istmpi.data.prepare.layout import checked_splits, class_folders, common_folder
 from istmpi.data.prepare.material import Material
 from istmpi.data.prepare.melspectrogram import BANDS, FRAMES, log_mel
-from istmpi.data.prepare.notes import Notes, counted
+from istmpi.data.prepare.notes import Notes
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
 from istmpi.optional import optional
+from istmpi.units import counted
 
 ENDINGS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf", ".w64")
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}

@@ -16,6 +16,7 @@ from istmpi.data.prepare.notes import Notes
 from istmpi.errors import DataError
 from istmpi.foreign import is_number, is_whole_number, number, one_line
 from istmpi.tasks import CLASSIFICATION, REGRESSION
+from istmpi.units import counted
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 _SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
@@ -83,9 +84,9 @@ def _note_rest(tables: Collection[Table], notes: Notes) -> None:
     """Note what the tables have beside their examples, once they were read."""
     excel, blank, padded = (sum(getattr(table, what) for table in tables) for what in ("excel", "blank", "padded"))
     if excel:
-        notes.leave_out(f"{excel} line{'s' * (excel > 1)} sep=, as Excel writes")
+        notes.leave_out(f"{counted(excel, 'line')} sep=, as Excel writes")
     if blank:
-        notes.leave_out(f"{blank:,} blank line{'s' * (blank > 1)}")
+        notes.leave_out(counted(blank, "blank line"))
     if padded:
         notes.assume(f"white space around labels does not count: {padded:,} have some")
 

@@ -17,12 +17,13 @@ from istmpi.data.prepare.archive import Archive, store
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.layout import note_splits, split_of
 from istmpi.data.prepare.material import BLOCK
-from istmpi.data.prepare.notes import Notes, counted
+from istmpi.data.prepare.notes import Notes
 from istmpi.data.text_file import TextHeader, TextWriter, smallest_type
 from istmpi.data.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
 from istmpi.tasks import NEXT_TOKEN
+from istmpi.units import counted
 
 LINES = (".jsonl", ".jsonl.gz")
 """Of files that have a document a line."""

@@ -21,13 +21,14 @@ from istmpi.data.prepare.archive import Archive
 from istmpi.data.prepare.csr import Csr, OfArrays, Stored
 from istmpi.data.prepare.files import Decoder
 from istmpi.data.prepare.layout import SPLITS, note_splits
-from istmpi.data.prepare.notes import Notes, counted
+from istmpi.data.prepare.notes import Notes
 from istmpi.data.prepare.row_lists import masks_of
 from istmpi.data.prepare.xc_lines import MOST, Limits
 from istmpi.data.sparse import Ragged
 from istmpi.data.sparse_file import SparseHeader, SparseWriter
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import MULTI_LABEL
+from istmpi.units import counted
 
 COUNTED_FROM = "counted_from"
 """The name of the convention on the number of the first feature in rows without a header."""
