@@ -98,7 +98,7 @@ def problems(outcome: Outcome, refused: bool, codes: Sequence[int]) -> list[str]
         found.append(f"exit code {outcome.code}")
     elif outcome.code == 1 and not lines:
         pass  # a verdict, on the standard output
-    elif outcome.code == 130 and 130 in codes and not lines:
+    elif outcome.code == 130 and 130 in codes and not outcome.err.strip():
         pass  # a KeyboardInterrupt that code raised, which cannot be told from Ctrl-C where that raises it
     elif outcome.code > 0:
         strange = [line for line in lines[:-1] if not NOTE.fullmatch(line)]
