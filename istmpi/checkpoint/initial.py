@@ -280,14 +280,12 @@ def _plainly(names: Mapping[str, Any], network: Architecture) -> dict[str, str]:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; ValueError where a key stands twice in it."""
     if len(tree := dict(pairs)) < len(pairs):
         raise ValueError("a key stands twice in its header")
     return tree
 
 
 def _whole(numbers: Any, count: int | None = None) -> bool:
-    """Return True for a list of whole numbers from 0: ``count`` of them where it is given, and at most `_MOST_AXES`."""
     if not isinstance(numbers, list) or len(numbers) != (count or len(numbers)):
         return False
     return len(numbers) <= _MOST_AXES and all(type(number) is int and 0 <= number < 2**63 for number in numbers)

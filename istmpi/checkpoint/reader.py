@@ -99,7 +99,6 @@ class Checkpoint:
             raise DataError(f"{path}: damaged: {next(self._misfits(), CHANGED)}.")
 
     def _described(self) -> Architecture:
-        """The network; one of the user's own without its code."""
         data, model = self.header.data, self.header.run.model
         if is_module(model.name):
             return InferredNetwork(model.name, Table.from_tree(self.header.network), model.dtype)
@@ -264,7 +263,6 @@ class Checkpoint:
         yield from structure_errors(self.file)
 
     def _of_a_stopped_round(self, found: Mapping[str, h5py.Dataset]) -> dict[str, tuple[int, ...]]:
-        """How far each rank was, and its losses: how many there can be in a round is the method's affair."""
         if not self.header.local_step:
             return {}
         ranks, losses = self.header.ranks, "partial/losses"
@@ -272,7 +270,6 @@ class Checkpoint:
         return {"partial/local_steps": (ranks,), losses: (ranks, max([self.header.local_step, *columns]))}
 
     def _has(self, prefix: str) -> bool:
-        """A dataset of that path, or one in a group of that name."""
         return any(path.startswith(prefix) for path in self._datasets)
 
     def _tensor(self, path: str) -> Tensor:

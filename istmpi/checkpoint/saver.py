@@ -55,7 +55,6 @@ def commit_alone(path: Path, header: Header, pieces: Sequence[Piece]) -> None:
 
 
 def _name(beside: Path, path: Path) -> None:
-    """Let a file that is complete take its name."""
     sync(beside)
     beside.replace(path)
     sync(path.parent)

@@ -159,5 +159,4 @@ def versions() -> dict[str, str]:
 
 
 def _bytes(values: torch.Tensor) -> np.ndarray:
-    """The very memory of a tensor."""
     return values.view(torch.uint8).numpy()

@@ -145,6 +145,5 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
 
 
 def _moments(*pair: Sequence[float]) -> dict[str, Any]:
-    """How many units there are, and between what their means and deviations lie."""
     ranges = {name: [float(np.min(values)), float(np.max(values))] for name, values in zip(MOMENTS, pair, strict=True)}
     return {"units": len(pair[0]), **ranges}
