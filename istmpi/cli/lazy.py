@@ -16,7 +16,6 @@ add_completion_class(Bash)
 
 @cache
 def _command(name: str) -> click.Command:
-    """A command, in which others' code cannot do what click takes for an end without a word."""
     command = importlib.import_module(f"istmpi.cli.commands.{name}").command
     if command.callback:
         command.callback = staying(click.exceptions.Exit, click.exceptions.Abort, EOFError)(command.callback)

@@ -217,7 +217,6 @@ def _refusal_of_output(error: BaseException) -> OutputError | None:
 
 
 def _say(text: str) -> None:
-    """Print to stderr; where that takes nothing the exit code has to do."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 

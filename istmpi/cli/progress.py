@@ -130,7 +130,6 @@ class TrainingDisplay(Watch):
         self._to_draw = folder.path if plots.missing(folder.path) else None
 
     def _told(self, folder: Path) -> None:
-        """Print the summary of a run for other programs, if they ask for it."""
         if self._showing.as_json:
             print((folder / SUMMARY).read_text(), end="", flush=True)
 
@@ -260,7 +259,6 @@ def _evaluations(training: Training) -> str:
 
 
 def _scores(score: Score) -> str:
-    """The score, and behind it that of every exit where there are several; of text the bits that are left of a byte."""
     exits = f" (exits {', '.join(f'{each:.4f}' for each in score.exits)})" if score.exits else ""
     bits = f" ({score.bits_per_byte:.4f} bits a byte)" if score.bits_per_byte else ""
     more = "".join(f"  {name} {of:.4f}" for name, of in (score.more or {}).items())

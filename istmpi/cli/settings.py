@@ -109,7 +109,6 @@ def resolve(
 
 
 def _name_of(source: str) -> str:
-    """What data are called: their file's name without ending and ``{rank}``; empty where nothing is left of it."""
     return PurePath(source).stem.replace("{rank}", "").strip("-_. ")
 
 
@@ -127,7 +126,6 @@ def changes(assignments: tuple[str, ...], options: dict[str, str | None], model:
 
 
 def _parameter(option: str) -> str:
-    """The name under which click hands an option's value on."""
     return option.lstrip("-").replace("-", "_")
 
 

@@ -125,7 +125,6 @@ def diff(one: str, other: str, tensors_only: bool, as_json: bool) -> int:
 
 
 def _size(path: Path) -> int:
-    """Of a file, which may be gone by now."""
     try:
         return path.stat().st_size
     except OSError:
@@ -137,7 +136,6 @@ def _json(value: object) -> None:
 
 
 def _portable(value: object) -> object:
-    """The same value with NaN and infinity, which JSON does not know, as texts."""
     if isinstance(value, dict):
         return {key: _portable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -146,7 +144,6 @@ def _portable(value: object) -> object:
 
 
 def _console() -> Console:
-    """Tables in a file or a pipe are not cut to the width of a terminal that is not there."""
     console = Console(emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = 1000

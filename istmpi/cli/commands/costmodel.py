@@ -191,7 +191,6 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
 
 
 def _ranks(text: str | None, scenario: Scenario) -> list[int]:
-    """The numbers of ranks to show; what is given for each rank leaves only one."""
     shares = counted(scenario.run.method.name).shares(scenario.run)
     given = [len(one) for one in (shares, scenario.cluster.flops) if one and len(one) > 1]
     if text is None and given:

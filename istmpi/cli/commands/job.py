@@ -194,7 +194,6 @@ def show_table(folder: Path) -> None:
 
 
 def _print_script(text: str) -> None:
-    """Print a script; ConfigError where an option brings signs into it that nobody sees, or that are no text."""
     for line in text.split("\n"):
         if not line.replace("\t", "").isprintable():
             raise ConfigError(f"the script would have a line that cannot be printed: {line}. Name it otherwise.")

@@ -125,7 +125,6 @@ def command(
 
 
 def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:
-    """A product of the network: what it is, and its FLOPs for an example at these lengths."""
     forward, backward = operator.flops(lengths)
     facts = {name: getattr(operator, name) for name in ("module", "kind", "parameter", "axis", "calls", "examples")}
     return {**facts, "shape": str(operator.shape), "flops": forward, "backward_flops": backward}

@@ -122,7 +122,6 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
 
 
 def _next(report: Report) -> list[str]:
-    """The words that train on what was prepared."""
     run = {MULTI_LABEL: ["xc"], **dict.fromkeys(GRAPH_TASKS, ["graph"])}.get(report.task, [])
     more = ["--model", "transformer", "--optimizer", "adamw", "--lr", "0.001"] if report.task == NEXT_TOKEN else []
     return ["istmpi", "train", *run, "--data", str(report.target), *more]
@@ -140,7 +139,6 @@ def _examples(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _of_class(classes: Sequence[str], counts: Sequence[int]) -> str:
-    """How many classes there are, and how many examples each has for training; of many the least and the most."""
     named = [f"{printable(name)} {count:,}" for name, count in zip(classes, counts, strict=True)]
     if len(named) > NAMED:
         order = sorted(range(len(named)), key=lambda code: counts[code])
