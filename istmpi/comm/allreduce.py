@@ -105,7 +105,6 @@ class MeanOverRanks:
                 yield Traveller(flat[segment], codec, rng.key(self.key, names[0], segment.start))
 
     def _there(self, names: Sequence[str]) -> int | None:
-        """So many elements of a bucket can leave by now: of a single tensor, from where it is, those that are made."""
         if all(map(self._complete, names)):
             return sum(self._tensors[name].numel() for name in names)
         only = self._tensors.get(names[0]) if len(names) == 1 else None
@@ -115,7 +114,6 @@ class MeanOverRanks:
         return name in self._tensors and self._made[name] == self._tensors[name].numel()
 
     def _packed(self, names: Sequence[str]) -> torch.Tensor:
-        """A bucket as one flat tensor in host memory: the very tensor where it is one already."""
         flat = [self._tensors[name].view(-1) for name in names]
         return (flat[0] if len(flat) == 1 else torch.cat(flat)).cpu()
 
@@ -290,10 +288,8 @@ class _Segment:
 
 
 def _array(values: torch.Tensor) -> Array:
-    """The same memory for additions by one thread, which NumPy does; it has no bfloat16."""
     return values if values.dtype == torch.bfloat16 else values.numpy()
 
 
 def _bytes(values: Array) -> np.ndarray:
-    """The same memory as bytes."""
     return values.view(np.uint8) if isinstance(values, np.ndarray) else values.view(torch.uint8).numpy()

@@ -197,7 +197,6 @@ class Communicator:
         self._finish(self._mpi.Ibarrier(), "barrier")
 
     def _finish(self, request: Any, call: str, *memory: object) -> None:
-        """Until a collective call is done; ``memory``: what it reads and writes."""
         self.meet()
         self._wait(request.Test, call, memory=memory)
 

@@ -88,12 +88,10 @@ def terminal_columns() -> int | None:
 
 
 def _variable_of_rank() -> str | None:
-    """The variable with which the launcher told this process its rank; None without a launcher."""
     return next((rank for rank, size, _ in LAUNCHERS.values() if rank in os.environ and size in os.environ), None)
 
 
 def _processes(name: str) -> dict[int, int]:
-    """The processes of this host's ranks, whose variable is ``name``; none where they cannot be seen."""
     try:
         environments = {child: _environment(child) for child in _children(_above(name))}
     except (OSError, ValueError):
@@ -102,7 +100,6 @@ def _processes(name: str) -> dict[int, int]:
 
 
 def _above(name: str) -> int:
-    """The process that started this rank, through however many shells: the nearest above that has no rank."""
     process = os.getpid()
     while name in _environment(process):
         process = _parent(process)
@@ -119,7 +116,6 @@ def _children(process: int) -> list[int]:
 
 
 def _environment(process: int) -> Mapping[str, str]:
-    """A process's variables; none where it has ended. PermissionError for another user's."""
     try:
         text = Path(f"/proc/{process}/environ").read_text(errors="replace")
     except FileNotFoundError:

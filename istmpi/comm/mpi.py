@@ -144,7 +144,6 @@ _SWITCHED_ON = "OMPI_MCA_mpi_ft_enable"
 
 
 def _loses_ranks() -> bool:
-    """Whether the ranks were started with that option, which tells them by a variable."""
     return os.environ.get(_SWITCHED_ON, "0").lower() in ("1", "true", "yes", "enabled", "t", "y")
 
 

@@ -87,7 +87,6 @@ def once_round_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> in
 
 
 def _pieces(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms) -> Iterator[tuple[str, int]]:
-    """Form and length of every segment."""
     for names in buckets({name: count * itemsize for name, count in elements.items()}, forms):
         for segment in segments(sum(elements[name] for name in names), itemsize, ranks):
             yield forms.get(names[0], EXACT), segment.stop - segment.start

@@ -212,7 +212,6 @@ class RollCall:
             self._end.stacks[rank] = rest[0]
 
     def _beat(self, now: float) -> None:
-        """Tell another rank where this one is, on another host where it can be."""
         self._next_beat = now + _BEAT
         self._count_bytes()
         size = len(self._members)
@@ -220,13 +219,11 @@ class RollCall:
         self._post.send_unless_last_is_under_way(to, "beat", Sighting.of(self._where, now))
 
     def _count_bytes(self) -> None:
-        """Who reads or writes much gets on."""
         before, self._bytes = self._bytes, counted_bytes(self._bytes)
         if self._bytes != before:
             self._where.get_on()
 
     def _states(self) -> dict[int, str]:
-        """The letters of the processes on this host."""
         facts = {one.rank: process_facts(one.process) for one in self._neighbours}
         return {rank: state if began == self._began[rank] else "" for rank, (state, began) in facts.items()}
 
@@ -242,7 +239,6 @@ class RollCall:
 
     @property
     def _first_limit(self) -> float:
-        """Seconds of waiting after which somebody is named."""
         return min(self._limit, HASTE) if self._wished() else self._limit
 
     def _waited(self, wait: Wait, now: float) -> float:
@@ -356,10 +352,8 @@ class RollCall:
 
 
 def _time_to_answer(limit: float) -> float:
-    """Seconds, before a deadline of so many is over."""
     return min(_ANSWERS, limit / 2)
 
 
 def _begin_to_ask(limit: float) -> float:
-    """Seconds of waiting behind which the answers come by the deadline."""
     return limit - _time_to_answer(limit)

@@ -71,7 +71,6 @@ class Whereabouts:
         return slept
 
     def _slept(self, now: float) -> bool:
-        """Whether the process was stopped and nobody has looked since: then all that takes time begins anew."""
         slept = self._looked is not None and now - self._looked > _ASLEEP
         if slept:
             self.moved = self.awake_since = self._round_began = self._phase_began = now

@@ -70,7 +70,6 @@ class SimulatedCommunicator:
     def _meet(
         self, name: str, brought: Any, needs: Sequence[int] | None, leave: Callable[[list[Any]], Any] = lambda _: None
     ) -> Request:
-        """Begin a collective call; ``needs`` are ranks, by default all. ``leave`` gets what they brought, by rank."""
         self._network.call(self._me, name)
         needed = self.members if needs is None else [self.members[rank] for rank in needs]
         return self._job.meetings.enter(
@@ -225,7 +224,6 @@ class SimulatedCommunicator:
         return self.members[rank] if rank >= 0 else rank
 
     def _numbered(self, request: Request) -> None:
-        """Have a status tell the sender by its rank here, and an object as it was sent."""
         if request.status.source >= 0:
             request.status.source = self.members.index(request.status.source)
         if isinstance(request.value, bytes):
@@ -281,7 +279,6 @@ class SimulatedCommunicator:
     iprobe = Iprobe
 
     def _known_dead(self, source: int) -> bool:
-        """A rank from whom a message is looked for is gone, as far as this rank knows and has not acknowledged it."""
         gone = self._network.known_dead[self._me]
         if source == ANY_SOURCE:
             return bool(gone.intersection(self.members) - self._context.acknowledged[self._me])

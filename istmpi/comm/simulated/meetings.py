@@ -110,7 +110,6 @@ class Meetings:
                 del self._open[meeting.key]
 
     def _lose(self, cut: Cut) -> None:
-        """Some of those that have not left yet do not get what others brought that does not pass any more."""
         for meeting in self._open.values():
             for rank, visit in meeting.visits.items():
                 for other in meeting.visits:

@@ -147,13 +147,11 @@ class Mail:
         return network.begun(request)
 
     def _needs(self, context: Context, box: Box, receive: Receive) -> set[int]:
-        """Whose message a receive waits for; what a rank sent before its end may still come."""
         under_way = {message.source for message in box.flying if not message.lost}
         sources = set(context.members) - {receive.request.rank} if receive.source == ANY_SOURCE else {receive.source}
         return sources - under_way
 
     def _hopeless(self, context: Context, rank: int, source: int, box: Box) -> int:
-        """The class of the error of a receive to which nothing can come, for its sender is gone; else 0."""
         known = self._network.known_dead[rank]
         if source == ANY_SOURCE:
             return ERR_PROC_FAILED_PENDING if known.intersection(context.members) - context.acknowledged[rank] else 0

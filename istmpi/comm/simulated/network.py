@@ -238,7 +238,6 @@ class Context:
 
 
 def _place(task: Task) -> str:
-    """Where in the program a rank is, outside of what talks to MPI."""
     frame = sys._current_frames().get(task.thread.ident) if task.thread else None
     while frame and (frame.f_code.co_filename.startswith(_COMM) or "threading" in frame.f_code.co_filename):
         frame = frame.f_back

@@ -175,13 +175,11 @@ class Scheduler:
 
 
 def _global_random() -> Any:
-    """The state of torch's global generator, which every rank of a real job has for itself."""
     torch = sys.modules.get("torch")
     return torch.get_rng_state() if torch else None
 
 
 def _set_global_random(state: Any) -> None:
-    """Set torch's global generator to a state, or with None to that of a fresh process."""
     torch = sys.modules.get("torch")
     if torch:
         torch.set_rng_state(torch.Generator().get_state() if state is None else state)
