@@ -263,7 +263,6 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _with_arguments(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a network of one's own, the arguments of its constructor in a section of their own."""
     settings = {key: value for key, value in tree.items() if key in OWN_SETTINGS}
     return {**settings, "arguments": {key: value for key, value in tree.items() if key not in settings}}
 
@@ -294,13 +293,11 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
 
 
 def _in_a_section(name: str) -> str:
-    """The first setting of a section whose key is this name, given without a section; empty where there is none."""
     sections = {key: kind for key, kind in {**types_of(Run), "model": Model}.items() if dataclasses.is_dataclass(kind)}
     return next((f"{section}.{name}" for section, kind in sections.items() if name in types_of(kind)), "")
 
 
 def _usable_arguments(arguments: Mapping[str, Any], source: str, network: str) -> Mapping[str, Any]:
-    """The arguments of a plain module; ConfigError for numbers that nothing can be made of."""
     for argument, given in arguments.items():
         if not all(abs(number) <= MOST for number in numbers_in(given)):
             raise ConfigError(f"{source}: model.{argument} must be finite, and its numbers below 2^64.")
