@@ -93,7 +93,6 @@ def advise(scenario: Scenario, most_ranks: int) -> list[str]:
 
 
 def _candidates(scenario: Scenario) -> list[str]:
-    """The methods to choose from, the most faithful first; the run's own at the end if it is none of them."""
     own = scenario.run.method.name
     names = [*FAITHFUL, *([own] if own not in FAITHFUL and own in METHODS else [])]
     return list(filter(scenario.can, names))
@@ -112,7 +111,6 @@ def _best(scenario: Scenario, method: str, counts: Sequence[int], alone: float) 
 
 
 def _sensible(scenario: Scenario, method: str, ranks: int) -> bool:
-    """The deal can be made, an example trains enough of the network, and a rank's memory suffices."""
     if ranks > (scenario.most_ranks(method) or ranks):
         return False
     plan, memory = scenario.cost(method, ranks), scenario.cluster.memory
@@ -130,7 +128,6 @@ def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
 
 
 def _at_least(local_steps: int, method: str) -> int:
-    """So many local steps, or more for a method whose rounds are longer."""
     return max(local_steps, LEAST_LOCAL_STEPS.get(method, 1))
 
 
@@ -212,7 +209,6 @@ def _links(scenario: Scenario, ranks: int, local_steps: int) -> str:
 
 
 def _variants(scenario: Scenario, ranks: int) -> list[Variant]:
-    """Those that so many ranks can run: all of them have parts that are dealt out, or as wide as these."""
     can = scenario.can("ist") and scenario.most_ranks("ist") is not None and ranks <= scenario.most_ranks("ist")
     return list(VARIANTS) if can else []
 

@@ -109,13 +109,11 @@ def load(path: Path) -> Cluster:
 
 
 def _link(file: Fields) -> Link:
-    """A link of a file."""
     _require_known(file, {one.name for one in fields(Link)})
     return Link(file.figure("latency", 0), file.figure("seconds_per_byte", 0))
 
 
 def _require_known(file: Fields, known: set[str]) -> None:
-    """DataError for a key that would be ignored."""
     for key in file:
         if key not in known:
             raise file.refused(printable(key), file.value(key), "is no key of a cluster file")

@@ -104,7 +104,6 @@ def _pull(held: Holdings) -> Load:
 
 
 def _push(held: Holdings) -> Load:
-    """Holders to owners, who take the mean where all ranks hold: what nobody will hold next."""
     return replace(_pull(held), averaged=held.averaged_bytes)
 
 
@@ -146,7 +145,6 @@ def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Lo
 
 
 def _server(held: Holdings) -> Load:
-    """Rank 0 collects all gradients, then sends all weights: what the paper counts, one way, for data parallel."""
     sent = 2 * (held.ranks - 1) * held.network_bytes
     return Load("alltoallv", sent, messages=2 * (held.ranks - 1), busiest=sent)
 
@@ -156,10 +154,6 @@ def _ring(held: Holdings) -> Load:
 
 
 def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
-    """Ring all-reduce (`istmpi.comm.ring`): reduce-scatter, then all-gather, a P-th of the bytes at a time.
-
-    ``wired``: what the tensors have as they travel.
-    """
     sent = 2 * (ranks - 1) * wired
     buffers = min(Fraction(nbytes, ranks), ring.SEGMENTS_AT_ONCE * ring.CHUNK_BYTES)
     return Load("allreduce", sent, messages=2 * (ranks - 1), busiest=Fraction(sent, ranks), buffers=buffers)
@@ -179,14 +173,12 @@ def _share(held: Holdings) -> Load | None:
 
 
 def _halving_doubling(held: Holdings) -> Load:
-    """Recursive halving and doubling: the bytes of a ring in 2 log2 P messages."""
     sent = 2 * (held.ranks - 1) * held.network_bytes
     messages = 2 * (held.ranks - 1).bit_length()
     return Load("allreduce", sent, messages, busiest=Fraction(sent, held.ranks))
 
 
 def _all_gather(held: Holdings) -> Load:
-    """Every rank's network to all others."""
     busiest = (held.ranks - 1) * held.network_bytes
     return Load("alltoallv", held.ranks * busiest, held.ranks - 1, busiest, handled=2 * busiest, buffers=busiest)
 
@@ -210,7 +202,6 @@ def _pushed(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
 
 
 def _travelling(parameters: Mapping[str, Parameter], round: Layouts) -> Mapping[str, Parameter]:
-    """Those that do not stay on all ranks."""
     if not round.by_ring:
         return parameters
     return {name: one for name, one in parameters.items() if one.pattern.dealt(round.holders.units)}

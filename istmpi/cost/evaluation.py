@@ -159,7 +159,6 @@ def evaluation_plan(
 def _costs_more_than_it_saves(
     architecture: Architecture, ranks: int, passes: Sequence[int], kept: Sequence[Weights]
 ) -> bool:
-    """Return True if the bytes saved are worth less than the FLOPs that every rank repeats on all examples."""
     sharded = {name for weights in kept for name in weights.names}
     on_all = [operator for operator in architecture.operators if operator.parameter not in sharded]
     flops = sum(operator.flops(architecture.lengths, examples)[0] for operator in on_all for examples in passes)
@@ -189,12 +188,10 @@ def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dic
 
 
 def _makes_outputs(architecture: Architecture, name: str) -> bool:
-    """Whether the rows of a leaf's parameter are outputs, not units."""
     return not any(factor.name for factor in architecture.parameters[name].pattern.axes[0].factors)
 
 
 def _price(one: Weights, local: bool) -> tuple[Number, str]:
-    """What a byte of memory costs that is spared; with local examples the largest weights are spared first."""
     return (Fraction(-one.nbytes) if local else Fraction(one.sharded - one.gathered, one.nbytes)), one.names[0]
 
 

@@ -95,7 +95,6 @@ class Holdings:
                 yield range(rank, rank + 1), {name: size[rank] for name, size in sizes.items()}
 
     def _block(self, name: str, rank: int) -> int:
-        """How many units of a group a rank is dealt, without shares."""
         length = self.lengths[name]
         if name in self.overlapping:
             return min(self.overlapping[name], length)
@@ -167,10 +166,6 @@ class Holdings:
         return ring.once_round(elements, next(iter(travelling.values())).itemsize, self.ranks, forms)
 
     def _moving(self, name: str) -> Fraction:
-        """The odds that a unit of a group comes from a certain place among the others.
-
-        As many places as are redealt are drawn, and their units shuffled among them.
-        """
         length = self.lengths[name]
         redealt = min(ceil(self.redeal * length), length)
         return Fraction(redealt - 1, length * (length - 1)) if redealt > 1 else Fraction(0)
@@ -286,7 +281,6 @@ class Holdings:
 
 
 def _owned_bytes(parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int) -> int:
-    """Of the rows of these parameters that an owner has; no rank has more."""
     total = 0
     for parameter in parameters.values():
         shape = parameter.pattern.shape(lengths)

@@ -40,13 +40,11 @@ def pair_bytes(
 
 
 def _marks(layout: Layout, axis: Axis, place: int) -> np.ndarray:
-    """1 where a rank has a position of an axis, and 0 elsewhere: ``[rank, position]`` float64."""
     length = axis.length(layout.lengths)
     return np.stack([_marked(layout.positions(axis, place, rank), length) for rank in range(layout.ranks)])
 
 
 def _marked(positions: Sequence[int], length: int) -> np.ndarray:
-    """1 at the given positions of an axis and 0 elsewhere: ``[length]`` float64, whose products are fast and exact."""
     marks = np.zeros(length)
     marks[np.asarray(positions, dtype=np.int64)] = 1
     return marks

@@ -133,7 +133,6 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """Whole numbers stay exact, fractions become floats."""
     if isinstance(value, str | float):
         return value
     return int(value) if value == int(value) else float(value)
