@@ -92,14 +92,12 @@ def _member(file: BinaryIO, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
 
 
 def _payload(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
-    """Where an entry's bytes start: behind its local header, whose lengths the central directory does not repeat."""
     file.seek(entry.header_offset)
     lengths = struct.unpack("<26xHH", file.read(30))
     return entry.header_offset + 30 + sum(lengths)
 
 
 def _map(file: BinaryIO, start: int, end: int) -> np.ndarray:
-    """The .npy that lies between two places of a file, mapped."""
     file.seek(start)
     shape, fortran, dtype = _header(file, end - start)
     if 0 in shape:

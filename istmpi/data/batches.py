@@ -61,11 +61,9 @@ class Batches:
         return np.concatenate(parts)
 
     def _key(self, step: int) -> int:
-        """What seeds the random in a batch, another one for every step of every stream."""
         return rng.key(self._seed, "batch", self._stream, step)
 
     def _order(self, number: int) -> np.ndarray:
-        """The rows in the order of pass ``number``; only the last one asked for is kept."""
         if self._cached is None or self._cached[0] != number:
             key = rng.key(self._seed, "batches", self._stream, number)
             self._cached = number, self._rows[rng.permutation(len(self._rows), key)]

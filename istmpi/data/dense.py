@@ -75,7 +75,6 @@ class DenseSplit(Split):
         return Batch((inputs,), torch.from_numpy(y), len(x))
 
     def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
-        """The features of a batch with a key; of plain numbers nothing is random."""
         return self.features(indices)
 
     def features(self, indices: np.ndarray) -> np.ndarray:
@@ -86,7 +85,6 @@ class DenseSplit(Split):
         return self._read(rows)
 
     def _rows(self, indices: np.ndarray) -> np.ndarray:
-        """Where some examples lie in ``x``."""
         return indices if self.chosen is None else self.chosen[indices]
 
     def _read(self, indices: np.ndarray) -> np.ndarray:
@@ -146,7 +144,6 @@ class DenseSplit(Split):
 
 
 def _difference(there: np.ndarray | None, here: np.ndarray | None) -> np.ndarray | None:
-    """Return the term to add to numbers when the offset ``here`` replaces ``there``; None where the two are equal."""
     if there is None and here is None or np.array_equal(there, here):
         return None
     return (0 if there is None else there) - (0 if here is None else here)

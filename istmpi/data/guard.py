@@ -37,7 +37,6 @@ class Running:
             start = stop
 
     def _end(self) -> int:
-        """The row behind the block that is under way."""
         return self.rows * (self._block + 1) // len(self.checksums)
 
 

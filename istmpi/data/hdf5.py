@@ -236,7 +236,6 @@ class PreparedFile:
         return np.array(self.mapped(path, (length,), (np.dtype("<f8"),)))
 
     def _conventions(self) -> dict[str, Any]:
-        """The conventions by which the source was read; empty where the file has none."""
         dataset = dataset_at(self._file, READING)
         return {} if dataset is None else json.loads(dataset[()].tobytes())
 

@@ -54,12 +54,10 @@ class Augmentation:
 
 
 def _drawn(key: int, what: str, count: int, below: int) -> np.ndarray:
-    """So many whole numbers below a limit: ``[count]`` int64."""
     return (rng.bits(rng.key(key, what), 0, count) % np.uint64(below)).astype(np.int64)
 
 
 def _cropped(images: np.ndarray, padding: int, top: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Parts of padded images, as large as these were."""
     height, width = images.shape[2:]
     padded = np.pad(images, [(0, 0), (0, 0), (padding, padding), (padding, padding)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
@@ -67,7 +65,6 @@ def _cropped(images: np.ndarray, padding: int, top: np.ndarray, left: np.ndarray
 
 
 def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
-    """Which positions on an axis lie in a square around each centre: ``[b, length]`` bool."""
     first = centre[:, np.newaxis] - side // 2
     positions = np.arange(length)
     return (positions >= first) & (positions < first + side)

@@ -102,7 +102,6 @@ def read_names(labels: np.ndarray, source: str, split: str, notes: Notes | None)
 
 
 def _tell_of_numbers(labels: np.ndarray, notes: Notes) -> None:
-    """Tell why labels that could be classes are numbers to predict."""
     if labels.ndim == 1 and (labels == np.trunc(labels)).all():
         values = len(np.unique(labels))
         text = f"{len(labels):,} labels are whole numbers of {values:,} values, of the type {labels.dtype}"
@@ -110,7 +109,6 @@ def _tell_of_numbers(labels: np.ndarray, notes: Notes) -> None:
 
 
 def _task_of_matrix(labels: np.ndarray) -> tuple[str, str]:
-    """The task of a matrix of labels, and why."""
     if not _are_flags(labels).all():
         return REGRESSION, "not all 0 or 1: taken for numbers to predict"
     if (np.count_nonzero(labels, axis=1) == 1).all():
@@ -164,14 +162,12 @@ def _require_classes(parts: dict[str, np.ndarray], source: str) -> None:
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """The labels one behind the other; integers stay what they are, if need be as Python's."""
     if all(part.dtype.kind in "biu" for part in parts) and np.result_type(*parts).kind == "f":
         parts = [part.astype(object) for part in parts]
     return np.concatenate(parts)
 
 
 def _whole(labels: np.ndarray) -> np.ndarray:
-    """Whole floats as integers; 3.0 is class 3."""
     if labels.dtype.kind != "f":
         return labels
     if (np.abs(labels) < 2.0**63).all():

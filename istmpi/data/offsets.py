@@ -158,7 +158,6 @@ class Differences:
                 yield from self._all(name).remarks(what, self.offsets.get(name))
 
     def _all(self, name: str) -> Extent:
-        """The extent of the rows of all splits."""
         return self._train[name].merged(self._others[name])
 
 
@@ -168,7 +167,6 @@ def less(x: np.ndarray, offset: np.ndarray) -> np.ndarray:
 
 
 def _less(x: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The difference as float64; integers of 64 bits are not rounded to float64 first."""
     if x.dtype.kind not in "iu" or x.dtype.itemsize < 8:
         return x.astype(np.float64, copy=False) - other
     high, low = map(_halves, (x, other))
@@ -176,7 +174,6 @@ def _less(x: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers up to 2^64 as multiples of 2^32 and the rest; each is exact in float64."""
     if x.dtype.kind in "iu":
         return (x >> 32).astype(np.float64), (x & 0xFFFFFFFF).astype(np.float64)
     high = np.floor(x * 2.0**-32)

@@ -180,10 +180,6 @@ def split_arrays(
 
 
 def _finite_rows(x: np.ndarray, split: str, source: str) -> np.ndarray:
-    """x as [n, features] of a type that ``DenseSplit`` takes, without a copy where it is one already, all of it finite.
-
-    Nobody checked an .npz before, so all of it is read once; a prepared file was checked when it was written.
-    """
     x = x.reshape(len(x), -1)
     step = max(1, _CHECKED // x.shape[1])
     for start in range(0, len(x), step):

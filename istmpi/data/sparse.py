@@ -60,16 +60,13 @@ class SparseSplit(Split):
         assert len(self.rows) == len(self.targets), (len(self.rows), len(self.targets))
 
     def _places(self, indices: np.ndarray) -> np.ndarray:
-        """Which rows some examples are."""
         return indices if self.chosen is None else self.chosen[indices]
 
     def _count(self, of: Ragged) -> int:
-        """How many items all its examples have."""
         return int(of.offsets[-1] if self.chosen is None else np.diff(of.offsets)[self.chosen].sum())
 
     @property
     def _labels(self) -> Ragged:
-        """The labels of its examples alone."""
         return self.targets if self.chosen is None else self.targets.take(self.chosen)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:

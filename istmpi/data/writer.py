@@ -112,7 +112,6 @@ class FileWriter(ABC):
         self._running[path].add(values)
 
     def _finish(self) -> None:
-        """Fill what is known when all rows have come: checksums at least."""
         checksums = {CHECKSUMS + path: running.checksums for path, running in self._running.items()}
         for path, values in checksums.items():
             self._file.create_dataset(path, data=values)

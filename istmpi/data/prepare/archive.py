@@ -248,7 +248,6 @@ _AGAIN = "Copy or download it again."
 
 
 def _open_tar(path: Path) -> tarfile.TarFile:
-    """Seekable where the file is not compressed, so that unwanted members cost nothing; else one stream."""
     try:
         return tarfile.open(path, "r:")
     except tarfile.ReadError:
@@ -267,12 +266,10 @@ def _is_tar(path: Path) -> bool:
 
 
 def _overlap(folder: str, other: str) -> bool:
-    """Return True if two folders are the same, or one lies in the other."""
     return os.path.commonpath([folder, other]) in (folder, other)
 
 
 def _clean(name: str) -> str:
-    """``./a//b`` as ``a/b``; "..", a leading "/" and all else stay as they are."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return ("/" if name.startswith("/") else "") + "/".join(parts)
 

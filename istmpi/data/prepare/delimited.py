@@ -183,7 +183,6 @@ class Table:
         return rising and (len(features) > 1 or features == ["0"]) and self._is_no_class(first[self._label])
 
     def _is_no_class(self, label: str) -> bool:
-        """Look whether the first line alone has this label, where others are there twice or more."""
         with self._lines() as lines:
             rows = islice(self._rows(lines), 1, None)
             others = Counter(row[self._label].strip() for _, row in rows if len(row) == self.columns)
@@ -212,7 +211,6 @@ class Table:
         raise DataError(f"{self.name}, line {line}: {one_line(field)!r} is not a number; features must be. {cure}")
 
     def _examples(self, lines: io.TextIOBase) -> Iterator[tuple[int, list[str]]]:
-        """Each row with the number of its line, the header left out."""
         for line, row in islice(self._rows(lines), self._start, None):
             if len(row) != self.columns:
                 end = "" if row[-1].strip() else " It ends with a delimiter; remove that."
@@ -284,7 +282,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _bounded(lines: io.TextIOBase) -> Iterator[str]:
-    """The lines; csv.Error for one that is too long to be held."""
     while line := lines.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
             raise csv.Error(f"a line has more than {LONGEST_LINE // MEGABYTE} million characters")

@@ -96,7 +96,6 @@ class Decoder:
         return self._stack.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
 
     def _emptied(self) -> int:
-        """The number of the scratch file for rows, without what an earlier run left in it."""
         if self._rows is None:
             self._rows = self.scratch()
         os.ftruncate(self._rows, 0)

@@ -100,7 +100,6 @@ def _header(stream: BinaryIO, name: str, axes: int) -> tuple[int, ...]:
 
 
 def _require_end(stream: BinaryIO, name: str) -> None:
-    """Refuse what is longer than it says; and at its end a gzipped file compares its checksum."""
     if stream.read(1):
         raise DataError(f"{name} has more bytes than its header says. Download it again.")
 

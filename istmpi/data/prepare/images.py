@@ -150,7 +150,6 @@ def image_decoder(
 
 
 def _middle(size: tuple[int, int], extent: tuple[int, int]) -> tuple[float, float, float, float]:
-    """The largest part in the middle of an image that has the sides' ratio of ``extent``: left, top, right, bottom."""
     scale = min(size[0] / extent[0], size[1] / extent[1])
     left, top = ((of - scale * part) / 2 for of, part in zip(size, extent))
     return left, top, left + scale * extent[0], top + scale * extent[1]

@@ -41,7 +41,6 @@ def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
 
 
 def _second_around_the_middle(clip: np.ndarray, rate: int) -> np.ndarray:
-    """``rate`` samples around the centre of the clip's energy, zeros beyond its ends."""
     energy = clip.astype(np.float64) ** 2
     middle = int(energy @ np.arange(len(clip)) / max(energy.sum(), 1e-300))
     return np.pad(clip, rate)[middle + rate - rate // 2 :][:rate]
@@ -49,7 +48,6 @@ def _second_around_the_middle(clip: np.ndarray, rate: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _tables(rate: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A Hann window [w], smoothed mel filters [w // 2 + 1, BANDS], the sample each frame takes [FRAMES, w]."""
     length, hop = round(WINDOW_SECONDS * rate), round(HOP_SECONDS * rate)
     window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)).astype(np.float32)
     positions = hop * np.arange(FRAMES)[:, None] + np.arange(length)
@@ -67,7 +65,6 @@ def _mel_filters(rate: int, length: int) -> np.ndarray:
 
 
 def _smoothing() -> np.ndarray:
-    """Gaussian weights of every band for every other, which sum to 1: [BANDS, BANDS]."""
     bands = np.arange(BANDS)
     weights = np.exp(-0.5 * ((bands[:, None] - bands) / SMOOTHING_BANDS) ** 2)
     return (weights / weights.sum(axis=0)).astype(np.float32)

@@ -242,7 +242,6 @@ def _text(code: str | bytes) -> str:
 
 
 def _short(text: str) -> str:
-    """As much of a foreign text as goes into a message."""
     return text[:80]
 
 

@@ -90,7 +90,6 @@ def _is_shape(shape: object) -> bool:
 
 
 def _one_hot(archive: Archive, name: str, value: object) -> np.ndarray:
-    """The class of each row, -1 for one without."""
     if not isinstance(value, np.ndarray) or value.ndim != 2 or not ((value == 0) | (value == 1)).all():
         raise DataError(f"{archive.path}: {name} is no matrix of classes, one-hot. Download it again.")
     return np.where(value.any(axis=1), value.argmax(axis=1), -1)

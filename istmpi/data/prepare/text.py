@@ -144,7 +144,6 @@ def _are_splits(splits: Collection[str]) -> bool:
 
 
 def _split_in(file: str) -> str:
-    """The only split that a word of a file's name stands for."""
     splits = {split_of(word) for word in re.split("[^A-Za-z]+", file)} - {""}
     return splits.pop() if len(splits) == 1 else ""
 
@@ -257,7 +256,6 @@ class _Documents:
         return Corpus(self.tokenizer, counts, sizes, facts, self._blocks(runs), skipped)
 
     def _cut(self, nbytes: int) -> tuple[dict[str, _Runs], dict[str, int]]:
-        """The only document in two parts, and bytes of each, which are taken to be as many as its tokens say."""
         self.decoder.split = "the end of the only document for testing"
         at = max(int(self._end * CUT), 1)
         test = max(round(nbytes * (self._end - at) / self._end), 1)
@@ -291,6 +289,5 @@ class _Documents:
 
 
 def _neighbours(starts: np.ndarray, counts: np.ndarray) -> _Runs:
-    """Documents as runs, those that lie one behind the other as one."""
     first = np.flatnonzero(np.concatenate([[True], starts[1:] != (starts + counts)[:-1]]))
     return list(zip(starts[first].tolist(), np.add.reduceat(counts, first).tolist()))

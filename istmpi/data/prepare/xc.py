@@ -277,5 +277,4 @@ def _stem(name: str) -> str:
 
 
 def _named(names: list[str], pattern: str) -> list[str]:
-    """The names with a word like that in them."""
     return [name for name in names if re.search(f"(^|[^a-z])({pattern})($|[^a-z])", _stem(name))]
