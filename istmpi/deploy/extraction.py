@@ -180,7 +180,6 @@ def _narrow(checkpoint: Checkpoint, whole: Architecture, units: Units) -> Narrow
 def _parts(
     checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: Narrow, names: Mapping[str, str]
 ) -> dict[str, torch.Tensor]:
-    """What a subnet has of the tensors of these names, each with its own in the whole network."""
     layout = Partition(whole.lengths, {name: (held,) for name, held in units.items()}, 1)
     return {
         name: part_of(torch.from_numpy(checkpoint.tensors[of].rows()), layout, whole.parameters[parameter_of(of)], 0)

@@ -123,6 +123,5 @@ def texts(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _behind(told: Sequence[int], new: Sequence[int], tokenizer: Tokenizer) -> str:
-    """The text that some tokens add to that of others before them."""
     before, text = (tokenizer.decode(tokens).decode("utf-8", "replace") for tokens in (told, [*told, *new]))
     return text[len(before) :]

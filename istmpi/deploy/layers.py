@@ -93,7 +93,6 @@ def plain_layers(checkpoint: Checkpoint, moments: Moments) -> list[Layer]:
 
 
 def _rescaling(factor: np.ndarray, shift: np.ndarray, dtype: str) -> Layer:
-    """What multiplies outputs and adds to them: a normalisation that has only weight and bias."""
     factor, shift = factor.astype(dtype), shift.astype(dtype)
     settings = {"num_features": len(factor), "eps": 0.0, "affine": True}
     neutral = {"running_mean": np.zeros_like(factor), "running_var": np.ones_like(factor)}

@@ -82,7 +82,6 @@ class CalibratedNetwork:
                 )
 
     def _rescaled(self, outputs: np.ndarray) -> np.ndarray:
-        """Outputs as they are to be read."""
         if self._rescaling is None:
             return outputs
         dtype = np.float64 if self._exact else outputs.dtype

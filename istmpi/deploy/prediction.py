@@ -84,7 +84,6 @@ def lines(
 
 
 def _class(outputs: np.ndarray, classes: Sequence[str] | None) -> list[Any]:
-    """The likeliest class and its probability."""
     if classes is None:
         return []
     best = int(outputs.argmax())
@@ -93,7 +92,6 @@ def _class(outputs: np.ndarray, classes: Sequence[str] | None) -> list[Any]:
 
 
 def _labels(outputs: np.ndarray, top: int, form: str) -> list[Any]:
-    """The labels ranked first and the probability of each, as two lists or, of a table, texts."""
     order = np.argsort(-outputs, kind="stable")[: top or int((outputs > 0).sum())]
     odds = np.exp(-np.logaddexp(0, -outputs[order].astype(np.float64))).astype(outputs.dtype)
     answer = order.tolist(), [*map(_number, odds)]
@@ -101,7 +99,6 @@ def _labels(outputs: np.ndarray, top: int, form: str) -> list[Any]:
 
 
 def _json(row: dict[str, Any], names: Sequence[str], keys: Sequence[str] | None) -> str:
-    """One example as an object, its outputs as one inside it, or without ``keys`` as a list."""
     outputs = [row.pop(name) for name in names]
     if outputs:
         row["outputs"] = dict(zip(keys, outputs)) if keys else outputs
@@ -109,6 +106,5 @@ def _json(row: dict[str, Any], names: Sequence[str], keys: Sequence[str] | None)
 
 
 def _number(value: np.floating) -> float | str:
-    """The shortest decimals that read back to the same number of its type."""
     number = float(str(value))
     return number if isfinite(number) else str(value)
