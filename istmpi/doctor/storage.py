@@ -97,7 +97,6 @@ def _lock(path: Path) -> None:
 
 
 def _attempt(work: Callable[[], object]) -> str:
-    """An empty string, or why the work failed."""
     try:
         work()
     except OSError as error:
