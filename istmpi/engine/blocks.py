@@ -166,7 +166,6 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
 
 
 def _cut_axis(block: Block, capacity: int) -> int:
-    """The outermost axis with slices small against the capacity, as those are the most contiguous; else the longest."""
     small = (axis for axis, length in enumerate(block.extent) if block.dense_nbytes // length <= capacity // 16)
     return next(small, int(np.argmax(block.extent)))
 

@@ -154,7 +154,6 @@ class Partition:
         return not dealt or bool(dealt - self.overlapping)
 
     def _holders(self, name: str) -> int:
-        """The most ranks that hold a unit of a group."""
         return int(np.bincount(np.concatenate(self.units[name])).max())
 
     def holder(self, axis: Axis) -> np.ndarray | None:

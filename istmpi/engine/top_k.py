@@ -61,7 +61,6 @@ class TopK:
         return places, torch.where(codes & 2 > 0, -magnitudes, magnitudes)
 
     def _placed(self) -> list[tuple[int, int]]:
-        """The first place and the size of each tensor."""
         return [(sum(self.sizes[:number]), size) for number, size in enumerate(self.sizes)]
 
     def _chosen(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -93,7 +92,6 @@ def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _pack_places(places: torch.Tensor) -> torch.Tensor:
-    """Numbers below 4,096 in 12 bits each."""
     count = len(places)
     one, other = torch.nn.functional.pad(places, (0, count % 2)).view(-1, 2).unbind(1)
     packed = torch.stack([one & 255, one >> 8 | (other & 15) << 4, other >> 4], 1).to(torch.uint8).view(-1)
@@ -106,6 +104,5 @@ def _unpack_places(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _pack_codes(codes: torch.Tensor) -> torch.Tensor:
-    """Numbers below 4 in 2 bits each."""
     fours = torch.nn.functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4)
     return (fours << _BITS).sum(1, dtype=torch.uint8)

@@ -120,11 +120,9 @@ class Transfer:
 
     @property
     def _overlapping(self) -> list[str]:
-        """The parameters of which a rank may have only some of the elements that another has in the source."""
         return [name for name, parameter in self._parameters if not self._source.alike(parameter.pattern.names)]
 
     def _precedence(self, item: tuple[str, Parameter]) -> tuple[bool, int]:
-        """Means of alike parts first, so that all senders' messages split alike; then wide elements, to lie aligned."""
         _, parameter = item
         names = parameter.pattern.names
         return self._source.copies(names) == 1 or not self._source.alike(names), -parameter.itemsize
@@ -170,7 +168,6 @@ class Transfer:
         }
 
     def _holders(self, axis: Axis, mine: Positions) -> np.ndarray | None:
-        """Who has these positions of an axis, if it is dealt, in the layout of which nothing is to be moved."""
         ranks = self._exclude.holder(axis) if self._exclude else None
         if ranks is None:
             return None
@@ -216,7 +213,6 @@ class _Staging:
 
 
 def _part(block: Block, memory: np.ndarray) -> np.ndarray:
-    """A block's memory in a message: its values, or bytes where they are encoded."""
     return memory.view(_INTEGERS[block.itemsize]).reshape(block.shape) if block.form == EXACT else memory
 
 
@@ -225,7 +221,6 @@ def _aligned(nbytes: int) -> int:
 
 
 def _staged(messages: Sequence[Message]) -> int:
-    """Bytes of the staging buffer for these messages."""
     return sum(_aligned(sum(block.sent_nbytes for block in message)) for message in messages)
 
 

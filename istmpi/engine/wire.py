@@ -133,6 +133,5 @@ def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.nd
 
 
 def _spread(scales: np.ndarray, block: Block, places: np.ndarray | range) -> np.ndarray:
-    """The scale of each value of a block."""
     groups, counts = _groups(block, places)
     return scales[groups].repeat(counts)
