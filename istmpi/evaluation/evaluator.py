@@ -135,7 +135,6 @@ class Evaluator:
         return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None, bits, more)
 
     def _in_units(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs and targets in the units of the data, where targets are standardised."""
         if self._dataset.targets is None:
             return outputs, targets
         mean, std = (torch.from_numpy(values).to(outputs.dtype) for values in self._dataset.targets)
@@ -158,7 +157,6 @@ class Evaluator:
         return Score(float(sums[0] / sums[1]), score, int(sums[1]), more=scores)
 
     def _everyones(self, part: Parts) -> list[Parts]:
-        """The parts of all ranks. Collective."""
         ranks, numbers = self._communicator.size, part.numbers
         flat = self._communicator.allgatherv(numbers.reshape(-1), [numbers.size] * ranks)
         return [Parts(of) for of in flat.reshape(ranks, *numbers.shape)]
@@ -217,18 +215,15 @@ class Evaluator:
         return totals
 
     def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
-        """This rank's batches of these rows of a split."""
         first, step = (self._communicator.rank, self._communicator.size) if self._spread else (0, 1)
         for part in islice(self._batches(len(rows), step), first, None, step):
             yield split.batch(rows[part]).to("cpu", self._dtype)
 
     @property
     def _spread(self) -> bool:
-        """The examples are all ranks', and each evaluates some of them."""
         return not self._local and not self.network.same_examples
 
     def _summed(self, own: np.ndarray) -> np.ndarray:
-        """The sum over ranks, where they do not evaluate the same examples. Collective."""
         return self._communicator.allreduce_sum(own) if self._local or self._spread else own
 
     def calibrate(self) -> None:
@@ -273,14 +268,12 @@ class Evaluator:
         return fitted_scale(self._architecture, self._store, self._communicator, batch, loss)
 
     def _sample(self) -> np.ndarray:
-        """The training rows to calibrate on: the same on all ranks, or with local examples a share of each rank's."""
         share, stream = 1, 0
         if self._local:
             share, stream = self._communicator.size, self._communicator.rank
         return calibration_rows(self._run, len(self._dataset.train), self.sampled, share, stream)
 
     def _scored(self, length: int) -> np.ndarray:
-        """The rows of a split that are scored: all, or so many that are spread evenly over it."""
         count = scored_of(self._run, self._dataset.task, length)
         return np.arange(length) if count >= length else np.arange(count) * length // count
 

@@ -176,13 +176,11 @@ class FullNetwork:
             self._moments_of = lambda x, name: over_ranks[name](x)
 
     def _head(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The head's forward; a calibration has no use of its outputs."""
         return lambda x: x.new_empty(len(x), 0) if self._calibrating else forward(x)
 
 
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    """What a forward pass draws is the same on all ranks, and nobody else sees that it was drawn."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         yield
