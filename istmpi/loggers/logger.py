@@ -29,7 +29,6 @@ class Logger(Watch):
         """Tell a round's record."""
 
     def _known_as(self, folder: RunFolder) -> str:
-        """The name that the program gave to the run of a folder; empty where it has none yet."""
         path = folder.path / f"{self.name}-run"
         return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
