@@ -11,7 +11,6 @@ __all__ = ["METHODS", "MethodSpec", "spec_of"]
 
 
 def _outer_copies(run, ranks, slots):
-    """Every rank has the weights from before the round, and their velocity."""
     lr, momentum = METHODS[run.method.name].outer(run)
     return (lr != 1 or momentum != 0) + (momentum != 0)
 

@@ -234,7 +234,6 @@ class Method(ABC):
         self._sparse_rows.about_to_read(bag.weight, inputs[0] if inputs else named["input"])
 
     def _take_steps_at_once(self, network: nn.Module, rate: float) -> None:
-        """Have a last layer of very many labels take its steps of plain SGD in the backward pass."""
         settings = self.job.run.optimizer
         if self._has_sparse_gradients and not settings.momentum:
             for layer in label_layers(network):
@@ -242,7 +241,6 @@ class Method(ABC):
 
     @property
     def _has_sparse_gradients(self) -> bool:
-        """Tables have gradients of the rows alone that are read: where nobody needs all of them."""
         settings = self.job.run.optimizer
         return settings.name == "sgd" and not self.clip and not self.averages_gradients
 

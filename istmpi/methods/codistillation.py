@@ -110,5 +110,4 @@ class Codistillation(OwnNetworks):
 
 
 def _with(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A network, called with other weights."""
     return lambda *inputs: functional_call(network, dict(weights), inputs)

@@ -98,7 +98,6 @@ class DynamicAveraging(OwnNetworks):
         return near
 
     def _distance(self, mean: Mapping[str, torch.Tensor], owners: Owners, rank: int) -> float:
-        """The squared distance of the reference from the rows of the mean that this rank has."""
         reference = {}
         for name, values in on_host(self._reference).items():
             rows = owners.rows(len(values), rank)
@@ -107,7 +106,6 @@ class DynamicAveraging(OwnNetworks):
 
 
 def _squared(tensors: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor] | None = None) -> float:
-    """The squared norm of some tensors, or of their difference from others, added up in double precision."""
     total = 0.0
     for name, values in tensors.items():
         difference = values if others is None else others[name] - values

@@ -228,26 +228,19 @@ class IST(Method):
         return self._shared.own() if self._shared else {}
 
     def _deal_after(self, round: int) -> Partition | None:
-        """The deal to which weights go straight after a round; None where they are all flushed to the owners."""
         return self.deal(round + 1) if self._stays else None
 
     @property
     def _stays(self) -> bool:
-        """What is dealt out stays with its holders between rounds."""
         job = self.job
         return self.spec.stays_with_holders(job.run, job.architecture, job.communicator.size)
 
     def _begins_exactly(self, round: int, resume_from: InterruptedRound) -> bool:
-        """Whether what this rank gets at the beginning of a round travels as it is.
-
-        That is all where nobody has anything yet that is to stay with ranks, and inside a round that was stopped.
-        """
         if self.spec.wire(self.job.run) == "float32" or self._delay or (round == 0 and (self._stays or self._shared)):
             return True
         return self.job.communicator.allreduce_max(resume_from.local_steps) > 0
 
     def _moved(self) -> dict[str, Parameter]:
-        """What travels to the holders and back: not the outer step's slots, which owners alone need."""
         parameters = self.job.store.parameters
         return {name: parameters[name] for name in without(parameters, VELOCITY, START)}
 

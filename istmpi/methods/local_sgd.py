@@ -37,7 +37,6 @@ class LocalSGD(ReplicatedMethod):
         return own
 
     def _own(self) -> list[str]:
-        """What each rank has its own values of, at the end of its local steps."""
         return without(self.job.store.parameters, VELOCITY, START)
 
     def _average(self, names: Iterable[str], wire: Wire | None = None) -> None:

@@ -42,10 +42,6 @@ def optimizer_spec(settings: object) -> OptimizerSpec:
 
 @cache
 def _optimizer(kind: str) -> type["torch.optim.Optimizer"]:
-    """The optimizer of torch.optim, its methods without what prepares them for `torch.compile`.
-
-    That imports PyTorch's compiler when the first optimizer is made: two seconds and 100 MB for every rank.
-    """
     import torch
 
     theirs = getattr(torch.optim, kind)

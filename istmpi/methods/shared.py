@@ -110,6 +110,5 @@ class Shared:
             mean.finish()
 
     def _keep_start(self) -> None:
-        """Have in the owners' rows where the rounds up to the next mean started."""
         self._job.store.add_slots(self.outer.kept_start)
         self._job.store.keep(on_host(self.outer.kept_start))

@@ -66,7 +66,6 @@ class SparseLoCo(LocalSGD):
         return {Slot(name, ERROR): values for name, values in self._errors.items()}
 
     def _state(self) -> list[str]:
-        """The optimizer's."""
         slots = self.spec.optimizer_slots(self.job.run)
         return [Slot(name, slot) for name in weights_among(self.job.store.parameters) for slot in slots]
 

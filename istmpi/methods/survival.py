@@ -195,7 +195,6 @@ class Survival:
                 known[name] = known[name] | marks if name in known else marks
 
     def _empty(self, layout: Layout, parameters: Mapping[str, Parameter]) -> dict[str, torch.Tensor]:
-        """Tensors of the shapes that the rank before has; they have no memory."""
         return {
             name: torch.empty(part_shape(layout, of, self.before), dtype=getattr(torch, of.dtype), device="meta")
             for name, of in parameters.items()
