@@ -121,7 +121,6 @@ class Bags:
 
 
 def _starts(of: torch.Tensor, count: int) -> torch.Tensor:
-    """Where each of ``count`` rows begins among places sorted by row, and the last one ends."""
     return functional.pad(torch.bincount(of, minlength=count).cumsum(0), (1, 0))
 
 

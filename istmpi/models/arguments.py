@@ -63,7 +63,6 @@ def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any
 
 
 def _dealt(found: ast.ClassDef) -> tuple[str, ...]:
-    """What the class says is dealt out."""
     (names,) = (node.value for node in found.body if isinstance(node, ast.Assign) and node.targets[0].id == "DEALT")
     return ast.literal_eval(names)
 
@@ -75,7 +74,6 @@ def described(docstring: str) -> dict[str, str]:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a default that is written out, products and powers of numbers included."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         return _value(node.left) ** _value(node.right)
     return ast.literal_eval(node)

@@ -101,7 +101,6 @@ class _Watched:
 
 
 def _values(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter and buffer with its name."""
     yield from module.named_parameters()
     yield from module.named_buffers()
 

@@ -138,7 +138,6 @@ def infer(network: OwnNetwork) -> Inferred:
 
 
 def _shapes(network: OwnNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter, tied ones once; nothing is allocated."""
     with torch.device("meta"), _WithoutValues():
         built = network.build(lengths)
     return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
@@ -182,7 +181,6 @@ def _doubled(network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], width: 
 
 
 def _of_blocks(network: OwnNetwork, finding: Finding, findings: Sequence[Finding]) -> Finding:
-    """What is known of a width that perhaps counts blocks, all the others being known."""
     if finding.problem != COUNTS:
         return finding
     lengths = {one.width.name: one.width.length for one in findings if one.proved}
@@ -250,7 +248,6 @@ def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tupl
 
 
 def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """A parameter on an axis of which two widths do not lie inside each other."""
     for name, shape in shapes.items():
         if any(_factors(length, _on(findings, (name, place))) is None for place, length in enumerate(shape)):
             return name
@@ -277,7 +274,6 @@ def _readings(ratios: Mapping[Place, int], alike: Callable[[Place, int], object]
 
 
 def _on(findings: Sequence[Finding], place: Place) -> list[tuple[int, Width]]:
-    """The widths on an axis, outermost first, each with the positions that one of its units has there."""
     widths = [(of.axes[place][1], of.width) for of in findings if of.proved and place in of.axes]
     return sorted(widths, key=lambda pair: pair[0], reverse=True)
 
@@ -295,6 +291,5 @@ def _factors(length: int, widths: Sequence[tuple[int, Width]]) -> list[str] | No
 
 
 def _pattern(name: str, shape: tuple[int, ...], findings: Sequence[Finding]) -> Pattern:
-    """The named axes of a parameter: on each the widths that were proved, and numbers for the rest."""
     axes = [_factors(length, _on(findings, (name, place))) for place, length in enumerate(shape)]
     return Pattern.parse(" ".join(axis[0] if len(axis) == 1 else f"({' '.join(axis)})" for axis in axes))

@@ -115,7 +115,6 @@ class InferredNetwork(Architecture):
         return network
 
     def _absent(self, lengths: Mapping[str, int]) -> list[ResidualBlock]:
-        """The blocks that a network of these lengths does not have."""
         units = ((f"{group}[{n}]", block) for group, found in self.blocks.items() for n, block in enumerate(found))
         return [block for unit, block in units if not lengths.get(unit, 1)]
 
@@ -250,7 +249,6 @@ class InferredNetwork(Architecture):
 
 
 def _scaled(inputs: tuple[Any, ...], named: dict[str, Any], factor: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A product's arguments with its input multiplied."""
     if inputs:
         return (inputs[0] * factor, *inputs[1:]), named
     return inputs, {**named, "input": named["input"] * factor}

@@ -91,7 +91,6 @@ class Leaf:
 
 
 def _looked_up(rows: range, weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """Rows of a table for these numbers of rows, zero for those that are not among ``rows``."""
     inside = (input >= rows.start) & (input < rows.stop)
     found = weight.new_zeros(*input.shape, weight.shape[1])
     found[inside] = functional.embedding(input[inside] - rows.start, weight)
@@ -230,7 +229,6 @@ class _Unfilled(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """As in `istmpi.models.recording`."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -184,6 +184,5 @@ def _groups(whole: InferredNetwork, names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _named(parameter: Parameter) -> list[str]:
-    """The groups on a parameter's axes, in order, but for the block that it is in."""
     pattern: Pattern = parameter.pattern
     return [of.name for axis in pattern.axes for of in axis.factors if of.name is not None and of.unit is None]

@@ -329,6 +329,5 @@ def _product(shape: tuple[int, ...]) -> int:
 
 
 def _said(error: BaseException) -> str:
-    """An error of somebody else's code in one line."""
     text = " ".join(str(error).split())[:200].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -79,7 +79,6 @@ class Trial:
         raise ConfigError("a network with fewer of its units has parameters of other shapes")
 
     def _permutation(self, generator: torch.Generator) -> torch.Tensor:
-        """One that moves something."""
         order = torch.randperm(self.units, generator=generator)
         return order.roll(1) if torch.equal(order, torch.arange(self.units)) else order
 
@@ -129,7 +128,6 @@ class Trial:
         return "" if any(self._matters(place, of) for place, of in reading.items()) else "any parameter"
 
     def _matters(self, place: Place, of: tuple[int, int]) -> bool:
-        """Whether permuting the units on one axis alone shows in the outputs."""
         if (place, of) not in self._mattering:
             outputs = self._run(self._permuted({place: of}, self._permutations[0]))
             self._mattering[place, of] = not alike(outputs, self._expected)
@@ -196,19 +194,16 @@ def one_thread() -> Iterator[None]:
 
 
 def _never_on_an_axis_with(width: str, moving: Mapping[str, Mapping[Place, int]]) -> list[str]:
-    """The other widths that share no axis with any width that this one shares an axis with, nor with this one."""
     beside = {name for name, axes in moving.items() if axes.keys() & moving[width].keys()}
     return [name for name, axes in moving.items() if not any(axes.keys() & moving[one].keys() for one in beside)]
 
 
 def _fits(built: nn.Module, ratios: Mapping[Place, int], units: int) -> bool:
-    """Whether the axes of a smaller network have as many positions a unit as those of the full one."""
     shapes = {name: parameter.shape for name, parameter in built.named_parameters()}
     return all(name in shapes and shapes[name][place] == ratio * units for (name, place), ratio in ratios.items())
 
 
 def _same_set(values: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two outputs of a module are alike in any order of an example's positions."""
     if values.shape != expected.shape or values.ndim < 2:
         return values.shape == expected.shape and alike(values, expected)
     return alike(values.flatten(1).sort(dim=1).values, expected.flatten(1).sort(dim=1).values)

@@ -88,7 +88,6 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch would import its compiler, for seconds, to keep out of here what nobody compiles."""
         return False
 
     @contextmanager
@@ -200,7 +199,6 @@ class Recorder(TorchDispatchMode):
                         self.joins.add((number, later))
 
     def _is_weight(self, tensor: torch.Tensor) -> bool:
-        """It does not depend on the examples."""
         return _storage(tensor) not in self._of_examples
 
     def _axis(self, product: _Product, name: str) -> int | None:
@@ -217,7 +215,6 @@ class Recorder(TorchDispatchMode):
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in the arguments or the outcome of an operation."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -230,7 +227,6 @@ def _union(sets: Iterable[int]) -> int:
 
 
 def _bits(numbers: int) -> Iterator[int]:
-    """The numbers of the bits that are set."""
     while numbers:
         lowest = numbers & -numbers
         yield lowest.bit_length() - 1
@@ -238,5 +234,4 @@ def _bits(numbers: int) -> Iterator[int]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """The same number for a tensor and its views, as long as one of them lives; a sparse one is on its own."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)

@@ -64,7 +64,6 @@ def residual_blocks(
 
 
 def _lists(network: OwnNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
-    """The lists of modules in a network, and how many each has."""
     with without_values():
         built = network.build(lengths)
     kinds = nn.Sequential, nn.ModuleList

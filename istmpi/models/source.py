@@ -111,7 +111,6 @@ def _imported(file: Path, folder: Path) -> Iterator[str]:
 
 
 def _version(name: str) -> str:
-    """Of a library that is loaded; a hash of its file where it tells none, and nothing where it has none."""
     library = sys.modules.get(name)
     if (version := getattr(library, "__version__", None)) is None and (home := _Home.of(library)):
         return hashlib.sha256(home.file.read_bytes()).hexdigest()[:16]

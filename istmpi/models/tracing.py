@@ -134,13 +134,11 @@ class _Family:
 
 
 def _power(doubled: int, size: int) -> int | None:
-    """Of two by which a size has grown; None where it has not grown by one."""
     ratio = doubled // size if size and doubled % size == 0 else int(doubled == size)
     return ratio.bit_length() - 1 if ratio and ratio & (ratio - 1) == 0 else None
 
 
 def _record(network: OwnNetwork, module: nn.Module, examples: int) -> list[Record]:
-    """The records of a forward pass of a built network, as in training."""
     return _recorder(network, module, examples).records
 
 

@@ -151,7 +151,6 @@ class FeedForward(nn.Module):
 
 
 def _rotated(x, places):
-    """Queries or keys ``[b, heads, t, head_dim]``, turned by their places (RoFormer, arXiv 2104.09864)."""
     half = x.shape[-1] // 2
     rates = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
     angles = (places.double()[:, None] * rates).to(x.dtype)

@@ -80,7 +80,6 @@ def xc_table(
 
 
 def _in_order(parameters: Mapping[str, ParameterEntry], layers: int) -> dict[str, ParameterEntry]:
-    """As the module has them, which is the order of messages."""
     hidden = [f"hidden.{number}" for number in range(layers - 1)]
     modules = ["bag", *hidden, *(f"norms.{number}" for number in range(layers)), "output"]
     names = ["bias", *(f"{module}.{key}" for module in modules for key in ("weight", "bias"))]
