@@ -56,7 +56,6 @@ def facts(contents: Mapping[str, Any]) -> Table:
 
 
 def _network(model: Mapping[str, Any], table: Mapping[str, Any]) -> str:
-    """The network's name; of one of the user's own its settings, and what tells its source from others."""
     if not table:
         return model["name"]
     settings = ", ".join(f"{name} = {value!r}" for name, value in table["settings"].items())
@@ -122,12 +121,10 @@ def _table(*columns: str) -> Table:
 
 
 def _row(table: Table, *cells: object) -> None:
-    """A row of plain text: names may have brackets in them."""
     table.add_row(*(escape(printable(str(cell))) for cell in cells))
 
 
 def _steps(entry: Entry) -> str:
-    """Local steps done, and how many of them in a round that is not."""
     inside = f"{entry.local_step} in this round" if entry.local_step else ""
     if entry.local_steps is None:
         return inside

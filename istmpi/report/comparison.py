@@ -251,7 +251,6 @@ def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> l
 
 
 def _rounded_up(value: float) -> float:
-    """To three digits."""
     if not value:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -259,7 +258,6 @@ def _rounded_up(value: float) -> float:
 
 
 def _by_seed(group: Group, spread: Spread) -> dict[int, float]:
-    """A figure for every seed: the median of its runs."""
     found: dict[int, list[float]] = {}
     for curve, value in zip(group.curves, spread.values):
         found.setdefault(curve.seed, []).append(value)
@@ -271,7 +269,6 @@ def _ratio(mine: float, theirs: float) -> float:
 
 
 def _one(values: set[Any]) -> Any:
-    """The one value of a set, or None."""
     return next(iter(values)) if len(values) == 1 else None
 
 

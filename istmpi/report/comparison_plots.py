@@ -196,7 +196,6 @@ def _lines(axis: "Axes", comparison: Comparison, panel: Panel) -> list[Named]:
 
 
 def _drawn(comparison: Comparison) -> Iterator[tuple[Group, list[Sequence[Point]]]]:
-    """Every group with those of its runs that were evaluated."""
     for group in comparison.groups:
         curves = [curve.points for curve in group.curves if curve.points]
         if curves:
@@ -204,12 +203,10 @@ def _drawn(comparison: Comparison) -> Iterator[tuple[Group, list[Sequence[Point]
 
 
 def _marked(count: int) -> list[int]:
-    """The points of a line that get its marker: some, the last one among them."""
     return [place for place in range(count) if (count - 1 - place) % max(count // 8, 1) == 0]
 
 
 def _wide(values: Sequence[float]) -> bool:
-    """Whether only a logarithmic axis shows them all; where nothing is sent there is none."""
     return min(values) > 0 and max(values) > 50 * min(values)
 
 

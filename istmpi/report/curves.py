@@ -151,7 +151,6 @@ def _of_run(folder: Path) -> Curve:
 
 
 def _of_line(line: Fields, key: str) -> Point:
-    """An evaluation, of a line of metrics that has its score under a key."""
     return _point(line, line.figure(key))
 
 

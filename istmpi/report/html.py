@@ -181,7 +181,6 @@ _BEST = ' class="best" title="the best of its row"'
 
 
 def _cell(text: str) -> str:
-    """A figure and what compares it, each unbroken; further lines below."""
     first, *more = text.split("\n")
     parts = (f'<span class="value">{escape(part)}</span>' for part in first.split("  "))
     return " ".join(parts) + "".join(f'<span class="more">{unbroken(line)}</span>' for line in more)

@@ -95,7 +95,6 @@ def _samples(axis: "Axes", curve: Named, point: float) -> np.ndarray:
 
 
 def _size(axis: "Axes", text: str, point: float) -> np.ndarray:
-    """Width and height of a label, with its frame."""
     probe = axis.text(0, 0, text, fontsize=8.5)
     extent = probe.get_window_extent()
     probe.remove()
@@ -125,7 +124,6 @@ def _best_place(own: np.ndarray, size: np.ndarray, frame: np.ndarray, away: np.n
 
 
 def _distances(low: np.ndarray, high: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """From every box, given by two of its corners, to every point; 0 inside."""
     off = np.maximum(np.maximum(low[:, None] - points, points - high[:, None]), 0)
     return np.hypot(off[..., 0], off[..., 1])
 

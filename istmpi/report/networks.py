@@ -67,5 +67,4 @@ def _table(*columns: str) -> Table:
 
 
 def _row(table: Table, *cells: object) -> None:
-    """A row of plain text: names may have brackets in them."""
     table.add_row(*(escape(str(cell)) for cell in cells))

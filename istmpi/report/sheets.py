@@ -155,7 +155,6 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
 
 
 def _settings(comparison: Comparison) -> list[tuple[str, tuple[str, ...]]]:
-    """What explains the methods' figures beside their names."""
     known = [facts(group.curves[0]) for group in comparison.groups]
     return [(key, tuple(text(one[key]) if key in one else "" for one in known)) for key in differing(known)]
 

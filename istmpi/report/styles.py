@@ -90,6 +90,5 @@ def text_on(colour: str) -> str:
 
 
 def _light(colour: str) -> float:
-    """How light a colour is, from 0 to 255."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue

@@ -223,5 +223,4 @@ def comparison(console: Console, found: Comparison) -> None:
 
 
 def _marked(cell: str, best: bool) -> str:
-    """A cell for the console; the best of a row is bold."""
     return f"[bold]{escape(cell)}[/]" if best else escape(cell)

@@ -37,13 +37,11 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _goal(comparison: Comparison, targets: Sequence[float]) -> str:
-    """The score that is to be reached, in words."""
     article = "an" if comparison.score_name[:1] in "aeiou" else "a"
     return f"{article} {comparison.score_name}{''.join(f' of {one:g}' for one in targets)}"
 
 
 def _there(comparison: Comparison, groups: Sequence[Group], figure: str, target: float) -> list[Group]:
-    """The groups that reached a target, best first."""
     median = {group.name: comparison.to_target(group, figure, target).median for group in groups}
     there = [group for group in groups if math.isfinite(median[group.name])]
     return sorted(there, key=lambda group: median[group.name])
@@ -125,7 +123,6 @@ def _ended(comparison: Comparison, groups: Sequence[Group]) -> str:
 
 
 def _alike(first: Spread, other: Spread) -> bool:
-    """Whether two figures are about the same: by their ranges where there are repeats, else by their ratio."""
     if len(first.values) > 1 and len(other.values) > 1:
         return _overlap(first, other)
     return other.median <= ABOUT * first.median
@@ -143,10 +140,8 @@ def _ratio(comparison: Comparison, group: Group, figure: str, target: float) -> 
 
 
 def _shortened(texts: Sequence[str]) -> list[str]:
-    """Of many the first and the last."""
     return [texts[0], f"{len(texts) - 2} more", texts[-1]] if len(texts) > MOST else list(texts)
 
 
 def _listed(texts: Sequence[str]) -> str:
-    """``a, b and c``."""
     return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) if texts else ""
