@@ -250,7 +250,6 @@ def recall_scores(training: Training, folder: RunFolder, note: Callable[[str], N
 
 
 def _round_of(path: Path) -> int | None:
-    """The rounds that were done when a checkpoint was saved; None where there is none that can be read."""
     try:
         with open_checkpoint(path) as checkpoint:
             return checkpoint.header.round
@@ -274,6 +273,5 @@ def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork 
 
 
 def _close(watch: Watch, kind: type | None, error: BaseException | None, traceback: object) -> None:
-    """Tell the end of a run, but of a job that is torn down: nobody shall wait for it."""
     if error is None or isinstance(error, IstmpiError):
         watch.closed(error)

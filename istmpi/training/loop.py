@@ -146,7 +146,6 @@ class Training:
         return plan_in_words(self.run, self._sides, self.sizes)
 
     def _go_on_at(self, size: Size) -> None:
-        """Have network, data and store at another size of images; what can be carried is, once it is in the store."""
         self.store = carried(self.store, size.architecture, self.run.train.seed)
         self.size, self._calibrated = size, None
         self.method = self._next_method()
@@ -238,7 +237,6 @@ class Training:
         return ""
 
     def _look_at_the_clock(self) -> None:
-        """See whether the run's time is up; a round that has begun still has its time."""
         limit = 60 * self.run.train.max_minutes
         self.time_is_up = bool(limit) and not self.local_step and self.tally.counts.seconds >= limit
 
@@ -311,13 +309,11 @@ class Training:
                 raise
 
     def _validate(self) -> Score:
-        """The full network's score on the validation split, of which all ranks know what it means. Collective."""
         score = self.evaluate("validation")
         self.best.take(self.rounds_done, self.communicator.broadcast_from_root(score.score))
         return score
 
     def _fit_scale(self) -> None:
-        """Fit the factors of what is dealt out now to the present weights, if the run asks for that."""
         if self.run.model.scale == "fitted" and self.store.scale and self.method.spec.deals:
             self.store.fitted = self.evaluator.fitted_scale()
 
@@ -328,7 +324,6 @@ class Training:
         return bool(every) and done % every == 0 and not self.done and not self.stop.reason
 
     def _own(self) -> Mapping[str, torch.Tensor]:
-        """Tensors of which every rank has its own values between rounds; until a round begins, those to begin with."""
         return self.method.own() or self._interrupted.tensors
 
     def not_finite(self) -> str:

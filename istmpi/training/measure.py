@@ -102,7 +102,6 @@ def timed(communicator: Communicator, work: Callable[[], object]) -> float:
 
 
 def _slowest(communicator: Communicator, work: Callable[[], object], times: int) -> float:
-    """Seconds that the slowest rank takes for one of so many calls."""
     communicator.barrier()
     start = time.perf_counter()
     for _ in range(times):
@@ -274,7 +273,6 @@ def _subnets(run: Run, architecture: Architecture, ranks: int) -> list[PartCost]
 
 
 def _usable(architecture: Architecture, part: PartCost) -> bool:
-    """Whether the constructor of a network of one's own takes these widths."""
     try:
         architecture.require_usable(part.part.lengths)
     except ConfigError:
@@ -283,7 +281,6 @@ def _usable(architecture: Architecture, part: PartCost) -> bool:
 
 
 def _finish(device: torch.device) -> None:
-    """Wait for a device that works on its own."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -118,7 +118,6 @@ def _require_same_outputs(
 
 
 def _require_same(run: Run, odd: list[int], what: str) -> None:
-    """Refuse a network that is another one on these ranks than on rank 0; all ranks know of them."""
     if odd:
         shown = f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd[:4]))}{', ...' * (len(odd) > 4)} than on rank 0"
         error = ConfigError(f"{run.model.name}: {what.format(shown)}")
@@ -127,13 +126,11 @@ def _require_same(run: Run, odd: list[int], what: str) -> None:
 
 
 def _some(outputs: torch.Tensor) -> np.ndarray:
-    """Some of the outputs, spread evenly, which travel."""
     flat = outputs.detach().double().numpy().reshape(-1)
     return flat[:: max(-(-len(flat) // COMPARED), 1)]
 
 
 def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
-    """Return True if the outputs differ by no more than processors and libraries round."""
     return outputs.shape == other.shape and bool(
         abs(outputs - other).max(initial=0) <= ROUNDING * abs(other).max(initial=0)
     )
@@ -197,7 +194,6 @@ def _require_fitting_batches(run: Run, data: Dataset) -> None:
 
 
 def _with_nodes(network: InferredNetwork, run: Run, data: Dataset) -> InferredNetwork:
-    """The network, which knows how large a graph its batches are."""
     if data.task in GRAPH_TASKS:
         network.nodes = size_of_example(run, data)[0], len(data.train.graph)
     return network

@@ -96,5 +96,4 @@ def _path(facts: Mapping[str, Any]) -> Path | None:
 
 
 def _private(path: Path) -> bool:
-    """Whether nobody else may have written the file."""
     return all(one.stat().st_uid == os.geteuid() and not one.stat().st_mode & 0o022 for one in (path, path.parent))

@@ -83,7 +83,6 @@ def same_targets(one: tuple[np.ndarray, ...] | None, other: tuple[np.ndarray, ..
 
 
 def _moved(checkpoint: Checkpoint, architecture: Architecture) -> bool:
-    """Whether the network is the checkpoint's own class, of the very same source, from wherever it is read."""
     there = checkpoint.architecture
     own = isinstance(there, InferredNetwork) and isinstance(architecture, InferredNetwork)
     return (

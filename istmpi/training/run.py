@@ -118,7 +118,6 @@ def begun_with(training: Training) -> list[str]:
 
 
 def _lock(folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[[str], None]) -> FolderLock:
-    """Hold the run's folder until the end; ConfigError when another run is in it, or was until now."""
     lock = FolderLock(folder.path, note)
     at_the_end.callback(lock.release)
     folder.require_usable(bool(resume))

@@ -127,7 +127,6 @@ class Schedules:
 
     @cached_property
     def _undisturbed(self) -> Outcome:
-        """The run where no fault is drawn."""
         outcome = self._outcome(self._in_memory, Faults())
         outcome.require()
         return outcome
@@ -175,7 +174,6 @@ class Schedules:
             return Schedule(seed, faults, [first, again], _wrong(again) or self._in_folder(run))
 
     def _in_folder(self, run: Run) -> str:
-        """In what the network in a run's folder differs; what a resumed run sent is another matter."""
         with open_checkpoint(Path(run.output.folder) / NETWORK) as checkpoint:
             parameters = checkpoint.architecture.parameters
             tensors = {name: checkpoint.tensors[name].rows().tobytes() for name in parameters}
@@ -184,7 +182,6 @@ class Schedules:
 
 
 def _wrong(outcome: Outcome) -> str:
-    """Why a job did not end as it should, in a line."""
     for error in (outcome.ended, *outcome.errors):
         if error is not None:
             where = getattr(error, "simulated_rank", None)
@@ -194,6 +191,5 @@ def _wrong(outcome: Outcome) -> str:
 
 @contextmanager
 def _in_a_folder(run: Run) -> Iterator[Run]:
-    """The run in a folder of its own, with a checkpoint after every round, for as long as the ``with`` lasts."""
     with tempfile.TemporaryDirectory(prefix="istmpi-schedule-", ignore_cleanup_errors=True) as folder:
         yield run.override({"output.folder": str(Path(folder) / "run"), "checkpoint.every": 1})

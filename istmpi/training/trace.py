@@ -113,7 +113,6 @@ def _call(sent: Sent, unix: float) -> Event:
 
 
 def _absolute(trace: dict[str, Any]) -> list[Event]:
-    """The events of torch's trace that belong to a thread or to a stream of a device."""
     start = trace.get("baseTimeNanoseconds", 0) / 1e3
     kept = [one for one in trace["traceEvents"] if isinstance(one.get("pid"), int)]
     return [{**one, "ts": one["ts"] + start} for one in kept if not one["name"].startswith("process_")]
