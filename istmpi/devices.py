@@ -48,7 +48,6 @@ def choose_threads(wanted: int, local: Communicator) -> int:
 
 
 def _threads_of_openmp() -> int:
-    """The threads that OMP_NUM_THREADS gives the outermost level of parallel code; 0 where it gives none."""
     outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(outermost) if outermost.isascii() and outermost.isdecimal() else 0
 

@@ -77,7 +77,6 @@ class FolderLock:
                 self._remove(self._own)
 
     def _remove_leftovers(self) -> None:
-        """Remove what others have left beside the file that were killed while they made it."""
         for path in self.path.parent.glob(f".{FILE}.*.tmp"):
             if _age(path) > SECONDS_UNTIL_LEFT:
                 path.unlink(missing_ok=True)
@@ -171,7 +170,6 @@ def _this_process() -> dict[str, Any]:
 
 
 def _system() -> str:
-    """What gives processes their numbers: a start of a host's system and, in containers, a name space of its own."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -179,7 +177,6 @@ def _system() -> str:
 
 
 def _started(process: int) -> str | None:
-    """When a process of this system began, in its own clock's ticks; None when it is no more."""
     try:
         state, *facts = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -188,20 +185,17 @@ def _started(process: int) -> str | None:
 
 
 def _restarts() -> int:
-    """How often SLURM has queued this job again."""
     count = os.environ.get("SLURM_RESTART_COUNT", "")
     return int(count) if count.isdecimal() else 0
 
 
 def _alive(holder: dict[str, Any]) -> bool | None:
-    """Whether the holder's process still runs; None where this system cannot know."""
     if not holder.get("system") or (holder.get("host"), holder["system"]) != (socket.gethostname(), _system()):
         return None
     return holder.get("started") is not None and _started(holder.get("process", 0)) == holder["started"]
 
 
 def _continued_by_this_job(holder: dict[str, Any]) -> bool:
-    """SLURM has queued the holder's job again, so that it is over, and this is its next part."""
     job = os.environ.get("SLURM_JOB_ID")
     return bool(job) and holder.get("job") == job and _restarts() > holder.get("restarts", 0)
 
@@ -220,7 +214,6 @@ def _name(holder: dict[str, Any]) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """What a lock's file says of its holder; nothing where it is damaged."""
     try:
         said = json.loads(text)
         return said if isinstance(said, dict) and isinstance(said.get("restarts"), int) else {}
@@ -229,7 +222,6 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> str:
-    """The file's text; empty when it is gone or cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -237,7 +229,6 @@ def _read(path: Path) -> str:
 
 
 def _touched(path: Path) -> int | None:
-    """When the file was touched last; None when it is gone."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

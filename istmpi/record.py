@@ -209,7 +209,6 @@ def run_of(path: Path) -> Path:
 
 
 def _expected(name: str) -> bool:
-    """What may be in the folder of a run before it, by name."""
     return name in (JOB, lock.FILE) or name.startswith(f".{lock.FILE}.")
 
 

@@ -199,7 +199,6 @@ def _demand(value: Any, hint: Any) -> str:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type, whatever its range."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
@@ -219,7 +218,6 @@ def _bare(hint: Any) -> tuple[Any, list[Meta]]:
 
 
 def _interval(metas: list[Meta]) -> tuple[float, float, str]:
-    """The least and the largest number of a range, and whether they belong to it: ``[)``."""
     said = {name: getattr(meta, name) for meta in metas for name in ("gt", "ge", "lt", "le") if _says(meta, name)}
     low, high = said.get("gt", said.get("ge", -math.inf)), said.get("lt", said.get("le", math.inf))
     return low, high, ("(" if "gt" in said else "[") + ("]" if "le" in said else ")")
