@@ -6,12 +6,11 @@
 With lr 1 and no momentum the weights are where the round led, bit for bit.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
 import torch
 
-from istmpi.engine.slots import Slot, weights_among
-from istmpi.methods.spec import START, VELOCITY
+from istmpi.engine.slots import VELOCITY, Slot, weights_among
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -23,35 +22,14 @@ class Outer:
     """
 
     def __init__(self, lr: float = 1.0, momentum: float = 0.0, needs_start: bool = False):
-        self.lr, self.momentum, self._needs_start = lr, momentum, needs_start
+        self.lr, self.momentum = lr, momentum
+        self.idle = lr == 1 and momentum == 0 and not needs_start
+        """The weights stay where the round led."""
         self.start: dict[str, torch.Tensor] = {}
 
-    @property
-    def idle(self) -> bool:
-        """The weights stay where the round led."""
-        return self.lr == 1 and self.momentum == 0 and not self._needs_start
-
-    @property
-    def slots_inside(self) -> tuple[str, ...]:
-        """Those that a stopped round needs beside."""
-        return () if self.idle else (START,)
-
-    def begin(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
-        """Remember where the round starts; where it was stopped in the middle, that is taken out of ``tensors``."""
-        self.start = {}
-        for name in () if self.idle else weights_among(list(tensors)):
-            stopped = tensors.pop(Slot(name, START), None)
-            self.start[name] = tensors[name].clone() if stopped is None else stopped
-
-    @property
-    def kept_start(self) -> dict[str, torch.Tensor]:
-        """Where the round started, by the names of its slots."""
-        return {Slot(name, START): values for name, values in self.start.items()}
-
-    def suspend(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
-        """Leave in ``tensors`` where the round started."""
-        tensors.update(self.kept_start)
-        self.start = {}
+    def begin(self, tensors: Tensors) -> None:
+        """Remember the weights among ``tensors`` from which the round starts."""
+        self.start = {} if self.idle else {name: tensors[name].clone() for name in weights_among(tensors)}
 
     def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:
         """Take the weights among ``tensors`` from where the round led to where the next one starts, in place.
