@@ -36,7 +36,6 @@ from istmpi.config import Run
 from istmpi.cost import cost, round_bytes
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.time import round_time
-from istmpi.methods.base import InterruptedRound
 from istmpi.models.mlp import MLP
 from istmpi.report.figures import looking_alike
 from istmpi.report.styles import INK, styles
@@ -96,13 +95,13 @@ def measured(run: Run, cluster: Cluster) -> dict:
         for number in range(ROUNDS):
             communicator.barrier()
             start, counted = time.perf_counter(), communicator.traffic.bytes
-            training.method.run(number, InterruptedRound())
+            training.method.run(number)
             seconds.append(time.perf_counter() - start)
             sent.append(communicator.allgather(communicator.traffic.bytes - counted))
     predicted_bytes = [round_bytes(run, training.architecture, communicator.size, number) for number in range(ROUNDS)]
     assert sent == predicted_bytes, (sent, predicted_bytes)
     with FlopCounterMode(display=False) as counter:
-        training.method.run(ROUNDS, InterruptedRound())
+        training.method.run(ROUNDS)
     flops = communicator.allgather((counter.get_total_flops(), int(part.flops.products) * run.method.local_steps))
     assert all(counted == predicted for counted, predicted in flops), flops
     peak = max(communicator.allgather(peaks["rounds, resident"] - before))

@@ -37,7 +37,6 @@ from istmpi.comm import world
 from istmpi.config import Run
 from istmpi.cost import cost, round_bytes
 from istmpi.data.hdf5 import Header, Writer
-from istmpi.methods.base import InterruptedRound
 from istmpi.training.loop import Training
 
 SHAPE, CLASSES = (3, 224, 224), 1000
@@ -100,13 +99,13 @@ def measured(run: Run) -> dict:
         for number in range(ROUNDS):
             communicator.barrier()
             start, counted = time.perf_counter(), communicator.traffic.bytes
-            method.run(number, InterruptedRound())
+            method.run(number)
             seconds.append(time.perf_counter() - start)
             sent.append(communicator.allgather(communicator.traffic.bytes - counted))
     predicted = [round_bytes(run, network, communicator.size, number) for number in range(ROUNDS)]
     assert sent == predicted, (sent, predicted)
     with FlopCounterMode(display=False) as counter:
-        method.run(ROUNDS, InterruptedRound())
+        method.run(ROUNDS)
     flops = communicator.allgather((counter.get_total_flops(), int(part.flops.products) * LOCAL_STEPS))
     assert all(counted == expected for counted, expected in flops), flops
     subnet = network.build(part.part.lengths).train()

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
+from istmpi.comm.clock import Clock
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
@@ -32,10 +33,9 @@ from istmpi.data.dense import DenseSplit
 from istmpi.engine.axes import narrowed
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
-from istmpi.methods.base import InterruptedRound, Job
 from istmpi.methods.ist import IST
+from istmpi.methods.job import Job
 from istmpi.models.mlp import MLP
-from istmpi.record import Clock
 from istmpi.tasks import CLASSIFICATION
 from istmpi.training.loop import Training
 
@@ -61,9 +61,9 @@ class Pair:
         partition = Partition.draw(architecture.lengths, groups, self.ranks, seed=0, round=0)
         lengths = narrowed(architecture.lengths, architecture.parameters, partition.held(0))
         job.store.scale = {name: lengths[name] / architecture.lengths[name] for name in job.store.scale}
-        self.subnet = self.method.build(lengths)
-        self.method.network = self.subnet
-        self.method.optimizer, _ = self.method.new_optimizer(self.subnet, 0, InterruptedRound())
+        self.method.subnet.build(lengths)
+        self.method.subnet.renew(0)
+        self.subnet = self.method.subnet.network
         self.network = self.twin(lengths)
         with torch.no_grad():
             for mine, theirs in zip(self.subnet.parameters(), self.network.parameters(), strict=True):
@@ -74,7 +74,8 @@ class Pair:
     def ours(self, round: int) -> np.ndarray:
         """Wall clock and processor seconds of one round's local steps."""
         start = clocks()
-        self.method.local_steps(round, InterruptedRound())
+        for step in self.method.local_steps(round):
+            self.method.take(round, step)
         return clocks() - start
 
     def bare(self, round: int) -> np.ndarray:

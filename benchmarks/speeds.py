@@ -31,7 +31,6 @@ from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
 from istmpi.config import Run
 from istmpi.data.sources import open_dataset
-from istmpi.methods.base import InterruptedRound
 from istmpi.models import architecture
 from istmpi.training.loop import Training
 from istmpi.training.measure import measure
@@ -55,7 +54,7 @@ class Ours:
         self.steps = self._training.method.steps(0)
 
     def round(self) -> None:
-        outcome = self._training.method.run(self._round, InterruptedRound())
+        outcome = self._training.method.run(self._round)
         assert isinstance(outcome, float), "nobody asked it to stop"
         self._round += 1
 
