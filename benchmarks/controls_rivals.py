@@ -27,8 +27,7 @@ import reporting
 from processes import worker_processes
 from reporting import HERE, keep_cell, restore_cells, store_cells
 from rivals_picture import draw
-from rivals_tasks import BY_LABEL, PLACEMENTS, TASKS, Task
-from time_plan import NARROW, NEVER, TENTH, hidden_of
+from rivals_tasks import BY_LABEL, NARROW, NEVER, PLACEMENTS, TASKS, TENTH, Task, hidden_of
 
 from istmpi.comm import Communicator
 from istmpi.comm.simulated import simulate

@@ -32,11 +32,9 @@ _LOCAL_SGD = {"method.name": "local-sgd"}
 # Plain SGD with momentum: what is carried from round to round costs nothing on one rank.
 _CARRIED = {"method.optimizer_state": "carry"}
 _ALONE = {**_LOCAL_SGD, **_CARRIED}
-_FITTED = {"model.scale": "fitted"}
 _TENTH = {"method.redeal": "0.1"}
 _NEVER = {"method.redeal": "0"}
-_RARELY = {"method.share_every": "4"}
-_FINISH = {"method.finish": "local-sgd:20%"}
+_LONGER = {"method.local_steps": "36"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +62,6 @@ class Network:
 
 _DROPOUT = {"model.dropout": "0.2"}
 THIN = Network("vgg", "thin", {"channels": (16, 32, 64, 64, 64), "dense": (512, 512)}, "dense", _DROPOUT)
-WIDE = Network("vgg", "wide", {"channels": (32, 64, 128, 128, 128), "dense": (1024, 1024)}, "dense", _DROPOUT)
 RESNET = Network("resnet", "", {"blocks": (1, 1, 5), "channels": (16, 32, 64), "inner": (16, 32, 64)}, "inner")
 
 
@@ -76,9 +73,7 @@ def dealt(*groups: str) -> dict[str, str]:
 _DENSE = ("dense1", "dense2")
 _LATER = tuple(f"channels{section}" for section in range(2, 6))
 BUT_FIRST = dealt(*_LATER, *_DENSE)
-ALL = dealt("channels1", *_LATER, *_DENSE)
 BLOCKS = dealt("blocks3")
-TWO_BLOCKS = {**BLOCKS, "method.min_blocks": "2"}
 BOTH = dealt("blocks3", "inner1", "inner2", "inner3")
 
 
@@ -125,7 +120,7 @@ class Cell:
 def rows() -> tuple[Row, ...]:
     """All rows, those of four ranks before those of two."""
     alone = Row(RESNET, ONE_RANK, 1, _ALONE)
-    return (*_vgg(), alone, *_resnet(4), *_more_blocks(), *_resnet(2), *_cures(), *_wide_vgg())
+    return (*_vgg(), alone, *_resnet(4), *_more_blocks(), *_resnet(2))
 
 
 def _vgg() -> Iterator[Row]:
@@ -154,62 +149,13 @@ def _resnet(ranks: int) -> Iterator[Row]:
 
 
 def _more_blocks() -> Iterator[Row]:
-    yield Row(RESNET, "IST, blocks, two on each rank", 4, TWO_BLOCKS, seeds=ONCE)
-    yield Row(RESNET, "IST, blocks, two on each rank, shared every 4th round", 4, {**TWO_BLOCKS, **_RARELY}, seeds=ONCE)
     yield Row(RESNET, "IST, blocks, never redealt", 4, {**BLOCKS, **_NEVER}, seeds=ONCE)
-    yield Row(RESNET, "IST, blocks, fitted scale", 4, {**BLOCKS, **_FITTED}, seeds=ONCE)
-    yield Row(RESNET, "IST, inner channels, fitted scale", 4, _FITTED, seeds=ONCE)
-    as_long = {**BLOCKS, **_FITTED, "method.local_steps": "36"}
+    as_long = {**BLOCKS, "model.scale": "fitted", **_LONGER}
     yield Row(RESNET, "IST, blocks, fitted scale, rounds of 36 steps", 4, as_long)
-    yield Row(
-        RESNET, "IST, blocks, fitted scale, never redealt, rounds of 36 steps", 4, {**as_long, **_NEVER}, seeds=TWICE
-    )
-    yield Row(RESNET, "local SGD, rounds of 36 steps", 4, {**_LOCAL_SGD, "method.local_steps": "36"}, seeds=ONCE)
     shallow = {**_LOCAL_SGD, "model.blocks": "[1,1,2]"}
     yield Row(RESNET, "a subnet's blocks alone, local SGD", 4, shallow, seeds=TWICE)
-    yield Row(
-        RESNET,
-        "a subnet's blocks alone, local SGD, rounds of 36 steps",
-        4,
-        {**shallow, "method.local_steps": "36"},
-        seeds=TWICE,
-    )
-
-
-def _cures() -> Iterator[Row]:
-    """What may help where channels are dealt out, and what it is to be compared with."""
-    narrow = {"model.channels": "[16,8,16,16,16]", "model.dense": "[128,128]"}
-    half = {"method.finish": "local-sgd:50%"}
-    steady = {**_FINISH, "optimizer.schedule": "constant"}
-    fewer = {"method.local_steps": "80", "train.rounds": str(ROUNDS // 4), "evaluate.every": "2"}
-    longer = {"train.rounds": str(4 * ROUNDS)}
-    channels = "IST, channels but the first too"
-    yield Row(THIN, f"{channels}, never redealt", 4, {**BUT_FIRST, **_NEVER}, seeds=ONCE)
-    yield Row(THIN, "channels narrow too, local SGD", 4, {**_LOCAL_SGD, **narrow}, seeds=ONCE)
-    yield Row(THIN, f"{channels}, 4 times the steps", 4, {**BUT_FIRST, **longer}, seeds=ONCE)
-    yield Row(THIN, f"{channels}, rounds of 80 steps", 4, {**BUT_FIRST, **fewer}, seeds=ONCE)
-    higher = {**BUT_FIRST, **_TENTH, "optimizer.lr": "0.1"}
-    yield Row(THIN, f"{channels}, a tenth redealt, rate 0.1", 4, higher, seeds=ONCE)
-    yield Row(THIN, f"{channels}, half of the rounds local SGD", 4, {**BUT_FIRST, **half}, seeds=ONCE)
-    yield Row(THIN, f"{channels}, the last fifth local SGD, steady rate", 4, {**BUT_FIRST, **steady}, seeds=ONCE)
-    yield Row(THIN, "IST, channels 3 and 5 and dense layer 2", 4, dealt("channels3", "channels5", "dense2"), seeds=ONCE)
-    yield Row(THIN, "IST, channels 4 and 5 too", 4, dealt("channels4", "channels5", *_DENSE), seeds=ONCE)
-    yield Row(THIN, "IST, dense layers, shared every 4th round", 4, _RARELY, seeds=ONCE)
-    yield Row(THIN, "local SGD, rounds of 80 steps", 4, {**_LOCAL_SGD, **fewer})
-    yield Row(RESNET, "local SGD, rounds of 80 steps", 4, {**_LOCAL_SGD, **fewer})
-    yield Row(RESNET, "IST, blocks, two on each rank, rounds of 80 steps", 4, {**TWO_BLOCKS, **fewer}, seeds=ONCE)
-    yield Row(RESNET, "IST, inner channels of the last section", 4, dealt("inner3"), seeds=ONCE)
-    yield Row(RESNET, "IST, inner channels, the last fifth local SGD", 4, _FINISH, seeds=ONCE)
-
-
-def _wide_vgg() -> Iterator[Row]:
-    """Whether more width helps where channels are dealt out."""
-    tenth = {**BUT_FIRST, **_TENTH}
-    yield Row(WIDE, ONE_RANK, 1, _ALONE, seeds=ONCE, late=True)
-    for ranks in (4, 2):
-        yield Row(WIDE, "IST, channels but the first too, a tenth redealt", ranks, tenth, seeds=ONCE, late=True)
-    yield Row(WIDE, LOCAL_SGD, 4, _LOCAL_SGD, seeds=ONCE, late=True)
-    yield Row(WIDE, "IST, dense layers", 4, {}, seeds=ONCE, late=True)
+    yield Row(RESNET, "a subnet's blocks alone, local SGD, rounds of 36 steps", 4, {**shallow, **_LONGER}, seeds=TWICE)
+    yield Row(RESNET, "local SGD, rounds of 36 steps", 4, {**_LOCAL_SGD, **_LONGER}, seeds=ONCE)
 
 
 def rate_rows() -> Iterator[Row]:

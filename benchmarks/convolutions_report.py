@@ -26,7 +26,7 @@ NOTES = (
     "dropout 0.2 in VGG: none of this was tuned. Tuned was one rate for each family, for the mean of the methods "
     "listed above, on seed 0 and 300 steps, so nobody has a rate of his own. A narrow network has a P-th of "
     "the widths that are dealt, and so a subnet's FLOPs. VGG is that with 11 layers: thin has channels 16, 32, 64, "
-    "64, 64 and dense layers of 512, 512, wide twice as many; ResNet has 1, 1 and 5 blocks of "
+    "64, 64 and dense layers of 512, 512; ResNet has 1, 1 and 5 blocks of "
     "16, 32 and 64 channels, inner ones as many."
 )
 

@@ -45,7 +45,6 @@ LOCAL_SGD = {"method.name": "local-sgd"}
 TENTH = {"method.redeal": "0.1"}
 FITTED = TENTH | {"model.scale": "fitted"}
 EQUAL_FLOPS = {"method.local_steps": "36"}
-OUTER = {"method.shared_lr": "0.7", "method.shared_momentum": "0.9"}
 ROWS: dict[str, tuple[int, dict[str, str], float]] = {
     "one rank": (1, LOCAL_SGD, 1),
     "local SGD": (RANKS, LOCAL_SGD, 1),
@@ -63,7 +62,6 @@ ROWS: dict[str, tuple[int, dict[str, str], float]] = {
     ),
     "DiLoCo": (RANKS, {"method.name": "diloco"}, 1),
     "IST, a tenth redealt, fitted, shared parts every 4th round": (RANKS, FITTED | {"method.share_every": "4"}, 1),
-    "IST, a tenth redealt, fitted, outer step of shared parts": (RANKS, FITTED | OUTER, 1),
     "IST, a tenth redealt, fitted, twice as wide": (RANKS, FITTED, 0.5),
     "local SGD on 2": (2, LOCAL_SGD, 1),
     "IST on 2, a tenth redealt, fitted": (2, FITTED, 1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,18 @@ from controls_data import make_validation_data
 
 BY_LABEL, SHARDED, ALIKE = "by-label", "sharded", "shared"
 PLACEMENTS = {BY_LABEL: "by label", SHARDED: "a part each", ALIKE: "alike"}
-"""Of data, the most telling first, with their names in tables."""
+"""Placements of data, the most telling first, with their names in tables."""
+TENTH = "ist-tenth"
+"""IST that redeals a tenth of the units in each round."""
+NEVER = "ist-never"
+"""IST that deals once: nothing is exchanged after the first pull."""
+NARROW = {"narrow-local-sgd": "local-sgd", "narrow-diloco": "diloco"}
+"""Methods on a network that is as wide as a rank's subnet, so that a local step has as many FLOPs as one of IST."""
+
+
+def hidden_of(method: str, hidden: Sequence[int], ranks: int) -> list[int]:
+    """Hidden widths of the network that a method trains, where IST's are ``hidden``."""
+    return [width // ranks if method.startswith("narrow-") else width for width in hidden]
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ from controls_rivals import (
 )
 from reporting import HERE, keep_cell, network, restore_cells, store_cells
 from rivals_picture import draw_times
-from rivals_tasks import SHARDED, TASKS, Task
-from time_plan import TENTH
+from rivals_tasks import SHARDED, TASKS, TENTH, Task
 
 from istmpi.comm import Communicator, world
 from istmpi.config import Run

@@ -2,7 +2,6 @@
 
     python benchmarks/schedules.py --schedules 10000
     python benchmarks/schedules.py --minutes 30              # as many as there is time for
-    python benchmarks/schedules.py --lost --minutes 30       # ranks lost that the others go on without
 
 Each seed draws a method, a number of ranks and what befalls them (`istmpi.comm.simulated`): always delays, often a rank
 that stands still or is slow, at times one that is killed. The law (`istmpi.training.simulation`): the run ends with the
@@ -19,7 +18,6 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from lost_schedules import lost
 from processes import worker_processes
 from reporting import report
 
@@ -99,12 +97,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first (0)")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so many; 0: when all are done (0)")
     parser.add_argument("--jobs", type=int, default=len(usable_cores()), help="processes (a core each)")
-    parser.add_argument(
-        "--lost", action="store_true", help="lose ranks, and go on without them (lost_schedules.py; one process)"
-    )
     options = parser.parse_args()
-    if options.lost:
-        return lost(options.minutes)
     seeds = range(options.seed, options.seed + options.schedules)
     jobs = max(1, min(options.jobs, len(seeds)))
     if jobs == 1:

@@ -1,7 +1,6 @@
-"""The controls of benchmarks/controls.py: equal work, learning rates chosen without the test data."""
+"""IST's controls and rivals: equal budgets, and learning rates chosen without the test data."""
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -11,67 +10,6 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
-
-
-def test_a_narrow_network_computes_what_a_subnet_does_and_only_ist_never_redealt_falls_silent():
-    from controls_plan import tasks
-    from controls_report import counted
-    from time_plan import NARROW, NEVER, OF_A_SUBNET
-
-    for task in tasks():
-        counts = {method: counted(task, method) for method in OF_A_SUBNET}
-        assert len({one.flops("products") for one in counts.values()}) == 1
-        assert 0 < counts[NEVER].sent_bytes(0, 20) == counts[NEVER].sent_bytes(0, 1) < counts["ist"].sent_bytes(0, 2)
-        for method in NARROW:
-            assert counts[method].sent_bytes(0, 20) > counts["ist"].sent_bytes(0, 20)
-
-
-def test_the_learning_rate_is_the_best_on_the_validation_split_and_of_equals_the_usual_one():
-    from controls_plan import chosen, rate_cell, rates, tasks
-
-    task = tasks()[0]
-    low, usual, high = rates(task)
-    assert usual == task.lr and low < usual < high
-
-    def record_of(accuracies):
-        points = {lr: [{"step": 20 * k, "accuracy": value} for k in range(4)] for lr, value in accuracies.items()}
-        cells = {rate_cell(task, "ist", lr).name: {"points": one} for lr, one in points.items()}
-        return lambda cell: cells.get(cell.name)
-
-    assert chosen(record_of({low: 0.5, usual: 0.6, high: 0.7}), task, "ist") == high
-    assert chosen(record_of({low: 0.7, usual: 0.6, high: 0.7}), task, "ist") in (low, high)
-    assert chosen(record_of({low: 0.7, usual: 0.7, high: 0.7}), task, "ist") == usual
-    assert chosen(record_of({low: 0.5, usual: 0.6}), task, "ist") is None
-
-
-def test_an_earlier_reports_learning_rates_are_those_that_it_took(benchmarks):
-    from controls_plan import chosen, tasks
-    from controls_report import TITLES, named, with_rates_of
-    from time_plan import OF_A_SUBNET
-
-    report = json.loads((benchmarks / "results" / "controls.json").read_text())
-    taken = {(row["network"], row["method"]): float(row["taken"]) for row in report["rates"]}
-    record = with_rates_of(report, lambda cell: None)
-    for task in tasks():
-        for method in OF_A_SUBNET:
-            assert chosen(record, task, method) == taken[named(task, method), TITLES[method]]
-
-
-def test_rows_that_were_measured_once_more_take_the_place_of_the_earlier_ones():
-    from controls_report import with_rows_of
-
-    def row(method, accuracy, data="alike"):
-        about = {"ms a step": "-", "reached": "0.92 never; 0.9 in 40 steps"}
-        return {"network": "N", "data": data, "method": method, "accuracy": accuracy, **about}
-
-    earlier = {"rows": [row("A", 1), row("B", 2), row("B", 3, "an eighth each")]}
-    timed = {"ms a step": 50.0, "reached": "0.92 never; 0.9 in 40 steps, 2 s"}
-    assert with_rows_of(earlier, [row("C", 5), row("B", 4)], {("N", "A"): 0.05, ("N", "D"): 1.0}) == [
-        row("A", 1) | timed,
-        row("B", 4),
-        earlier["rows"][2],
-        row("C", 5),
-    ]
 
 
 def archive_of(files):
@@ -115,9 +53,6 @@ def test_no_image_for_testing_is_in_the_validation_data():
         "set/test/cat/000.jpg": b"train 0",
         "set/test/cat/025.jpg": b"train 25",
     }
-
-
-# ---- beside today's rivals
 
 
 def test_every_rival_has_the_same_budget_and_is_judged_on_the_validation_split():
