@@ -209,7 +209,7 @@ def _named(row: Mapping[str, Any]) -> str:
 
 
 def _obstacle() -> str:
-    from emulated import obstacle  # the page is made where istmpi is not installed
+    from benchmarks.emulated import obstacle  # the page is made where istmpi is not installed
 
     return obstacle()
 

@@ -1,8 +1,8 @@
 """Many rounds of a tiny network: whether memory, open descriptors or threads of a rank grow with the rounds.
 
-    python benchmarks/campaign.py soak --minutes 30
-    python benchmarks/campaign.py soak --rounds 10000
-    MPIRUN=/usr/bin/mpirun python benchmarks/campaign.py soak --rounds 500 --ranks 2 --only "ist;local-sgd"
+    python -m benchmarks.campaigns soak --minutes 30
+    python -m benchmarks.campaigns soak --rounds 10000
+    MPIRUN=/usr/bin/mpirun python -m benchmarks.campaigns soak --rounds 500 --ranks 2 --only "ist;local-sgd"
 
 Every rank notes after each hundredth of the rounds, or each 20 of them, what its process has. The medians of the first
 tenth, the warm-up left out, and of the last are compared.
@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
-from campaigns.libraries import WRITERS, libraries
-from reporting import HERE, report
+from benchmarks.campaigns.libraries import WRITERS, libraries
+from benchmarks.reporting import HERE, ROOT, report
 
 METHODS = {
     "ist": {"method.name": "ist"},
@@ -103,7 +103,8 @@ def soak(
             "-n",
             str(options.ranks),
             sys.executable,
-            __file__,
+            "-m",
+            __name__,
             folder,
             str(every),
             json.dumps(settings),
@@ -112,7 +113,7 @@ def soak(
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join((str(HERE.parent), str(HERE))),
+            "PYTHONPATH": str(ROOT),
         }
         done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
@@ -157,7 +158,7 @@ def held() -> dict[str, float]:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="campaign.py soak")
+    parser = argparse.ArgumentParser(prog="benchmarks.campaigns soak")
     parser.add_argument("--rounds", type=int, help="of each method (10,000; with --minutes as many as there is time)")
     parser.add_argument("--minutes", type=float, help="for all methods together")
     parser.add_argument("--ranks", type=int, default=3)

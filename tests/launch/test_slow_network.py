@@ -105,8 +105,15 @@ def test_ours_and_the_peer_learn_the_same(mpirun, tmp_path, method, peer):
     out = tmp_path / "peer.json"
     curve = tmp_path / "curve.json"
     words = [*TINY, *steps, "--evaluate-every", 5, "--out", out, "--curve", curve]
-    script = BENCHMARKS / "peers.py"
-    result = mpirun(2, "python", script, peer, *words, env={"MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)})
+    result = mpirun(
+        2,
+        "python",
+        "-m",
+        "benchmarks.time_to_accuracy.peers",
+        peer,
+        *words,
+        env={"MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)},
+    )
     assert result.returncode == 0, result.stderr
     theirs = json.loads(out.read_text())["points"]
     assert [point["samples"] for point in theirs] == [5 * 2 * 32, 10 * 2 * 32]

@@ -1,19 +1,18 @@
 """Time to an accuracy on a slow network: IST beside its controls and today's rivals, each as it was tuned.
 
-    sudo -E env PATH="$PATH" python benchmarks/rivals_time.py --cells FOLDER --seeds 5 --all        # all of this:
+    sudo -E env PATH="$PATH" python -m benchmarks.time_to_accuracy.seconds --cells FOLDER --seeds 5 --all    # all of:
 
-    python benchmarks/controls_rivals.py --cells FOLDER --task speech-wide --ranks 8 --seeds 1    # tunes them
-    mpirun -n 8 python benchmarks/rivals_time.py --cells FOLDER --task speech-wide                  # accuracies by step
+    python -m benchmarks.controls.rivals --cells FOLDER --task speech-wide --ranks 8 --seeds 1    # tunes them
+    mpirun -n 8 python -m benchmarks.time_to_accuracy.seconds --cells FOLDER --task speech-wide   # accuracies by step
     sudo -E env PATH="$PATH" benchmarks/cluster --hosts 8 --rate 50mbit -- \\
-        python benchmarks/rivals_time.py --cells FOLDER --task speech-wide                          # for each rate
-    python benchmarks/rivals_time.py --cells FOLDER --task speech-wide --report
+        python -m benchmarks.time_to_accuracy.seconds --cells FOLDER --task speech-wide           # for each rate
+    python -m benchmarks.time_to_accuracy.seconds --cells FOLDER --task speech-wide --report
 
 A cell is a whole run on an emulated slow network (benchmarks/cluster), on one clock from the first touch of the data,
 which is read after each round; it is evaluated at its end alone. Accuracies in between are those of the same run, to
 the last bit, without the slow network on the same machine: another kind of processor rounds otherwise. The last
 accuracy has to be the same. Further seeds are run without the slow network alone: what a step takes does not depend on
-the seed. Learning rate and J are those that `controls_rivals.py` chose for as many ranks. Cells that are there are not
-measured again.
+the seed. `controls.rivals` chose learning rate and J for as many ranks. Cells that are there are not measured again.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
-import reporting
-from controls_rivals import (
+from benchmarks import reporting
+from benchmarks.controls.picture import draw_times
+from benchmarks.controls.rivals import (
     MOST_TELLING,
     NARROW_LOCO,
     TWENTIETH,
@@ -40,14 +40,13 @@ from controls_rivals import (
     record_in,
     report_name,
 )
-from reporting import HERE, keep_cell, network, restore_cells, store_cells
-from rivals_picture import draw_times
-from rivals_tasks import SHARDED, TASKS, TENTH, Task
-
+from benchmarks.controls.tasks import SHARDED, TASKS, TENTH, Task
+from benchmarks.reporting import HERE, keep_cell, network, restore_cells, store_cells
 from istmpi.comm import Communicator, world
 from istmpi.config import Run
 from istmpi.training.loop import Training
 
+MODULE = "benchmarks.time_to_accuracy.seconds"
 BITS = {
     f"{TENTH}-int8": (TENTH, {"method.wire": "int8"}),
     f"{TENTH}-int8-delay": (TENTH, {"method.wire": "int8", "method.delay": 2}),
@@ -178,7 +177,7 @@ def _seconds(records: Sequence[Mapping], accuracy: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, required=True, help="the folder that controls_rivals.py has filled")
+    parser.add_argument("--cells", type=Path, required=True, help="the folder that controls.rivals has filled")
     parser.add_argument("--task", choices=TASKS, default="speech-wide", help="what is trained (speech-wide)")
     parser.add_argument("--seeds", type=int, default=1, help="of each method's accuracies (1)")
     parser.add_argument("--without", action="append", default=[], help="a method that would take too long; repeatable")
@@ -211,9 +210,18 @@ def main() -> None:
 def steps(options: argparse.Namespace) -> list[list[str]]:
     """The commands, in order, that make the report from nothing."""
     common = ["--cells", options.cells, "--task", options.task]
-    tune = [HERE / "controls_rivals.py", *common, "--raw", options.raw, "--ranks", RANKS, "--seeds", 1]
+    tune = ["-m", "benchmarks.controls.rivals", *common, "--raw", options.raw, "--ranks", RANKS, "--seeds", 1]
     tune += ["--placement", SHARDED, "--results", options.results]
-    measure = [sys.executable, __file__, *common, "--seeds", options.seeds, "--results", options.results]
+    measure = [
+        sys.executable,
+        "-m",
+        "benchmarks.time_to_accuracy.seconds",
+        *common,
+        "--seeds",
+        options.seeds,
+        "--results",
+        options.results,
+    ]
     measure += [word for method in options.without for word in ("--without", method)]
     launch = [os.environ.get("MPIRUN", "mpirun"), "-n", RANKS]
     clusters = [[sys.executable, HERE / "cluster", "--hosts", RANKS, "--rate", rate, "--"] for rate in RATES]
@@ -243,11 +251,11 @@ def obstacle(options: argparse.Namespace, task: Task, record: Record, ranks: int
     if not plan(record, task, line_rate(), options.seeds):
         return (
             f"{options.cells} has no tuned cells of {task.name} for {RANKS} ranks: run "
-            f"python benchmarks/controls_rivals.py --cells {options.cells} --task {task.name} --ranks {RANKS} first."
+            f"python -m benchmarks.controls.rivals --cells {options.cells} --task {task.name} --ranks {RANKS} first."
         )
     if line_rate() and not all(record(cell.curve) for cell in missing(options, task, record)):
         return (
-            f"{options.cells} has no accuracies by step yet: run mpirun -n {RANKS} python benchmarks/rivals_time.py "
+            f"{options.cells} has no accuracies by step yet: run mpirun -n {RANKS} python -m {MODULE} "
             f"--cells {options.cells} --task {task.name} without the slow network first."
         )
     return "" if ranks == RANKS else f"it takes {RANKS} ranks, as were tuned; these are {ranks}."
@@ -281,7 +289,7 @@ def tell(options: argparse.Namespace, task: Task, record: Record) -> None:
     notes = (
         f"{task.title}; {RANKS} ranks, each an emulated host with that line each way, on two cores; an eighth of the "
         f"data each; narrow: an eighth of the width; {task.batch} examples a rank and step, {task.steps['control']} "
-        f"steps. Learning rate and J as tuned by controls_rivals.py for {RANKS} ranks. Seconds since the first touch "
+        f"steps. Learning rate and J as tuned by controls.rivals for {RANKS} ranks. Seconds since the first touch "
         "of the data, evaluation left out: those of the first seed's run, at accuracies by step of all seeds; medians, "
         "and in brackets least and most. All reach: the highest accuracy that every method at this rate reaches; "
         "beside it 99% of the best one's. Computing: of rank 0's time. Four ranks share a core: on machines of their "

@@ -1,7 +1,7 @@
 """What a slow rank costs, and how much of that ``--shares auto`` gets back.
 
-    python benchmarks/slow_rank.py
-    python benchmarks/slow_rank.py --by stop --ranks 2 --hidden 2048,2048
+    python -m benchmarks.scale.slow_rank
+    python -m benchmarks.scale.slow_rank --by stop --ranks 2 --hidden 2048,2048
 
 Examples a second are those of all ranks, each of which takes a batch in each local step, in the median round behind
 those in which shares settle. They stand beside those of an undisturbed run, of equal shares, and of shares that do not
@@ -28,8 +28,8 @@ from math import prod
 from pathlib import Path
 from statistics import median
 
-from campaigns.job import Job, rounds_of, wait_until
-from reporting import HERE, report
+from benchmarks.campaigns.job import Job, rounds_of, wait_until
+from benchmarks.reporting import ROOT, report
 
 BATCH = 128
 SETTINGS = {"train.batch": BATCH, "evaluate.every": 10**6, "optimizer.lr": 0.001, "train.threads": 1}
@@ -110,8 +110,8 @@ def _carried_out(folder: Path, options: argparse.Namespace, rounds: int, shares:
     settings = {**SETTINGS, "model.hidden": _widths(options), "method.local_steps": options.local_steps}
     settings |= {"train.rounds": rounds, "method.shares": shares, "output.folder": str(out)}
     asleep = _seconds_of_a_weight(options) if options.by == "sleep" else 0.0
-    words = [sys.executable, __file__, json.dumps(settings), str(asleep), str(slower)]
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(HERE.parent), str(HERE)))
+    words = [sys.executable, "-m", __spec__.name, json.dumps(settings), str(asleep), str(slower)]
+    os.environ["PYTHONPATH"] = str(ROOT)
     job = Job(folder, options.ranks, words)
     try:
         wait_until(lambda: rounds_of(out) >= 1, job)

@@ -1,4 +1,4 @@
-"""The validation split of `benchmarks/controls.py`: training data alone, some of them prepared as the test split."""
+"""The validation split on which settings are chosen: training data alone, some of them prepared as the test split."""
 
 from __future__ import annotations
 

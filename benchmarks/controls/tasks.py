@@ -1,4 +1,4 @@
-"""The tasks of `controls_rivals.py` and `rivals_time.py`: data, network, how long it is trained, what is tried."""
+"""Tasks of `controls.rivals` and `time_to_accuracy.seconds`: data, network, how long it is trained, what is tried."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import xc
-from controls_data import make_validation_data
+from benchmarks.controls import xc
+from benchmarks.controls.validation_data import make_validation_data
 
 BY_LABEL, SHARDED, ALIKE = "by-label", "sharded", "shared"
 PLACEMENTS = {BY_LABEL: "by label", SHARDED: "a part each", ALIKE: "alike"}

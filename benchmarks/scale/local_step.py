@@ -1,6 +1,6 @@
 """Local steps of a subnet in our loop against the same narrow network in a bare PyTorch loop over the same examples.
 
-    python benchmarks/local_step.py
+    python -m benchmarks.scale.local_step
 
 Ours is `Method.local_steps` as a round calls it, on one rank: batches drawn and read, losses kept, checked and agreed
 on. Bare is what one would write by hand: plain torch.nn layers (of the decoder the very class, built with a subnet's
@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from reporting import report
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.reporting import report
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
 from istmpi.comm.stopping import StopSign

@@ -1,8 +1,8 @@
 """Cora: GIST's GCN and GraphSAGE on several ranks beside one rank, local SGD and the controls.
 
-    python benchmarks/graphs.py --raw cora.npz                 # an hour and a half on two cores; again to go on
-    python benchmarks/graphs.py --raw ... --only "gcn, full, J = 20" --seeds 3
-    python benchmarks/graphs.py --report                       # the table anew
+    python -m benchmarks.controls.graphs --raw cora.npz  # an hour and a half on two cores; again to go on
+    python -m benchmarks.controls.graphs --raw ... --only "gcn, full, J = 20" --seeds 3
+    python -m benchmarks.controls.graphs --report  # the table anew
 
 All rows take as many local steps of each rank, by Adam; a step is one batch: the whole graph, or a union of clusters
 that METIS has cut once. A run is what ``istmpi simulate`` does, whose weights, accuracy and bytes are those of
@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from processes import worker_processes
-from reporting import HERE, RESULTS, keep_cell, report, restore_cells, store_cells
+from benchmarks.processes import worker_processes
+from benchmarks.reporting import HERE, RESULTS, keep_cell, report, restore_cells, store_cells
 
 HIDDEN = (256, 256)
 RANKS = (2, 4, 8)

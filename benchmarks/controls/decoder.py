@@ -1,9 +1,9 @@
 """A decoder on text: IST beside one rank, local SGD and the controls, and what the full network's scale is worth.
 
-    python benchmarks/decoder.py                 # an hour on two cores; again to go on
-    python benchmarks/decoder.py --large         # the main rows with five million weights
-    python benchmarks/decoder.py --only IST      # the rows whose names contain that
-    python benchmarks/decoder.py --report        # the table anew
+    python -m benchmarks.controls.decoder  # an hour on two cores; again to go on
+    python -m benchmarks.controls.decoder --large  # the main rows with five million weights
+    python -m benchmarks.controls.decoder --only IST  # the rows whose names contain that
+    python -m benchmarks.controls.decoder --report  # the table anew
 
 The corpus is the modules of Python's own standard library that are one file, bytes as tokens; what it was is said by
 its size and hash. All rows take as many local steps of each rank, from the same initial weights, by AdamW whose state
@@ -19,8 +19,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from reporting import HERE, RESULTS, report
-from small_images import train
+from benchmarks.controls.small_images import train
+from benchmarks.reporting import HERE, RESULTS, report
 
 RANKS = 4
 NETWORK = {"layers": 4, "embed": 128, "head_dim": 16, "heads": 8, "hidden": 344}

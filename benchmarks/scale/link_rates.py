@@ -1,7 +1,7 @@
 """The link rate that each method needs to compute 95% of its time, by the cost model, for the networks that ship.
 
-    python benchmarks/link_rates.py            # prints the table of docs/link-rates.md, in a minute
-    python benchmarks/link_rates.py --write    # puts it there
+    python -m benchmarks.scale.link_rates  # prints the table of docs/link-rates.md, in a minute
+    python -m benchmarks.scale.link_rates --write  # puts it there
 
 Nothing is trained or timed: the rates follow from bytes and FLOPs alone. A rank computes as many FLOP/s as the preset
 ``m5.2xlarge`` says, messages have no latency, and a method that sends while it computes is given that time.
@@ -23,7 +23,7 @@ from istmpi.cost.cluster import Cluster, preset
 from istmpi.cost.time import round_time
 from istmpi.models.architecture import Architecture
 
-PAGE = Path(__file__).parents[1] / "docs" / "link-rates.md"
+PAGE = Path(__file__).parents[2] / "docs" / "link-rates.md"
 RANKS, LOCAL_STEPS = 8, 20
 TENTH = "ist, redeal 0.1"
 METHODS = (

@@ -1,8 +1,8 @@
 """Width: memory and seconds of a step on a large graph with wide hidden layers, whatever the ranks.
 
-    python benchmarks/graphs_scale.py --widths 8192,16384,32768 --ranks 1,2,4,8
-    python benchmarks/graphs_scale.py --nodes 2000 --widths 64 --ranks 1,2       # in small
-    python benchmarks/graphs_scale.py ... --full           # batches of the whole graph, not of a tenth of its clusters
+    python -m benchmarks.scale.graphs --widths 8192,16384,32768 --ranks 1,2,4,8
+    python -m benchmarks.scale.graphs --nodes 2000 --widths 64 --ranks 1,2  # in small
+    python -m benchmarks.scale.graphs ... --full  # batches of the whole graph, not of a tenth of its clusters
 
 The graph is made up: 100,000 nodes whose degrees fall as a power law with exponent 2.5 from 5 on, as those of citation
 networks do (ogbn-arxiv: 169,343 nodes, 13.7 neighbours of each), 128 features and 40 classes that neighbours tend to
@@ -24,7 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from reporting import RESULTS, report
+
+from benchmarks.reporting import RESULTS, report
 
 FEATURES, CLASSES, CLUSTERS = 128, 40, 200
 EXPONENT, LEAST = 2.5, 5
@@ -135,7 +136,7 @@ def cell(
     launcher = [*shlex.split(os.environ.get("MPIRUN", "mpirun")), "-n", str(ranks)]
     with tempfile.TemporaryDirectory() as run:
         train = ["istmpi", "train", "graph", "--out", f"{run}/run", *words]
-        watched = [sys.executable, __file__, "--watch", peaks, options.memory, *train]
+        watched = [sys.executable, "-m", __spec__.name, "--watch", peaks, options.memory, *train]
         start = time.monotonic()
         outcome, last = "done", {}
         try:

@@ -1,7 +1,8 @@
 """What one would train with otherwise: PyTorch's DistributedDataParallel and its local SGD, both over gloo.
 
-    benchmarks/cluster --hosts 4 -- python benchmarks/peers.py ddp --data speech.h5 --hidden 4096 --out ddp.json
-    mpirun -n 4 python benchmarks/peers.py local-sgd --data speech.h5 --hidden 4096 --local-steps 20 --out local.json
+    benchmarks/cluster --hosts 4 -- python -m benchmarks.time_to_accuracy.peers ddp --data speech.h5 --hidden 4096 \\
+        --curve ddp.json
+    mpirun -n 4 python -m benchmarks.time_to_accuracy.peers local-sgd --data speech.h5 --hidden 4096 --local-steps 20
 
 Plain torch.distributed programs, written as PyTorch's documentation recommends. Network, initial values, every rank's
 batches, batch and rate are those of ``istmpi train`` with the same settings, so that seconds and bytes are all that
@@ -24,7 +25,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from settings import add_settings, run_of
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn import functional
@@ -236,6 +236,30 @@ def curve(method: str, run: Run, ranks: int, points: list[dict]) -> Curve:
     )
     settings = {name: value for name, value in run.flat().items() if name in shared}
     return Curve(method, tuple(made), run.train.seed, ranks, "accuracy", settings=settings)
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `run_of` reads."""
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--hidden", required=True, help="widths, with commas")
+    parser.add_argument("--local-steps", type=int, default=20, help="between two transfers (20)")
+    parser.add_argument("--batch", type=int, default=128, help="of each rank (128)")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run_of(options: argparse.Namespace) -> Run:
+    """The run that the options describe."""
+    return Run().override(
+        {
+            "data.source": options.data,
+            "model.hidden": [int(width) for width in options.hidden.split(",")],
+            "method.local_steps": options.local_steps,
+            "train.batch": options.batch,
+            "train.seed": options.seed,
+            "optimizer.lr": options.lr,
+        }
+    )
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The tables of `benchmarks/convolutions.py`."""
+"""The tables of `benchmarks.controls.convolutions`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from convolutions_plan import LOCAL_SGD, ONE_RANK, RATES, SEEDS, Cell, Row, best_rate, rate_rows, rows
-from reporting import report
-
+from benchmarks.controls.convolutions_plan import (
+    LOCAL_SGD,
+    ONE_RANK,
+    RATES,
+    SEEDS,
+    Cell,
+    Row,
+    best_rate,
+    rate_rows,
+    rows,
+)
+from benchmarks.reporting import report
 from istmpi.cli.networks import described
 from istmpi.cli.settings import resolve
 from istmpi.cost.counts import cost

@@ -1,10 +1,10 @@
 """Convolutional networks on small images: what can be dealt out of a VGG and of a ResNet, and what it costs.
 
-    python benchmarks/convolutions.py              # hours on two cores; again to go on; the most valuable cells first
-    python benchmarks/convolutions.py --only resnet --minutes 30
-    python benchmarks/convolutions.py --list       # the cells, and which are there
-    python benchmarks/convolutions.py --report     # the tables anew
-    python benchmarks/convolutions.py --tiny       # all of it in small, in minutes: only to see that it works
+    python -m benchmarks.controls.convolutions  # hours on two cores; again to go on; the most valuable cells first
+    python -m benchmarks.controls.convolutions --only resnet --minutes 30
+    python -m benchmarks.controls.convolutions --list  # the cells, and which are there
+    python -m benchmarks.controls.convolutions --report  # the tables anew
+    python -m benchmarks.controls.convolutions --tiny  # all of it in small, in minutes: only to see that it works
 
 CIFAR-10 made half as wide and as high, 16 x 16: of its training images one in five (10,000), and all 10,000
 test images.
@@ -24,11 +24,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import convolutions_plan as plan
-from convolutions_plan import Cell, best_rate
-from convolutions_report import write
-from reporting import HERE, RESULTS, keep_cell
-from small_images import prepare, train
+from benchmarks.controls import convolutions_plan as plan
+from benchmarks.controls.convolutions_plan import Cell, best_rate
+from benchmarks.controls.convolutions_report import write
+from benchmarks.controls.small_images import prepare, train
+from benchmarks.reporting import HERE, RESULTS, keep_cell
 
 SIZE = 16
 TRAIN = slice(4, None, 5)

@@ -1,7 +1,7 @@
 """Training on small images first, and leaving early: a residual network with exits on CIFAR-10.
 
-    python benchmarks/growing.py            # a quarter of an hour on two cores
-    python benchmarks/growing.py --tiny     # all of it in small, in a minute: only to see that it works
+    python -m benchmarks.controls.growing  # a quarter of an hour on two cores
+    python -m benchmarks.controls.growing --tiny  # all of it in small, in a minute: only to see that it works
 
 The data are one in five of the images, 16 x 16. A small `resnet` with two early exits is trained by IST on two ranks:
 on images of 16 from the start, and two fifths of the rounds on images of 8; and without exits. Rows are medians over
@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from reporting import HERE, RESULTS, report
-from small_images import prepare, train
+from benchmarks.controls.small_images import prepare, train
+from benchmarks.reporting import HERE, RESULTS, report
 
 RANKS = 2
 SETTINGS = {"method.local_steps": "20", "train.batch": "64", "evaluate.calibration_examples": "512"}

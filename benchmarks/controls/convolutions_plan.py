@@ -1,4 +1,4 @@
-"""What `benchmarks/convolutions.py` trains: networks, methods, ranks and seeds, the most valuable cells first."""
+"""The plan of `benchmarks.controls.convolutions`: networks, methods, ranks and seeds, the most valuable cells first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pull and push of one round of IST against raw ``MPI_Alltoallv``s of the same bytes between the same ranks.
 
-    mpirun -n 4 python benchmarks/transfer.py                                              over shared memory
-    benchmarks/cluster --hosts 4 --rate 1gbit -- python benchmarks/transfer.py             over a slow network
+    mpirun -n 4 python -m benchmarks.transfer.transfer                                              over shared memory
+    benchmarks/cluster --hosts 4 --rate 1gbit -- python -m benchmarks.transfer.transfer             over a slow network
 
 The network is an MLP N-N-N-10, all hidden units dealt, N chosen so that each rank sends about so many MB in a pull.
 Ours is what a round does around its local steps: plan, pull into fresh tensors, push. Raw is two Alltoallv calls on
@@ -17,8 +17,8 @@ from statistics import median
 
 import numpy as np
 import torch
-from reporting import network, report
 
+from benchmarks.reporting import network, report
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
 from istmpi.devices import to_empty

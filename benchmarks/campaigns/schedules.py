@@ -1,7 +1,7 @@
 """Thousands of simulated schedules of small runs, all methods on 2 to 8 ranks: does any of them come to another end?
 
-    python benchmarks/schedules.py --schedules 10000
-    python benchmarks/schedules.py --minutes 30              # as many as there is time for
+    python -m benchmarks.campaigns.schedules --schedules 10000
+    python -m benchmarks.campaigns.schedules --minutes 30  # as many as there is time for
 
 Each seed draws a method, a number of ranks and what befalls them (`istmpi.comm.simulated`): always delays, often a rank
 that stands still or is slow, at times one that is killed. The law (`istmpi.training.simulation`): the run ends with the
@@ -18,9 +18,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from processes import worker_processes
-from reporting import report
-
+from benchmarks.processes import worker_processes
+from benchmarks.reporting import report
 from istmpi.comm.simulated import DELAYS, KILLS, KINDS, SLOW, STOPS
 from istmpi.config import Run
 from istmpi.devices import usable_cores
@@ -37,7 +36,7 @@ SMALL = {
     "evaluate.every": 1000,
 }
 MOMENTUM = {"optimizer.momentum": 0.9, "optimizer.lr": 0.03}
-CONVOLUTIONS = str(Path(__file__).parents[1] / "examples" / "convnet.py") + ":ConvNet"
+CONVOLUTIONS = str(Path(__file__).parents[2] / "examples" / "convnet.py") + ":ConvNet"
 RUNS = {
     "ist": {},
     "ist, a tenth redealt": {"method.redeal": 0.1, "train.rounds": 3},

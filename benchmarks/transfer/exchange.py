@@ -1,7 +1,7 @@
 """Exchanges in pieces (istmpi/comm/exchange.py) against ``MPI_Alltoallv`` of the same messages, in turns.
 
-    mpirun -n 4 python benchmarks/exchange.py                                              over shared memory
-    benchmarks/cluster --hosts 4 --rate 50mbit -- python benchmarks/exchange.py --rate 50  over a slow network
+    mpirun -n 4 python -m benchmarks.transfer.exchange                                              over shared memory
+    benchmarks/cluster --hosts 4 --rate 50mbit -- python -m benchmarks.transfer.exchange --rate 50  over a slow network
 
 Messages between two ranks differ, as those of a deal do: 0.3 to 1.7 times the mean. With the line's rate the table has
 also how much longer than the bytes of the busiest rank's line an exchange takes. Ratios are within a turn, the slowest
@@ -15,8 +15,8 @@ from statistics import median
 
 import numpy as np
 from mpi4py import MPI
-from reporting import report
 
+from benchmarks.reporting import report
 from istmpi.comm import Backoff, Communicator, world
 from istmpi.comm.communicator import Staged
 from istmpi.comm.exchange import Exchange

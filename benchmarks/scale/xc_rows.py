@@ -1,6 +1,6 @@
 """Made-up sparse rows of a real set's statistics, as text in the Extreme Classification Repository's format.
 
-    python benchmarks/xc_rows.py FOLDER --rows 100000 --features 135909 --labels 670091
+    python -m benchmarks.scale.xc_rows FOLDER --rows 100000 --features 135909 --labels 670091
 
 Features and labels are drawn with odds that fall as Zipf's law has them, in an order of their own; a label brings some
 features along, so that there is something to learn.

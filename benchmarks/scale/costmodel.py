@@ -1,6 +1,6 @@
 """What the cost model says beforehand against what real training then takes: bytes, FLOPs, seconds and memory.
 
-    python benchmarks/costmodel.py
+    python -m benchmarks.scale.costmodel
 
 Starts ``mpirun -n P`` for every P (MPIRUN names another launcher). Each job calibrates as ``istmpi measure`` does, at
 the network's own shapes, then trains with every method; what it predicts is compared with
@@ -26,10 +26,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from memory import status, watched
-from reporting import RESULTS, report
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.reporting import RESULTS, report
+from benchmarks.scale.memory import status, watched
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
 from istmpi.config import Run
@@ -179,7 +179,9 @@ def benchmark() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder) / "rows.json"
                 launcher = [*shlex.split(os.environ.get("MPIRUN", "mpirun")), "-n", str(ranks)]
-                subprocess.run([*launcher, sys.executable, __file__, "--worker", network, str(out)], check=True)
+                subprocess.run(
+                    [*launcher, sys.executable, "-m", __spec__.name, "--worker", network, str(out)], check=True
+                )
                 rows += json.loads(out.read_text())
             loads.append(os.getloadavg()[0])
 

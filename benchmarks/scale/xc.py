@@ -1,12 +1,12 @@
 """Very many labels at the paper's size: what ranks need to train, evaluate, resume and predict, beside one process.
 
-    python benchmarks/xc_scale.py --ranks 4 --hidden 1024        # 135,909-1,024-670,091: 3.3 GB of weights
-    python benchmarks/xc_scale.py --ranks 8 --hidden 2560
-    python benchmarks/xc_scale.py --ranks 2 --hidden 64 --features 5000 --labels 20000      # in small
+    python -m benchmarks.scale.xc --ranks 4 --hidden 1024  # 135,909-1,024-670,091: 3.3 GB of weights
+    python -m benchmarks.scale.xc --ranks 8 --hidden 2560
+    python -m benchmarks.scale.xc --ranks 2 --hidden 64 --features 5000 --labels 20000  # in small
 
-Rows are made up (xc_rows.py). Every start is ``mpirun -n P istmpi ...`` (MPIRUN names another launcher) whose ranks'
-peaks of resident memory the kernel tells at their end. The one process is plain PyTorch with the same module: a step
-of SGD on the same batch.
+Rows are made up (benchmarks.scale.xc_rows). Every start is ``mpirun -n P istmpi ...`` (MPIRUN names another launcher)
+whose ranks' peaks of resident memory the kernel tells at their end. The one process is plain PyTorch with the same
+module: a step of SGD on the same batch.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from reporting import RESULTS, report
-from xc_rows import AMAZON_670K, write
+from benchmarks.reporting import RESULTS, report
+from benchmarks.scale.xc_rows import AMAZON_670K, write
 
 NOTES = (
     "Peaks are of resident memory, the highest rank's, libraries included. Planned is what istmpi costmodel says of a "
@@ -89,7 +89,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         few = folder / "few.txt"
         few.write_text("".join((folder / "source" / "test.txt").open().readlines()[1:9]))
         rows.append(started("predict, one process", 0, ["istmpi", "predict", network, few], folder))
-    plain = [sys.executable, __file__, "--one-process", *sys.argv[1:]]
+    plain = [sys.executable, "-m", __spec__.name, "--one-process", *sys.argv[1:]]
     rows.append(started("one process of plain PyTorch, a step", 0, plain, folder))
     summary = json.loads((run / "summary.json").read_text())
     weights = 4 * options.hidden * (options.features + options.labels)
@@ -111,7 +111,7 @@ def started(what: str, ranks: int, command: Sequence[object], folder: Path) -> d
     for old in peaks.iterdir():
         old.unlink()
     launcher = [*shlex.split(os.environ.get("MPIRUN", "mpirun")), "-n", str(ranks)] if ranks else []
-    words = [*launcher, sys.executable, __file__, "--watch", str(peaks), *map(str, command)]
+    words = [*launcher, sys.executable, "-m", __spec__.name, "--watch", str(peaks), *map(str, command)]
     start = time.monotonic()
     done = subprocess.run(words, stdin=subprocess.DEVNULL)
     seconds = time.monotonic() - start

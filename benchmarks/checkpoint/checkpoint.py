@@ -1,7 +1,7 @@
 """What a checkpoint costs: bandwidth of writing and reading, memory meanwhile, and the stall of one in the background.
 
-    mpirun -n 4 python benchmarks/checkpoint.py --folder FOLDER
-    mpirun -n 2 python benchmarks/checkpoint.py --folder FOLDER --stall
+    mpirun -n 4 python -m benchmarks.checkpoint.checkpoint --folder FOLDER
+    mpirun -n 2 python -m benchmarks.checkpoint.checkpoint --folder FOLDER --stall
 
 Bandwidth: 2 GB of weights, by every writer that h5py has here, against plain ``pwrite`` and ``fsync`` of the same bytes
 from the same ranks to the same folder, in turns; reading against plain ``preadv`` of the same file, once from storage
@@ -17,9 +17,9 @@ from statistics import median
 
 import h5py
 import numpy as np
-from memory import status
-from reporting import report
 
+from benchmarks.reporting import report
+from benchmarks.scale.memory import status
 from istmpi.checkpoint.folder import require_valid
 from istmpi.checkpoint.saver import Saver, commit
 from istmpi.checkpoint.writers import WRITERS

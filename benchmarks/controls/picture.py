@@ -1,4 +1,4 @@
-"""The pictures of `controls_rivals.py`, accuracy against bytes, and of `rivals_time.py`, accuracy against seconds."""
+"""Pictures: accuracy against bytes (`benchmarks.controls.rivals`), and against seconds (`time_to_accuracy.seconds`)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,9 +1,9 @@
 """Is it IST that is needed? IST, its controls and today's rivals beside each other, each tuned on the same budget.
 
-    python benchmarks/controls_rivals.py --cells FOLDER                          # resumes; the most telling first
-    python benchmarks/controls_rivals.py --cells FOLDER --ranks 8 --seeds 1      # the first seed of everything
-    python benchmarks/controls_rivals.py --cells FOLDER --task cifar             # another task (`rivals_tasks.py`)
-    python benchmarks/controls_rivals.py --cells FOLDER --report                 # only the table
+    python -m benchmarks.controls.rivals --cells FOLDER  # resumes; the most telling first
+    python -m benchmarks.controls.rivals --cells FOLDER --ranks 8 --seeds 1  # the first seed of everything
+    python -m benchmarks.controls.rivals --cells FOLDER --task cifar  # another task
+    python -m benchmarks.controls.rivals --cells FOLDER --report  # only the table
 
 Data alike on all ranks, sharded, and by label. Every method's learning rate and local steps are the best of six
 settings on a validation split of the training data, with the data placed as where they are used. A cell is a run of
@@ -23,12 +23,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import reporting
-from processes import worker_processes
-from reporting import HERE, keep_cell, restore_cells, store_cells
-from rivals_picture import draw
-from rivals_tasks import BY_LABEL, NARROW, NEVER, PLACEMENTS, TASKS, TENTH, Task, hidden_of
-
+from benchmarks import reporting
+from benchmarks.controls.picture import draw
+from benchmarks.controls.tasks import BY_LABEL, NARROW, NEVER, PLACEMENTS, TASKS, TENTH, Task, hidden_of
+from benchmarks.processes import worker_processes
+from benchmarks.reporting import HERE, keep_cell, restore_cells, store_cells
 from istmpi.comm import Communicator
 from istmpi.comm.simulated import simulate
 from istmpi.config import Run

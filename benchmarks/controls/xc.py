@@ -1,9 +1,9 @@
 """Sparse rows with many labels (Reuters): IST beside one rank, local SGD and the controls, and what width is worth.
 
-    python benchmarks/xc.py --raw reuters-xc.tar.gz            # hours on two cores; again to go on
-    python benchmarks/xc.py --raw ... --only "P = 8"           # the rows whose names contain that
-    python benchmarks/xc.py --raw ... --seeds 1                # the first seed alone
-    python benchmarks/xc.py --report                           # the table anew
+    python -m benchmarks.controls.xc --raw reuters-xc.tar.gz  # hours on two cores; again to go on
+    python -m benchmarks.controls.xc --raw ... --only "P = 8"  # the rows whose names contain that
+    python -m benchmarks.controls.xc --raw ... --seeds 1  # the first seed alone
+    python -m benchmarks.controls.xc --report  # the table anew
 
 All rows take as many local steps of each rank, by Adam whose state is carried. Every row has a learning rate of its
 own: of those tried the best on the last tenth of the training rows, which training then leaves out, on seed 0. A cell
@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from reporting import HERE, RESULTS, report
-from small_images import train
+from benchmarks.controls.small_images import train
+from benchmarks.reporting import HERE, RESULTS, report
 
 HIDDEN = 256
 RANKS = (2, 4, 8)
