@@ -123,7 +123,7 @@ def started(what: str, ranks: int, command: Sequence[object], folder: Path) -> d
 
 def watch(folder: Path, command: Sequence[str]) -> None:
     """Run a command, and write its peak of resident memory in bytes."""
-    done = subprocess.run(command)
+    done = subprocess.run(command, close_fds=False)  # MPICH tells a rank its place by a descriptor
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     (folder / str(os.getpid())).write_text(str(peak))
     sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
