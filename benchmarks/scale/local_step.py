@@ -3,19 +3,14 @@
     python -m benchmarks.scale.local_step
 
 Ours is `Method.local_steps` as a round calls it, on one rank: batches drawn and read, losses kept, checked and agreed
-on. Bare is what one would write by hand: plain torch.nn layers (of the decoder the very class, built with a subnet's
-widths), ready lists of row numbers, no bookkeeping at all. Both start from the same weights and must end with the same.
-They take turns; every ratio is of two neighbours in time.
+on. Bare is what one would write by hand: plain torch.nn layers, ready lists of row numbers, no bookkeeping at all. Both
+start from the same weights and must end with the same. They take turns; every ratio is of two neighbours in time.
 """
 
 import argparse
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +32,6 @@ from istmpi.methods.ist import IST
 from istmpi.models.mlp import MLP
 from istmpi.record import Clock
 from istmpi.tasks import CLASSIFICATION
-from istmpi.training.loop import Training
 
 EXAMPLES = 2048
 
@@ -50,9 +44,8 @@ class Pair:
     job: Job
     ranks: int
     twin: Callable[[dict[str, int]], nn.Module]
-    optimizer: Callable[..., torch.optim.Optimizer]
-    examples: tuple[torch.Tensor, torch.Tensor] | None = None
-    """All of them, of which the twin takes rows; without, its batches are read before the clock starts."""
+    examples: tuple[torch.Tensor, torch.Tensor]
+    """All of them, of which the twin takes rows."""
 
     def __post_init__(self) -> None:
         job, architecture = self.job, self.job.architecture
@@ -69,7 +62,7 @@ class Pair:
             for mine, theirs in zip(self.subnet.parameters(), self.network.parameters(), strict=True):
                 mine.copy_(torch.randn_like(theirs) / theirs.shape[-1] ** 0.5 if theirs.ndim > 1 else theirs)
                 theirs.copy_(mine)
-        self.twin_optimizer = self.optimizer(self.network.parameters(), lr=job.run.optimizer.lr)
+        self.twin_optimizer = torch.optim.SGD(self.network.parameters(), lr=job.run.optimizer.lr)
 
     def ours(self, round: int) -> np.ndarray:
         """Wall clock and processor seconds of one round's local steps."""
@@ -80,22 +73,15 @@ class Pair:
     def bare(self, round: int) -> np.ndarray:
         """The same steps by hand."""
         steps = self.job.run.method.local_steps
-        everyones = [self._ready(round * steps + step) for step in range(steps)]
+        batches = [torch.from_numpy(self.job.batches.indices(round * steps + step)) for step in range(steps)]
+        examples, targets = self.examples
         network, optimizer = self.network, self.twin_optimizer
         start = clocks()
-        for ready in everyones:
-            x, y = ready if self.examples is None else (tensor[ready] for tensor in self.examples)
+        for rows in batches:
             optimizer.zero_grad()
-            functional.cross_entropy(network(x).flatten(0, -2), y.flatten()).backward()
+            functional.cross_entropy(network(examples[rows]), targets[rows]).backward()
             optimizer.step()
         return clocks() - start
-
-    def _ready(self, step: int) -> Any:
-        """The numbers of a batch's rows, or its inputs and targets."""
-        if self.examples is not None:
-            return torch.from_numpy(self.job.batches.indices(step))
-        batch = self.job.batches.at(step)
-        return batch.inputs[0], batch.targets
 
 
 def mlp(features: int, hidden: tuple[int, ...], ranks: int, steps: int, communicator: Communicator) -> Pair:
@@ -115,43 +101,8 @@ def mlp(features: int, hidden: tuple[int, ...], ranks: int, steps: int, communic
         job,
         ranks,
         lambda lengths: bare_network([lengths[axis] for axis in ("features", *architecture.stages)]),
-        torch.optim.SGD,
         (x, y),
     )
-
-
-def random_text(folder: Path) -> Path:
-    """A prepared file of random bytes."""
-    texts = folder / "texts"
-    texts.mkdir()
-    for number in range(10):
-        content = np.random.default_rng(number).integers(1, 256, 2**17, dtype=np.uint8)
-        (texts / f"{number}.txt").write_bytes(content.tobytes())
-    subprocess.run(["istmpi", "prepare", "text", texts, folder / "text.h5"], check=True)
-    return folder / "text.h5"
-
-
-def decoder(data: Path, embed: int, ranks: int, steps: int, communicator: Communicator) -> Pair:
-    """A block of a decoder, heads of 64 and feed-forward units 8/3 as wide as the stream, by AdamW."""
-    settings = {"layers": 1, "embed": embed, "head_dim": 64, "heads": [embed // 64], "hidden": [embed * 8 // 3]}
-    given = {f"model.{name}": value for name, value in settings.items()} | {
-        "model.name": "transformer",
-        "data.source": str(data),
-        "data.length": 128,
-        "train.batch": 8,
-        "train.threads": torch.get_num_threads(),
-        "method.local_steps": steps,
-        "optimizer.name": "adamw",
-        "optimizer.lr": 1e-4,
-    }
-    training = Training(Run().override(given), communicator)
-    job = training.method.job
-    return Pair(f"decoder, a block of {embed}", job, ranks, job.architecture.code.build, adamw)
-
-
-def adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """As the run has it, which lets no weight decay."""
-    return torch.optim.AdamW(parameters, lr, weight_decay=0.0)
 
 
 def clocks() -> np.ndarray:
@@ -213,15 +164,12 @@ def benchmark() -> None:
         measure(mlp(64, (512, 512), 4, steps, communicator), 101),
         measure(mlp(64, (512, 512), 1, steps, communicator), 51),
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        data = random_text(Path(folder))
-        rows += [measure(decoder(data, 1024, ranks, steps // 4, communicator), 11) for ranks in (4, 1)]
     report(
         "local_step",
         f"A local step of a subnet against a bare PyTorch loop, {options.threads} thread(s)",
         rows,
-        f"Milliseconds a step, medians over turns of {steps} steps, of the decoder {steps // 4}; batch 128, of the "
-        "decoder 8 windows of 128 tokens. Ratio is the median over turns of ours / bare by the wall clock, processor "
+        f"Milliseconds a step, medians over turns of {steps} steps; batch 128. Ratio is the median over turns "
+        "of ours / bare by the wall clock, processor "
         "ratio by the processor time of the process.",
     )
 

@@ -1,17 +1,11 @@
 """What a slow rank costs, and how much of that ``--shares auto`` gets back.
 
-    python -m benchmarks.scale.slow_rank
-    python -m benchmarks.scale.slow_rank --by stop --ranks 2 --hidden 2048,2048
+    python -m benchmarks.scale.slow_rank --ranks 2 --hidden 2048,2048
 
-Examples a second are those of all ranks, each of which takes a batch in each local step, in the median round behind
-those in which shares settle. They stand beside those of an undisturbed run, of equal shares, and of shares that do not
-change, of which many are tried.
-
-``--by sleep``: every rank sleeps in each local step, in proportion to the weights that it trains, the last one longer;
-so ranks need no cores of their own, and other work beside counts for little. All else is as it is. The ideal follows:
-shares by which all ranks sleep equally long, and nothing else takes any time. ``--by stop``: the last rank is stopped
-and let go on all the time (SIGSTOP, SIGCONT), so that it has a part of its processor's time in all that it does. Every
-other rank needs a core. The ideal is the best of the shares that were tried.
+The last rank is stopped and let go on all the time (SIGSTOP, SIGCONT), so that it has a part of its processor's time in
+all that it does. Every rank needs a core. Examples a second are those of all ranks, each of which takes a batch in each
+local step, in the median round behind those in which shares settle. They stand beside those of an undisturbed run, of
+equal shares, and of shares that do not change, the best of which are the ideal.
 """
 
 import argparse

@@ -18,9 +18,6 @@ import gc
 import json
 import os
 import time
-from abc import ABC, abstractmethod
-from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -77,102 +74,45 @@ def score(network: nn.Sequential, run: Run, data: Dataset) -> tuple[float, float
     return float((x.argmax(dim=1) == y).double().mean()), float(functional.cross_entropy(x, y))
 
 
-class Peer(ABC):
-    """A rank's network and how it takes local steps; ``seconds`` by phase."""
+class Peer:
+    """A rank's network and how it takes local steps; ``method``: ddp or local-sgd."""
 
-    def __init__(self, run: Run, data: Dataset):
-        rank = dist.get_rank()
+    def __init__(self, method: str, run: Run, data: Dataset):
         self.run, self.data = run, data.reshaped((data.features,))
-        self.network = network_of(run, data)
-        self.batches = Batches(self.data.train, range(len(data.train)), run.train.batch, run.train.seed, rank)
+        self.network = self.model = network_of(run, data)
+        self.averager, self.period = None, 1
+        """Steps from one mean over the ranks to the next."""
+        if method == "ddp":
+            # All ranks have drawn the same values: sending rank 0's once more would only take time.
+            self.model = DistributedDataParallel(self.network, init_sync=False)
+        else:
+            # Without a warm-up the averager's first mean comes after one step; ours, as ours does, after J.
+            self.period = run.method.local_steps
+            self.averager = PeriodicModelAverager(period=self.period, warmup_steps=self.period - 1)
+        rows, seed = range(len(data.train)), run.train.seed
+        self.batches = Batches(self.data.train, rows, run.train.batch, seed, dist.get_rank())
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=run.optimizer.lr)
-        self.seconds: dict[str, float] = defaultdict(float)
         self.steps = 0
 
     def train(self, steps: int) -> None:
-        """So many local steps more."""
+        """Take some local steps more."""
         for _ in range(steps):
             batch = self.batches.at(self.steps)
-            self.step(*batch.inputs, batch.targets)
+            self.optimizer.zero_grad()
+            functional.cross_entropy(self.model(*batch.inputs), batch.targets).backward()
+            self.optimizer.step()
+            if self.averager:
+                self.averager.average_parameters(self.network.parameters())
             self.steps += 1
 
-    @abstractmethod
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """One local step on a batch."""
 
-    def phase(self, name: str, since: float) -> float:
-        """Add the time since then to a phase; returns the time now."""
-        now = time.perf_counter()
-        self.seconds[name] += now - since
-        return now
-
-
-class DDP(Peer):
-    """Gradients all-reduced in buckets of the default size while backward still runs."""
-
-    def __init__(self, run: Run, data: Dataset):
-        super().__init__(run, data)
-        # All ranks have drawn the same values: sending rank 0's once more would only take time that is not counted.
-        self.model = DistributedDataParallel(self.network, init_sync=False)
-
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        start = time.perf_counter()
-        self.optimizer.zero_grad()
-        loss = functional.cross_entropy(self.model(x), y)
-        start = self.phase("forward", start)
-        loss.backward()
-        start = self.phase("backward and all-reduce", start)
-        self.optimizer.step()
-        self.phase("update", start)
-
-    @staticmethod
-    def averages(steps: int, run: Run) -> int:
-        """All-reduces of the whole network in so many steps."""
-        return steps
-
-
-class LocalSGD(Peer):
-    """Every J steps the mean of all ranks' weights."""
-
-    def __init__(self, run: Run, data: Dataset):
-        super().__init__(run, data)
-        # Without a warm-up the averager's first mean comes after one step; ours, as ours does, after J.
-        period = run.method.local_steps
-        self.averager = PeriodicModelAverager(period=period, warmup_steps=period - 1)
-
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        start = time.perf_counter()
-        self.optimizer.zero_grad()
-        loss = functional.cross_entropy(self.network(x), y)
-        loss.backward()
-        self.optimizer.step()
-        start = self.phase("compute", start)
-        self.averager.average_parameters(self.network.parameters())
-        self.phase("all-reduce", start)
-
-    @staticmethod
-    def averages(steps: int, run: Run) -> int:
-        return steps // run.method.local_steps
-
-
-PEERS = {"ddp": DDP, "local-sgd": LocalSGD}
-
-
-@dataclass(frozen=True)
-class Wire:
-    """The bytes that this host's interface sent and received, headers included; none where ranks share a host."""
-
-    sent: int
-    received: int
-
-    @staticmethod
-    def now() -> Wire | None:
-        for line in Path("/proc/self/net/dev").read_text().splitlines():
-            name, _, numbers = line.partition(":")
-            if name.strip() == "eth0" and "ISTMPI_NETWORK" in os.environ:
-                counters = [int(number) for number in numbers.split()]
-                return Wire(counters[8], counters[0])
-        return None
+def sent_by_this_host() -> int | None:
+    """The bytes that this host's interface sent, headers included; None where ranks share a host."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "eth0" and "ISTMPI_NETWORK" in os.environ:
+            return int(numbers.split()[8])
+    return None
 
 
 def connect(ranks: int, rank: int) -> None:
@@ -194,25 +134,22 @@ def ring_bytes(network: nn.Module, ranks: int) -> int:
 
 
 def train(peer: Peer, steps: int, every: int) -> list[dict]:
-    """Train so many steps and evaluate after every so many: a point each, accuracy and loss on rank 0."""
-    points = []
-    seconds, sent, averages = 0.0, 0, 0
+    """Train some steps and evaluate after every few: a point each, accuracy and loss on rank 0."""
+    points: list[dict] = []
+    seconds, sent = 0.0, 0
     while peer.steps < steps:
         dist.barrier()
-        before, start = Wire.now(), time.perf_counter()
-        done = peer.steps
-        peer.train(min(every, steps - done))
-        mine = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
-        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
-        seconds += float(mine)
-        after = Wire.now()
-        if after:
-            wire = torch.tensor(after.sent - before.sent)
+        before, start = sent_by_this_host(), time.perf_counter()
+        peer.train(min(every, steps - peer.steps))
+        slowest = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        seconds += float(slowest)
+        if before is None:
+            sent = peer.steps // peer.period * ring_bytes(peer.network, dist.get_world_size())
+        else:
+            wire = torch.tensor(sent_by_this_host() - before)
             dist.all_reduce(wire)
             sent += int(wire)
-        else:
-            averages = type(peer).averages(peer.steps, peer.run)
-            sent = averages * ring_bytes(peer.network, dist.get_world_size())
         samples = peer.steps * peer.run.train.batch * dist.get_world_size()
         point = {"step": peer.steps, "seconds": seconds, "bytes": sent, "samples": samples}
         if dist.get_rank() == 0:
@@ -239,7 +176,6 @@ def curve(method: str, run: Run, ranks: int, points: list[dict]) -> Curve:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `run_of` reads."""
     parser.add_argument("--data", required=True)
     parser.add_argument("--hidden", required=True, help="widths, with commas")
     parser.add_argument("--local-steps", type=int, default=20, help="between two transfers (20)")
@@ -264,32 +200,21 @@ def run_of(options: argparse.Namespace) -> Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("method", choices=PEERS)
+    parser.add_argument("method", choices=("ddp", "local-sgd"))
     add_settings(parser)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--evaluate-every", type=int, default=20, help="steps")
-    parser.add_argument("--out", help="a JSON file")
     parser.add_argument("--curve", help="a JSON file for istmpi report")
     options = parser.parse_args()
     run = run_of(options)
     rank, ranks = launched()
     torch.set_num_threads(1)
     connect(ranks, rank)
-    peer = PEERS[options.method](run, open_dataset(options.data))
+    peer = Peer(options.method, run, open_dataset(options.data))
     points = train(peer, options.steps, options.evaluate_every)
     if rank == 0:
-        record = {
-            **vars(options),
-            "ranks": ranks,
-            "torch": torch.__version__,
-            "network": os.environ.get("ISTMPI_NETWORK", "loopback of one host"),
-            "split": dict(peer.seconds),
-            "points": points,
-        }
         for point in points:
             print(json.dumps(point), flush=True)
-        if options.out:
-            Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         if options.curve:
             curve(f"pytorch-{options.method}", run, ranks, points).save(Path(options.curve))
     dist.barrier()
