@@ -81,8 +81,7 @@ BOTH = dealt("blocks3", "inner1", "inner2", "inner3")
 class Row:
     """A network, a method and a number of ranks: a line of the report. ``narrow``: a P-th of the widths that are dealt.
 
-    A rate is given where it is what is tried; such a row is scored on the validation split. ``late`` rows are measured
-    behind all seeds of the others.
+    A rate is given where it is what is tried; such a row is scored on the validation split.
     """
 
     network: Network
@@ -92,7 +91,6 @@ class Row:
     narrow: bool = False
     rate: float | None = None
     seeds: tuple[int, ...] = SEEDS
-    late: bool = False
 
     @property
     def name(self) -> str:
@@ -118,41 +116,35 @@ class Cell:
 
 @cache
 def rows() -> tuple[Row, ...]:
-    """All rows, those of four ranks before those of two."""
-    alone = Row(RESNET, ONE_RANK, 1, _ALONE)
-    return (*_vgg(), alone, *_resnet(4), *_more_blocks(), *_resnet(2))
+    """All rows."""
+    return (*_vgg(), *_resnet())
 
 
 def _vgg() -> Iterator[Row]:
+    channels = "IST, channels but the first too"
     yield Row(THIN, ONE_RANK, 1, _ALONE)
-    for ranks, seeds in ((4, SEEDS), (2, ONCE)):
-        yield Row(THIN, LOCAL_SGD, ranks, _LOCAL_SGD)
-        yield Row(THIN, "IST, dense layers", ranks, {})
-        yield Row(THIN, "IST, dense layers, a tenth redealt", ranks, _TENTH, seeds=ONCE)
-        yield Row(THIN, "IST, dense layers, never redealt", ranks, _NEVER, seeds=seeds)
-        yield Row(THIN, NARROW, ranks, _LOCAL_SGD, narrow=True, seeds=seeds)
-        yield Row(THIN, "IST, channels but the first too", ranks, BUT_FIRST, seeds=ONCE)
-        yield Row(THIN, "IST, channels but the first too, a tenth redealt", ranks, {**BUT_FIRST, **_TENTH}, seeds=ONCE)
+    yield Row(THIN, LOCAL_SGD, 4, _LOCAL_SGD)
+    yield Row(THIN, "IST, dense layers", 4, {})
+    yield Row(THIN, "IST, dense layers, a tenth redealt", 4, _TENTH, seeds=ONCE)
+    yield Row(THIN, "IST, dense layers, never redealt", 4, _NEVER)
+    yield Row(THIN, NARROW, 4, _LOCAL_SGD, narrow=True)
+    yield Row(THIN, channels, 4, BUT_FIRST, seeds=ONCE)
+    yield Row(THIN, f"{channels}, a tenth redealt", 4, {**BUT_FIRST, **_TENTH}, seeds=ONCE)
 
 
-def _resnet(ranks: int) -> Iterator[Row]:
+def _resnet() -> Iterator[Row]:
     """Of the last section the first block halves the image and is on every rank: four blocks can be dealt out."""
-    few = ranks == 2
-    seeds = ONCE if few else SEEDS
-    yield Row(RESNET, LOCAL_SGD, ranks, _LOCAL_SGD, seeds=seeds, late=few)
-    yield Row(RESNET, "IST, inner channels", ranks, {}, seeds=ONCE, late=few)
-    yield Row(RESNET, "IST, inner channels, a tenth redealt", ranks, _TENTH, seeds=ONCE, late=few)
-    yield Row(RESNET, "IST, inner channels, never redealt", ranks, _NEVER, seeds=ONCE, late=few)
-    yield Row(RESNET, NARROW, ranks, _LOCAL_SGD, narrow=True, seeds=ONCE, late=few)
-    yield Row(RESNET, "IST, blocks", ranks, BLOCKS, seeds=seeds, late=few)
-    yield Row(RESNET, "IST, blocks and inner channels", ranks, BOTH, seeds=ONCE, late=few)
-
-
-def _more_blocks() -> Iterator[Row]:
-    yield Row(RESNET, "IST, blocks, never redealt", 4, {**BLOCKS, **_NEVER}, seeds=ONCE)
     as_long = {**BLOCKS, "model.scale": "fitted", **_LONGER}
-    yield Row(RESNET, "IST, blocks, fitted scale, rounds of 36 steps", 4, as_long)
     shallow = {**_LOCAL_SGD, "model.blocks": "[1,1,2]"}
+    yield Row(RESNET, ONE_RANK, 1, _ALONE)
+    yield Row(RESNET, LOCAL_SGD, 4, _LOCAL_SGD)
+    yield Row(RESNET, "IST, inner channels", 4, {}, seeds=ONCE)
+    yield Row(RESNET, "IST, inner channels, never redealt", 4, _NEVER, seeds=ONCE)
+    yield Row(RESNET, NARROW, 4, _LOCAL_SGD, narrow=True, seeds=ONCE)
+    yield Row(RESNET, "IST, blocks", 4, BLOCKS)
+    yield Row(RESNET, "IST, blocks and inner channels", 4, BOTH, seeds=ONCE)
+    yield Row(RESNET, "IST, blocks, never redealt", 4, {**BLOCKS, **_NEVER}, seeds=ONCE)
+    yield Row(RESNET, "IST, blocks, fitted scale, rounds of 36 steps", 4, as_long)
     yield Row(RESNET, "a subnet's blocks alone, local SGD", 4, shallow, seeds=TWICE)
     yield Row(RESNET, "a subnet's blocks alone, local SGD, rounds of 36 steps", 4, {**shallow, **_LONGER}, seeds=TWICE)
     yield Row(RESNET, "local SGD, rounds of 36 steps", 4, {**_LOCAL_SGD, **_LONGER}, seeds=ONCE)
@@ -167,7 +159,7 @@ def rate_rows() -> Iterator[Row]:
             "IST, dense layers": (4, {}),
             "IST, channels but the first too": (4, BUT_FIRST),
         },
-        RESNET: {ONE_RANK: (1, _ALONE), LOCAL_SGD: (2, _LOCAL_SGD), "IST, inner channels": (2, {})},
+        RESNET: {ONE_RANK: (1, _ALONE), LOCAL_SGD: (4, _LOCAL_SGD), "IST, inner channels": (4, {})},
     }
     for network, methods in tried.items():
         for method, (ranks, given) in methods.items():
@@ -176,9 +168,8 @@ def rate_rows() -> Iterator[Row]:
 
 
 def cells() -> Iterator[Cell]:
-    """All cells but those of the rates: the first seed of everything before the next, but for ``late`` rows."""
-    for late in (False, True):
-        yield from (Cell(row, seed) for seed in SEEDS for row in rows() if row.late is late and seed in row.seeds)
+    """All cells but those of the rates: the first seed of everything before the next."""
+    return (Cell(row, seed) for seed in SEEDS for row in rows() if seed in row.seeds)
 
 
 def best_rate(family: str, accuracy: Callable[[Cell], float | None]) -> float | None:

@@ -14,18 +14,16 @@ tells each rank's peak of resident memory at its end.
 import argparse
 import json
 import os
-import resource
 import shlex
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.reporting import RESULTS, report
+from benchmarks.scale.memory import planned, watching
 
 FEATURES, CLASSES, CLUSTERS = 128, 40, 200
 EXPONENT, LEAST = 2.5, 5
@@ -63,10 +61,7 @@ def made(nodes: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """Run all cells and report; or watch one, in a process of its own."""
-    if sys.argv[1:2] == ["--watch"]:
-        watch(Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
-        return
+    """Run all cells and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--widths", default="8192")
@@ -136,7 +131,7 @@ def cell(
     launcher = [*shlex.split(os.environ.get("MPIRUN", "mpirun")), "-n", str(ranks)]
     with tempfile.TemporaryDirectory() as run:
         train = ["istmpi", "train", "graph", "--out", f"{run}/run", *words]
-        watched = [sys.executable, "-m", __spec__.name, "--watch", peaks, options.memory, *train]
+        watched = [*watching(peaks, options.memory), *train]
         start = time.monotonic()
         outcome, last = "done", {}
         try:
@@ -156,30 +151,11 @@ def cell(
         "P": ranks,
         "outcome": outcome,
         "peak GB": f"{max(found) / 1e9:.2f}" if found else "",
-        "planned GB": f"{costs(words, ranks) / 1e9:.2f}",
+        "planned GB": f"{planned(['graph', '--ranks', ranks, *words]) / 1e9:.2f}",
         "seconds a step": f"{last['seconds'] / options.steps:.1f}" if last else "",
         "MB sent": f"{last['bytes'] / 1e6:.0f}" if last else "",
         "seconds in all": round(seconds),
     }
-
-
-def watch(folder: Path, memory: float, command: Sequence[str]) -> None:
-    """Run a command with so many bytes of address space, and write its peak of resident memory in bytes."""
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (int(memory), int(memory)))
-
-    done = subprocess.run(command, preexec_fn=limited, close_fds=False)  # MPICH tells a rank its place by one
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    (folder / str(os.getpid())).write_text(str(peak))
-    sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
-
-
-def costs(words: Sequence[object], ranks: int) -> float:
-    """Bytes of a rank's memory by the cost model."""
-    command = ["istmpi", "costmodel", "graph", "--ranks", str(ranks), "--compare", "ist", "--json", *map(str, words)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout)["rows"][0]["memory_bytes"]
 
 
 if __name__ == "__main__":

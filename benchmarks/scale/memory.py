@@ -1,7 +1,12 @@
-"""What the kernel says of this process's memory."""
+"""The kernel's figures of the memory of this process, and of a command."""
 
+import json
+import os
+import resource
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,3 +36,33 @@ def watched(name: str, peaks: dict[str, float]) -> Iterator[None]:
         thread.join()
     peaks[f"{name}, resident"] = status("VmHWM")
     peaks[f"{name}, anonymous"] = max(anonymous)
+
+
+def watching(peaks: Path, memory: float = 0) -> list[str]:
+    """The words before a command that have its peak written to a file in ``peaks``; ``memory``: bytes it may have."""
+    return [sys.executable, "-m", "benchmarks.scale.memory", str(peaks), str(memory)]
+
+
+def watch(peaks: Path, memory: float, command: Sequence[str]) -> None:
+    """Run a command, write its peak of resident memory, and end as it did."""
+
+    def limited() -> None:
+        if memory:
+            resource.setrlimit(resource.RLIMIT_DATA, (int(memory), int(memory)))
+
+    # MPICH tells a rank its place by a descriptor, which therefore stays open.
+    done = subprocess.run(command, preexec_fn=limited, close_fds=False)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    (peaks / str(os.getpid())).write_text(str(peak))
+    sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+
+
+def planned(command: Sequence[object]) -> float:
+    """Bytes of a rank's memory by ``istmpi costmodel``."""
+    words = ["istmpi", "costmodel", *map(str, command), "--compare", "ist", "--json"]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)["rows"][0]["memory_bytes"]
+
+
+if __name__ == "__main__":
+    watch(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

@@ -12,7 +12,6 @@ module: a step of SGD on the same batch.
 import argparse
 import json
 import os
-import resource
 import shlex
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.reporting import RESULTS, report
+from benchmarks.scale.memory import planned, watching
 from benchmarks.scale.xc_rows import AMAZON_670K, write
 
 NOTES = (
@@ -32,9 +32,6 @@ NOTES = (
 
 def main() -> None:
     """Run all phases and report; or one of them, in a process of its own."""
-    if sys.argv[1:2] == ["--watch"]:
-        watch(Path(sys.argv[2]), sys.argv[3:])
-        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=1024)
@@ -94,10 +91,10 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     weights = 4 * options.hidden * (options.features + options.labels)
     shape = f"{options.features}-{options.hidden}-{options.labels}"
-    planned = costs(shape, options.ranks, words)
+    expected = planned(["xc", "--layers", shape, "--ranks", options.ranks, *words])
     facts = (
         f"{NOTES} {weights / 1e9:.2f} GB of weights, a rank's share {weights / options.ranks / 1e9:.2f} GB; planned "
-        f"for a rank {planned / 1e9:.2f} GB. All ranks sent {summary['last']['bytes'] / 1e9:.2f} GB in "
+        f"for a rank {expected / 1e9:.2f} GB. All ranks sent {summary['last']['bytes'] / 1e9:.2f} GB in "
         f"{summary['last']['round']} rounds of {options.local_steps} steps, in {summary['last']['seconds']:.0f} s."
     )
     name = f"xc-scale-{options.hidden}-{options.ranks}" + (f"-{options.redeal:g}" if options.redeal < 1 else "")
@@ -111,7 +108,7 @@ def started(what: str, ranks: int, command: Sequence[object], folder: Path) -> d
     for old in peaks.iterdir():
         old.unlink()
     launcher = [*shlex.split(os.environ.get("MPIRUN", "mpirun")), "-n", str(ranks)] if ranks else []
-    words = [*launcher, sys.executable, "-m", __spec__.name, "--watch", str(peaks), *map(str, command)]
+    words = [*launcher, *watching(peaks), *map(str, command)]
     start = time.monotonic()
     done = subprocess.run(words, stdin=subprocess.DEVNULL)
     seconds = time.monotonic() - start
@@ -119,33 +116,6 @@ def started(what: str, ranks: int, command: Sequence[object], folder: Path) -> d
     outcome = "done" if done.returncode == 0 else f"failed ({done.returncode})"
     peak = f"{max(found) / 1e9:.2f}" if found else "unknown"
     return {"phase": what, "ranks": ranks or 1, "outcome": outcome, "seconds": round(seconds), "peak GB": peak}
-
-
-def watch(folder: Path, command: Sequence[str]) -> None:
-    """Run a command, and write its peak of resident memory in bytes."""
-    done = subprocess.run(command, close_fds=False)  # MPICH tells a rank its place by a descriptor
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    (folder / str(os.getpid())).write_text(str(peak))
-    sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
-
-
-def costs(shape: str, ranks: int, words: Sequence[str]) -> float:
-    """Bytes of a rank's memory by the cost model."""
-    command = [
-        "istmpi",
-        "costmodel",
-        "xc",
-        "--layers",
-        shape,
-        "--ranks",
-        str(ranks),
-        "--compare",
-        "ist",
-        "--json",
-        *words,
-    ]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout)["rows"][0]["memory_bytes"]
 
 
 def one_process(options: argparse.Namespace) -> None:
