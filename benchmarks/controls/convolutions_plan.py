@@ -159,7 +159,7 @@ def rate_rows() -> Iterator[Row]:
             "IST, dense layers": (4, {}),
             "IST, channels but the first too": (4, BUT_FIRST),
         },
-        RESNET: {ONE_RANK: (1, _ALONE), LOCAL_SGD: (4, _LOCAL_SGD), "IST, inner channels": (4, {})},
+        RESNET: {ONE_RANK: (1, _ALONE), LOCAL_SGD: (2, _LOCAL_SGD), "IST, inner channels": (2, {})},
     }
     for network, methods in tried.items():
         for method, (ranks, given) in methods.items():

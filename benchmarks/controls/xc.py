@@ -1,4 +1,4 @@
-"""Sparse rows with many labels (Reuters): IST beside one rank, local SGD and the controls, and what width is worth.
+"""Sparse rows with many labels (Reuters): IST beside one rank, local SGD and the controls.
 
     python -m benchmarks.controls.xc --raw reuters-xc.tar.gz  # hours on two cores; again to go on
     python -m benchmarks.controls.xc --raw ... --only "P = 8"  # the rows whose names contain that
@@ -17,8 +17,8 @@ import statistics
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.controls.small_images import train
@@ -47,21 +47,11 @@ VARIANTS: dict[str, dict[str, str]] = {
     "local SGD": LOCAL_SGD,
     "narrow network, local SGD": LOCAL_SGD,
 }
-CURES: dict[str, dict[str, str]] = {
-    "not scaled": {"model.scale": "none"},
-    "fitted": {"model.scale": "fitted"},
-    "J = 5": {"method.local_steps": "5", "train.rounds": "48", "evaluate.every": "48"},
-    "a finish of local SGD": {"method.finish": "local-sgd:20%"},
-    "state reset": {"method.optimizer_state": "reset"},
-    "batch normalisation": {"model.norm": "batch"},
-}
-"""Of IST with a tenth redealt, at the most ranks."""
-WIDTHS = (64, 1024, 2048)
 NOTES = (
     "P@k and PSP@k are of the full network on the test rows, the median over seeds and the least and the largest. MB "
     "are those that all ranks handed to MPI. A local step of a rank takes 64 rows, so P ranks read P times as many as "
     "one. A narrow network has a P-th of the width. Each row has the learning rate of the two that was better in "
-    "validation, with one seed; other widths and cures have that of the same method with 256 hidden units."
+    "validation, with one seed."
 )
 
 
@@ -74,8 +64,6 @@ class Row:
     loss: str
     hidden: int = HIDDEN
     settings: dict[str, str] = field(default_factory=dict)
-    tuned_as: "Row | None" = None
-    """Whose learning rate it has; its own by default."""
 
     @property
     def all_settings(self) -> dict[str, str]:
@@ -89,8 +77,6 @@ class Row:
 
     def rate(self, folder: Path) -> float | None:
         """The learning rate that was the best in validation; None before all were tried."""
-        if self.tuned_as:
-            return self.tuned_as.rate(folder)
         tried = {rate: self.cell(folder, rate, None) for rate in RATES}
         if not all(cell.exists() for cell in tried.values()):
             return None
@@ -98,25 +84,13 @@ class Row:
 
 
 def rows() -> Iterator[Row]:
-    """All that is compared, what matters most first."""
-    main = {(row.name, row.loss): row for loss in LOSSES for row in _rows_of(loss, HIDDEN, RANKS)}
-    yield from main.values()
-    most = max(RANKS)
+    """All that is compared."""
     for loss in LOSSES:
-        for name, settings in CURES.items():
-            of = main[f"IST, a tenth redealt, P = {most}", loss]
-            yield replace(of, name=f"{of.name}, {name}", settings=of.settings | settings, tuned_as=of)
-        for width in WIDTHS:
-            for row in _rows_of(loss, width, (most,)):
-                yield replace(row, tuned_as=main[row.name, loss])
-
-
-def _rows_of(loss: str, hidden: int, among: Sequence[int]) -> Iterator[Row]:
-    yield Row("one rank", 1, loss, hidden, LOCAL_SGD)
-    for ranks in among:
-        for name, settings in VARIANTS.items():
-            own = hidden // ranks if name.startswith("narrow") else hidden
-            yield Row(f"{name}, P = {ranks}", ranks, loss, own, settings)
+        yield Row("one rank", 1, loss, HIDDEN, LOCAL_SGD)
+        for ranks in RANKS:
+            for name, settings in VARIANTS.items():
+                hidden = HIDDEN // ranks if name.startswith("narrow") else HIDDEN
+                yield Row(f"{name}, P = {ranks}", ranks, loss, hidden, settings)
 
 
 def main() -> None:
@@ -137,7 +111,7 @@ def main() -> None:
         validation, test = prepare(options.raw, options.cells)
         named = [row for row in rows() if not options.only or any(part in row.name for part in options.only)]
         chosen = [row for row in named if row.loss.startswith(options.loss)]
-        for row in (row for row in chosen if row.tuned_as is None):
+        for row in chosen:
             for rate in RATES:
                 run(row, row.cell(options.cells, rate, None), validation, rate, 0)
         for seed in range(options.seeds):
