@@ -3,8 +3,9 @@
     python -m benchmarks.campaigns bad-input --cases 2000 --seed 1
     python -m benchmarks.campaigns bad-input --seed 1 --case 1234 --keep /tmp/case
 
-Every case is a valid file or command line with something wrong in it: bytes, a name, a value, a file of another format.
-It must be taken or be refused in one line, within limits of time and memory, and must leave nothing behind.
+Every case is a small valid file or command line with something wrong in it: a length, a type, a name, a checksum, a
+depth. It must be taken or be refused in one line, within limits of time and memory, and must leave nothing behind.
+Where there is a right value, of classes, counts, features or answers, what is taken must have it.
 """
 
 import argparse
@@ -17,232 +18,104 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"  # before any library is loaded: a fork has but one thread
 os.environ["NO_COLOR"] = "1"
 
-from benchmarks.campaigns import forked, valid  # noqa: E402
-from benchmarks.campaigns.damage import (  # noqa: E402
-    DEEP,
-    NAMES,
-    NUMBERS,
-    VALUES,
-    damaged_bytes,
-    damaged_tree,
-    json_text,
-)
+from benchmarks.campaigns import forked  # noqa: E402
+from benchmarks.campaigns.bad import formats, graphs, layouts, networks, raw_data, records, rows, settings, tables  # noqa: E402
+from benchmarks.campaigns.bad.cases import TINY, Assets, Case, Maker  # noqa: E402
 from benchmarks.campaigns.libraries import libraries  # noqa: E402
 from benchmarks.reporting import HERE, report  # noqa: E402
 
-TINY = ["--hidden", "4", "--rounds", "1", "--local-steps", "1", "--batch", "4", "--threads", "1"]
-"""Training that takes no time."""
-VALUE = "VALUE"
-"""What a hostile text takes the place of."""
-REPORTS = ([], ["--json"], ["--csv"], ["--plot", "out.png"], ["--html", "out.html"], ["--watts", "9"])
-CLIMBING = ("../../climbs", "/absolute")
-"""Names that would leave a file outside the case's folder."""
-HOSTILE = (
-    *NUMBERS, *(name.replace("\0", "") for name in NAMES if name not in CLIMBING), "1]\n[train]\nrounds = 7",
-    "[" * 5000, "[1,2", "'a", '"', "\udcff", "{}", "1979-05-27", "[[1]]", "1,,2", "$HOME", "`id`", "-", "/dev/null",
-    "/nowhere/x", ".",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Case:
-    """One command line; its files lie in the folder that it runs in. ``refused``: exit code 0 is wrong."""
-
-    words: list[str]
-    refused: bool = False
-    codes: tuple[int, ...] = (0, 2, 3, 74)
-
-
-Maker = Callable[[random.Random, Path, Path], Case]
-"""Makes a case in a folder, of valid files in another one."""
-
-
-def raw(kind: str) -> Maker:
-    """A maker of raw data of a kind of ``istmpi prepare``, one file of which is damaged."""
-
-    def make(draw: random.Random, folder: Path, assets: Path) -> Case:
-        source = draw.choice(valid.RAW[kind])
-        target = folder / f"data{''.join(Path(source).suffixes)}"
-        shutil.copytree(assets / source, target) if (assets / source).is_dir() else shutil.copy(assets / source, target)
-        files = sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
-        victim, change = draw.choice(files), draw.random()
-        if change < 0.75:
-            victim.write_bytes(damaged_bytes(draw, victim.read_bytes()))
-        elif change < 0.9:
-            victim.write_bytes((assets / draw.choice(valid.RAW[draw.choice(sorted(valid.RAW))][-1:])).read_bytes())
-        elif target.is_dir():
-            with contextlib.suppress(OSError, ValueError):  # no file can have some of the names
-                victim.rename(victim.with_name(draw.choice(NAMES) + victim.suffix))
-        network = assets / f"run-{kind}" / "network.h5"
-        if network.exists() and draw.random() < 0.3:
-            return Case(["predict", str(network), target.name, "--out", "out.csv"])
-        bad = draw.choice(([], [], ["--max-bad", "0.9"], ["--max-bad", draw.choice(NUMBERS)]))
-        bad = bad if kind in ("speech", "images") else []
-        return Case(["prepare", kind, target.name, "out.h5", *bad])
-
-    return make
-
-
-def prepared(draw: random.Random, folder: Path, assets: Path) -> Case:
-    """A prepared file, or arrays in its place, with damaged bytes."""
-    name = draw.choice(("speech.h5", "images.h5", "csv.h5", "arrays.npz"))
-    (folder / name).write_bytes(damaged_bytes(draw, (assets / name).read_bytes()))
-    network = str(assets / "run-speech" / "network.h5")
-    words = (["train", "--data", name, "--dry-run"], ["costmodel", "digits", "--data", name, "--ranks", "1"])
-    return Case(draw.choice((*words, ["predict", network, name, "--out", "out.csv"])))
-
-
-def network(draw: random.Random, folder: Path, assets: Path) -> Case:
-    """A network's file with damaged bytes, or something else under its name."""
-    whole = assets / "run-digits" / "network.h5"
-    other = draw.choice((b"", b"\x89HDF\r\n\x1a\n" + draw.randbytes(4000), (assets / "arrays.npz").read_bytes()))
-    content = damaged_bytes(draw, whole.read_bytes()) if draw.random() < 0.8 else other
-    (folder / "network.h5").write_bytes(content)
-    commands = (
-        "checkpoint show network.h5", "checkpoint ls .", "checkpoint verify network.h5",
-        f"checkpoint diff network.h5 {whole}", "predict network.h5 digits --out out.csv",
-        "export network.h5 --to npz --out out.npz", "evaluate network.h5",
-    )  # fmt: skip
-    words = draw.choice(commands).split()
-    return Case(words, codes=(0, 1, 2, 74) if "diff" in words else (0, 2, 74))
-
-
-def cluster(draw: random.Random, folder: Path, assets: Path) -> Case:
-    (folder / "cluster.json").write_bytes(json_text(draw, damaged_tree(draw, valid.CLUSTER)))
-    more = draw.choice(([], ["--advise", "--most-ranks", "2"], ["--json"], ["--csv"], ["--bandwidth", "1Gbit"]))
-    return Case(["costmodel", "digits", "--layers", "8-4-2", "--cluster", "cluster.json", "--ranks", "2", *more])
-
-
-def curve(draw: random.Random, folder: Path, assets: Path) -> Case:
-    (folder / "other.json").write_bytes(json_text(random.Random(0), {**valid.CURVE, "method": "plain"}))
-    tree = {**valid.CURVE, "method": draw.choice(("torch-ddp", *NAMES[:8]))}
-    (folder / "curve.json").write_bytes(json_text(draw, damaged_tree(draw, tree)))
-    return Case(["report", "curve.json", "other.json", *draw.choice((*REPORTS, ["--targets", "0.2,0.3"]))])
-
-
-def records(draw: random.Random, folder: Path, assets: Path) -> Case:
-    """A run's folder, one of whose records makes no sense."""
-    run = folder / draw.choice(("run", "run", "run", "a$b", "[bold]", "two\nlines"))
-    shutil.copytree(assets / "run-digits", run)
-    victim = run / draw.choice(("metrics.jsonl", "metrics.jsonl", "summary.json", "failure.json", "run.toml"))
-    if victim.name == "run.toml":
-        victim.write_bytes(damaged_bytes(draw, victim.read_bytes()))
-    elif victim.name == "metrics.jsonl":
-        lines = victim.read_bytes().splitlines()
-        place = draw.randrange(len(lines))
-        lines[place] = json_text(draw, damaged_tree(draw, valid.parsed(lines[place])))
-        victim.write_bytes(b"\n".join(lines) + b"\n")
-    else:
-        tree = valid.parsed(victim.read_bytes()) if victim.exists() else {"error": "it\x1b[31m failed", "exit_code": 3}
-        victim.write_bytes(json_text(draw, damaged_tree(draw, tree)))
-    resume = ["train", "digits", *TINY, "--out", run.name, "--resume", "auto"]
-    return Case(
-        draw.choice((["report", run.name, *draw.choice(REPORTS)], ["report", "."], ["job", "table", "."], resume))
-    )
-
-
-def run_file(draw: random.Random, folder: Path, assets: Path) -> Case:
-    """A run file with values of other types, out of range, or that is no TOML."""
-    import tomli_w
-
-    from istmpi.config import Run
-
-    tiny = {"model.hidden": [4], "train.rounds": 1, "train.batch": 4, "method.local_steps": 1}
-    tree = Run.load("digits").override(tiny).tree()
-    holder = draw.choice([*(section for section in tree.values() if isinstance(section, dict) and section), tree])
-    key = draw.choice(sorted(holder)) if draw.random() < 0.85 else draw.choice(NAMES)
-    value = draw.choice([value for value in VALUES if value not in (None, 10**400, [None], [1, "a", None])])
-    if not (isinstance(value, int) and value > 4):  # many rounds would take their time
-        holder[key] = value
-    text = tomli_w.dumps(tree).encode("utf-8", "surrogatepass")
-    tails = (
-        b"\ndeep = " + b"[" * DEEP,
-        b"\n[" + b"a." * 5000 + b"b]\nc = 1",
-        b"\xff\xfe",
-        b"\0",
-        b"\n[train]\nrounds = 2",
-    )
-    odd = draw.random()
-    if odd < 0.2:
-        text += draw.choice(tails)
-    elif odd < 0.3:
-        text = damaged_bytes(draw, text)
-    (folder / "run.toml").write_bytes(text)
-    commands = ("train run.toml --dry-run", "costmodel run.toml --ranks 1,2", "job slurm run.toml --nodes 2")
-    return Case(draw.choice(commands).split(), refused=odd < 0.2)
-
-
-def options(draw: random.Random, folder: Path, assets: Path) -> Case:
-    """A command line, one of whose values makes no sense."""
-    value, line = draw.choice(HOSTILE), draw.choice(valid.command_lines(str(assets / "run-digits")))
-    words = [word.replace(VALUE, value) for word in line]
-    codes = (0, 1, 2, 3, 74) if words[0] == "doctor" or words[:2] == ["checkpoint", "diff"] else (0, 2, 3, 74)
-    return Case(words, codes=codes)
-
-
 READERS: dict[str, tuple[Maker, int]] = {
-    **{kind: (raw(kind), 10) for kind in valid.RAW},
-    "options": (options, 30),
-    "run file": (run_file, 10),
-    "records": (records, 8),
-    "cluster": (cluster, 8),
-    "curve": (curve, 8),
-    "network": (network, 8),
-    "prepared": (prepared, 8),
+    "npz": (raw_data.npz, 12),
+    "npy": (raw_data.npy, 8),
+    "csv": (raw_data.csv, 10),
+    "speech": (raw_data.speech, 8),
+    "images": (raw_data.images, 8),
+    "idx": (raw_data.idx, 6),
+    "tar": (raw_data.tar, 10),
+    "folder": (raw_data.folder, 6),
+    "graph": (graphs.graph, 8),
+    "toml": (settings.toml, 10),
+    "options": (settings.options, 20),
+    "cluster": (records.cluster, 8),
+    "records": (records.records, 8),
+    "curve": (records.curve, 8),
+    "checkpoint": (records.checkpoint, 4),
+    "prepared": (records.prepared, 3),
+    "compare": (records.compare, 1),
+    "strangers": (raw_data.strangers, 6),
+    "tables": (tables.table, 14),
+    "predict tables": (tables.predict, 10),
+    "rows": (rows.xc, 8),
+    "predict rows": (rows.predict_rows, 5),
+    "arrays": (rows.arrays, 10),
+    "image folders": (layouts.images, 8),
+    "speech lists": (layouts.speech, 6),
+    "masks": (graphs.masks, 5),
+    "tokenizer": (graphs.tokenizer, 4),
+    "initial": (networks.initial, 10),
+    "model": (networks.model, 8),
+    "counts": (networks.counts, 12),
+    "special files": (networks.special, 8),
 }
 """Every reader's cases, and how often they come."""
 
 
 def main(arguments: list[str]) -> int:
     """Run the cases; 1 if anything was found."""
-    given = _options(arguments)
+    options = _options(arguments)
     started = time.monotonic()
-    names = given.only.split(",") if given.only else list(READERS)
+    names = options.only.split(",") if options.only else list(READERS)
+    numbers = range(options.cases) if options.case is None else [options.case]
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    findings: dict[str, list[int]] = defaultdict(list)
+    findings: dict[str, list[str]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="bad-input-") as place:
         os.environ["MPLCONFIGDIR"] = f"{place}/matplotlib"
         forked.load_libraries()
-        assets = valid.make(Path(place, "assets"))
-        for number in range(given.cases) if given.case is None else [given.case]:
-            if given.minutes and time.monotonic() - started > 60 * given.minutes:
+        work = Path(place)
+        assets = _assets(work)
+        for number in numbers:
+            if options.minutes and time.monotonic() - started > 60 * options.minutes:
                 print(f"the time is up after {number} cases", file=sys.stderr)
                 break
-            name, case, folder = draw(given.seed, number, names, Path(place), assets)
-            outcome = forked.run(case.words, folder, forked.Limits(given.seconds, given.megabytes))
+            name, case, folder = draw(options.seed, number, names, work, assets)
+            outcome = forked.run(case.words, folder, forked.Limits(options.seconds, options.megabytes))
+            counts[name]["cases"] += 1
             kind = "taken" if outcome.code == 0 else "refused" if outcome.code in case.codes else "wrong"
-            counts[name].update(["cases", kind])
-            for problem in forked.problems(outcome, case.refused, case.codes):
-                counts[name]["findings"] += 1
-                findings[f"{name}: {problem}"].append(number)
-                print(f"case {number}: {name}: {problem}\n    istmpi {_shown(case.words)}", flush=True)
-            if given.case is not None:
+            counts[name][kind] += 1
+            found = forked.problems(outcome, case.refused, case.codes) or case.problems(folder, outcome)
+            counts[name]["findings"] += bool(found)
+            for problem in found:
+                key = f"{name}: {problem}"
+                findings[key].append(str(number))
+                if len(findings[key]) == 1:
+                    print(f"case {number}: {key}\n    istmpi {_shown(case.words)}", flush=True)
+            if options.case is not None:
                 print(f"istmpi {_shown(case.words)}\nexit code {outcome.code}\n{outcome.out}{outcome.err}", end="")
-            if given.keep:
-                shutil.copytree(folder, given.keep, symlinks=True)
-            with contextlib.suppress(OSError):
-                shutil.rmtree(os.fsencode(folder))
-    columns = ("cases", "taken", "refused", "findings")
-    rows = [{"reader": name, **{column: counts[name][column] for column in columns}} for name in sorted(counts)]
-    if given.case is None:
-        rows.append({"reader": "all", **{column: sum(row[column] for row in rows) for column in columns}})
-        seconds = time.monotonic() - started
-        notes = f"Seed {given.seed}, {seconds:.0f} s. Taken: exit code 0; refused: one line and its code."
-        report("campaign-bad-input", "Bad input", rows, f"{notes} {libraries()}.", folder=given.results)
-    for key, numbers in sorted(findings.items(), key=lambda item: -len(item[1])):
-        print(f"{len(numbers):5} x {key}   (--seed {given.seed} --case {numbers[0]})")
+            if options.keep:
+                shutil.copytree(folder, options.keep, symlinks=True)
+            _remove(folder)
+    rows = [
+        {"reader": name, **{kind: counts[name][kind] for kind in ("cases", "taken", "refused", "findings")}}
+        for name in sorted(counts)
+    ]
+    total = {kind: sum(row[kind] for row in rows) for kind in ("cases", "taken", "refused", "findings")}
+    if options.case is None:
+        taken = time.monotonic() - started
+        notes = f"Seed {options.seed}, {taken:.0f} s. Taken: exit code 0; refused: one line and its exit code. "
+        rows.append({"reader": "all", **total})
+        report("campaign-bad-input", "Bad input", rows, f"{notes}{libraries()}.", folder=options.results)
+    for key, cases in sorted(findings.items(), key=lambda item: -len(item[1])):
+        print(f"{len(cases):5} x {key}   (--seed {options.seed} --case {cases[0]})")
     return int(bool(findings))
 
 
-def draw(seed: int, number: int, names: Sequence[str], work: Path, assets: Path) -> tuple[str, Case, Path]:
+def draw(seed: int, number: int, names: list[str], work: Path, assets: Assets) -> tuple[str, Case, Path]:
     """A case: its reader, its command line, and the folder that its files were made in."""
     source = random.Random(f"{seed}/{number}")
     name = source.choices(names, [READERS[name][1] for name in names])[0]
@@ -251,8 +124,61 @@ def draw(seed: int, number: int, names: Sequence[str], work: Path, assets: Path)
     return name, READERS[name][0](source, folder, assets), folder
 
 
+def _assets(work: Path) -> Assets:
+    """Networks for data of several kinds, made by istmpi."""
+    source, folder = random.Random(0), work / "assets"
+    folder.mkdir()
+    for word in ("yes", "no"):
+        for speaker in range(10):
+            path = folder / "words" / word / f"s{speaker}_nohash_0.wav"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(formats.wav(source, valid=True))
+    for place in range(10):
+        path = folder / "pictures" / ("cat" if place % 2 else "dog") / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(formats.image(source, valid=True)[1])
+    for name, array in formats.arrays().items():
+        (folder / f"{name}.npy").write_bytes(formats.npy(array))
+    (folder / "arrays").mkdir()
+    for name in ("x", "y"):
+        (folder / f"{name}.npy").rename(folder / "arrays" / f"{name}.npy")
+    table = [",".join(formats.COLUMNS), *(f"{source.gauss(0, 1)},{source.gauss(0, 1)},{row}" for row in range(20))]
+    (folder / "same.csv").write_text("\n".join(table) + "\n")
+    labels = ["label", *("cat" if row % 3 else "dog" for row in range(20))]
+    (folder / "table.csv").write_text("\n".join(map(",".join, zip(table, labels))) + "\n")
+    lines = [f"{row % 3} {row % 5 + 1}:{row / 2} 6:1 7:{row % 4 + 1}" for row in range(20)]
+    (folder / "same.svm").write_text("\n".join(lines) + "\n")
+    made = [["prepare", "speech", "words", "speech.h5"], ["prepare", "images", "pictures", "images.h5"]]
+    made.append(["prepare", "arrays", "arrays", "arrays.h5"])
+    made += [["prepare", "csv", "table.csv", "table.h5"], ["prepare", "xc", "same.svm", "rows.h5"]]
+    for name in ("digits", "speech", "images", "arrays", "table", "rows"):
+        settings = ["--rounds", "3", "--evaluate-every", "1", "--threads", "1"]
+        settings += ["--model", "xc"] if name == "rows" else []
+        data = name if name == "digits" else f"{name}.h5"
+        made.append(["train", "digits", "--data", data, *TINY[:-1], f"run-{name}", *settings])
+    for name, same in (("table", "same.csv"), ("rows", "same.svm")):
+        outputs = ["--outputs"] * (name == "table")
+        made.append(["predict", f"run-{name}/network.h5", same, *outputs, "--out", f"run-{name}/answers.csv"])
+    made.append(["export", "run-digits/network.h5", "--to", "safetensors", "--out", "run-digits/network.safetensors"])
+    for words in made:
+        outcome = forked.run(words, folder, forked.Limits(seconds=300, megabytes=2000))
+        if outcome.code:
+            raise RuntimeError(f"istmpi {' '.join(words)} ended with {outcome.code}: {outcome.err}")
+    for name, same in (("table", "same.csv"), ("rows", "same.svm")):
+        (folder / same).rename(folder / f"run-{name}" / same)
+    for path in folder.glob("run-*"):
+        shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    return Assets(*(folder / f"run-{name}" for name in ("digits", "speech", "images", "arrays", "table", "rows")))
+
+
 def _shown(words: list[str]) -> str:
+    """A command line, short enough to be read."""
     return re.sub(r"(.{60}).{200,}?(.{20})(?= |$)", r"\1...\2", " ".join(ascii(word)[1:-1] for word in words))[:400]
+
+
+def _remove(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(os.fsencode(folder))
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -266,7 +192,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=40, help="for a case (40), longer on a busy machine")
     parser.add_argument("--megabytes", type=int, default=700, help="of memory for a case (700)")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER", help="for the table")
-    given = parser.parse_args(arguments)
-    if unknown := set((given.only or "").split(",")) - {"", *READERS}:
-        parser.error(f"--only {', '.join(sorted(unknown))}: readers are {', '.join(READERS)}")
-    return given
+    options = parser.parse_args(arguments)
+    if unknown := set((options.only or "").split(",")) - {"", *READERS}:
+        parser.error(f"--only {', '.join(sorted(unknown))}: known are {', '.join(READERS)}")
+    return options

@@ -462,3 +462,31 @@ def test_the_campaign_finds_what_is_wrong(tmp_path):
     assert found(err="istmpi: a\nb\n")[0].startswith("2 lines")
     assert found(0, out="a\x1b[31m", err="") == ["control characters"]
     assert found(left=(".x.tmp",)) == ["left behind: .x.tmp"]
+
+
+def test_the_campaign_finds_what_was_taken_as_something_else(tmp_path):
+    from benchmarks.campaigns.bad.cases import Case
+    from benchmarks.campaigns.bad.meanings import counts, examples, sparse_rows
+    from benchmarks.campaigns.forked import Outcome
+
+    def found(right, out="", code=0, taken=False):
+        case = Case([], right=right, taken=taken)
+        return case.problems(tmp_path, Outcome(code, False, out, "istmpi: no.\n", ()))
+
+    (tmp_path / "data.csv").write_text("a,b,label\n1,5,cat\n2,6,dog\n3,7,cat\n4,8,dog\n5,9,cat\n")
+    prepare("csv", tmp_path / "data.csv", tmp_path / "out.h5")
+    labels, x = ["cat", "dog", "cat", "dog", "cat"], [[n, n + 4] for n in range(1, 6)]
+    assert found(examples(labels, x)) == []
+    assert "feature 1 5, not 4" in found(examples(labels, [[n, n + 3] for n in range(1, 6)]))[0]
+    assert "labels" in found(examples(["dog", "cat", "dog", "cat", "cat"], x))[0]
+    assert "examples (5, 2), not (4, 2)" in found(examples(labels[:4], x[:4]))[0]
+    report = {"counts": {"train": 4}, "classes": ["b", "a"], "left_out": [{"text": "1,002 files"}]}
+    assert found(counts({"train": 4}, ["a", "b"], 1002), json.dumps(report)) == []
+    assert "1003 are missing" in found(counts({"train": 4}, left_out=1003), json.dumps(report))[0]
+    (tmp_path / "data.svm").write_text("0 1:1 2:3\n1 1:2\n0 2:1\n1 1:4\n0 1:5\n")
+    prepare("xc", tmp_path / "data.svm", tmp_path / "out.h5", force=True)
+    rows = [([0], {0: 1, 1: 3}), ([1], {0: 2}), ([0], {1: 1}), ([1], {0: 4}), ([0], {0: 5})]
+    assert found(sparse_rows(rows)) == [] and "rows" in found(sparse_rows([*rows[1:], ([1], {0: 1})]))[0]
+    assert found(sparse_rows(rows), code=2) == [] and "refused" in found(None, code=2, taken=True)[0]
+    (tmp_path / "out.h5").unlink()
+    assert "does not exist" in found(sparse_rows(rows))[0]
