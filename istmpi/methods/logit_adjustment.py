@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
 ABSENT = -1e4
-"""In place of the log of 0: a class of which a rank has no example takes no part in its losses."""
+"""The value in place of the log of 0: a class of which a rank has no example takes no part in its losses."""
 
 
 def require_usable(strength: float, task: str, method: str) -> None:
@@ -37,7 +37,7 @@ def require_usable(strength: float, task: str, method: str) -> None:
 
 
 class LogitAdjustment:
-    """What is added to the logits of a rank's batches: ``strength`` times the log of each class's share of them."""
+    """The term added to the logits of a rank's batches: ``strength`` times the log of each class's share of them."""
 
     def __init__(self, batches: Batches, strength: float):
         self._batches, self._strength = batches, strength

@@ -45,7 +45,7 @@ class Subnet:
         self.spec.make([nn.Parameter(torch.zeros(1))])
 
     def build(self, lengths: Mapping[str, int]) -> bool:
-        """Have a network of these lengths, its values still undefined; return whether it is another than before.
+        """Build a network of these lengths, its values still undefined; return whether it is another than before.
 
         The last one serves again where the lengths are the same, as they are from deal to deal: fresh memory would
         cost more than the values that go into it.
