@@ -14,29 +14,37 @@ from typing import NoReturn
 import click
 
 from istmpi import __version__, comm
-from istmpi.cli.lazy import LazyGroup
+from istmpi.cli.group import LazyGroup
 from istmpi.errors import IstmpiError, OutputError, UserError, did_you_mean
 from istmpi.foreign import left, left_at, one_line, past_a_limit
 from istmpi.renamed import RenamedWarning
 from istmpi.signals import SIGNALS
 
-ALONE = (
-    "demo",
-    "report",
-    "runs",
-    "settings",
-    "costmodel",
-    "prepare",
-    "data",
-    "checkpoint",
-    "predict",
-    "extract",
-    "export",
-    "job",
-    "model",
-    "simulate",
-)
+COMMANDS = {
+    "train": ("Train a network on all ranks of an MPI job.", True),
+    "simulate": ("Train on simulated ranks in one process, with delays, stops and losses drawn from a seed.", False),
+    "compare": ("Train one run with several methods and say what each needs to reach a score.", True),
+    "report": ("Compare finished runs: table, pictures, HTML.", False),
+    "runs": ("List the runs that ship with istmpi.", False),
+    "settings": ("List and describe all that a run file may say; a schema for editors.", False),
+    "demo": ("Train three methods in two minutes and predict their time over slow links.", False),
+    "costmodel": ("Say what a run will cost in bytes, FLOPs, memory and time, without training.", False),
+    "measure": ("Measure this cluster's network and ranks for costmodel.", True),
+    "model": ("Say which widths of your own network can be dealt out, and prove it.", False),
+    "prepare": ("Turn raw data into one file that training reads.", False),
+    "data": ("Verify prepared data.", False),
+    "checkpoint": ("List, show, verify and compare checkpoints.", False),
+    "evaluate": ("Score a trained network on data.", True),
+    "predict": ("Run a trained network on files.", False),
+    "extract": ("Write a subnet of a trained network as a network of its own.", False),
+    "export": ("Write a trained network for PyTorch, ONNX or NumPy.", False),
+    "job": ("Print scripts that run istmpi on SLURM and EC2.", False),
+    "doctor": ("Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints.", True),
+}
+"""Each command's line of help, and whether it runs on the ranks of an MPI job."""
+ALONE = [name for name, (_, on_ranks) in COMMANDS.items() if not on_ranks]
 """Commands that need no MPI: each process is on its own, however many were started."""
+ON_RANKS = f"{', '.join(name for name in COMMANDS if name not in ALONE)} run under mpirun; the others need no MPI."
 
 FOR_THE_LAUNCHER = 5.0
 """Seconds in which a launcher ends the job with the code of a rank that is gone, before one that misses it does."""
@@ -58,28 +66,8 @@ DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] 
 
 @click.group(
     cls=LazyGroup,
-    commands={
-        "train": "Train a network on all ranks of an MPI job.",
-        "simulate": "Train on simulated ranks in one process, with delays, stops and losses drawn from a seed; no MPI.",
-        "compare": "Train one run with several methods and say what each needs to reach a score.",
-        "report": "Compare finished runs: table, pictures, HTML; no MPI.",
-        "runs": "List the runs that ship with istmpi.",
-        "settings": "List and describe all that a run file may say; a schema for editors.",
-        "demo": "Train three methods in two minutes and predict their time over slow links.",
-        "costmodel": "Say what a run will cost in bytes, FLOPs, memory and time; no MPI, no training.",
-        "measure": "Measure this cluster's network and ranks for costmodel.",
-        "model": "Say which widths of a network of your own can be dealt out, and prove it.",
-        "prepare": "Turn raw data into one file that training reads.",
-        "data": "Verify prepared data.",
-        "checkpoint": "List, show, verify and compare checkpoints.",
-        "evaluate": "Score a trained network on data.",
-        "predict": "Run a trained network on files.",
-        "extract": "Write a subnet of a trained network as a network of its own.",
-        "export": "Write a trained network for PyTorch, ONNX or NumPy.",
-        "job": "Print scripts that run istmpi on SLURM and EC2.",
-        "doctor": "Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints.",
-    },
-    epilog=f"{EXIT_CODES}\n\n{DOCUMENTATION}",
+    commands={name: help for name, (help, _) in COMMANDS.items()},
+    epilog=f"{ON_RANKS}\n\n{EXIT_CODES}\n\n{DOCUMENTATION}",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.version_option(__version__, prog_name="istmpi")
@@ -221,7 +209,7 @@ def _say(text: str) -> None:
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
     """Say what is wrong, from one rank; processes that know nothing of each other each say it."""
-    alone = not set(ALONE).isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
+    alone = not {*ALONE}.isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
     if not alone:
         error = comm.meet_with(error)
     rank = comm.current_rank()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.verifying import verify as verify_files
+from istmpi.cli.options import as_json
+from istmpi.cli.output import verify as verify_files
 
 
 @click.group("data")
@@ -14,7 +15,7 @@ def command() -> None:
 
 @command.command("verify", short_help="Read every byte of prepared files and say what is damaged.")
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@as_json
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
     """Read every byte of each FILE that `istmpi prepare` wrote and name whatever is damaged; exit code 2 if any is."""
     from istmpi.data.hdf5 import prepared_file

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from istmpi.cli.options import calibrate_on, force, own_class
+from istmpi.cli.output import note
 from istmpi.cli.quantities import MOST_RANKS, FiniteRange, WholeRange
 from istmpi.comm import current_rank
 from istmpi.foreign import one_line, printable
@@ -13,23 +15,19 @@ from istmpi.report.units import size
 @click.command("extract")
 @click.argument("path", metavar="CKPT")
 @click.option("--rank", type=WholeRange(min=0), metavar="R", help="The subnet of this rank.")
-@click.option(
-    "--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Of so many.  [default: as many as have saved CKPT]"
-)
-@click.option(
-    "--round", type=WholeRange(min=0), metavar="N", help="In the deal of round N, from 0.  [default: the last one]"
-)
+@click.option("--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Of P ranks.  [default: those of CKPT]")
+@click.option("--round", type=WholeRange(min=0), metavar="N", help="In the deal of round N, from 0.  [default: last]")
 @click.option(
     "--share",
     type=FiniteRange(0, 1, min_open=True),
     metavar="S",
     help="Or a share of each group's units, drawn at random: one at least.",
 )
-@click.option("--seed", type=WholeRange(min=0), metavar="N", help="Of --share.  [default: 0]")
-@click.option("-o", "--out", required=True, metavar="FILE.h5", help="Where to.")
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
-@click.option("--calibrate-on", metavar="DATA", help="In place of the data that CKPT was trained on.")
-@click.option("--model", metavar="FILE.py:Class", help="The class of a network of your own; its code is run.")
+@click.option("--seed", type=WholeRange(min=0), metavar="N", help="The seed of --share.  [default: 0]")
+@click.option("-o", "--out", required=True, metavar="FILE.h5", help="The file to write.")
+@force
+@calibrate_on
+@own_class
 def command(
     path: str,
     rank: int | None,
@@ -67,7 +65,7 @@ def command(
     which = OfRank(rank, ranks, round) if share is None else Share(share, seed or 0)
     done = extract(path, Path(out), which, calibrate_on, force, model)
     if done.note:
-        click.echo(one_line(f"istmpi: {done.note}."), err=True)
+        note(f"{done.note}.")
     units = ", ".join(f"{name} {count} of {length}" for name, (count, length) in done.units.items())
     click.echo(one_line(f"{printable(str(done.path))}, {size(done.bytes)}: {done.subnet}, {units}"))
     if done.calibrated_on:

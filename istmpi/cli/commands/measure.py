@@ -5,15 +5,15 @@ from pathlib import Path
 import click
 
 from istmpi.cli.completion import complete_runs
-from istmpi.cli.settings import planning, resolve
+from istmpi.cli.options import as_json, planning, resolve
 from istmpi.foreign import one_line
 
 
 @click.command("measure")
 @click.argument("run", default="digits", shell_complete=complete_runs)
 @planning
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON, too.")
-@click.option("--out", default="cluster.json", show_default=True, metavar="FILE", help="Where the figures go.")
+@as_json
+@click.option("--out", default="cluster.json", show_default=True, metavar="FILE", help="The file for the figures.")
 def command(
     run: str, assignments: tuple[str, ...], layers: str | None, out: str, as_json: bool, **given: str | None
 ) -> None:
@@ -31,22 +31,21 @@ def command(
         from istmpi.cost import cost
 
         resolved = resolve(run, assignments, given)
-    found = described_on_all_ranks(resolved, layers, communicator)
+    planned = described_on_all_ranks(resolved, layers, communicator)
     with communicator.agreed():
-        require_dealable(found.run, found.architecture, cost(found.run, found.architecture, communicator.size))
+        require_dealable(planned.run, planned.architecture, cost(planned.run, planned.architecture, communicator.size))
 
     from istmpi.training.measure import measure
 
-    cluster = measure(found.run, found.architecture, communicator)
+    cluster = measure(planned.run, planned.architecture, communicator)
     with communicator.agreed():
         if communicator.rank == 0:
             cluster.save(Path(out))
     if communicator.rank == 0 and as_json:
         print(Path(out).read_text(), end="")
     elif communicator.rank == 0:
-        from rich.console import Console
-
+        from istmpi.cli.output import console
         from istmpi.report import tables
 
-        tables.cluster(Console(emoji=False, highlight=False, soft_wrap=True), cluster)
+        tables.cluster(console(soft_wrap=True), cluster)
         print(one_line(f"written: {out}"))

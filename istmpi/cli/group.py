@@ -1,17 +1,15 @@
-"""A click group whose commands are imported when they are used: `istmpi --help` must not wait for torch."""
+"""A click group that imports a command when it is used, for `istmpi --help` must not wait for torch; and bash's TAB."""
 
 import importlib
+import os
 from functools import cache
 
 import click
-from click.shell_completion import CompletionItem, add_completion_class
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
 
-from istmpi.cli.bash import Bash
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.foreign import staying
 from istmpi.renamed import COMMANDS, tell
-
-add_completion_class(Bash)
 
 
 @cache
@@ -42,8 +40,7 @@ class LazyGroup(click.Group):
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands, none of which is imported, and options."""
-        known = {name: words for name, words in self._help.items() if name.startswith(incomplete)}
-        items = [CompletionItem(name, help=words) for name, words in known.items()]
+        items = [CompletionItem(name, help=help) for name, help in self._help.items() if name.startswith(incomplete)]
         return items + click.Command.shell_complete(self, context, incomplete)
 
     def resolve_command(
@@ -56,3 +53,31 @@ class LazyGroup(click.Group):
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(self._help.items()))
+
+
+@add_completion_class
+class Bash(BashComplete):
+    """Bash, which takes = and : for the ends of words; what it offers there must begin behind them."""
+
+    source_template = BashComplete.source_template.replace("-o nosort", "-o nosort -o default")
+    """Where nothing is offered bash completes names of files."""
+    _left_out = 0
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """All words before the one that is typed, and this; parts that = or : has cut are one word again."""
+        words, at = split_arg_string(os.environ["COMP_WORDS"]), int(os.environ["COMP_CWORD"])
+        parts = words[1 : at + 1] + [""] * (len(words) <= at)
+        joined: list[str] = []
+        for before, part in zip(["", *parts], parts):
+            if joined and ({before, part} & {"=", ":"}):
+                joined[-1] += part
+            else:
+                joined.append(part)
+        *before, typed = joined or [""]
+        if typed != parts[-1]:
+            self._left_out = len(typed) - (0 if parts[-1] in ("=", ":") else len(parts[-1]))
+        return before, typed
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Type and value, without what stands in the line already."""
+        return f"{item.type},{item.value[self._left_out * (item.type == 'plain') :]}"
