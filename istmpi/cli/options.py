@@ -15,7 +15,7 @@ import click
 
 from istmpi import __version__
 from istmpi.cli.completion import complete_assignment, complete_values
-from istmpi.cli.quantities import FiniteRange
+from istmpi.cli.quantities import MOST_WHOLE, FiniteRange, WholeRange
 from istmpi.comm import launched
 from istmpi.config import Run, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
@@ -60,14 +60,46 @@ OPTIONS = {
 COST_NOTHING = "--out --evaluate-every --rounds --max-minutes --seed --lr --warm-up --finish --init"
 """Options that change no cost of a round."""
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
-as_csv = click.option("--csv", "as_csv", is_flag=True, help="Print the figures as CSV.")
-plot = click.option("--plot", metavar="FILE", help="Draw the figures: .png, .svg or .pdf.")
-force = click.option("--force", is_flag=True, help="Replace the file if it exists.")
-own_class = click.option("--model", metavar="FILE.py:Class", help="The class of your own network; its code is run.")
-calibrate_on = click.option(
-    "--calibrate-on", metavar="DATA", help="Data for calibration, where it is needed: those of CKPT's training."
-)
+Decorator = Callable[[Callable], Callable]
+
+
+def flag(name: str, help: str) -> Decorator:
+    """A switch that is off; its variable begins with as_ where its name is that of a format."""
+    names = [name, f"as_{name[2:]}"] if name in ("--json", "--csv") else [name]
+    return click.option(*names, is_flag=True, help=help)
+
+
+def text(name: str, metavar: str, help: str, **settings: Any) -> Decorator:
+    """An option with a value; help shows its default."""
+    return click.option(name, metavar=metavar, help=help, show_default=bool(settings.get("default")), **settings)
+
+
+def whole(
+    name: str, metavar: str, help: str, least: int | None = None, most: int = MOST_WHOLE, **settings: Any
+) -> Decorator:
+    """An option with a whole number."""
+    return text(name, metavar, help, type=WholeRange(least, most), **settings)
+
+
+def real(
+    name: str,
+    metavar: str,
+    help: str,
+    least: float | None = None,
+    most: float | None = None,
+    above: bool = False,
+    **settings: Any,
+) -> Decorator:
+    """An option with a number; ``above``: it is above the least one."""
+    return text(name, metavar, help, type=FiniteRange(least, most, min_open=above), **settings)
+
+
+as_json = flag("--json", "Print JSON for other programs.")
+as_csv = flag("--csv", "Print the figures as CSV.")
+plot = text("--plot", "FILE", "Draw the figures: .png, .svg or .pdf.")
+force = flag("--force", "Replace the file if it exists.")
+own_class = text("--model", "FILE.py:Class", "The class of your own network; its code is run.")
+calibrate_on = text("--calibrate-on", "DATA", "Data for calibration, where it is needed: those of CKPT's training.")
 
 
 # ---- what sets a run
@@ -100,8 +132,8 @@ def _defaults() -> dict[str, Any]:
 
 def planning(command: Callable) -> Callable:
     """Decorate a click command that trains nothing with the options that change a run's cost, and with --layers."""
-    help = "Features, hidden widths and labels, instead of reading data."
-    return click.option("--layers", metavar="N-N-...", help=help)(options(command, COST_NOTHING.split()))
+    layers = text("--layers", "N-N-...", "Features, hidden widths and labels, instead of reading data.")
+    return layers(options(command, COST_NOTHING.split()))
 
 
 def resolve(
@@ -199,7 +231,7 @@ def showing(command: Callable) -> Callable:
     )
     @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and warnings.")
     @click.option("-v", "--verbose", is_flag=True, help="Print a line for every round, with all figures.")
-    @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON, all else on standard error.")
+    @flag("--json", "Print the outcome as JSON, all else on standard error.")
     @wraps(command)
     def shown(progress: str | None, quiet: bool, verbose: bool, as_json: bool, **given: object) -> object:
         return command(shown=Showing(progress, quiet, verbose, as_json), **given)
@@ -209,21 +241,16 @@ def showing(command: Callable) -> Callable:
 
 def watching(command: Callable) -> Callable:
     """Decorate a click command that trains with --stop-before-walltime, --log and the options of `showing`."""
-    logging = click.option(
+    logging = text(
         "--log",
+        "NAME",
+        "Also log each round with another program; may be given several times. csv: metrics.csv in the run's folder.  "
+        f"[{' | '.join(LOGGERS)}]",
         type=click.Choice(list(LOGGERS)),
-        metavar="NAME",
         multiple=True,
-        help="Also log each round with another program; may be given several times. csv: metrics.csv in the run's "
-        f"folder.  [{' | '.join(LOGGERS)}]",
     )
-    stopping = click.option(
-        "--stop-before-walltime",
-        type=FiniteRange(min=0, max=1e6),
-        metavar="MINUTES",
-        help="Save and stop that long before the SLURM job's time is up.",
-    )
-    return stopping(logging(showing(command)))
+    help = "Save and stop that long before the SLURM job's time is up."
+    return real("--stop-before-walltime", "MINUTES", help, 0, 1e6)(logging(showing(command)))
 
 
 def watched(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import as_json
+from istmpi.cli.options import as_json, flag, whole
 from istmpi.cli.output import Counter, print_json, progress, wide_console
 from istmpi.cli.output import verify as verify_files
-from istmpi.cli.quantities import MOST_RANKS, WholeRange
+from istmpi.cli.quantities import MOST_RANKS
 
 
 @click.group("checkpoint")
@@ -22,7 +22,7 @@ def command() -> None:
 
 @command.command("ls", short_help="List the checkpoints of a run.")
 @click.argument("folder")
-@click.option("--verify", is_flag=True, help="Read every byte of every file.")
+@flag("--verify", "Read every byte of every file.")
 @as_json
 def ls(folder: str, verify: bool, as_json: bool) -> None:
     """List the checkpoints in the FOLDER of a run, or of checkpoints, the oldest first."""
@@ -45,8 +45,8 @@ def ls(folder: str, verify: bool, as_json: bool) -> None:
 
 @command.command("show", short_help="Show what a checkpoint holds.")
 @click.argument("path", metavar="CKPT")
-@click.option("--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Also show the deal among P ranks.")
-@click.option("--round", type=WholeRange(min=0), metavar="R", help="Of round R, from 0.  [default: the next]")
+@whole("--ranks", "P", "Also show the deal among P ranks.", 1, MOST_RANKS)
+@whole("--round", "R", "Of round R, from 0.  [default: the next]", 0)
 @as_json
 def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None:
     """Show what CKPT holds: header, parameters, optimizer state, normalisation, and the deal for any P and round."""

@@ -15,14 +15,13 @@ from istmpi.cli.commands.report import (
     write_page,
 )
 from istmpi.cli.completion import complete_runs
-from istmpi.cli.options import Showing, options, resolve, watched, watching
-from istmpi.cli.quantities import WholeRange
+from istmpi.cli.options import Showing, options, resolve, text, watched, watching, whole
 
 
 @click.command("compare")
 @click.argument("run", default="digits", shell_complete=complete_runs)
-@click.option("--methods", metavar="NAME,...", default="ist,local-sgd,data-parallel", show_default=True)
-@click.option("--repeats", type=WholeRange(1, 1000), default=1, show_default=True, metavar="N", help="Seeds to use.")
+@text("--methods", "NAME,...", "Methods to compare.", default="ist,local-sgd,data-parallel")
+@whole("--repeats", "N", "Seeds to compare them on.", 1, 1000, default=1)
 @comparing
 @watching
 @partial(options, without=("--method",))

@@ -11,9 +11,8 @@ from rich.markup import escape
 from istmpi.cli import quantities
 from istmpi.cli.completion import complete_runs
 from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, Sizes, described
-from istmpi.cli.options import as_csv, as_json, changes, planning, plot, resolve
+from istmpi.cli.options import as_csv, as_json, changes, planning, plot, real, resolve, text, whole
 from istmpi.cli.output import console, drawing, print_csv, print_json
-from istmpi.cli.quantities import FiniteRange, WholeRange
 from istmpi.config import Run
 from istmpi.cost import RIVALS, counted
 from istmpi.cost import survey as costs
@@ -32,60 +31,30 @@ EXAMPLES = 1_000_000
 COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
 CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price", "watts")
 
-_AMOUNT = FiniteRange(min=LEAST, max=MOST)
-
 
 @click.command("costmodel")
 @click.argument("run", required=False, shell_complete=complete_runs)
 @planning
-@click.option("--examples", type=WholeRange(min=1), metavar="N", help="Examples of an epoch.  [default: the data's]")
-@click.option(
-    "--row-features",
-    type=WholeRange(min=1),
-    default=FEATURES_IN_A_ROW,
-    show_default=True,
-    metavar="N",
-    help="xc with --layers: features of a row.",
-)
-@click.option(
-    "--nodes",
-    type=WholeRange(min=1),
-    default=NODES,
-    show_default=True,
-    metavar="N",
-    help="gcn, sage with --layers: nodes of a batch.",
-)
-@click.option(
-    "--degree",
-    type=_AMOUNT,
-    default=DEGREE,
-    show_default=True,
-    metavar="N",
-    help="gcn, sage with --layers: neighbours of a node.",
-)
-@click.option("--ranks", metavar="P,P,...", help="Numbers of ranks, as 1,2,4, or 1..1024.  [default: 1..32]")
-@click.option("--compare", metavar="NAME,...", help=f"What to compare, or all: {', '.join([*METHODS, *RIVALS])}.")
-@click.option("--cluster", metavar="NAME|FILE", default="m5.2xlarge", show_default=True, help="A preset or a file.")
-@click.option("--bandwidth", metavar="RATE", help="A rank's rate in each direction: 2.5Gbit, 300MB.")
-@click.option("--latency", metavar="TIME", help="Time of a message: 100us.")
-@click.option("--flops", metavar="RATE", help="FLOP/s of a rank, or of each: 250G or 250G,250G,100G.")
-@click.option("--memory", metavar="SIZE", help="Memory of a rank: 16GB.")
-@click.option("--price", type=_AMOUNT, metavar="MONEY", help="Price of a node for an hour.")
-@click.option("--watts", type=_AMOUNT, metavar="W", help="Power of a node.")
+@whole("--examples", "N", "Examples of an epoch.  [default: the data's]", 1)
+@whole("--row-features", "N", "xc with --layers: features of a row.", 1, default=FEATURES_IN_A_ROW)
+@whole("--nodes", "N", "gcn, sage with --layers: nodes of a batch.", 1, default=NODES)
+@real("--degree", "N", "gcn, sage with --layers: neighbours of a node.", LEAST, MOST, default=DEGREE)
+@text("--ranks", "P,P,...", "Numbers of ranks, as 1,2,4, or 1..1024.  [default: 1..32]")
+@text("--compare", "NAME,...", f"What to compare, or all: {', '.join([*METHODS, *RIVALS])}.")
+@text("--cluster", "NAME|FILE", "A preset or a file.", default="m5.2xlarge")
+@text("--bandwidth", "RATE", "A rank's rate in each direction: 2.5Gbit, 300MB.")
+@text("--latency", "TIME", "Time of a message: 100us.")
+@text("--flops", "RATE", "FLOP/s of a rank, or of each: 250G or 250G,250G,100G.")
+@text("--memory", "SIZE", "Memory of a rank: 16GB.")
+@real("--price", "MONEY", "Price of a node for an hour.", LEAST, MOST)
+@real("--watts", "W", "Power of a node.", LEAST, MOST)
 @click.option(
     "--advise",
     "advice",
     is_flag=True,
     help="Method, ranks and local steps to take, why, and the links that methods need: six lines.",
 )
-@click.option(
-    "--most-ranks",
-    type=WholeRange(2, quantities.MOST_RANKS),
-    default=8,
-    show_default=True,
-    metavar="P",
-    help="For --advise.",
-)
+@whole("--most-ranks", "P", "For --advise.", 2, quantities.MOST_RANKS, default=8)
 @as_json
 @as_csv
 @plot

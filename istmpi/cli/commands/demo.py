@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
+from istmpi.cli.options import real, text, whole
 from istmpi.cli.output import console
-from istmpi.cli.quantities import FiniteRange, WholeRange, bandwidth
+from istmpi.cli.quantities import bandwidth
 from istmpi.comm import launched
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.report.units import number
@@ -35,14 +36,10 @@ LATENCY = 100e-6
 
 
 @click.command("demo")
-@click.option("--ranks", type=WholeRange(2, 16), default=4, show_default=True, metavar="P", help="Ranks to start.")
-@click.option(
-    "--rate", default="10Mbit,50Mbit,250Mbit", show_default=True, metavar="RATE,...", help="Links to predict for."
-)
-@click.option(
-    "--seconds", type=FiniteRange(1, 600), default=15, show_default=True, metavar="S", help="Training of each method."
-)
-@click.option("--out", default="runs/demo", show_default=True, metavar="FOLDER", help="Where runs and report go.")
+@whole("--ranks", "P", "Ranks to start.", 2, 16, default=4)
+@text("--rate", "RATE,...", "Links to predict for.", default="10Mbit,50Mbit,250Mbit")
+@real("--seconds", "S", "Training of each method.", 1, 600, default=15)
+@text("--out", "FOLDER", "Where runs and report go.", default="runs/demo")
 def command(ranks: int, rate: str, seconds: float, out: str) -> None:
     """Train the digits with three methods on this machine, and predict what each would take over slow links.
 

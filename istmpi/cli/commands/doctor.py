@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.markup import escape
 
-from istmpi.cli.options import as_json
+from istmpi.cli.options import as_json, flag, real, text
 from istmpi.cli.output import console, print_json
-from istmpi.cli.quantities import FiniteRange
 from istmpi.foreign import printable
 
 if TYPE_CHECKING:
@@ -19,17 +18,10 @@ if TYPE_CHECKING:
 
 
 @click.command("doctor")
-@click.option("--folder", default=".", metavar="FOLDER", help="The folder for checkpoints; a write test is done there.")
+@text("--folder", "FOLDER", "The folder for checkpoints; a write test is done there.", default=".")
 @as_json
-@click.option("--meet", is_flag=True, help="Only see whether all ranks meet: prints how many, and the library.")
-@click.option(
-    "--patience",
-    type=FiniteRange(min=1, max=86400),
-    default=20,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time to wait for a rank that says nothing.",
-)
+@flag("--meet", "Only see whether all ranks meet: prints how many, and the library.")
+@real("--patience", "SECONDS", "Time to wait for a rank that says nothing.", 1, 86400, default=20)
 def command(folder: str, as_json: bool, meet: bool, patience: float) -> int:
     """Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints, alone or on the ranks of a job.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import as_json, own_class
+from istmpi.cli.options import as_json, flag, own_class, text
 from istmpi.cli.output import drawing, note, print_json
 from istmpi.config.sections import Comm
 from istmpi.data.dataset import SPLITS
@@ -17,12 +17,12 @@ from istmpi.report.figures import require_drawable
 
 @click.command("evaluate")
 @click.argument("path", metavar="CKPT")
-@click.option("--data", metavar="FILE", help="A prepared .h5, an .npz, or digits.  [default: the run's own]")
+@text("--data", "FILE", "A prepared .h5, an .npz, or digits.  [default: the run's own]")
 @click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Which examples.")
-@click.option("--calibrate", is_flag=True, help="Calibrate on the data's training split, whatever CKPT has.")
+@flag("--calibrate", "Calibrate on the data's training split, whatever CKPT has.")
 @own_class
 @as_json
-@click.option("--plot", metavar="FILE", help="Draw what leaving early does: .png, .svg or .pdf.")
+@text("--plot", "FILE", "Draw what leaving early does: .png, .svg or .pdf.")
 def command(
     path: str,
     data: str | None,

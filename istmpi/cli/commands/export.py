@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from rich.markup import escape
 
-from istmpi.cli.options import calibrate_on, force, own_class
+from istmpi.cli.options import calibrate_on, flag, force, own_class, text
 from istmpi.cli.output import console, note
 from istmpi.comm import current_rank
 from istmpi.foreign import printable
@@ -15,11 +15,11 @@ from istmpi.report.units import size
 @click.command("export")
 @click.argument("path", metavar="CKPT")
 @click.option("--to", "form", required=True, metavar="FORM", help="safetensors, torch, onnx or npz.")
-@click.option("--out", metavar="FILE", help="The file to write.  [default: beside CKPT]")
+@text("--out", "FILE", "The file to write.  [default: beside CKPT]")
 @force
 @calibrate_on
 @own_class
-@click.option("--changed-source", is_flag=True, help="Take the class though its source has changed since training.")
+@flag("--changed-source", "Take the class though its source has changed since training.")
 def command(
     path: str,
     form: str,

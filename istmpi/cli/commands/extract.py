@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import calibrate_on, force, own_class
+from istmpi.cli.options import calibrate_on, force, own_class, real, whole
 from istmpi.cli.output import note
-from istmpi.cli.quantities import MOST_RANKS, FiniteRange, WholeRange
+from istmpi.cli.quantities import MOST_RANKS
 from istmpi.comm import current_rank
 from istmpi.foreign import one_line, printable
 from istmpi.report.units import size
@@ -14,16 +14,11 @@ from istmpi.report.units import size
 
 @click.command("extract")
 @click.argument("path", metavar="CKPT")
-@click.option("--rank", type=WholeRange(min=0), metavar="R", help="The subnet of this rank.")
-@click.option("--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Of P ranks.  [default: those of CKPT]")
-@click.option("--round", type=WholeRange(min=0), metavar="N", help="In the deal of round N, from 0.  [default: last]")
-@click.option(
-    "--share",
-    type=FiniteRange(0, 1, min_open=True),
-    metavar="S",
-    help="Or a share of each group's units, drawn at random: one at least.",
-)
-@click.option("--seed", type=WholeRange(min=0), metavar="N", help="The seed of --share.  [default: 0]")
+@whole("--rank", "R", "The subnet of this rank.", 0)
+@whole("--ranks", "P", "Of P ranks.  [default: those of CKPT]", 1, MOST_RANKS)
+@whole("--round", "N", "In the deal of round N, from 0.  [default: last]", 0)
+@real("--share", "S", "Or a share of each group's units, drawn at random: one at least.", 0, 1, above=True)
+@whole("--seed", "N", "The seed of --share.  [default: 0]", 0)
 @click.option("-o", "--out", required=True, metavar="FILE.h5", help="The file to write.")
 @force
 @calibrate_on

@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from istmpi.cli.completion import complete_runs
-from istmpi.cli.options import resolve
-from istmpi.cli.quantities import MOST_RANKS, WholeRange
+from istmpi.cli.options import flag, resolve, text, whole
+from istmpi.cli.quantities import MOST_RANKS
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.files import appearing
@@ -33,7 +33,6 @@ _NAME = r"[\w.,@%+/:=-]+", "letters, digits and .,@%+/:=-"
 
 _RUN = click.argument("run", shell_complete=complete_runs)
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
-_COUNT = WholeRange(1, MOST_RANKS)
 
 
 @click.group("job")
@@ -44,27 +43,27 @@ def command() -> None:
 @command.command("slurm", short_help="Print a job script that trains a run.")
 @_RUN
 @_OPTIONS
-@click.option("--nodes", type=_COUNT, metavar="N", help="Nodes, one rank on each.")
-@click.option("--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.")
-@click.option("--partition", metavar="NAME", help="As of sbatch.")
-@click.option("--account", metavar="NAME", help="As of sbatch.")
-@click.option("--qos", metavar="NAME", help="As of sbatch.")
-@click.option("--array", metavar="N,N,...", help="A scaling run: one task for each of these numbers of nodes.")
-@click.option("--compare", is_flag=True, help="Several methods in turn: istmpi compare.")
-@click.option("--gpus", type=_COUNT, metavar="N", help="GPUs, and ranks, on each node.")
-@click.option("--modules", metavar="NAME,NAME,...", help="Environment modules to load.")
+@whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS)
+@text("--time", "TIME", "Time limit: minutes, H:M:S or D-H.")
+@text("--partition", "NAME", "As of sbatch.")
+@text("--account", "NAME", "As of sbatch.")
+@text("--qos", "NAME", "As of sbatch.")
+@text("--array", "N,N,...", "A scaling run: one task for each of these numbers of nodes.")
+@flag("--compare", "Several methods in turn: istmpi compare.")
+@whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
+@text("--modules", "NAME,NAME,...", "Environment modules to load.")
 @click.option(
     "--launcher", type=click.Choice(["pmix", "pmi2", "mpirun"]), help="What starts ranks; else the first that works."
 )
-@click.option("--interface", metavar="NAME", help="Network interface between the nodes.")
-@click.option("--stage", multiple=True, metavar="FILE", help="Copy it to each node's local disk first.")
-@click.option("--stage-venv", is_flag=True, help="Copy the virtual environment there, too.")
-@click.option("--restarts", type=WholeRange(0, 1000), default=20, metavar="N", help="Times to be queued again (20).")
-@click.option(
+@text("--interface", "NAME", "Network interface between the nodes.")
+@text("--stage", "FILE", "Copy it to each node's local disk first.", multiple=True)
+@flag("--stage-venv", "Copy the virtual environment there, too.")
+@whole("--restarts", "N", "Times to be queued again.", 0, 1000, default=20)
+@whole(
     "--relaunch",
-    type=WholeRange(min=0),
-    metavar="N",
-    help="Times to resume at once, inside the job, without lost nodes (3; not with --array and --compare).",
+    "N",
+    "Times to resume at once, inside the job, without lost nodes (3; not with --array and --compare).",
+    0,
 )
 def slurm(
     run: str,
@@ -125,15 +124,15 @@ def slurm(
 @command.command("ec2", short_help="Print a script that trains a run on a cluster it makes on EC2.")
 @_RUN
 @_OPTIONS
-@click.option("--instances", type=_COUNT, required=True, metavar="N", help="Instances, one rank on each.")
-@click.option("--type", default="m5.2xlarge", metavar="TYPE", help="Their type (m5.2xlarge).")
-@click.option("--spot", is_flag=True, help="Cheaper ones, which may be taken back; the run is then resumed on others.")
-@click.option("--region", metavar="NAME", help="Else as the AWS command line has it.")
-@click.option("--key", metavar="NAME", help="The key pair to log in with; else $KEY when the script runs.")
-@click.option("--ssh-from", metavar="CIDR", help="Who may log in, as 203.0.113.7/32; else $SSH_FROM.")
-@click.option("--yes-open", is_flag=True, help="Let that be more addresses than a /16.")
-@click.option("--hours", type=WholeRange(1, 720), default=24, metavar="N", help="They end by themselves after it (24).")
-@click.option("--package", metavar="REQUIREMENT", help="What pip installs there: a version, or an address of git.")
+@whole("--instances", "N", "Instances, one rank on each.", 1, MOST_RANKS, required=True)
+@text("--type", "TYPE", "Their type.", default="m5.2xlarge")
+@flag("--spot", "Cheaper ones, which may be taken back; the run is then resumed on others.")
+@text("--region", "NAME", "Else as the AWS command line has it.")
+@text("--key", "NAME", "The key pair to log in with; else $KEY when the script runs.")
+@text("--ssh-from", "CIDR", "Who may log in, as 203.0.113.7/32; else $SSH_FROM.")
+@flag("--yes-open", "Let that be more addresses than a /16.")
+@whole("--hours", "N", "Hours after which they end by themselves.", 1, 720, default=24)
+@text("--package", "REQUIREMENT", "What pip installs there: a version, or an address of git.")
 def ec2(
     run: str,
     options: tuple[str, ...],
@@ -182,7 +181,7 @@ def ec2(
 
 @command.command("folder", short_help="Check a run as train would, and print its folder.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--ranks", type=_COUNT, default=1, metavar="P", help="Ranks that shall train.")
+@whole("--ranks", "P", "Ranks that shall train.", 1, MOST_RANKS, default=1)
 def folder(arguments: tuple[str, ...], ranks: int) -> None:
     """Check a run as istmpi train would on P ranks, and print its folder: istmpi job folder -- RUN [options].
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from istmpi.cli.completion import complete_runs
-from istmpi.cli.options import as_json, planning, resolve
+from istmpi.cli.options import as_json, planning, resolve, text
 from istmpi.foreign import one_line
 
 
@@ -13,7 +13,7 @@ from istmpi.foreign import one_line
 @click.argument("run", default="digits", shell_complete=complete_runs)
 @planning
 @as_json
-@click.option("--out", default="cluster.json", show_default=True, metavar="FILE", help="The file for the figures.")
+@text("--out", "FILE", "The file for the figures.", default="cluster.json")
 def command(
     run: str, assignments: tuple[str, ...], layers: str | None, out: str, as_json: bool, **given: str | None
 ) -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from istmpi.cli import quantities
-from istmpi.cli.options import as_json, assigned
+from istmpi.cli.options import as_json, assigned, flag, text, whole
 from istmpi.cli.output import print_json, wide_console
-from istmpi.cli.quantities import WholeRange
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
 from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 
 @click.command("model")
 @click.argument("network", metavar="NET")
-@click.option("--data", metavar="DATA", help="Data whose shape and outputs the network is for.  [default: digits]")
-@click.option("--shape", metavar="NxN...", help="In place of data: the shape of an example, as 3x32x32.")
-@click.option("--outputs", type=WholeRange(min=1), metavar="N", help="With --shape: classes, or numbers to predict.")
-@click.option("--tokens", is_flag=True, help="With --shape: examples are windows of tokens, of so many outputs.")
-@click.option("--ranks", default="2,4,8", show_default=True, metavar="P,P,...", help="What each of P ranks would hold.")
+@text("--data", "DATA", "Data whose shape and outputs the network is for.  [default: digits]")
+@text("--shape", "NxN...", "In place of data: the shape of an example, as 3x32x32.")
+@whole("--outputs", "N", "With --shape: classes, or numbers to predict.", 1)
+@flag("--tokens", "With --shape: examples are windows of tokens, of so many outputs.")
+@text("--ranks", "P,P,...", "What each of P ranks would hold.", default="2,4,8")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An argument, as model.hidden=512.")
 @as_json
 def command(
@@ -125,12 +124,12 @@ def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:
 def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:
     """The arguments of the network that ``--set`` gives; ConfigError for a setting that is none."""
     arguments = {}
-    for name, text in assigned(assignments):
+    for name, value in assigned(assignments):
         section, _, argument = name.partition(".")
         if section != "model":
             raise ConfigError(f"--set {name}: only arguments of the network can be set here, as model.hidden=512.")
         try:
-            arguments[argument] = toml_value(text)
+            arguments[argument] = toml_value(value)
         except ValueError:
-            arguments[argument] = text
+            arguments[argument] = value
     return arguments

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.options import calibrate_on, force, own_class
+from istmpi.cli.options import calibrate_on, flag, force, own_class, real, text, whole
 from istmpi.cli.output import note
-from istmpi.cli.quantities import FiniteRange, WholeRange, YesOrNo
+from istmpi.cli.quantities import FiniteRange, YesOrNo
 from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
@@ -36,28 +36,18 @@ if TYPE_CHECKING:
     metavar="T",
     help="Leave at the first exit whose normalised entropy is below T.",
 )
-@click.option(
-    "--top",
-    type=WholeRange(min=1),
-    metavar="K",
-    help="Several labels: so many of each example.  [default: xc 5, else those likelier than not]",
-)
-@click.option("--tokens", type=WholeRange(min=1), metavar="N", help="text: at most so many more.  [default: 200]")
-@click.option(
-    "--temperature",
-    type=FiniteRange(min=0),
-    metavar="T",
-    help="text: divides the logits; 0 takes the likeliest token.  [default: 1]",
-)
-@click.option("--seed", type=WholeRange(min=0), metavar="N", help="text: the seed of draws.  [default: 0]")
-@click.option("--json", "as_json", is_flag=True, help="text: print JSON for other programs.")
-@click.option("--out", metavar="FILE", help="The file to write, complete or not at all.  [default: standard output]")
+@whole("--top", "K", "Several labels: so many of each example.  [default: xc 5, else those likelier than not]", 1)
+@whole("--tokens", "N", "text: at most so many more.  [default: 200]", 1)
+@real("--temperature", "T", "text: divides the logits; 0 takes the likeliest token.  [default: 1]", 0)
+@whole("--seed", "N", "text: the seed of draws.  [default: 0]", 0)
+@flag("--json", "text: print JSON for other programs.")
+@text("--out", "FILE", "The file to write, complete or not at all.  [default: standard output]")
 @force
 @click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Of data with splits.")
-@click.option("--label", metavar="COLUMN", help="csv: pass over this column, a name or a number from 0.")
-@click.option("--header", type=YesOrNo(), metavar="yes|no", help="csv: line 1 has names.  [default: as in training]")
-@click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: as in training]")
-@click.option("--resize", is_flag=True, help="images: resize their middle to the size of the training data.")
+@text("--label", "COLUMN", "csv: pass over this column, a name or a number from 0.")
+@text("--header", "yes|no", "csv: line 1 has names.  [default: as in training]", type=YesOrNo())
+@text("--delimiter", "CHARACTER", "csv: also tab, space.  [default: as in training]")
+@flag("--resize", "images: resize their middle to the size of the training data.")
 @calibrate_on
 @own_class
 def command(

@@ -11,9 +11,9 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from istmpi.cli.options import as_json, force
+from istmpi.cli.options import as_json, force, real, text, whole
 from istmpi.cli.output import console, print_json, progress
-from istmpi.cli.quantities import FiniteRange, WholeRange, YesOrNo
+from istmpi.cli.quantities import YesOrNo
 from istmpi.foreign import printable
 from istmpi.record import known
 from istmpi.report.units import size
@@ -31,50 +31,31 @@ NAMED = 12
 @click.argument("kind")
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST.h5")
-@click.option(
-    "--size",
-    type=WholeRange(),
-    metavar="N",
-    help="images: the largest square in the middle of each, resized to N x N pixels.",
-)
-@click.option("--label", metavar="COLUMN", help="csv: the column of labels, name or number from 0.  [default: last]")
-@click.option(
-    "--task",
-    metavar="TASK",
-    help="csv, arrays: classification, regression; arrays: multi-label.  [default: by the labels]",
-)
-@click.option("--header", type=YesOrNo(), metavar="yes|no", help="csv: line 1 has names.  [default: as it seems]")
-@click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: comma, semicolon or tab]")
-@click.option(
-    "--channels", metavar="first|last", help="arrays: where images [n, ., ., .] have theirs.  [default: first]"
-)
-@click.option("--split", type=WholeRange(min=0), metavar="N", help="graph: of masks [nodes, splits] this one, from 0.")
-@click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
-@click.option("--key", metavar="KEY", help="text: where a line of .jsonl has its text.  [default: text]")
-@click.option(
+@whole("--size", "N", "images: the largest square in the middle of each, resized to N x N pixels.")
+@text("--label", "COLUMN", "csv: the column of labels, name or number from 0.  [default: last]")
+@text("--task", "TASK", "csv, arrays: classification, regression; arrays: multi-label.  [default: by the labels]")
+@text("--header", "yes|no", "csv: line 1 has names.  [default: as it seems]", type=YesOrNo())
+@text("--delimiter", "CHARACTER", "csv: also tab, space.  [default: comma, semicolon or tab]")
+@text("--channels", "first|last", "arrays: where images [n, ., ., .] have theirs.  [default: first]")
+@whole("--split", "N", "graph: of masks [nodes, splits] this one, from 0.", 0)
+@text("--tokenizer", "bytes|FILE.json", "text: what makes its tokens.  [default: bytes]")
+@text("--key", "KEY", "text: where a line of .jsonl has its text.  [default: text]")
+@whole(
     "--counted-from",
-    type=WholeRange(0, 1),
-    metavar="0|1",
-    help="xc: the number of the first feature in rows without a header.  [default: 0 if it occurs, else 1]",
+    "0|1",
+    "xc: the number of the first feature in rows without a header.  [default: 0 if it occurs, else 1]",
+    0,
+    1,
 )
-@click.option(
-    "--clusters", type=WholeRange(), metavar="N", help="graph: cut it into N parts with METIS, for batches of these."
-)
+@whole("--clusters", "N", "graph: cut it into N parts with METIS, for batches of these.")
 @click.option("--directed", is_flag=True, default=None, help="graph: a node hears from sources of its edges alone.")
-@click.option(
+@text(
     "--normalise",
-    metavar="HOW",
-    help="graph: features by rows (their sum is 1), columns (mean 0, deviation 1) or none.  [default: rows of a "
+    "HOW",
+    "graph: features by rows (their sum is 1), columns (mean 0, deviation 1) or none.  [default: rows of a "
     "sparse matrix, else columns]",
 )
-@click.option(
-    "--max-bad",
-    type=FiniteRange(),
-    default=0.01,
-    show_default=True,
-    metavar="SHARE",
-    help="Share of files that may be unreadable.",
-)
+@real("--max-bad", "SHARE", "Share of files that may be unreadable.", default=0.01)
 @force
 @as_json
 def command(kind: str, source: str, target: str, max_bad: float, force: bool, as_json: bool, **options: object) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import as_csv, as_json, plot
+from istmpi.cli.options import as_csv, as_json, plot, real, text
 from istmpi.cli.output import console, drawing, note, print_csv, print_json
-from istmpi.cli.quantities import FiniteRange
 from istmpi.errors import ConfigError
 from istmpi.foreign import MOST, one_line
 from istmpi.report import tables
@@ -25,13 +24,11 @@ WIDTH_OF_A_LOG = 200
 
 def comparing(command: Callable) -> Callable:
     """Decorate a click command with --targets and --watts."""
-    watts = click.option(
-        "--watts", type=FiniteRange(min=0, min_open=True, max=MOST), metavar="W", help="Power of a node, for energy."
-    )
-    targets = click.option(
+    watts = real("--watts", "W", "Power of a node, for energy.", 0, MOST, above=True)
+    targets = text(
         "--targets",
-        metavar="SCORE,...",
-        help="Scores to reach.  [default: the best that all runs reach, and with 25% and 50% more error]",
+        "SCORE,...",
+        "Scores to reach.  [default: the best that all runs reach, and with 25% and 50% more error]",
     )
     return targets(watts(command))
 
@@ -41,7 +38,7 @@ def comparing(command: Callable) -> Callable:
 @comparing
 @as_json
 @as_csv
-@click.option("--html", metavar="FILE", help="Write the figures, with pictures, as one HTML file.")
+@text("--html", "FILE", "Write the figures, with pictures, as one HTML file.")
 @plot
 def command(
     paths: tuple[str, ...],

@@ -10,8 +10,7 @@ import click
 
 from istmpi.cli.commands.train import DEFAULT
 from istmpi.cli.completion import complete_runs
-from istmpi.cli.options import Showing, options, resolve, showing
-from istmpi.cli.quantities import WholeRange
+from istmpi.cli.options import Showing, options, resolve, showing, text, whole
 from istmpi.errors import ConfigError, SimulationError
 from istmpi.foreign import one_line
 from istmpi.units import counted, in_seconds
@@ -25,13 +24,11 @@ KINDS = "delays,stops,slow,kills"
 @click.command("simulate")
 @click.argument("run", required=False, shell_complete=complete_runs)
 @options
-@click.option("--ranks", type=WholeRange(1, 10_000), default=4, show_default=True, metavar="P", help="Simulated ranks.")
-@click.option("--faults", type=WholeRange(min=0), metavar="SEED", help="Draw faults of ranks and messages.")
-@click.option("--kinds", default=KINDS, show_default=True, metavar="A,B,...", help="Kinds of faults to draw from.")
-@click.option(
-    "--schedules", type=WholeRange(1, 100_000), metavar="N", help="Try the seeds SEED (0) to SEED+N-1; print findings."
-)
-@click.option("--resume", default="", metavar="auto|PATH", help="As of istmpi train.")
+@whole("--ranks", "P", "Simulated ranks.", 1, 10_000, default=4)
+@whole("--faults", "SEED", "Draw faults of ranks and messages.", 0)
+@text("--kinds", "A,B,...", "Kinds of faults to draw from.", default=KINDS)
+@whole("--schedules", "N", "Try the seeds SEED (0) to SEED+N-1; print findings.", 1, 100_000)
+@text("--resume", "auto|PATH", "As of istmpi train.", default="")
 @showing
 def command(
     run: str | None,

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from istmpi.cli.completion import complete_runs
-from istmpi.cli.options import Showing, options, resolve, watched, watching
-from istmpi.cli.quantities import MOST_RANKS, WholeRange
+from istmpi.cli.options import Showing, flag, options, resolve, text, watched, watching, whole
+from istmpi.cli.quantities import MOST_RANKS
 from istmpi.foreign import is_file
 from istmpi.record import SETTINGS, home, run_of
 
@@ -17,17 +17,12 @@ DEFAULT = "digits"
 @click.command("train")
 @click.argument("run", required=False, shell_complete=complete_runs)
 @options
-@click.option("--sync-checkpoints", is_flag=True, help="Wait until a checkpoint is on the disk.")
-@click.option(
-    "--resume",
-    default="",
-    metavar="auto|PATH",
-    help="Resume from a checkpoint, a run's folder, or this run's own folder (auto).",
-)
-@click.option("--profile", type=WholeRange(), metavar="ROUND", help="Write a trace of this round, on all ranks.")
+@flag("--sync-checkpoints", "Wait until a checkpoint is on the disk.")
+@text("--resume", "auto|PATH", "Resume from a checkpoint, a run's folder, or this run's own folder (auto).", default="")
+@whole("--profile", "ROUND", "Write a trace of this round, on all ranks.")
 @watching
-@click.option("--dry-run", is_flag=True, help="Print shapes, bytes, FLOPs and memory; train nothing.")
-@click.option("--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Ranks to plan for, with --dry-run.")
+@flag("--dry-run", "Print shapes, bytes, FLOPs and memory; train nothing.")
+@whole("--ranks", "P", "Ranks to plan for, with --dry-run.", 1, MOST_RANKS)
 def command(
     run: str | None,
     assignments: tuple[str, ...],
