@@ -46,7 +46,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but by the command's new name, which its help shows."""
+        """Resolve as click does, but to the command's new name, which its help shows."""
         name, command, rest = super().resolve_command(context, arguments)
         return command.name if command else name, command, rest
 
@@ -60,7 +60,7 @@ class Bash(BashComplete):
     """Bash, which takes = and : for the ends of words; what it offers there must begin behind them."""
 
     source_template = BashComplete.source_template.replace("-o nosort", "-o nosort -o default")
-    """Where nothing is offered bash completes names of files."""
+    """Bash completes names of files where nothing is offered."""
     _left_out = 0
 
     def get_completion_args(self) -> tuple[list[str], str]:

@@ -1,4 +1,4 @@
-"""``istmpi``: finds the command, and turns whatever ends it into one message, from one rank, and an exit code."""
+"""``istmpi``: the command is found, and whatever ends it becomes one message, from one rank, and an exit code."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ ALONE = [name for name, (_, on_ranks) in COMMANDS.items() if not on_ranks]
 ON_RANKS = f"{', '.join(name for name in COMMANDS if name not in ALONE)} run under mpirun; the others need no MPI."
 
 FOR_THE_LAUNCHER = 5.0
-"""Seconds in which a launcher ends the job with the code of a rank that is gone, before one that misses it does."""
+"""Seconds for a launcher to end the job with the code of a rank that is gone, before a rank that misses it does."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -56,12 +56,12 @@ Exit codes:
     2  input that cannot be used
     3  the loss is no longer finite
    74  a result cannot be written
-   75  stopped early and saved: train --resume auto goes on
-   76  a rank was stuck, its launcher gone, or most lost: train --resume auto goes on from the last checkpoint
+   75  stopped early and saved: train --resume auto continues
+   76  a rank was stuck, or its launcher gone: train --resume auto continues from the last checkpoint
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
-"""Where the pages lie that were installed with this code; a folder's name must stay in one piece to be copied."""
+"""The folder of the pages that were installed with this code; its name must stay in one piece to be copied."""
 
 
 @click.group(
@@ -76,7 +76,7 @@ def istmpi() -> None:
 
 
 def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", standalone_mode=False)) -> NoReturn:
-    """The console script. Whatever ends the program on one rank ends it on all, with that rank's message."""
+    """Run the console script. Whatever ends the program on one rank ends it on all, with that rank's message."""
     comm.announce(sys.argv[1:])
     warnings.showwarning = _show(warnings.showwarning)
     os._exit = _never_done(os.getpid(), os._exit)
@@ -94,7 +94,7 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
 
 
 def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """An ``os._exit`` by which others' code cannot end this process as if its work were done."""
+    """An ``os._exit`` with which others' code cannot end this process as if its work were done."""
 
     def exit(status: int) -> NoReturn:
         caller = sys._getframe(1)
@@ -110,7 +110,7 @@ def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int
 
 
 def _open_what_is_closed() -> None:
-    """Lead to nowhere what was closed of the three standard streams: else a file of ours takes its number."""
+    """Open standard streams that were closed, to nowhere: else a file of ours takes such a number."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
@@ -120,7 +120,7 @@ def _open_what_is_closed() -> None:
 
 
 def _show(others: Callable[..., None]) -> Callable[..., None]:
-    """How a warning is shown: that something has a new name in one line, by the first rank; ``others`` as before."""
+    """A display of warnings: one line from the first rank for something that has a new name, else ``others``."""
 
     def show(message: Warning, category: type[Warning], *about: object) -> None:
         if not issubclass(category, RenamedWarning):
@@ -174,11 +174,11 @@ OPTIONS_OF_OLDER_VERSIONS = {
 
 
 def _plainly(error: click.ClickException) -> str:
-    """What is wrong with a command line, with the cure: the nearest name that there is, or where help is."""
+    """The fault of a command line, with the cure: the nearest name, or the place of help."""
     message = error.format_message()
     if isinstance(error, click.NoSuchOption):
-        known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
-        near = did_you_mean(error.option_name, [name for name in known if name.startswith("--")])
+        names = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
+        near = did_you_mean(error.option_name, [name for name in names if name.startswith("--")])
         cure = OPTIONS_OF_OLDER_VERSIONS.get(error.option_name, near if near.endswith("?") else ".")
         message = f"no option {error.option_name}{cure}"
     if isinstance(error, click.UsageError) and error.ctx and "elp" not in message:
@@ -189,7 +189,7 @@ def _plainly(error: click.ClickException) -> str:
 def _refusal_of_output(error: BaseException) -> OutputError | None:
     """The message for a standard output that takes nothing more; None where an error has another cause.
 
-    The error itself does not tell: the system names no file where it refuses what is written to one that is open.
+    The error alone does not show that: the system names no file where it refuses a write to an open one.
     """
     if not isinstance(error, OSError) or error.filename:
         return None
@@ -208,7 +208,7 @@ def _say(text: str) -> None:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Say what is wrong, from one rank; processes that know nothing of each other each say it."""
+    """Print the error from one rank; processes that know nothing of each other each print it."""
     alone = not {*ALONE}.isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
     if not alone:
         error = comm.meet_with(error)

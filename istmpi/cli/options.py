@@ -75,10 +75,10 @@ def text(name: str, metavar: str, help: str, **settings: Any) -> Decorator:
 
 
 def whole(
-    name: str, metavar: str, help: str, least: int | None = None, most: int = MOST_WHOLE, **settings: Any
+    name: str, metavar: str, help: str, least: int | None = None, largest: int = MOST_WHOLE, **settings: Any
 ) -> Decorator:
     """An option with a whole number."""
-    return text(name, metavar, help, type=WholeRange(least, most), **settings)
+    return text(name, metavar, help, type=WholeRange(least, largest), **settings)
 
 
 def real(
@@ -86,12 +86,12 @@ def real(
     metavar: str,
     help: str,
     least: float | None = None,
-    most: float | None = None,
+    largest: float | None = None,
     above: bool = False,
     **settings: Any,
 ) -> Decorator:
     """An option with a number; ``above``: it is above the least one."""
-    return text(name, metavar, help, type=FiniteRange(least, most, min_open=above), **settings)
+    return text(name, metavar, help, type=FiniteRange(least, largest, min_open=above), **settings)
 
 
 as_json = flag("--json", "Print JSON for other programs.")

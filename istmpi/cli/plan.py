@@ -46,7 +46,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
 def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> dict[str, Any]:
     """The figures of the table, in bytes, weights and FLOPs; the shapes and the memory are those of the first phase."""
     first = phases[0][0]
-    largest, one = first.largest, alone.largest
+    largest, single = first.largest, alone.largest
     before, phase_figures = 0, []
     for phase, rounds in phases:
         phase_figures.append(
@@ -76,14 +76,14 @@ def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]]
         "weights": {
             "largest_rank": largest.elements,
             "all_ranks": first.held.held_elements,
-            "one_process": one.elements,
+            "one_process": single.elements,
         },
         "flops_per_local_step": {
             "largest_rank": max(part.flops.products for part in first.parts),
             "all_ranks": first.flops("products"),
-            "one_process": one.flops.products,
+            "one_process": single.flops.products,
         },
         "memory_of_largest_rank": asdict(largest.memory),
-        "memory_of_one_process": asdict(one.memory),
+        "memory_of_one_process": asdict(single.memory),
         "phases": phase_figures,
     }

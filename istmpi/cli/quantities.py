@@ -66,7 +66,7 @@ class FiniteRange(_Range, click.FloatRange):
 
 
 class YesOrNo(click.ParamType):
-    """One of the two words, as a truth value."""
+    """A truth value, given as one of the two words."""
 
     name = "yes|no"
 
@@ -140,12 +140,12 @@ def _quantity(option: str, text: str, units: Mapping[str, float], expected: str)
     return number * units[match[2]]
 
 
-def _whole_numbers(option: str, text: str, separator: str, expected: str, most: int = MOST_UNITS) -> list[int]:
+def _whole_numbers(option: str, text: str, separator: str, expected: str, largest: int = MOST_UNITS) -> list[int]:
     try:
         numbers = [whole_number(part) for part in text.split(separator)]
     except ValueError:
         numbers = [0]
-    if not 1 <= min(numbers) <= max(numbers) <= most:
+    if not 1 <= min(numbers) <= max(numbers) <= largest:
         raise _refused(option, text, expected)
     return numbers
 

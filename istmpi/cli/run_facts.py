@@ -77,7 +77,7 @@ def _evaluations(training: Training) -> str:
 
 
 def round_line(progress: Progress, rounds: int, verbose: bool) -> str:
-    """What is known after a round."""
+    """The figures after a round."""
     text = f"round {progress.round:>{len(str(rounds))}}/{rounds}  {progress.seconds:8.1f} s  loss {progress.loss:.4f}"
     last = progress.last_round
     if verbose:
@@ -94,7 +94,7 @@ def round_line(progress: Progress, rounds: int, verbose: bool) -> str:
 
 
 def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> dict[str, str]:
-    """How a run ended; setting it up took ``loading`` seconds, and then ``elapsed`` seconds passed to its end."""
+    """The facts of a run that ended, after ``loading`` seconds of setting up and ``elapsed`` seconds of training."""
     last, best, score = summary.last, summary.best, summary.last.score
     # Training counts from the run's first job on; where that is more than this job took, the times would disagree.
     since = " since it was resumed" if elapsed < last.seconds else ""
@@ -124,7 +124,6 @@ def _scores(score: Score) -> str:
 
 
 def _phases(seconds: Mapping[str, float]) -> str:
-    """Where time went, most first: ``compute 80%, hop 20%``; what is below half a percent is left out."""
     total = sum(seconds.values()) or 1
     most_first = sorted(seconds.items(), key=lambda item: -item[1])
     return ", ".join(f"{phase} {part / total:.0%}" for phase, part in most_first if part / total >= 0.005)

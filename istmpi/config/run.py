@@ -138,17 +138,17 @@ class Run:
         plan, rounds = self.train.resolution, self.train.rounds
         if not plan:
             return [(rounds, 0)]
-        said = f"train.resolution = {[list(pair) for pair in plan]}"
+        setting = f"train.resolution = {[list(pair) for pair in plan]}"
         fractions, sides = zip(*plan)
         if abs(sum(fractions) - 1) > 1e-9:
-            raise ConfigError(f"{said}: its fractions sum to {sum(fractions):.6g}; they must sum to 1.")
+            raise ConfigError(f"{setting}: its fractions sum to {sum(fractions):.6g}; they must sum to 1.")
         if any(side >= after for side, after in zip(sides, sides[1:])):
-            raise ConfigError(f"{said}: its sides must grow, each larger than the one before.")
+            raise ConfigError(f"{setting}: its sides must grow, each larger than the one before.")
         ends = [round(rounds * part) for part in accumulate(fractions)]
         for side, first, end in zip(sides, [0, *ends], ends):
             if first == end:
                 raise ConfigError(
-                    f"{said} leaves none of {rounds} rounds for side {side}. Train more rounds, or leave it out."
+                    f"{setting} leaves none of {rounds} rounds for side {side}. Train more rounds, or leave it out."
                 )
         return list(zip(ends, sides))
 

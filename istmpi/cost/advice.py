@@ -92,9 +92,8 @@ def advise(scenario: Scenario, most_ranks: int) -> list[str]:
 
 
 def _candidates(scenario: Scenario) -> list[str]:
-    own = scenario.run.method.name
-    names = [*FAITHFUL, *([own] if own not in FAITHFUL and own in METHODS else [])]
-    return list(filter(scenario.can, names))
+    names = dict.fromkeys([*FAITHFUL, scenario.run.method.name])
+    return [name for name in names if name in METHODS and scenario.can(name)]
 
 
 def _best(scenario: Scenario, method: str, counts: Sequence[int], alone: float) -> Choice | None:
@@ -126,7 +125,7 @@ def _at_least(local_steps: int, method: str) -> int:
 
 
 def _others(chosen: Choice, best: dict[str, Choice]) -> Iterator[str]:
-    """How long the other methods take."""
+    """The times of the other methods."""
     scenario, ranks = chosen.scenario, chosen.ranks
     for choice in best.values():
         if choice.method != chosen.method:

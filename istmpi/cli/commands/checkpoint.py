@@ -91,19 +91,19 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command("diff", short_help="Say in what two checkpoints differ.")
-@click.argument("one", metavar="A")
-@click.argument("other", metavar="B")
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
 @click.option("--tensors", "tensors_only", is_flag=True, help="Leave the headers out.")
 @as_json
-def diff(one: str, other: str, tensors_only: bool, as_json: bool) -> int:
+def diff(first: str, second: str, tensors_only: bool, as_json: bool) -> int:
     """Compare checkpoints A and B: settings, facts and every tensor. Exit code 1 when they differ, 0 when not."""
     from istmpi.checkpoint.difference import settings, tensors
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.report import checkpoints as report
 
-    with open_checkpoint(one) as first, open_checkpoint(other) as second:
-        facts = {} if tensors_only else settings(first, second)
-        values = list(tensors(first, second))
+    with open_checkpoint(first) as before, open_checkpoint(second) as after:
+        facts = {} if tensors_only else settings(before, after)
+        values = list(tensors(before, after))
     if as_json:
         _print_json({"settings": facts, "tensors": [asdict(tensor) for tensor in values]})
         return int(bool(facts or values))

@@ -139,14 +139,14 @@ def _cluster(given: Mapping[str, Any]) -> Cluster:
 
 def _methods(compare: str | None, scenario: Scenario) -> list[str]:
     """The methods to compare; those that were not named only where the network has something to deal out."""
-    own = scenario.run.method.name
-    named = [own] if compare in (None, "all") else compare.split(",")
+    method_of_run = scenario.run.method.name
+    named = [method_of_run] if compare in (None, "all") else compare.split(",")
     for method in named:
         counted(method)  # refuses one that has no cost
         if not scenario.can(method):
             scenario.architecture.require_dealable(())
     if compare is None:
-        named = [*COMPARED, own]
+        named = [*COMPARED, method_of_run]
     elif compare == "all":
         named = [*RIVALS, *METHODS]
     return list(filter(scenario.can, dict.fromkeys(named)))
@@ -166,7 +166,7 @@ def _title(scenario: Scenario) -> str:
     return f"{run.name}: {widths}, batch {run.train.batch} {batch}, J = {run.method.local_steps}"
 
 
-def _print(scenario: Scenario, methods: list[str], most: int, rows: Sequence[costs.Row]) -> None:
+def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[costs.Row]) -> None:
     stdout, cluster = console(), scenario.cluster
     link = cluster.links["alltoallv"]
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))
@@ -180,12 +180,12 @@ def _print(scenario: Scenario, methods: list[str], most: int, rows: Sequence[cos
     )
     tables.survey(stdout, rows)
     stdout.print()
-    for line in _remarks(scenario, methods, most):
+    for line in _remarks(scenario, methods, ranks):
         stdout.print(escape(line), soft_wrap=True)
 
 
-def _remarks(scenario: Scenario, methods: list[str], most: int) -> Iterator[str]:
-    """How to read the tables, where the run's method overtakes, where a deal ends, and what fits into memory."""
+def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
+    """Lines on reading the tables, where the run's method overtakes, where a deal ends, and what fits into memory."""
     yield (
         "Received: one way, own elements included, and FLOPs with the first input gradient, as the paper counts. "
         "Sent: what MPI is handed."
@@ -193,36 +193,36 @@ def _remarks(scenario: Scenario, methods: list[str], most: int) -> Iterator[str]
     yield "Speed-up counts examples, not accuracy: with IST an example trains only the subnet that it meets."
     if scenario.shared_batch:
         yield "Data parallel divides the batch among the ranks, as the paper counts; of a RUN each takes it whole."
-    own, memory = scenario.run.method, scenario.cluster.memory
-    if most > 1 and len(scenario.cluster.flops) == 1 and counted(own.name).shares(scenario.run) is None:
+    method, memory = scenario.run.method, scenario.cluster.memory
+    if ranks > 1 and len(scenario.cluster.flops) == 1 and counted(method.name).shares(scenario.run) is None:
         for rival in methods:
-            if rival != own.name:
-                yield _overtakes(scenario, own.name, rival, most)
-    if isinstance(own.shares, str):
+            if rival != method.name:
+                yield _overtakes(scenario, method.name, rival, ranks)
+    if isinstance(method.shares, str):
         yield tables.CHANGING
-    yield from _ends(scenario, methods, most)
-    for method in methods if memory and scenario.architecture.groups else ():
-        if most <= (scenario.most_ranks(method) or most):
-            lengths, shown = costs.widest(scenario, method, most, memory), "no network"
+    yield from _ends(scenario, methods, ranks)
+    for name in methods if memory and scenario.architecture.groups else ():
+        if ranks <= (scenario.most_ranks(name) or ranks):
+            lengths, shown = costs.widest(scenario, name, ranks, memory), "no network"
             if lengths is not None:
                 shown = costs.resized(scenario.architecture, lengths).outline.removeprefix("with ")
-            yield f"Largest that fits {size(memory)} a rank at P = {most} with {method}: {shown}."
+            yield f"Largest that fits {size(memory)} a rank at P = {ranks} with {name}: {shown}."
     if scenario.architecture.inexact:
         yield tables.inexact(scenario.architecture)
 
 
-def _ends(scenario: Scenario, methods: list[str], most: int) -> Iterator[str]:
+def _ends(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
     """The methods whose deals end before so many ranks, and why."""
     for method in methods:
         limit = scenario.most_ranks(method)
-        if limit is not None and limit < most:
+        if limit is not None and limit < ranks:
             yield f"{method} ends at {limit} ranks: {scenario.narrowest(method)} has {limit} units."
 
 
-def _overtakes(scenario: Scenario, own: str, rival: str, most: int) -> str:
-    ranks = costs.first_ranks(scenario, own, rival, quantities.MOST_RANKS)
-    at = f"at no P with J = {scenario.run.method.local_steps}" if ranks is None else f"from P = {ranks}"
-    most = min(most, *(scenario.most_ranks(method) or most for method in (own, rival)))
-    steps = costs.first_local_steps(scenario, own, rival, most)
+def _overtakes(scenario: Scenario, method: str, rival: str, ranks: int) -> str:
+    first = costs.first_ranks(scenario, method, rival, quantities.MOST_RANKS)
+    at = f"at no P with J = {scenario.run.method.local_steps}" if first is None else f"from P = {first}"
+    ranks = min(ranks, *(scenario.most_ranks(name) or ranks for name in (method, rival)))
+    steps = costs.first_local_steps(scenario, method, rival, ranks)
     with_j = "at no J" if steps is None else f"from J = {steps}"
-    return f"{own} overtakes {rival} in examples a second {at}; at P = {most} {with_j}."
+    return f"{method} overtakes {rival} in examples a second {at}; at P = {ranks} {with_j}."

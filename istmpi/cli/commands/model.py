@@ -68,11 +68,11 @@ def command(
     from istmpi.models.table import dealt_by_default
     from istmpi.models.tracing import trace
 
-    own = own_network(network, example, outputs, _arguments(assignments), task)
-    inferred = infer(own)
-    traced = trace(own, inferred.widths, inferred.blocks)
+    inspected = own_network(network, example, outputs, _arguments(assignments), task)
+    inferred = infer(inspected)
+    traced = trace(inspected, inferred.widths, inferred.blocks)
     patterns, blocks = inferred.parameters.values(), inferred.blocks
-    dealt = dealt_by_default(patterns, inferred.groups, traced.residual, own.preferred, blocks)
+    dealt = dealt_by_default(patterns, inferred.groups, traced.residual, inspected.preferred, blocks)
     subnets = {count: inferred.narrow(dealt, count) for count in counts}
     possible = {count: narrow for count, narrow in subnets.items() if narrow is not None}
     held = {count: float(inferred.held(narrow)) for count, narrow in possible.items()}  # of blocks the odds count
@@ -81,7 +81,7 @@ def command(
         "network": network,
         "shape": list(example),
         "outputs": outputs,
-        "settings": dict(own.settings),
+        "settings": dict(inspected.settings),
         "widths": [
             {
                 "name": finding.width.name,
@@ -103,7 +103,7 @@ def command(
         "flops_of_held": {str(count): products.get(count) for count in counts},
         "operators": [_operator(operator, inferred.lengths) for operator in traced.operators],
         "inexact": list(traced.inexact),
-        "source": own.source.hash,
+        "source": inspected.source.hash,
     }
     if as_json:
         print_json(facts)

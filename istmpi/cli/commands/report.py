@@ -82,7 +82,7 @@ def command(
 
 
 def _title(comparisons: Mapping[str, Comparison], curves: Sequence[Curve]) -> str:
-    """What is compared on what: names where there are few of them, their number where there are many."""
+    """The title of a comparison: names where there are few of them, their number where there are many."""
     methods = list(dict.fromkeys(curve.method for curve in curves))
     used = ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
     if len(comparisons) > 1:
