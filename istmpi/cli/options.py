@@ -23,6 +23,7 @@ from istmpi.foreign import toml_value
 from istmpi.loggers import LOGGERS, open_loggers
 from istmpi.names import is_module
 from istmpi.settings import choices_of, help_of, holds_text, range_of
+from istmpi.units import counted
 
 if TYPE_CHECKING:
     from istmpi.comm import Communicator
@@ -213,7 +214,7 @@ class Showing:
         """Say at once, on the first rank, that a command has begun: what it needs takes seconds to load."""
         rank, ranks = launched()
         if rank == 0 and not self.quiet:
-            many = f"{ranks} ranks" if ranks > 1 else "1 rank"
+            many = counted(ranks, "rank")
             if ranks == 1 and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
                 many += f" of this SLURM job's {tasks} tasks (srun or mpirun starts all)"
             click.echo(f"istmpi {__version__} {work} on {many}: loading MPI, PyTorch and the data", err=self.as_json)

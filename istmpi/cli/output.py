@@ -17,6 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from istmpi.errors import DataError, OutputError
 from istmpi.foreign import one_line
 from istmpi.report.units import size
+from istmpi.units import counted
 
 SECONDS_BETWEEN_LINES = 10
 
@@ -135,4 +136,4 @@ def verify(
     if as_json:
         print_json(results)
     if damaged := sum(not result["valid"] for result in results):
-        raise DataError(f"{damaged} of {len(results)} file{'s' * (len(results) > 1)} cannot be used.")
+        raise DataError(f"{damaged} of {counted(len(results), 'file')} cannot be used.")

@@ -16,6 +16,7 @@ from istmpi.tasks import GRAPH_TASKS
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary
+from istmpi.units import counted
 
 
 def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str]:
@@ -45,13 +46,13 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
     facts = {
         "run": f"{run.name} in {folder.path}",
         "MPI": comm.library(),
-        "ranks": f"{ranks} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {some_hosts}"
+        "ranks": f"{ranks} on {counted(len(hosts), 'host')}: {some_hosts}"
         + " (started without mpirun; mpirun -n P istmpi train uses P ranks)" * (ranks == 1),
-        "compute": f"{training.device}, {training.threads} thread{'s' * (training.threads > 1)} a rank",
+        "compute": f"{training.device}, {counted(training.threads, 'thread')} a rank",
         "data": f"{run.data.source}, {counts}, placement {run.data.placement}{''.join(changed)}",
         "assumed": "; ".join(data.assumed),
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
-        "method": f"{run.method.name}, {run.train.rounds} round{'s' * (run.train.rounds > 1)} of {steps}",
+        "method": f"{run.method.name}, {counted(run.train.rounds, 'round')} of {steps}",
         "images": training.plan_of_sizes if run.train.resolution else "",
         "lr": tables.learning_rate(run.optimizer, training.method.first_step(run.train.rounds)),
         "dealt out": f"{', '.join(plan.groups) or 'nothing'}; each rank trains {number(plan.largest.elements)} weights",
