@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from istmpi import __version__
-from istmpi.cli.completion import complete_assignment, complete_values
+from istmpi.cli.completion import complete_assignment, complete_runs, complete_values
 from istmpi.cli.quantities import MOST_WHOLE, FiniteRange, WholeRange
 from istmpi.comm import launched
 from istmpi.config import Run, every_setting, shipped, type_of
@@ -61,6 +61,9 @@ OPTIONS = {
 COST_NOTHING = "--out --evaluate-every --rounds --max-minutes --seed --lr --warm-up --finish --init"
 """Options that change no cost of a round."""
 
+DEFAULT = "digits"
+"""The run that is meant where none is named."""
+
 Decorator = Callable[[Callable], Callable]
 
 
@@ -95,6 +98,7 @@ def real(
     return text(name, metavar, help, type=FiniteRange(least, largest, min_open=above), **settings)
 
 
+run_argument = click.argument("run", required=False, shell_complete=complete_runs)
 as_json = flag("--json", "Print JSON for other programs.")
 as_csv = flag("--csv", "Print the figures as CSV.")
 plot = text("--plot", "FILE", "Draw the figures: .png, .svg or .pdf.")
@@ -138,13 +142,17 @@ def planning(command: Callable) -> Callable:
 
 
 def resolve(
-    run: str, assignments: Sequence[str], options: Mapping[str, str | None], refused: Mapping[str, str] | None = None
+    run: str | None,
+    assignments: Sequence[str],
+    options: Mapping[str, str | None],
+    refused: Mapping[str, str] | None = None,
 ) -> Run:
     """The run that a command line describes; ConfigError names the option.
 
     A run that ships with istmpi is named after the data that it is given. ``refused``: settings that the command sets
     itself, each with the option that does it.
     """
+    run = run or DEFAULT
     loaded = Run.load(run)
     changed = changes(assignments, options, loaded.model.name)
     for setting, option in (refused or {}).items():

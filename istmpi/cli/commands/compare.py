@@ -14,19 +14,18 @@ from istmpi.cli.commands.report import (
     print_comparisons_as_json,
     write_page,
 )
-from istmpi.cli.completion import complete_runs
-from istmpi.cli.options import Showing, options, resolve, text, watched, watching, whole
+from istmpi.cli.options import Showing, options, resolve, run_argument, text, watched, watching, whole
 
 
 @click.command("compare")
-@click.argument("run", default="digits", shell_complete=complete_runs)
+@run_argument
 @text("--methods", "NAME,...", "Methods to compare.", default="ist,local-sgd,data-parallel")
 @whole("--repeats", "N", "Seeds to compare them on.", 1, 1000, default=1)
 @comparing
 @watching
 @partial(options, without=("--method",))
 def command(
-    run: str,
+    run: str | None,
     methods: str,
     repeats: int,
     targets: str | None,

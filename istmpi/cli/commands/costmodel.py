@@ -9,9 +9,8 @@ import click
 from rich.markup import escape
 
 from istmpi.cli import quantities
-from istmpi.cli.completion import complete_runs
 from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, Sizes, described
-from istmpi.cli.options import as_csv, as_json, changes, planning, plot, real, resolve, text, whole
+from istmpi.cli.options import as_csv, as_json, changes, planning, plot, real, resolve, run_argument, text, whole
 from istmpi.cli.output import console, drawing, print_csv, print_json
 from istmpi.config import Run
 from istmpi.cost import RIVALS, counted
@@ -33,7 +32,7 @@ CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price", "watts")
 
 
 @click.command("costmodel")
-@click.argument("run", required=False, shell_complete=complete_runs)
+@run_argument
 @planning
 @whole("--examples", "N", "Examples of an epoch.  [default: the data's]", 1)
 @whole("--row-features", "N", "xc with --layers: features of a row.", 1, default=FEATURES_IN_A_ROW)
@@ -92,7 +91,7 @@ def command(
         if "data.source" not in changed:
             shape = costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS
     else:
-        resolved = resolve(run or "digits", assignments, given)
+        resolved = resolve(run, assignments, given)
     planned = described(resolved, layers, shape, Sizes(row_features, nodes, degree))
     examples = examples or planned.examples or EXAMPLES
     scenario = Scenario(planned.run, planned.architecture, cluster, examples, shared_batch=paper)

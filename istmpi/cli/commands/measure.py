@@ -4,18 +4,17 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.completion import complete_runs
-from istmpi.cli.options import as_json, planning, resolve, text
+from istmpi.cli.options import as_json, planning, resolve, run_argument, text
 from istmpi.foreign import one_line
 
 
 @click.command("measure")
-@click.argument("run", default="digits", shell_complete=complete_runs)
+@run_argument
 @planning
 @as_json
 @text("--out", "FILE", "The file for the figures.", default="cluster.json")
 def command(
-    run: str, assignments: tuple[str, ...], layers: str | None, out: str, as_json: bool, **given: str | None
+    run: str | None, assignments: tuple[str, ...], layers: str | None, out: str, as_json: bool, **given: str | None
 ) -> None:
     """Measure the network between all ranks of this job, and their speed at the shapes of RUN's subnets.
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.commands.train import DEFAULT
-from istmpi.cli.completion import complete_runs
-from istmpi.cli.options import Showing, options, resolve, showing, text, whole
+from istmpi.cli.options import Showing, options, resolve, run_argument, showing, text, whole
 from istmpi.errors import ConfigError, SimulationError
 from istmpi.foreign import one_line
 from istmpi.units import counted, in_seconds
@@ -22,7 +20,7 @@ KINDS = "delays,stops,slow,kills"
 
 
 @click.command("simulate")
-@click.argument("run", required=False, shell_complete=complete_runs)
+@run_argument
 @options
 @whole("--ranks", "P", "Simulated ranks.", 1, 10_000, default=4)
 @whole("--faults", "SEED", "Draw faults of ranks and messages.", 0)
@@ -61,7 +59,7 @@ def command(
     drawn = tuple(filter(None, map(str.strip, kinds.split(","))))
     if unknown := sorted({*drawn} - {*KINDS.split(",")}):
         raise ConfigError(f"--kinds {kinds}: {unknown[0]} is no kind of fault; known: {KINDS}.")
-    resolved = resolve(run or DEFAULT, assignments, given)
+    resolved = resolve(run, assignments, given)
     if schedules:
         _try(resolved, ranks, range(faults or 0, (faults or 0) + schedules), drawn, shown.quiet)
         return

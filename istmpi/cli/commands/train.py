@@ -5,17 +5,14 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.completion import complete_runs
-from istmpi.cli.options import Showing, flag, options, resolve, text, watched, watching, whole
+from istmpi.cli.options import Showing, flag, options, resolve, run_argument, text, watched, watching, whole
 from istmpi.cli.quantities import MOST_RANKS
 from istmpi.foreign import is_file
 from istmpi.record import SETTINGS, home, run_of
 
-DEFAULT = "digits"
-
 
 @click.command("train")
-@click.argument("run", required=False, shell_complete=complete_runs)
+@run_argument
 @options
 @flag("--sync-checkpoints", "Wait until a checkpoint is on the disk.")
 @text("--resume", "auto|PATH", "Resume from a checkpoint, a run's folder, or this run's own folder (auto).", default="")
@@ -68,7 +65,7 @@ def command(
     if dry_run:
         from istmpi.cli.plan import show
 
-        show(resolve(run or DEFAULT, assignments, given), ranks or 4, shown.as_json)
+        show(resolve(run, assignments, given), ranks or 4, shown.as_json)
         return
 
     shown.begins("trains")
@@ -95,7 +92,7 @@ def command(
             display.plots()
 
 
-def _run_and_folder(run: str | None, resume: str) -> tuple[str, str, str | None]:
+def _run_and_folder(run: str | None, resume: str) -> tuple[str | None, str, str | None]:
     """RUN, --resume and, for a run that is resumed in its folder, --out."""
     if run and is_file(Path(run) / SETTINGS):
         return run, resume or "auto", run
@@ -103,4 +100,4 @@ def _run_and_folder(run: str | None, resume: str) -> tuple[str, str, str | None]
         home = run_of(Path(resume))
         if is_file(home / SETTINGS):
             return str(home), resume, str(home)
-    return run or DEFAULT, resume, None
+    return run, resume, None
