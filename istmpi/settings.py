@@ -19,8 +19,6 @@ from msgspec import Meta
 
 from istmpi.errors import ConfigError, did_you_mean
 
-__all__ = ["Meta", "also", "checked", "choices_of", "help_of", "holds_text", "own", "range_of", "shown", "types_of"]
-
 MOST = 2**64
 """No number that is given for a setting is larger."""
 

@@ -2,7 +2,9 @@
 
 import importlib
 import os
+from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
@@ -10,6 +12,8 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.foreign import staying
 from istmpi.renamed import COMMANDS, tell
+
+FOLDER = Path(__file__).parent / "commands"
 
 
 @cache
@@ -21,26 +25,32 @@ def _command(name: str) -> click.Command:
 
 
 class LazyGroup(click.Group):
-    """Command NAME is ``istmpi.cli.commands.NAME.command``; its help is given here: listing imports nothing."""
+    """Command NAME is ``istmpi.cli.commands.NAME.command``; its help is the first line of its file: no import."""
 
-    def __init__(self, *args, commands: dict[str, str], **settings):
+    def __init__(self, *args, commands: Iterable[str], **settings):
         super().__init__(*args, **settings)
-        self._help = commands
+        self._names = list(commands)
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return list(self._help)
+        return self._names
+
+    def _help(self, beginning: str = "") -> Iterator[tuple[str, str]]:
+        for name in self._names:
+            if name.startswith(beginning):
+                with open(FOLDER / f"{name}.py", encoding="utf-8") as file:
+                    yield name, file.readline().strip('"\n')
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name in COMMANDS:
             tell(f"istmpi {name}", f"istmpi {COMMANDS[name]}")
             name = COMMANDS[name]
-        if name not in self._help:
-            raise ConfigError(f"no command {name}{did_you_mean(name, self._help)}")
+        if name not in self._names:
+            raise ConfigError(f"no command {name}{did_you_mean(name, self._names)}")
         return _command(name)
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands, none of which is imported, and options."""
-        items = [CompletionItem(name, help=help) for name, help in self._help.items() if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=help) for name, help in self._help(incomplete)]
         return items + click.Command.shell_complete(self, context, incomplete)
 
     def resolve_command(
@@ -52,7 +62,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(self._help.items()))
+            formatter.write_dl(list(self._help()))
 
 
 @add_completion_class

@@ -21,30 +21,32 @@ from istmpi.renamed import RenamedWarning
 from istmpi.signals import SIGNALS
 
 COMMANDS = {
-    "train": ("Train a network on all ranks of an MPI job.", True),
-    "simulate": ("Train on simulated ranks in one process, with delays, stops and losses drawn from a seed.", False),
-    "compare": ("Train one run with several methods and say what each needs to reach a score.", True),
-    "report": ("Compare finished runs: table, pictures, HTML.", False),
-    "runs": ("List the runs that ship with istmpi.", False),
-    "settings": ("List and describe all that a run file may say; a schema for editors.", False),
-    "demo": ("Train three methods in two minutes and predict their time over slow links.", False),
-    "costmodel": ("Say what a run will cost in bytes, FLOPs, memory and time, without training.", False),
-    "measure": ("Measure this cluster's network and ranks for costmodel.", True),
-    "model": ("Say which widths of your own network can be dealt out, and prove it.", False),
-    "prepare": ("Turn raw data into one file that training reads.", False),
-    "data": ("Verify prepared data.", False),
-    "checkpoint": ("List, show, verify and compare checkpoints.", False),
-    "evaluate": ("Score a trained network on data.", True),
-    "predict": ("Run a trained network on files.", False),
-    "extract": ("Write a subnet of a trained network as a network of its own.", False),
-    "export": ("Write a trained network for PyTorch, ONNX or NumPy.", False),
-    "job": ("Print scripts that run istmpi on SLURM and EC2.", False),
-    "doctor": ("Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints.", True),
+    "train": True,
+    "simulate": False,
+    "compare": True,
+    "report": False,
+    "runs": False,
+    "settings": False,
+    "demo": False,
+    "costmodel": False,
+    "measure": True,
+    "model": False,
+    "prepare": False,
+    "data": False,
+    "checkpoint": False,
+    "evaluate": True,
+    "predict": False,
+    "extract": False,
+    "export": False,
+    "job": False,
+    "doctor": True,
 }
-"""Each command's line of help, and whether it runs on the ranks of an MPI job."""
-ALONE = [name for name, (_, on_ranks) in COMMANDS.items() if not on_ranks]
+"""The commands in the order of help; True for one that runs on the ranks of an MPI job."""
+ALONE = [name for name, on_ranks in COMMANDS.items() if not on_ranks]
 """Commands that need no MPI: each process is on its own, however many were started."""
-ON_RANKS = f"{', '.join(name for name in COMMANDS if name not in ALONE)} run under mpirun; the others need no MPI."
+ON_RANKS = (
+    f"{', '.join(name for name, on_ranks in COMMANDS.items() if on_ranks)} run under mpirun; the others need no MPI."
+)
 
 FOR_THE_LAUNCHER = 5.0
 """Seconds for a launcher to end the job with the code of a rank that is gone, before a rank that misses it does."""
@@ -66,7 +68,7 @@ DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] 
 
 @click.group(
     cls=LazyGroup,
-    commands={name: help for name, (help, _) in COMMANDS.items()},
+    commands=COMMANDS,
     epilog=f"{ON_RANKS}\n\n{EXIT_CODES}\n\n{DOCUMENTATION}",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )

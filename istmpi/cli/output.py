@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from istmpi.errors import DataError, OutputError
 from istmpi.foreign import one_line
@@ -33,6 +34,11 @@ def console(**settings: Any) -> Console:
 def wide_console() -> Console:
     """A console whose tables are broken on a terminal alone."""
     return console(width=None if sys.stdout.isatty() else 1000)
+
+
+def table(*columns: str) -> Table:
+    """A table without lines; without a header where it has no columns yet."""
+    return Table(*columns, box=None, pad_edge=False, show_header=bool(columns))
 
 
 def note(text: object) -> None:

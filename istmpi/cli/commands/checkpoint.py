@@ -1,4 +1,4 @@
-"""``istmpi checkpoint``: what is in checkpoints, whether they are damaged, and in what two of them differ."""
+"""List, show, verify and compare checkpoints."""
 
 import math
 from dataclasses import asdict
@@ -20,7 +20,7 @@ def command() -> None:
     """
 
 
-@command.command("ls", short_help="List the checkpoints of a run.")
+@command.command("ls")
 @click.argument("folder")
 @flag("--verify", "Read every byte of every file.")
 @as_json
@@ -43,10 +43,10 @@ def ls(folder: str, verify: bool, as_json: bool) -> None:
     wide_console().print(listing(entries, verify))
 
 
-@command.command("show", short_help="Show what a checkpoint holds.")
+@command.command("show")
 @click.argument("path", metavar="CKPT")
 @whole("--ranks", "P", "Also show the deal among P ranks.", 1, MOST_RANKS)
-@whole("--round", "R", "Of round R, from 0.  [default: the next]", 0)
+@whole("--round", "R", "The deal of round R, from 0.  [default: the next]", 0)
 @as_json
 def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None:
     """Show what CKPT holds: header, parameters, optimizer state, normalisation, and the deal for any P and round."""
@@ -76,11 +76,11 @@ def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None
         wide_console().print(table, "")
 
 
-@command.command("verify", short_help="Read every byte and say what is damaged.")
+@command.command("verify")
 @click.argument("paths", metavar="CKPT...", nargs=-1, required=True)
 @as_json
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
-    """Read every byte of each CKPT, a file or a folder of them, and name whatever is damaged; exit code 2 if any is."""
+    """Read every byte of each CKPT, a file or a folder, and name what is damaged. Exit code 2 if anything is."""
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.checkpoint.summary import files
 
@@ -90,7 +90,7 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
     verify_files([file for inside in given.values() for file in inside], open_checkpoint, unguarded, listed, as_json)
 
 
-@command.command("diff", short_help="Say in what two checkpoints differ.")
+@command.command("diff")
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @click.option("--tensors", "tensors_only", is_flag=True, help="Leave the headers out.")

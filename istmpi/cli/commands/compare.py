@@ -1,4 +1,4 @@
-"""``istmpi compare``: several methods on one run, in turns, in this job."""
+"""Train one run with several methods and say what each needs to reach a score."""
 
 from contextlib import nullcontext
 from functools import partial

@@ -1,4 +1,4 @@
-"""``istmpi costmodel``: what a run will cost, before it runs, on a login node or a laptop."""
+"""Say what a run will cost in bytes, FLOPs, memory and time, without training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""``istmpi demo``: three methods trained on this machine, and the time that each would take over slow links."""
+"""Train three methods in two minutes and predict their time over slow links."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
 from istmpi.cli.options import real, text, whole
-from istmpi.cli.output import console
+from istmpi.cli.output import console, table
 from istmpi.cli.quantities import bandwidth
 from istmpi.comm import launched
 from istmpi.errors import ConfigError, IstmpiError
@@ -81,13 +80,13 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
     rounds = [reached(curve.points, target).round for curve in curves]
     plans = [described(Run.load(str(Path(curve.source) / SETTINGS)), None) for curve in curves]
     costs = [cost(plan.run, plan.architecture, ranks) for plan in plans]
-    table = Table("link", *(curve.method for curve in curves), box=None, pad_edge=False)
+    times = table("link", *(curve.method for curve in curves))
     for rate in rates:
         cluster = replace(machine, links=network(LATENCY, rate))
-        times = [count * round_time(its, cluster).total for count, its in zip(rounds, costs)]
-        table.add_row(f"{number(8 * rate)}bit/s", *map(in_seconds, times))
+        seconds = [count * round_time(its, cluster).total for count, its in zip(rounds, costs)]
+        times.add_row(f"{number(8 * rate)}bit/s", *map(in_seconds, seconds))
     stdout.print(f"\nPredicted training time to an accuracy of {target:g}")
-    stdout.print(table)
+    stdout.print(times)
     stdout.print(
         f"These seconds are predicted, not measured: the rounds were trained here, and the time of a round is what the "
         f"cost model says for this machine's speed and such a link, with {1e6 * LATENCY:g} µs a message.",

@@ -1,4 +1,4 @@
-"""``istmpi doctor``: what works here, what does not, and what to do about it."""
+"""Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``istmpi evaluate``: how well a trained network does on data, on any number of ranks."""
+"""Score a trained network on data."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -18,11 +18,11 @@ from istmpi.report.figures import require_drawable
 @click.command("evaluate")
 @click.argument("path", metavar="CKPT")
 @text("--data", "FILE", "A prepared .h5, an .npz, or digits.  [default: the run's own]")
-@click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Which examples.")
-@flag("--calibrate", "Calibrate on the data's training split, whatever CKPT has.")
+@click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="The examples to score.")
+@flag("--calibrate", "Calibrate on the data's training split, even if CKPT is calibrated.")
 @own_class
 @as_json
-@text("--plot", "FILE", "Draw what leaving early does: .png, .svg or .pdf.")
+@text("--plot", "FILE", "Draw the effect of leaving early: .png, .svg or .pdf.")
 def command(
     path: str,
     data: str | None,

@@ -1,4 +1,4 @@
-"""``istmpi export``: a trained network for programs that know nothing of istmpi."""
+"""Write a trained network for PyTorch, ONNX or NumPy."""
 
 from pathlib import Path
 

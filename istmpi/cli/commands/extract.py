@@ -1,4 +1,4 @@
-"""``istmpi extract``: a subnet of a trained network as a network of its own."""
+"""Write a subnet of a trained network as a network of its own."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from istmpi.report.units import size
 @click.command("extract")
 @click.argument("path", metavar="CKPT")
 @whole("--rank", "R", "The subnet of this rank.", 0)
-@whole("--ranks", "P", "Of P ranks.  [default: those of CKPT]", 1, MOST_RANKS)
-@whole("--round", "N", "In the deal of round N, from 0.  [default: last]", 0)
-@real("--share", "S", "Or a share of each group's units, drawn at random: one at least.", 0, 1, above=True)
+@whole("--ranks", "P", "Number of ranks.  [default: those of CKPT]", 1, MOST_RANKS)
+@whole("--round", "N", "Round of the deal, from 0.  [default: last]", 0)
+@real("--share", "S", "Instead a share of each group's units, drawn at random: one at least.", 0, 1, above=True)
 @whole("--seed", "N", "The seed of --share.  [default: 0]", 0)
 @click.option("-o", "--out", required=True, metavar="FILE.h5", help="The file to write.")
 @force

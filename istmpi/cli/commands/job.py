@@ -1,4 +1,4 @@
-"""``istmpi job``: scripts for schedulers and clouds, and what those scripts ask istmpi.
+"""Print scripts that run istmpi on SLURM and EC2.
 
 A script is a template of job_scripts/, filled in for one run. A text of the user's is quoted, never executed.
 """
@@ -40,16 +40,16 @@ def command() -> None:
     """Scripts that run istmpi on SLURM and EC2, printed ready to be submitted."""
 
 
-@command.command("slurm", short_help="Print a job script that trains a run.")
+@command.command("slurm")
 @_RUN
 @_OPTIONS
 @whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS)
 @text("--time", "TIME", "Time limit: minutes, H:M:S or D-H.")
-@text("--partition", "NAME", "As of sbatch.")
-@text("--account", "NAME", "As of sbatch.")
-@text("--qos", "NAME", "As of sbatch.")
+@text("--partition", "NAME", "The option of sbatch.")
+@text("--account", "NAME", "The option of sbatch.")
+@text("--qos", "NAME", "The option of sbatch.")
 @text("--array", "N,N,...", "A scaling run: one task for each of these numbers of nodes.")
-@flag("--compare", "Several methods in turn: istmpi compare.")
+@flag("--compare", "Compare several methods in turn: istmpi compare.")
 @whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
 @text("--modules", "NAME,NAME,...", "Environment modules to load.")
 @click.option(
@@ -121,18 +121,18 @@ def slurm(
     _print_script(f"slurm/{script}.sbatch", "slurm", lines, (run, *options), settings)
 
 
-@command.command("ec2", short_help="Print a script that trains a run on a cluster it makes on EC2.")
+@command.command("ec2")
 @_RUN
 @_OPTIONS
 @whole("--instances", "N", "Instances, one rank on each.", 1, MOST_RANKS, required=True)
-@text("--type", "TYPE", "Their type.", default="m5.2xlarge")
-@flag("--spot", "Cheaper ones, which may be taken back; the run is then resumed on others.")
-@text("--region", "NAME", "Else as the AWS command line has it.")
+@text("--type", "TYPE", "Type of the instances.", default="m5.2xlarge")
+@flag("--spot", "Use spot instances: cheaper, but they may be taken back; the run is then resumed on others.")
+@text("--region", "NAME", "Region of AWS; else the one of its command line.")
 @text("--key", "NAME", "The key pair to log in with; else $KEY when the script runs.")
 @text("--ssh-from", "CIDR", "Who may log in, as 203.0.113.7/32; else $SSH_FROM.")
-@flag("--yes-open", "Let that be more addresses than a /16.")
+@flag("--yes-open", "Allow --ssh-from more addresses than a /16.")
 @whole("--hours", "N", "Hours after which they end by themselves.", 1, 720, default=24)
-@text("--package", "REQUIREMENT", "What pip installs there: a version, or an address of git.")
+@text("--package", "REQUIREMENT", "Requirement that pip installs there: a version, or an address of git.")
 def ec2(
     run: str,
     options: tuple[str, ...],
@@ -146,7 +146,7 @@ def ec2(
     hours: int,
     package: str | None,
 ) -> None:
-    """Print a script that makes a cluster on EC2, trains RUN there, brings the results here and removes the cluster.
+    """Print a script that makes a cluster on EC2, trains RUN there, fetches the results and removes the cluster.
 
     \b
     istmpi job ec2 speech --instances 8 --ssh-from 203.0.113.7/32 -- --lr 0.01 > speech.sh
@@ -179,7 +179,7 @@ def ec2(
     _print_script("ec2/train.sh", "ec2", lines, arguments)
 
 
-@command.command("folder", short_help="Check a run as train would, and print its folder.")
+@command.command("folder")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @whole("--ranks", "P", "Ranks that shall train.", 1, MOST_RANKS, default=1)
 def folder(arguments: tuple[str, ...], ranks: int) -> None:
@@ -193,10 +193,10 @@ def folder(arguments: tuple[str, ...], ranks: int) -> None:
     click.echo(home(run.output.folder, run.name))
 
 
-@command.command("table", short_help="Print a table of the finished runs in a folder.")
+@command.command("table")
 @click.argument("folder", type=click.Path(path_type=Path))
 def show_table(folder: Path) -> None:
-    """Print a table of the finished runs in FOLDER's folders, and write it to FOLDER/table.md."""
+    """Print a table of the finished runs in FOLDER, and write it to FOLDER/table.md."""
     from istmpi.report.scaling import TABLE, finished, table
 
     rows = finished(folder)

@@ -1,4 +1,4 @@
-"""``istmpi measure``: measure this job's network and ranks, for ``istmpi costmodel --cluster FILE``."""
+"""Measure this cluster's network and ranks for costmodel."""
 
 from pathlib import Path
 

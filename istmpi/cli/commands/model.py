@@ -1,4 +1,4 @@
-"""``istmpi model``: what a network of the user's own is made of, and which of its widths can be dealt out."""
+"""Say which widths of your own network can be dealt out, and prove it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @text("--shape", "NxN...", "In place of data: the shape of an example, as 3x32x32.")
 @whole("--outputs", "N", "With --shape: classes, or numbers to predict.", 1)
 @flag("--tokens", "With --shape: examples are windows of tokens, of so many outputs.")
-@text("--ranks", "P,P,...", "What each of P ranks would hold.", default="2,4,8")
+@text("--ranks", "P,P,...", "Numbers of ranks to count each rank's part for.", default="2,4,8")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An argument, as model.hidden=512.")
 @as_json
 def command(

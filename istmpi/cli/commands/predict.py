@@ -1,4 +1,4 @@
-"""``istmpi predict``: a trained network's answers for files, one line each."""
+"""Run a trained network on files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="CKPT")
 @click.argument("source", metavar="INPUT")
 @click.option("--format", "form", type=click.Choice(("csv", "jsonl")), default="csv", show_default=True)
-@click.option("--outputs", "all_outputs", is_flag=True, help="Also every output as it leaves the network.")
+@click.option("--outputs", "all_outputs", is_flag=True, help="Print every output of the network, too.")
 @click.option(
     "--exit-threshold",
     "threshold",
@@ -39,12 +39,14 @@ if TYPE_CHECKING:
 @whole("--top", "K", "Several labels: so many of each example.  [default: xc 5, else those likelier than not]", 1)
 @whole("--tokens", "N", "text: at most so many more.  [default: 200]", 1)
 @real("--temperature", "T", "text: divides the logits; 0 takes the likeliest token.  [default: 1]", 0)
-@whole("--seed", "N", "text: the seed of draws.  [default: 0]", 0)
+@whole("--seed", "N", "text: the seed.  [default: 0]", 0)
 @flag("--json", "text: print JSON for other programs.")
 @text("--out", "FILE", "The file to write, complete or not at all.  [default: standard output]")
 @force
-@click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Of data with splits.")
-@text("--label", "COLUMN", "csv: pass over this column, a name or a number from 0.")
+@click.option(
+    "--split", type=click.Choice(SPLITS), default="test", show_default=True, help="The split, of data with splits."
+)
+@text("--label", "COLUMN", "csv: skip this column, a name or a number from 0.")
 @text("--header", "yes|no", "csv: line 1 has names.  [default: as in training]", type=YesOrNo())
 @text("--delimiter", "CHARACTER", "csv: also tab, space.  [default: as in training]")
 @flag("--resize", "images: resize their middle to the size of the training data.")

@@ -1,4 +1,4 @@
-"""``istmpi prepare``: from the files that data come in to one file that training reads."""
+"""Turn raw data into one file that training reads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.markup import escape
-from rich.table import Table
 
 from istmpi.cli.options import as_json, force, real, text, whole
-from istmpi.cli.output import console, print_json, progress
+from istmpi.cli.output import console, print_json, progress, table
 from istmpi.cli.quantities import YesOrNo
 from istmpi.foreign import printable
 from istmpi.record import known
@@ -31,15 +30,15 @@ NAMED = 12
 @click.argument("kind")
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST.h5")
-@whole("--size", "N", "images: the largest square in the middle of each, resized to N x N pixels.")
+@whole("--size", "N", "images: resize the largest square in the middle of each to N x N pixels.")
 @text("--label", "COLUMN", "csv: the column of labels, name or number from 0.  [default: last]")
 @text("--task", "TASK", "csv, arrays: classification, regression; arrays: multi-label.  [default: by the labels]")
 @text("--header", "yes|no", "csv: line 1 has names.  [default: as it seems]", type=YesOrNo())
 @text("--delimiter", "CHARACTER", "csv: also tab, space.  [default: comma, semicolon or tab]")
-@text("--channels", "first|last", "arrays: where images [n, ., ., .] have theirs.  [default: first]")
-@whole("--split", "N", "graph: of masks [nodes, splits] this one, from 0.", 0)
-@text("--tokenizer", "bytes|FILE.json", "text: what makes its tokens.  [default: bytes]")
-@text("--key", "KEY", "text: where a line of .jsonl has its text.  [default: text]")
+@text("--channels", "first|last", "arrays: the place of channels in images [n, ., ., .].  [default: first]")
+@whole("--split", "N", "graph: the number of the split, from 0, in masks [nodes, splits].", 0)
+@text("--tokenizer", "bytes|FILE.json", "text: the tokenizer.  [default: bytes]")
+@text("--key", "KEY", "text: the key of the text in a line of .jsonl.  [default: text]")
 @whole(
     "--counted-from",
     "0|1",
@@ -48,7 +47,9 @@ NAMED = 12
     1,
 )
 @whole("--clusters", "N", "graph: cut it into N parts with METIS, for batches of these.")
-@click.option("--directed", is_flag=True, default=None, help="graph: a node hears from sources of its edges alone.")
+@click.option(
+    "--directed", is_flag=True, default=None, help="graph: a node gets values from the sources of its edges alone."
+)
 @text(
     "--normalise",
     "HOW",
@@ -81,12 +82,12 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
     if as_json:
         print_json(asdict(report, dict_factory=known))
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
+    facts = table()
     for row in _rows(report):
-        table.add_row(*map(escape, row))
+        facts.add_row(*map(escape, row))
     stdout = console()
     stdout.print(escape(printable(report.target.name)), style="bold")
-    stdout.print(table)
+    stdout.print(facts)
     stdout.print(f"train on it: mpirun -n 4 {shlex.join(_next(report))}", soft_wrap=True, markup=False)
 
 

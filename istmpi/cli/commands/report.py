@@ -1,4 +1,4 @@
-"""``istmpi report``: finished runs side by side, without MPI and without torch; `istmpi compare` ends with the same."""
+"""Compare finished runs: table, pictures, HTML."""
 
 import shutil
 import sys

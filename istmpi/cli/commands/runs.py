@@ -1,11 +1,10 @@
-"""``istmpi runs``: what can be trained without writing a run file."""
+"""List the runs that ship with istmpi."""
 
 import click
 from rich.markup import escape
-from rich.table import Table
 
 from istmpi.cli.options import as_json
-from istmpi.cli.output import console, print_json
+from istmpi.cli.output import console, print_json, table
 from istmpi.config import SHIPPED, shipped
 
 
@@ -18,7 +17,7 @@ def command(as_json: bool) -> None:
     if as_json:
         print_json(first_lines)
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
+    listing = table()
     for name, line in first_lines.items():
-        table.add_row(f"[bold]{name}", escape(line))
-    console(soft_wrap=True).print(table)
+        listing.add_row(f"[bold]{name}", escape(line))
+    console(soft_wrap=True).print(listing)

@@ -1,14 +1,13 @@
-"""``istmpi settings``: all that a run file may say, on the screen, as a page and for editors."""
+"""List and describe all that a run file may say; a schema for editors."""
 
 import json
 from collections.abc import Sequence
 
 import click
 from rich.markup import escape
-from rich.table import Table
 
 from istmpi.cli.completion import complete_names
-from istmpi.cli.output import console
+from istmpi.cli.output import console, table
 from istmpi.config import Setting, every_setting
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.report.settings import markdown, schema, shown_default
@@ -59,12 +58,14 @@ def _named(name: str) -> list[Setting]:
 
 
 def _list(settings: Sequence[Setting]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
+    listing = table()
     for setting in settings:
         owner = f"{setting.owner}: " if setting.owner else ""
         limits = f" ({setting.range})" if setting.range else ""
-        table.add_row(f"[bold]{setting.name}", escape(shown_default(setting)), escape(f"{owner}{setting.help}{limits}"))
-    console(soft_wrap=True).print(table)
+        listing.add_row(
+            f"[bold]{setting.name}", escape(shown_default(setting)), escape(f"{owner}{setting.help}{limits}")
+        )
+    console(soft_wrap=True).print(listing)
 
 
 def _description(setting: Setting) -> str:

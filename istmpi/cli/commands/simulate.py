@@ -1,4 +1,4 @@
-"""``istmpi simulate``: a run on ranks that take turns in this process, with faults drawn from seeds."""
+"""Train on simulated ranks in one process, with delays, stops and losses drawn from a seed."""
 
 from __future__ import annotations
 

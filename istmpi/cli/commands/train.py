@@ -1,4 +1,4 @@
-"""``istmpi train``: one run on all ranks of this job."""
+"""Train a network on all ranks of an MPI job."""
 
 from contextlib import nullcontext
 from pathlib import Path
