@@ -41,9 +41,14 @@ def table(*columns: str) -> Table:
     return Table(*columns, box=None, pad_edge=False, show_header=bool(columns))
 
 
+def say(text: object, err: bool = False) -> None:
+    """Print one line."""
+    click.echo(one_line(text), err=err)
+
+
 def note(text: object) -> None:
-    """Print a line on the standard error."""
-    click.echo(one_line(f"istmpi: {text}"), err=True)
+    """Print a remark of istmpi's on the standard error."""
+    say(f"istmpi: {text}", err=True)
 
 
 def print_json(value: object) -> None:
@@ -69,7 +74,7 @@ def drawing(path: str | Path, required: bool = True) -> Iterator[None]:
         if not required:
             return
         raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
-    click.echo(one_line(f"drawn: {path}"), err=True)
+    say(f"drawn: {path}", err=True)
 
 
 @contextmanager

@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 
 from istmpi.cli.options import as_json, flag, own_class, text
-from istmpi.cli.output import drawing, note, print_json
+from istmpi.cli.output import drawing, note, print_json, say
 from istmpi.config.sections import Comm
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
 from istmpi.exits import nearly_free
-from istmpi.foreign import one_line, printable
+from istmpi.foreign import printable
 from istmpi.report.figures import require_drawable
 
 
@@ -70,7 +70,7 @@ def command(
         return
     if result.calibrated:
         why = "" if calibrate else f": {path} was saved without calibration"
-        click.echo(one_line(f"calibrated on the training split of {result.source}{why}"))
+        say(f"calibrated on the training split of {result.source}{why}")
     click.echo(
         f"{result.score_name} {score.score:.4f}, loss {score.loss:.4f} "
         f"on {score.examples:,} {split} examples of {printable(result.source)}"

@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 
 from istmpi.cli.options import calibrate_on, force, own_class, real, whole
-from istmpi.cli.output import note
+from istmpi.cli.output import note, say
 from istmpi.cli.quantities import MOST_RANKS
 from istmpi.comm import current_rank
-from istmpi.foreign import one_line, printable
+from istmpi.foreign import printable
 from istmpi.report.units import size
 
 
@@ -62,7 +62,7 @@ def command(
     if done.note:
         note(f"{done.note}.")
     units = ", ".join(f"{name} {count} of {length}" for name, (count, length) in done.units.items())
-    click.echo(one_line(f"{printable(str(done.path))}, {size(done.bytes)}: {done.subnet}, {units}"))
+    say(f"{printable(str(done.path))}, {size(done.bytes)}: {done.subnet}, {units}")
     if done.calibrated_on:
-        click.echo(one_line(f"calibrated on the training split of {printable(done.calibrated_on)}"))
-    click.echo(one_line(f"{printable(str(done.run))}: its run"))
+        say(f"calibrated on the training split of {printable(done.calibrated_on)}")
+    say(f"{printable(str(done.run))}: its run")

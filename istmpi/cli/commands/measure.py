@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from istmpi.cli.options import as_json, planning, resolve, run_argument, text
-from istmpi.foreign import one_line
 
 
 @click.command("measure")
@@ -43,8 +42,8 @@ def command(
     if communicator.rank == 0 and as_json:
         print(Path(out).read_text(), end="")
     elif communicator.rank == 0:
-        from istmpi.cli.output import console
+        from istmpi.cli.output import console, say
         from istmpi.report import tables
 
         tables.cluster(console(soft_wrap=True), cluster)
-        print(one_line(f"written: {out}"))
+        say(f"written: {out}")

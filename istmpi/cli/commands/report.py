@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from istmpi.cli.options import as_csv, as_json, plot, real, text
-from istmpi.cli.output import console, drawing, note, print_csv, print_json
+from istmpi.cli.output import console, drawing, note, print_csv, print_json, say
 from istmpi.errors import ConfigError
-from istmpi.foreign import MOST, one_line
+from istmpi.foreign import MOST
 from istmpi.report import tables
 from istmpi.report.comparison import Comparison, by_data, compare
 from istmpi.report.curves import Curve, read_curves
@@ -128,7 +128,7 @@ def write_page(comparisons: Mapping[str, Comparison], title: str, path: Path) ->
         drawn = [None] * len(comparisons)
     sections = [Section(data, each, its) for (data, each), its in zip(comparisons.items(), drawn)]
     write(page(sections, title, Made.now()), path)
-    click.echo(one_line(f"written: {path}"), err=True)
+    say(f"written: {path}", err=True)
 
 
 def draw(comparisons: Mapping[str, Comparison], title: str, path: Path, required: bool = True) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from istmpi.cli.options import Showing, options, resolve, run_argument, showing, text, whole
+from istmpi.cli.output import say
 from istmpi.errors import ConfigError, SimulationError
-from istmpi.foreign import one_line
 from istmpi.units import counted, in_seconds
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def command(
         _try(resolved, ranks, range(faults or 0, (faults or 0) + schedules), drawn, shown.quiet)
         return
 
-    def say(text: str) -> None:
+    def tell(text: str) -> None:
         if not shown.quiet:
-            click.echo(text, err=shown.as_json)
+            say(text, err=shown.as_json)
 
-    say(f"simulated: {ranks} ranks that take turns in this process")
+    tell(f"simulated: {ranks} ranks that take turns in this process")
 
     from istmpi.cli.display import TrainingDisplay
     from istmpi.comm.simulated import Faults
@@ -77,12 +77,12 @@ def command(
     befalls = Faults() if faults is None else Faults.drawn(faults, ranks, drawn)
     with TrainingDisplay(shown) as display:
         outcome = simulated_training(resolved, ranks, befalls, display, resume)
-    say(
+    tell(
         f"simulated  {sum(outcome.calls):,} calls of MPI, {outcome.messages['messages']:,} messages, "
         f"{outcome.switches:,} switches, {in_seconds(outcome.seconds)} of virtual time"
     )
     happened = f"; came about: {', '.join(outcome.happened)}" if outcome.happened else ""
-    say(f"faults     {befalls}{happened}")
+    tell(f"faults     {befalls}{happened}")
     outcome.require()
     display.plots()
 
@@ -96,7 +96,7 @@ def _try(run: Run, ranks: int, seeds: range, kinds: tuple[str, ...], quiet: bool
         happened.update(schedule.kinds)
         if schedule.finding:
             findings += 1
-            click.echo(one_line(f"seed {schedule.seed} ({schedule.faults}): {schedule.finding}"))
+            say(f"seed {schedule.seed} ({schedule.faults}): {schedule.finding}")
     counts = ", ".join(f"{count} with {kind}" for kind, count in sorted(happened.items()))
     if not quiet:
         seconds = time.monotonic() - begun
