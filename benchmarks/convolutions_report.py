@@ -11,7 +11,7 @@ from convolutions_plan import LOCAL_SGD, ONE_RANK, RATES, SEEDS, Cell, Row, best
 from reporting import report
 
 from istmpi.cli.networks import described
-from istmpi.cli.options import resolve
+from istmpi.cli.run_options import resolve
 from istmpi.cost.counts import cost
 
 Record = Callable[[Cell], dict[str, Any] | None]

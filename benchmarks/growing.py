@@ -49,7 +49,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 def gflop(settings: dict[str, str]) -> float:
     """Of the products of a whole run, from its plan."""
     from istmpi.cli.networks import described
-    from istmpi.cli.options import resolve
+    from istmpi.cli.run_options import resolve
     from istmpi.cost import phase_costs
 
     found = described(resolve("digits", tuple(f"{name}={value}" for name, value in settings.items()), {}), None)

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from istmpi import comm
 from istmpi.checkpoint.saver import Saver
-from istmpi.cli.options import Showing
 from istmpi.cli.run_facts import banner, outcome, round_line
+from istmpi.cli.run_options import Showing
 from istmpi.errors import IstmpiError
 from istmpi.foreign import one_line
 from istmpi.record import SUMMARY, RunFolder

@@ -80,13 +80,13 @@ def drawing(path: str | Path, required: bool = True) -> Iterator[None]:
 @contextmanager
 def progress(in_bytes: bool = False) -> Iterator[Report]:
     """A callback that shows progress on the standard error: a bar on a terminal, a line now and then in a log."""
-    console = Console(emoji=False, stderr=True)
-    if not console.is_terminal:
-        yield _Lines(console, in_bytes)
+    stderr = console(stderr=True)
+    if not stderr.is_terminal:
+        yield _Lines(stderr, in_bytes)
         return
     count = DownloadColumn() if in_bytes else MofNCompleteColumn()
     columns = TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task("reading", total=None)
         yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
 
@@ -102,7 +102,7 @@ class _Lines:
     def __call__(self, stage: str, done: int, total: int) -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + SECONDS_BETWEEN_LINES
-            self._console.print(f"{stage} {self._text(done)} of {self._text(total)}", highlight=False, markup=False)
+            self._console.print(f"{stage} {self._text(done)} of {self._text(total)}", markup=False)
 
 
 class Counter:

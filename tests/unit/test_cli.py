@@ -10,7 +10,7 @@ import click
 import pytest
 
 from istmpi.cli.main import ALONE, istmpi
-from istmpi.cli.options import OPTIONS, resolve
+from istmpi.cli.run_options import OPTIONS, resolve
 from istmpi.config import Run, shipped
 from istmpi.errors import ConfigError
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from small import small_run
 
 from istmpi.cli.display import LiveView, TrainingDisplay
-from istmpi.cli.options import Showing
+from istmpi.cli.run_options import Showing
 from istmpi.comm import world
 from istmpi.evaluation.evaluator import Score
 from istmpi.training.progress import LastRound, Progress

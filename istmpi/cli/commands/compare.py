@@ -14,7 +14,8 @@ from istmpi.cli.commands.report import (
     print_comparisons_as_json,
     write_page,
 )
-from istmpi.cli.options import Showing, options, resolve, run_argument, text, watched, watching, whole
+from istmpi.cli.options import text, whole
+from istmpi.cli.run_options import Showing, options, resolve, run_argument, watched, watching
 
 
 @click.command("compare")

@@ -10,8 +10,9 @@ from rich.markup import escape
 
 from istmpi.cli import quantities
 from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, Sizes, described
-from istmpi.cli.options import as_csv, as_json, changes, planning, plot, real, resolve, run_argument, text, whole
+from istmpi.cli.options import as_csv, as_json, plot, real, text, whole
 from istmpi.cli.output import console, drawing, print_csv, print_json
+from istmpi.cli.run_options import changes, planning, resolve, run_argument
 from istmpi.config import Run
 from istmpi.cost import RIVALS, counted
 from istmpi.cost import survey as costs

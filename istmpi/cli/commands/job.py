@@ -13,8 +13,9 @@ from pathlib import Path
 import click
 
 from istmpi.cli.completion import complete_runs
-from istmpi.cli.options import flag, resolve, text, whole
+from istmpi.cli.options import flag, text, whole
 from istmpi.cli.quantities import MOST_RANKS
+from istmpi.cli.run_options import resolve
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.files import appearing

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import as_json, planning, resolve, run_argument, text
+from istmpi.cli.options import as_json, text
+from istmpi.cli.run_options import planning, resolve, run_argument
 
 
 @click.command("measure")

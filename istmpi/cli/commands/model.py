@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from istmpi.cli import quantities
-from istmpi.cli.options import as_json, assigned, flag, text, whole
+from istmpi.cli.options import as_json, flag, text, whole
 from istmpi.cli.output import print_json, wide_console
+from istmpi.cli.run_options import assigned
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
 from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.options import Showing, options, resolve, run_argument, showing, text, whole
+from istmpi.cli.options import text, whole
 from istmpi.cli.output import say
+from istmpi.cli.run_options import Showing, options, resolve, run_argument, showing
 from istmpi.errors import ConfigError, SimulationError
 from istmpi.units import counted, in_seconds
 
