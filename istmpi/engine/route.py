@@ -76,11 +76,8 @@ class Route:
         if before:
             yield Leg(HOP, _dealt(parameters, before), before, now, wire=self._wire(round, HOP))
         moving = {name: parameter for name, parameter in parameters.items() if name not in present}
-        plain = {
-            name: parameter
-            for name, parameter in moving.items()
-            if exact or self.is_common(name) or self.wire == "float32"
-        }
+        exact = exact or self.wire == "float32"
+        plain = {name: parameter for name, parameter in moving.items() if exact or self.is_common(name)}
         encoded = {name: parameter for name, parameter in moving.items() if name not in plain}
         if plain:
             yield Leg(PULL, plain, self.owners, now, before)
@@ -129,11 +126,8 @@ class Route:
         if fresh:
             before, present = self.recovered(round), set()
             if before:
-                dealt = {
-                    name: parameter for name, parameter in parameters.items() if parameter.pattern.dealt(before.units)
-                }
-                legs.append(Leg(PULL, dealt, self.owners, before))
-                present = {*dealt} if self.early else set()
+                legs.append(Leg(PULL, _dealt(parameters, before), self.owners, before))
+                present = {*legs[0].parameters} if self.early else set()
             legs += self.into(parameters, round, None if self.early else before, present)
         elif not self.early:
             legs += self.into(parameters, round, before, common)

@@ -208,10 +208,8 @@ class Shards:
         return transfer
 
     def _recovered(self, deal: Partition) -> HeldParts:
-        parameters = {
-            name: parameter for name, parameter in self.store.parameters.items() if one.pattern.dealt(deal.units)
-        }
-        rank, tensors = self.store.rank, {}
+        rank, tensors, stored = self.store.rank, {}, self.store.parameters
+        parameters = {name: stored[name] for name in stored if stored[name].pattern.dealt(deal.units)}
         for name, parameter in parameters.items():
             tensors[name] = torch.empty(part_shape(deal, parameter, rank), dtype=self.store.tensors[name].dtype)
         with self._clock("pull"):

@@ -19,7 +19,7 @@ from patience import patient
 from rich.console import Console
 
 from istmpi.cli.main import main
-from istmpi.cli.settings import changes
+from istmpi.cli.run_options import changes
 from istmpi.config import Run
 from istmpi.cost.cluster import PRESETS, load
 from istmpi.data.prepare import archive as archives

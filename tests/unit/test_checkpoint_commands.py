@@ -10,7 +10,7 @@ import pytest
 from istmpi.checkpoint.difference import tensors
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.summary import files
-from istmpi.cli import bars
+from istmpi.cli import output
 from istmpi.engine.partition import Partition
 from istmpi.hdf5 import CREATION
 
@@ -129,7 +129,7 @@ def test_a_deal_that_cannot_be_made_is_refused(istmpi_command, checkpoints):
 
 
 def test_verify_names_each_damaged_place(istmpi_command, run_folder, monkeypatch):
-    monkeypatch.setattr(bars, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0)
     code, out, err = istmpi_command("checkpoint", "verify", run_folder)
     assert code == 2
     lines = out.splitlines()
