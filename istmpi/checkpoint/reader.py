@@ -16,7 +16,7 @@ import numpy as np
 
 from istmpi.checkpoint.format import Header, place, read_header, read_version
 from istmpi.data.moments import Normalisation
-from istmpi.data.tokenizer import Bytes, Tokenizer, TokenizerFile
+from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
 from istmpi.engine.axes import Pattern
 from istmpi.engine.slots import Slot, kinds_of, named
 from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean

@@ -15,7 +15,7 @@ import numpy as np
 
 from istmpi.data.batch import Batch
 from istmpi.data.moments import Normalisation
-from istmpi.data.tokenizer import Tokenizer
+from istmpi.data.text.tokenizer import Tokenizer
 from istmpi.errors import ConfigError, DataError
 
 SPLITS = ("train", "test", "validation")
@@ -154,7 +154,7 @@ class Dataset:
     assumed: tuple[str, ...] = ()
     """Decisions that the data do not settle, for an .npz that is used directly; `istmpi prepare` reports its own."""
     reading: Mapping[str, Any] = field(default_factory=dict)
-    """The conventions by which `istmpi prepare` read the source (`istmpi.data.prepare.notes`)."""
+    """The conventions by which `istmpi prepare` read the source (`istmpi.data.files.notes`)."""
     offset: np.ndarray | None = None
     """``[features]`` float64 that examples are less than in the source; None where float32 does without."""
     target_offset: np.ndarray | None = None

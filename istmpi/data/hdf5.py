@@ -14,7 +14,7 @@
     /checksums/PATH         CRC-32 of blocks of rows of about 64 KiB; istmpi/hdf5.py says how they guard the file
 
 Text, task "next-token", has no shape and none of these datasets but the checksums, nor have sparse rows, task
-"multi-label", and graphs; istmpi/data/text_file.py, sparse_file.py and graph_file.py say what they have. Every dataset
+"multi-label", and graphs; istmpi/data/text/file.py, sparse/file.py and graph/file.py say what they have. Every dataset
 is contiguous and little-endian. So the reader opens the file only to learn where the rows lie, closes it, and leaves
 the rest to the memory map: no lock, no HDF5 call and no chunk cache on the training path. Everything but the features,
 tokens, or edges, is checked when the file is opened, a block of these when one of its rows is read for the first time.
@@ -34,13 +34,13 @@ import h5py
 import numpy as np
 
 from istmpi.data.dataset import SPLITS, Dataset, require_finite
-from istmpi.data.graph_file import read_graph
+from istmpi.data.graph.file import read_graph
 from istmpi.data.guard import FirstRead, letting_go
 from istmpi.data.kinds import split_of
 from istmpi.data.moments import Moments, Normalisation
 from istmpi.data.offsets import OFFSETS, Differences
-from istmpi.data.sparse_file import LARGE, read_sparse
-from istmpi.data.text_file import TOKENS, read_text
+from istmpi.data.sparse.file import LARGE, read_sparse
+from istmpi.data.text.file import TOKENS, read_text
 from istmpi.data.writer import FORMAT, READING, FileWriter
 from istmpi.errors import DataError
 from istmpi.foreign import reason

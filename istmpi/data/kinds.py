@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from istmpi.data.dataset import Split
-from istmpi.data.dense import DenseSplit
-from istmpi.data.images import ImageSplit
+from istmpi.data.dense.split import DenseSplit
+from istmpi.data.images.split import ImageSplit
 from istmpi.data.moments import Normalisation
 
 

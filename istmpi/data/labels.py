@@ -11,7 +11,7 @@ from istmpi.foreign import printable
 from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, MULTI_LABEL, REGRESSION
 
 if TYPE_CHECKING:
-    from istmpi.data.prepare.notes import Notes
+    from istmpi.data.files.notes import Notes
 
 _TASK = "--task"
 

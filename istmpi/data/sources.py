@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from istmpi.data.arrays import array_names, convention_of, load_arrays, looks_channels_last
 from istmpi.data.dataset import SPLITS, Dataset, require_finite
 from istmpi.data.digits import open_digits
-from istmpi.data.graph import batched
+from istmpi.data.files.npz import array_names, convention_of, load_arrays, looks_channels_last
+from istmpi.data.graph.split import batched
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import held_out
-from istmpi.data.images import Augmentation, augmented
+from istmpi.data.images.split import Augmentation, augmented
 from istmpi.data.kinds import split_of
 from istmpi.data.labels import read_labels
 from istmpi.data.offsets import Extent, named
-from istmpi.data.text import WINDOW, windowed
+from istmpi.data.text.split import WINDOW, windowed
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
 from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, NODE_CLASSES, REGRESSION
@@ -98,7 +98,7 @@ def open_dataset(source: str, stream: int | None = None, length: int = WINDOW) -
 
 def open_npz(path: Path) -> Dataset:
     """An .npz as it stands: not normalised; arrays named as ``split_arrays`` says."""
-    from istmpi.data.prepare.notes import Notes  # here, for its package needs this module
+    from istmpi.data.files.notes import Notes  # here, for its package needs this module
 
     notes = Notes()
     with path.open("rb") as file:

@@ -10,12 +10,12 @@ import torch
 
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, stored_moments
-from istmpi.data.graph import GraphSplit
-from istmpi.data.images import resized
+from istmpi.data.graph.split import GraphSplit
+from istmpi.data.images.split import resized
 from istmpi.data.kinds import split_of
 from istmpi.data.offsets import less
 from istmpi.data.sources import open_dataset
-from istmpi.data.sparse import Ragged, SparseSplit
+from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.scoring import require_fitting
 from istmpi.engine.store import ParameterStore

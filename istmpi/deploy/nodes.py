@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from istmpi.data.graph import GraphSplit
+from istmpi.data.graph.split import GraphSplit
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.writer import SUFFIXES
 from istmpi.deploy.prediction import BATCH, Predicted, lines

@@ -9,7 +9,7 @@ from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
 from istmpi.data.dataset import Dataset, other_reading, same_form
-from istmpi.data.images import resized
+from istmpi.data.images.split import resized
 from istmpi.data.offsets import named
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable

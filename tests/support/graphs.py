@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from istmpi.data.graph import Graph
-from istmpi.data.graph_file import GraphHeader, GraphWriter
-from istmpi.data.prepare.graph import adjacency
+from istmpi.data.graph.file import GraphHeader, GraphWriter
+from istmpi.data.graph.prepare import adjacency
+from istmpi.data.graph.split import Graph
 
 NODES, FEATURES, CLASSES = 40, 9, 3
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from istmpi.data.sparse import Ragged
-from istmpi.data.sparse_file import SparseHeader, SparseWriter
+from istmpi.data.sparse.file import SparseHeader, SparseWriter
+from istmpi.data.sparse.split import Ragged
 
 FEATURES, LABELS = 23, 17
 

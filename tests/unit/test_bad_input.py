@@ -22,9 +22,9 @@ from istmpi.cli.main import main
 from istmpi.cli.settings import changes
 from istmpi.config import Run
 from istmpi.cost.cluster import PRESETS, load
-from istmpi.data.prepare import archive as archives
+from istmpi.data.files import archive as archives
+from istmpi.data.files.archive import Archive
 from istmpi.data.prepare import prepare
-from istmpi.data.prepare.archive import Archive
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.prediction import Predicted, lines
 from istmpi.errors import ConfigError, DataError

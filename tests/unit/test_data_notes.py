@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 from istmpi.checkpoint.state import inputs_of
 from istmpi.cli.commands.prepare import command
+from istmpi.data.dense.material import slices
+from istmpi.data.files.archive import Archive
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import KINDS, Material, prepare
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.material import slices
 
 
 @pytest.fixture

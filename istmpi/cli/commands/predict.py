@@ -19,7 +19,7 @@ from istmpi.foreign import one_line
 from istmpi.tasks import DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL
 
 if TYPE_CHECKING:
-    from istmpi.data.tokenizer import Tokenizer
+    from istmpi.data.text.tokenizer import Tokenizer
     from istmpi.deploy.network import CalibratedNetwork
 
 
@@ -104,9 +104,9 @@ def command(
         return  # one process does it, however many were started
 
     from istmpi.checkpoint.reader import open_checkpoint
-    from istmpi.data.inputs import read_inputs
-    from istmpi.data.prepare.notes import Notes
-    from istmpi.data.sparse_inputs import read_rows
+    from istmpi.data.dense.predict import read_inputs
+    from istmpi.data.files.notes import Notes
+    from istmpi.data.sparse.predict import read_rows
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.nodes import node_lines
     from istmpi.deploy.prediction import lines, predict

@@ -7,10 +7,10 @@ from typing import BinaryIO
 
 import numpy as np
 
+from istmpi.data.dense.material import Block, Material, rows_per_block
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import Decoder
 from istmpi.data.labels import read_labels
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.files import Decoder
-from istmpi.data.prepare.material import Block, Material, rows_per_block
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE
 from istmpi.tasks import CLASSIFICATION

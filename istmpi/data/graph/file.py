@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from istmpi.data.dataset import Dataset
-from istmpi.data.graph import Graph, GraphSplit
-from istmpi.data.sparse import Ragged
+from istmpi.data.graph.split import Graph, GraphSplit
+from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import FileWriter
 from istmpi.hdf5 import names_array
 from istmpi.tasks import NODE_CLASSES, NODE_LABELS

@@ -9,7 +9,7 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.dataset import Dataset
-from istmpi.data.dense import DenseSplit
+from istmpi.data.dense.split import DenseSplit
 from istmpi.errors import ConfigError
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from istmpi.data.arrays import load_arrays
-from istmpi.data.prepare.archive import Archive, store
-from istmpi.data.prepare.files import Decoder
-from istmpi.data.prepare.xc_lines import LARGEST, MOST, Header, Limits, Lines, Rows, parsed, rows_behind, says
-from istmpi.data.sparse import Ragged
+from istmpi.data.files.archive import Archive, store
+from istmpi.data.files.decoder import Decoder
+from istmpi.data.files.npz import load_arrays
+from istmpi.data.sparse.lines import LARGEST, MOST, Header, Limits, Lines, Rows, parsed, rows_behind, says
+from istmpi.data.sparse.split import Ragged
 from istmpi.errors import DataError
 
 STEP = 4096

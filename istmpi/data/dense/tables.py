@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator
 import numpy as np
 
 from istmpi.data.dataset import SPLITS
+from istmpi.data.dense.delimited import DECIMAL_COMMA, Table, character_of, require_exact
+from istmpi.data.dense.material import Block, Material
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import Decoder
+from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_labels
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.delimited import DECIMAL_COMMA, Table, character_of, require_exact
-from istmpi.data.prepare.files import Decoder
-from istmpi.data.prepare.material import Block, Material
-from istmpi.data.prepare.notes import Notes
 from istmpi.errors import DataError
 from istmpi.foreign import is_number, is_whole_number, number, one_line
 from istmpi.tasks import CLASSIFICATION, REGRESSION

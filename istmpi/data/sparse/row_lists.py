@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.csr import Csr
-from istmpi.data.prepare.notes import Notes
-from istmpi.data.prepare.xc_lines import blocks_of_lines, count_of
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.notes import Notes
+from istmpi.data.sparse.csr import Csr
+from istmpi.data.sparse.lines import blocks_of_lines, count_of
 from istmpi.errors import DataError
 from istmpi.units import counted
 

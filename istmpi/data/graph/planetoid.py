@@ -5,7 +5,7 @@
     ind.NAME.x      features of the nodes to learn from, which come first in allx
     ind.NAME.graph  for each node the list of its neighbours
 
-All but the index are pickles of Python 2, read by `istmpi.data.prepare.pickles`, which runs nothing. The 500 nodes
+All but the index are pickles of Python 2, read by `istmpi.data.files.pickles`, which runs nothing. The 500 nodes
 behind those to learn from are for validation, as in the papers. A number that is missing in the index, between others,
 is a node without features and class.
 """
@@ -15,9 +15,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.pickles import PickleError, read_pickle
-from istmpi.data.prepare.raw_graph import RawGraph, dense
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.pickles import PickleError, read_pickle
+from istmpi.data.graph.raw import RawGraph, dense
 from istmpi.errors import DataError
 from istmpi.foreign import reading, whole_number
 

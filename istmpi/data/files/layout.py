@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from sys import intern
 
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.files import Example
-from istmpi.data.prepare.notes import Notes
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import Example
+from istmpi.data.files.notes import Notes
 from istmpi.errors import DataError
 from istmpi.units import counted
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from istmpi.data.dataset import other_reading
+from istmpi.data.files.archive import Archive
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.csr import STEP, csr_matrix, offsets_of
-from istmpi.data.prepare.xc import COUNTED_FROM
-from istmpi.data.prepare.xc_lines import Header, Limits, Lines, parsed, rows_behind
-from istmpi.data.sparse import Ragged
+from istmpi.data.sparse.csr import STEP, csr_matrix, offsets_of
+from istmpi.data.sparse.lines import Header, Limits, Lines, parsed, rows_behind
+from istmpi.data.sparse.prepare import COUNTED_FROM
+from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError
 from istmpi.tasks import MULTI_LABEL

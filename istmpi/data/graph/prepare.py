@@ -1,6 +1,6 @@
 """A graph whose nodes have features and labels, on its way into a prepared file; it is in memory meanwhile.
 
-What files it comes in is said by `istmpi.data.prepare.graph_files`. Rules: an edge from a node to itself is dropped
+What files it comes in is said by `istmpi.data.graph.arrays`. Rules: an edge from a node to itself is dropped
 (models that want one add it), as is one that is there already; an edge counts in both directions, unless the graph is
 ``directed``: then its target hears from its source alone. Weights of edges are left out, but for those of zero, which
 are no edges.
@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from istmpi.data.graph import Graph
-from istmpi.data.graph_file import GraphHeader, GraphWriter
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import Decoder
+from istmpi.data.files.notes import Notes
+from istmpi.data.graph.arrays import RawGraph, read_raw
+from istmpi.data.graph.file import GraphHeader, GraphWriter
+from istmpi.data.graph.split import Graph
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_names
 from istmpi.data.moments import Moments
 from istmpi.data.offsets import Extent, less, named
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.files import Decoder
-from istmpi.data.prepare.graph_files import RawGraph, read_raw
-from istmpi.data.prepare.notes import Notes
-from istmpi.data.sparse import Ragged
+from istmpi.data.sparse.split import Ragged
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import printable
 from istmpi.optional import optional

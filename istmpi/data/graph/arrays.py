@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from istmpi.data.arrays import load_arrays
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.planetoid import planetoid_name, read_planetoid
-from istmpi.data.prepare.raw_graph import RawGraph, dense
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.npz import load_arrays
+from istmpi.data.graph.planetoid import planetoid_name, read_planetoid
+from istmpi.data.graph.raw import RawGraph, dense
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import reading
 

@@ -11,12 +11,12 @@ from types import ModuleType
 
 import numpy as np
 
+from istmpi.data.dense.material import Material
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import BadFileError, Decoder, Example, with_holdout
+from istmpi.data.files.layout import checked_splits, class_folders
 from istmpi.data.holdout import ONE_IN_FIVE
-from istmpi.data.prepare import cifar
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.files import BadFileError, Decoder, Example, with_holdout
-from istmpi.data.prepare.layout import checked_splits, class_folders
-from istmpi.data.prepare.material import Material
+from istmpi.data.images import cifar
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import MEGABYTE, reason
 from istmpi.optional import optional

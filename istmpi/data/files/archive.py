@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.prepare.notes import not_read
+from istmpi.data.files.notes import not_read
 from istmpi.errors import DataError, OutputError, kind_of
 from istmpi.foreign import MEGABYTE, printable, reading
 from istmpi.units import counted

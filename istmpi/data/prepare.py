@@ -14,18 +14,22 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.data.dense import arrays, idx, speech, tables
+from istmpi.data.dense.material import Material, Progress
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import Decoder
+from istmpi.data.files.notes import Note, Notes
+from istmpi.data.graph import prepare as graph
+from istmpi.data.graph.prepare import Facts as GraphFacts
+from istmpi.data.graph.prepare import GraphMaterial
 from istmpi.data.hdf5 import Writer
+from istmpi.data.images import prepare as images
 from istmpi.data.offsets import NarrowError
-from istmpi.data.prepare import arrays, graph, idx, images, speech, tables, text, xc
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.files import Decoder
-from istmpi.data.prepare.graph import Facts as GraphFacts
-from istmpi.data.prepare.graph import GraphMaterial
-from istmpi.data.prepare.material import Material, Progress
-from istmpi.data.prepare.notes import Note, Notes
-from istmpi.data.prepare.text import Corpus, Facts
-from istmpi.data.prepare.xc import Facts as RowFacts
-from istmpi.data.prepare.xc import SparseMaterial
+from istmpi.data.sparse import prepare as xc
+from istmpi.data.sparse.prepare import Facts as RowFacts
+from istmpi.data.sparse.prepare import SparseMaterial
+from istmpi.data.text import prepare as text
+from istmpi.data.text.prepare import Corpus, Facts
 from istmpi.data.writer import check_target
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.tasks import CLASSIFICATION, DENSE_LABELS

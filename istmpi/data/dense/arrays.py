@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from istmpi.data.arrays import convention_of, load_arrays, looks_channels_last
+from istmpi.data.dense.material import Material, slices
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import Decoder
+from istmpi.data.files.notes import Notes
+from istmpi.data.files.npz import convention_of, load_arrays, looks_channels_last
 from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.labels import read_labels
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.files import Decoder
-from istmpi.data.prepare.material import Material, slices
-from istmpi.data.prepare.notes import Notes
 from istmpi.data.sources import split_arrays
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import CLASSIFICATION

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from istmpi.data.dataset import Dataset
-from istmpi.data.text import TextSplit
-from istmpi.data.tokenizer import Bytes, Tokenizer, TokenizerFile
+from istmpi.data.text.split import TextSplit
+from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
 from istmpi.data.writer import FileWriter
 from istmpi.tasks import NEXT_TOKEN
 

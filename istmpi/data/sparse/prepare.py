@@ -16,16 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import Decoder
+from istmpi.data.files.layout import SPLITS, note_splits
+from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.csr import Csr, OfArrays, Stored
-from istmpi.data.prepare.files import Decoder
-from istmpi.data.prepare.layout import SPLITS, note_splits
-from istmpi.data.prepare.notes import Notes
-from istmpi.data.prepare.row_lists import masks_of
-from istmpi.data.prepare.xc_lines import MOST, Limits
-from istmpi.data.sparse import Ragged
-from istmpi.data.sparse_file import SparseHeader, SparseWriter
+from istmpi.data.sparse.csr import Csr, OfArrays, Stored
+from istmpi.data.sparse.file import SparseHeader, SparseWriter
+from istmpi.data.sparse.lines import MOST, Limits
+from istmpi.data.sparse.row_lists import masks_of
+from istmpi.data.sparse.split import Ragged
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import MULTI_LABEL
 from istmpi.units import counted

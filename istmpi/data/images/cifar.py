@@ -7,9 +7,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.material import Material, slices
-from istmpi.data.prepare.pickles import PickleError, read_pickle
+from istmpi.data.dense.material import Material, slices
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.pickles import PickleError, read_pickle
 from istmpi.errors import DataError
 from istmpi.tasks import CLASSIFICATION
 

@@ -18,7 +18,7 @@ from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.data.holdout import divided
 from istmpi.data.moments import Normalisation
-from istmpi.data.sparse import Ragged
+from istmpi.data.sparse.split import Ragged
 from istmpi.errors import ConfigError
 from istmpi.tasks import GRAPH_TASKS, OFF
 

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.arrays import array_names, convention_of, load_arrays
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
+from istmpi.data.dense import speech, tables
+from istmpi.data.dense.delimited import Table
+from istmpi.data.dense.material import rows_per_block
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import BadFileError
+from istmpi.data.files.notes import Notes
+from istmpi.data.files.npz import array_names, convention_of, load_arrays
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.prepare import images, speech, tables
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.delimited import Table
-from istmpi.data.prepare.files import BadFileError
-from istmpi.data.prepare.material import rows_per_block
-from istmpi.data.prepare.notes import Notes
+from istmpi.data.images import prepare as images
 from istmpi.data.sources import open_dataset
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError, kind_of

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from istmpi.data.dense.material import Block, Material, Progress, rows_per_block
+from istmpi.data.files.archive import Archive, store
+from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import held_out
-from istmpi.data.prepare.archive import Archive, store
-from istmpi.data.prepare.material import Block, Material, Progress, rows_per_block
-from istmpi.data.prepare.notes import Notes
 from istmpi.errors import DataError
 from istmpi.tasks import CLASSIFICATION
 

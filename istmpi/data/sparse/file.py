@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from istmpi.data.dataset import Dataset
-from istmpi.data.sparse import Ragged, SparseSplit
+from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.data.writer import FileWriter
 from istmpi.tasks import MULTI_LABEL
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from istmpi.data.dataset import SPLITS
+from istmpi.data.dense.material import BLOCK
+from istmpi.data.files.archive import Archive, store
+from istmpi.data.files.decoder import Decoder
+from istmpi.data.files.layout import note_splits, split_of
+from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.prepare.archive import Archive, store
-from istmpi.data.prepare.files import Decoder
-from istmpi.data.prepare.layout import note_splits, split_of
-from istmpi.data.prepare.material import BLOCK
-from istmpi.data.prepare.notes import Notes
-from istmpi.data.text_file import TextHeader, TextWriter, smallest_type
-from istmpi.data.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
+from istmpi.data.text.file import TextHeader, TextWriter, smallest_type
+from istmpi.data.text.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
 from istmpi.tasks import NEXT_TOKEN

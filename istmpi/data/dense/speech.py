@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.files import BadFileError, Decoder, Example
-from istmpi.data.prepare.layout import checked_splits, class_folders, common_folder
-from istmpi.data.prepare.material import Material
-from istmpi.data.prepare.melspectrogram import BANDS, FRAMES, log_mel
-from istmpi.data.prepare.notes import Notes
+from istmpi.data.dense.material import Material
+from istmpi.data.dense.melspectrogram import BANDS, FRAMES, log_mel
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import BadFileError, Decoder, Example
+from istmpi.data.files.layout import checked_splits, class_folders, common_folder
+from istmpi.data.files.notes import Notes
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
 from istmpi.optional import optional

@@ -11,9 +11,9 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.material import rows_per_block
-from istmpi.data.prepare.notes import Notes
+from istmpi.data.dense.material import rows_per_block
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.notes import Notes
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import MEGABYTE, in_ascii_digits, is_number, is_whole_number, one_line, printable, reading
 
