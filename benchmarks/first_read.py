@@ -17,7 +17,8 @@ import numpy as np
 from reporting import report
 
 from istmpi.data.batches import Batches
-from istmpi.data.hdf5 import Header, Writer, open_prepared
+from istmpi.data.dense.file import Examples, Writer
+from istmpi.data.hdf5 import open_prepared
 
 BATCH = 128
 
@@ -25,7 +26,7 @@ BATCH = 128
 def prepared(path: Path, features: int, dtype: np.dtype, rows: int) -> Path:
     """A file of so many training rows, and a few to test on."""
     generator = np.random.default_rng(0)
-    header = Header(
+    header = Examples(
         "arrays", "", "classification", (features,), 10, tuple("0123456789"), {"train": rows, "test": 10}, dtype, 1
     )
     with Writer(path, header) as writer:

@@ -24,7 +24,7 @@ from istmpi.foreign import one_line
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.report import plots, tables
 from istmpi.report.units import duration, number, size
-from istmpi.tasks import GRAPH_TASKS
+from istmpi.tasks import TASKS
 from istmpi.training.comparison import ComparisonWatch, Turn
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
@@ -209,7 +209,7 @@ def _banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, st
     every = f"every {run.checkpoint.every} rounds" if run.checkpoint.every else "none but at the end"
     how = ", in the background" * (saver.background and run.checkpoint.every > 0)
     examples, counts = "examples", f"{len(data.train):,} + {len(data.test):,} examples"
-    if data.task in GRAPH_TASKS:
+    if TASKS[data.task].of_nodes:
         examples = {"full": "whole graph", "clusters": "clusters"}.get(run.data.graph, "nodes and their neighbours")
         graph, learnt, tested = data.train.graph, len(data.train.nodes), len(data.test.nodes)
         counts = (
@@ -249,7 +249,7 @@ def _evaluations(training: Training) -> str:
     run, data, evaluator = training.run, training.dataset, training.evaluator
     every = run.evaluate.rounds_between(run.train.rounds)
     words = f"every {every} rounds" if every > 1 else "every round"
-    if data.task in GRAPH_TASKS:
+    if TASKS[data.task].of_nodes:
         return words
     words += f" on {scored_in_training(run, data):,} examples"
     if training.architecture.batch_norms:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.moments import Normalisation
 from istmpi.data.text.tokenizer import Tokenizer
@@ -20,6 +21,14 @@ from istmpi.errors import ConfigError, DataError
 
 SPLITS = ("train", "test", "validation")
 """Every data set has the first two."""
+NAMES = {"train": ("train",), "test": ("test",), "validation": ("validation", "valid", "val")}
+"""The names of splits in arrays, masks and files of tables."""
+WORDS = {
+    "train": (*NAMES["train"], "training", "trn"),
+    "test": (*NAMES["test"], "testing", "tst"),
+    "validation": (*NAMES["validation"], "dev"),
+}
+"""The names of splits in folders, and as words in the names of other files."""
 _CONVENTIONS = {
     "counted_from": "its features were counted from {}, but from {}",
     "type": "its features are {}, but {}",
@@ -27,30 +36,39 @@ _CONVENTIONS = {
 
 
 class Split(ABC):
-    """Examples of one kind of data, read by number; a kind of data is a class (`istmpi.data.kinds`)."""
+    """Examples of one kind of data, read by number.
+
+    A kind of data is a class; by default its examples have no label of their own, no shape and no normalisation.
+    """
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Copies of the examples ``indices`` [b], as a network takes them.
+        """Return copies of the examples ``indices`` [b], as a network takes them.
 
         ``key`` seeds whatever is random in them: the same indices and key are the same batch, on every machine. Without
         one nothing is random.
         """
 
     @abstractmethod
-    def labels(self) -> np.ndarray:
-        """All targets, without reading any input: [n] int64, or [n, outputs] float32 or uint8; not to be written to."""
+    def __len__(self) -> int:
+        """The number of examples."""
 
-    @abstractmethod
+    def labels(self) -> np.ndarray:
+        """Return all targets, without reading inputs: [n] int64, or [n, outputs] float32 or uint8; not to be written
+        to."""
+        return np.broadcast_to(np.int64(0), len(self))
+
     def normalised_by(self, normalisation: Normalisation | None) -> Split:
         """Return the same examples with another normalisation; None: as they are stored."""
+        assert normalisation is None
+        return self
 
-    @abstractmethod
     def reshaped(self, shape: tuple[int, ...]) -> Split:
-        """The same examples, each of them in this shape for the network."""
+        """Return the same examples, each of them in this shape for the network."""
+        return self
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Split:
-        """The same examples, their targets less a mean and divided by a deviation where they are numbers to predict."""
+        """Return the same examples, with numbers to predict less a mean and divided by a deviation."""
         assert targets is None, targets
         return self
 
@@ -60,13 +78,13 @@ class Split(ABC):
         return self
 
     def resized(self, side: int) -> Split:
-        """The same examples, downscaled to a side where they are images; 0 leaves them as they are."""
+        """Return the same examples, downscaled to a side where they are images; 0 leaves them as they are."""
         assert not side, side
         return self
 
     @abstractmethod
     def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        """Two parts that have no example in common: what is left to learn from, and a fraction drawn by a seed.
+        """Return two parts that have no example in common: training examples, and a fraction drawn by a seed.
 
         Nothing is copied but labels. ConfigError where one would be empty.
         """
@@ -81,14 +99,21 @@ class Split(ABC):
         """CRC-32 of all labels."""
         return zlib.crc32(np.ascontiguousarray(self.labels()))
 
-    def __len__(self) -> int:
-        return len(self.labels())
+
+def sample_of(count: int, most: int, drawn: int = 0) -> np.ndarray:
+    """Return all of so many numbers where they are at most ``most``, else the same sample of them everywhere."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or most) % np.uint64(count)).astype(np.int64)
 
 
-def same_form(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Examples of these shapes have the same features in the same order; flattening and axes of length 1 are free."""
-    one, other = (tuple(length for length in shape if length != 1) for shape in (one, other))
-    return one == other or (prod(one) == prod(other) and min(len(one), len(other)) <= 1)
+def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    """Return whether examples of these shapes have the same features in the same order.
+
+    Flattening and axes of length 1 are free.
+    """
+    first, second = (tuple(length for length in shape if length != 1) for shape in (first, second))
+    return first == second or (prod(first) == prod(second) and min(len(first), len(second)) <= 1)
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
@@ -144,13 +169,12 @@ class Dataset:
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """Of numbers to predict: mean and deviation ``[outputs]`` with which batches have them; None as they are."""
+    """The mean and deviation ``[outputs]`` of numbers to predict in batches; None as they are."""
     bytes_per_token: float | None = None
-    """Of text: bytes of the test documents for each of their tokens."""
+    """The bytes of the test documents for each of their tokens, of text."""
     tokenizer: Tokenizer | None = None
-    """Of text: what made its tokens."""
     output_names: tuple[str, ...] | None = None
-    """What the numbers to predict are called, where the data say so."""
+    """The names of the numbers to predict, where the data say so."""
     assumed: tuple[str, ...] = ()
     """Decisions that the data do not settle, for an .npz that is used directly; `istmpi prepare` reports its own."""
     reading: Mapping[str, Any] = field(default_factory=dict)
@@ -162,30 +186,35 @@ class Dataset:
 
     @property
     def features(self) -> int:
-        return int(np.prod(self.shape))
+        return prod(self.shape)
+
+    @property
+    def train(self) -> Split:
+        return self.splits["train"]
+
+    @property
+    def test(self) -> Split:
+        return self.splits["test"]
 
     def normalised_by(self, normalisation: Normalisation | None) -> Dataset:
         """Return the same data with another normalisation, such as that of other training data; None: as stored."""
-        splits = {name: split.normalised_by(normalisation) for name, split in self.splits.items()}
         mean, std, offset = normalisation or (None, None, self.offset)
-        return replace(self, splits=splits, mean=mean, std=std, offset=offset)
+        return replace(self._with("normalised_by", normalisation), mean=mean, std=std, offset=offset)
 
     def with_target_offset(self, offset: np.ndarray | None) -> Dataset:
         """Return the same data, with another offset subtracted from the numbers to predict."""
-        splits = {name: split.with_target_offset(self.target_offset, offset) for name, split in self.splits.items()}
-        return replace(self, splits=splits, target_offset=offset)
+        return replace(self._with("with_target_offset", self.target_offset, offset), target_offset=offset)
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
-        """The same data, whose batches have targets less a mean and divided by a deviation, or as they are."""
-        splits = {name: split.standardised(targets) for name, split in self.splits.items()}
-        return replace(self, splits=splits, targets=targets)
+        """Return the same data, whose batches have targets less a mean and divided by a deviation, or as they are."""
+        return replace(self._with("standardised", targets), targets=targets)
 
     def reshaped(self, shape: tuple[int, ...]) -> Dataset:
-        """The same data, each example in the shape that a network takes."""
-        return replace(self, splits={name: split.reshaped(shape) for name, split in self.splits.items()})
+        """Return the same data, each example in the shape that a network takes."""
+        return self._with("reshaped", shape)
 
     def with_validation(self, fraction: float, seed: int) -> Dataset:
-        """The same data, a fraction of the training examples held out as the split ``validation``; 0 leaves them.
+        """Return the same data, a fraction of the training examples held out as the split ``validation``; 0 is none.
 
         ConfigError where the data have such a split of their own.
         """
@@ -199,10 +228,5 @@ class Dataset:
         train, validation = self.train.divided(fraction, seed)
         return replace(self, splits={**self.splits, "train": train, "validation": validation})
 
-    @property
-    def train(self) -> Split:
-        return self.splits["train"]
-
-    @property
-    def test(self) -> Split:
-        return self.splits["test"]
+    def _with(self, method: str, *arguments: Any) -> Dataset:
+        return replace(self, splits={name: getattr(split, method)(*arguments) for name, split in self.splits.items()})

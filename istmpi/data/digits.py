@@ -11,7 +11,7 @@ import numpy as np
 
 from istmpi.data.dataset import Dataset
 from istmpi.data.holdout import held_out
-from istmpi.data.kinds import split_of
+from istmpi.data.images.split import examples_of
 from istmpi.data.moments import Moments
 from istmpi.tasks import CLASSIFICATION
 
@@ -25,6 +25,6 @@ def open_digits() -> Dataset:
     moments.add(x[~test])
     shape, normalisation = (1, 8, 8), moments.normalisation(groups=1)
     parts = {"train": ~test, "test": test}
-    splits = {name: split_of("digits", shape, x[rows], y[rows], normalisation) for name, rows in parts.items()}
+    splits = {name: examples_of("digits", shape, x[rows], y[rows], normalisation) for name, rows in parts.items()}
     classes = tuple(str(digit) for digit in range(10))
     return Dataset(splits, CLASSIFICATION, shape, len(classes), classes, "digits", "digits", *normalisation[:2])

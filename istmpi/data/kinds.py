@@ -1,30 +1,35 @@
-"""Which class reads a kind of data: the one place that knows them all."""
+"""The table of the kinds of data: nobody else asks what kind a prepared file has."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import numpy as np
+from istmpi.data.dense.file import open_examples
+from istmpi.data.graph.file import open_graph
+from istmpi.data.sparse.file import open_rows
+from istmpi.data.text.file import open_text
+from istmpi.tasks import (
+    CLASSIFICATION,
+    DENSE_LABELS,
+    MULTI_LABEL,
+    NEXT_TOKEN,
+    NODE_CLASSES,
+    NODE_LABELS,
+    REGRESSION,
+)
 
-from istmpi.data.dataset import Split
-from istmpi.data.dense.split import DenseSplit
-from istmpi.data.images.split import ImageSplit
-from istmpi.data.moments import Normalisation
+if TYPE_CHECKING:
+    from istmpi.data.dataset import Dataset
+    from istmpi.data.hdf5 import PreparedFile
 
-
-def split_of(
-    kind: str,
-    shape: tuple[int, ...],
-    x: np.ndarray,
-    y: np.ndarray,
-    normalisation: Normalisation | None = None,
-    guard: Callable[[np.ndarray], None] | None = None,
-) -> Split:
-    """The examples ``x`` with the labels ``y`` as their kind reads them.
-
-    ``kind`` is that of `istmpi prepare`, ``shape`` that of one example, channels first; the rest is as in `DenseSplit`.
-    The offset of ``normalisation`` is subtracted from ``x`` already.
-    """
-    # The spectra of speech have three axes, too, but are no picture of which a part, or a mirror image, sounds alike.
-    of_images = len(shape) == 3 and kind != "speech"
-    read = ImageSplit if of_images else DenseSplit
-    mean, std, offset = normalisation or (None, None, None)
-    return read(x, y, mean, std, guard, shape, offset=offset)
+OPEN: dict[str, Callable[[PreparedFile], Dataset]] = {
+    CLASSIFICATION: open_examples,
+    REGRESSION: open_examples,
+    NEXT_TOKEN: open_text,
+    MULTI_LABEL: open_rows,
+    DENSE_LABELS: open_examples,
+    NODE_CLASSES: open_graph,
+    NODE_LABELS: open_graph,
+}
+"""The reader of an open prepared file, by its task."""

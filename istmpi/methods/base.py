@@ -41,7 +41,7 @@ from istmpi.methods.survival import Survival
 from istmpi.models.architecture import Architecture
 from istmpi.models.label_blocks import defer, label_layers
 from istmpi.record import Clock
-from istmpi.tasks import MULTI_LABEL, REGRESSION, task_of
+from istmpi.tasks import task_of
 
 CLIP_OF_REGRESSION = 1.0
 """Where a run does not say otherwise: a squared error has no largest gradient, and wide layers make steps too long."""
@@ -223,7 +223,7 @@ class Method(ABC):
 
     def _prepare(self, network: nn.Module) -> None:
         """Have a network train with few labels' logits at a time, and gradients of rows that it reads alone."""
-        if self.job.task == MULTI_LABEL:
+        if self.task.ranks_labels:
             defer(network)
         if self._has_sparse_gradients:
             for bag in bags(network):
@@ -250,7 +250,7 @@ class Method(ABC):
         run = self.job.run
         if run.optimizer.clip is not None:
             return run.optimizer.clip
-        return CLIP_OF_REGRESSION if self.job.task == REGRESSION and run.data.standardise else 0.0
+        return CLIP_OF_REGRESSION if self.task.predicts_numbers and run.data.standardise else 0.0
 
     def wire(self, round: int, what: str, settles: bool = False) -> Wire | None:
         """How one transfer of a round travels; None: as values are. Each name is used once in a round."""

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from istmpi.data.graph.file import GraphHeader, GraphWriter
+from istmpi.data.graph.file import GraphMaterial
 from istmpi.data.graph.prepare import adjacency
 from istmpi.data.graph.split import Graph
 
@@ -35,7 +35,7 @@ def write(path, several=False, seed=0, nodes=NODES, edges=70):
     graph = made(seed, several, nodes, edges)
     nodes = {"train": np.arange(0, nodes, 2), "test": np.arange(1, nodes, 2)}
     classes = None if several else tuple(map(str, range(CLASSES)))
-    with GraphWriter(path, GraphHeader("graph", "made", CLASSES, classes, nodes), graph):
+    with GraphMaterial("made", CLASSES, classes, nodes, graph).writer(path):
         pass
     return str(path)
 

@@ -8,17 +8,17 @@ from click.testing import CliRunner
 
 from istmpi.checkpoint.state import inputs_of
 from istmpi.cli.commands.prepare import command
-from istmpi.data.dense.material import slices
+from istmpi.data.dense.file import Examples, slices
 from istmpi.data.files.archive import Archive
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.prepare import KINDS, Material, prepare
+from istmpi.data.prepare import KINDS, prepare
 
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     """A source of a kind, ``made``, whose reader assumes, leaves out and records one thing each."""
 
-    def read(archive: Archive, decoder) -> Material:
+    def read(archive: Archive, decoder) -> Examples:
         list(archive.read(archive.names))
         decoder.notes.assume("the first line of 3 is [a] header", "--header")
         decoder.notes.leave_out("2 rows without a label")
@@ -26,7 +26,8 @@ def source(tmp_path, monkeypatch):
         x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4) % 2
         blocks = slices({"train": (x, y), "test": (x, y)})
         counts = {"train": 4, "test": 4}
-        return Material("classification", (2,), 2, ("0", "1"), np.dtype(np.float32), 2, counts, blocks)
+        facts = "made", "source", "classification", (2,), 2, ("0", "1"), counts
+        return Examples(*facts, np.dtype(np.float32), 2, blocks)
 
     monkeypatch.setitem(KINDS, "made", read)
     path = tmp_path / "source.csv"

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizing import make_tokenizer
 
-from istmpi.data.dense import material
+from istmpi.data.dense import file as material
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import held_out
 from istmpi.data.prepare import prepare

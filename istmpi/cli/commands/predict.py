@@ -16,7 +16,7 @@ from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
 from istmpi.foreign import one_line
-from istmpi.tasks import DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.data.text.tokenizer import Tokenizer
@@ -124,8 +124,8 @@ def command(
     of_text = {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
     others = {"--outputs": all_outputs or None, "--exit-threshold": threshold, "--label": label}
     others |= {"--header": header, "--delimiter": delimiter, "--resize": resize or None}
-    several = data.task == DENSE_LABELS
-    ranks, of_nodes = data.task == MULTI_LABEL, data.task in GRAPH_TASKS
+    task = TASKS[data.task]
+    several, ranks, of_nodes = task.several_labels, task.ranks_labels, task.of_nodes
     if of_nodes:
         others.pop("--outputs")
     refused = {**(others if tokenizer or ranks or of_nodes else {}), **({} if tokenizer else of_text)}

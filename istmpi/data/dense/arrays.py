@@ -1,30 +1,29 @@
 """NumPy arrays: one .npz, or .npy files side by side."""
 
+from math import prod
+
 import numpy as np
 
-from istmpi.data.dense.material import Material, slices
+from istmpi.data.dense.file import Examples, slices
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.notes import Notes
-from istmpi.data.files.npz import convention_of, load_arrays, looks_channels_last
+from istmpi.data.files.notes import first_of
+from istmpi.data.files.npz import convention_of, load_arrays, looks_channels_last, split_arrays
 from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.labels import read_labels
-from istmpi.data.sources import split_arrays
 from istmpi.errors import ConfigError, DataError
-from istmpi.tasks import CLASSIFICATION
 from istmpi.units import counted
 
 CHANNELS = ("first", "last")
-_NAMED = 8
 
 
-def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Material:
+def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Examples:
     """x [n, ...] as float32, or as uint8 where all of it is; y as ``read_labels`` says, ``task`` where it cannot know.
 
-    The arrays are named x_train, y_train, x_test and y_test (or train_x, ...; or x and y, of which one in five examples
-    is for testing), in one .npz or as .npy files. float32 rows of plain features are normalised one by one; bytes and
-    rows with more axes, whose features are alike, by one mean and deviation. ``channels`` says where images [n, three
-    axes] have them, first or last: DataError where it is not given and they seem to come last.
+    The arrays are named as `split_arrays` says, in one .npz or as .npy files. float32 rows of plain features are
+    normalised one by one; bytes and rows with more axes, whose features are alike, by one mean and deviation.
+    ``channels`` says where images [n, three axes] have them, first or last: DataError where it is not given and they
+    seem to come last.
     """
     source, notes = str(archive.path), decoder.notes
     if channels not in (None, *CHANNELS):
@@ -33,30 +32,33 @@ def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channel
     splits, names = split_arrays(arrays, source)
     if "" in names:
         decoder.split = ONE_IN_FIVE
-    _tell_names(arrays, names, notes)
+    for split, taken in names.items():
+        notes.assume(f"{' and '.join(taken)}: " + (f"the {split} split" if split else "no splits, drawn here"))
+    if rest := sorted(arrays.keys() - {name for pair in names.values() for name in pair}):
+        notes.leave_out(f"{counted(len(rest), 'array')}: {first_of(rest)}")
     task, classes, labels = read_labels({split: y for split, (_, y) in splits.items()}, task, source, notes=notes)
-    outputs = len(classes) if task == CLASSIFICATION else labels["train"].shape[1]
-    examples = {split: x for split, (x, _) in splits.items()}
     if channels == "last":
         notes.reading["channels"] = channels
-    examples = {split: channels_first(x, channels, source) for split, x in examples.items()}
+    examples = {split: channels_first(x, channels, source) for split, (x, _) in splits.items()}
     shape = examples["train"].shape[1:]
     types = {split: x.dtype for split, x in examples.items()}
     notes.reading |= convention_of(types.values())
-    dtype = np.dtype(np.uint8 if set(types.values()) == {np.dtype(np.uint8)} else np.float32)
-    if len(set(types.values())) > 1:
+    of_bytes = {*types.values()} == {np.dtype(np.uint8)}
+    dtype = np.dtype(np.uint8 if of_bytes else np.float32)
+    if len({*types.values()}) > 1:
         notes.assume(f"x is {', '.join(f'{kind} in {split}' for split, kind in types.items())}: all taken for {dtype}")
-    groups = shape[0] if len(shape) == 1 and dtype != np.uint8 else 1
-    if groups == 1 < np.prod(shape):
-        why = "bytes" if dtype == np.uint8 else f"examples of {' x '.join(map(str, shape))}"
+    groups = shape[0] if len(shape) == 1 and not of_bytes else 1
+    if groups == 1 < prod(shape):
+        why = "bytes" if of_bytes else f"examples of {' x '.join(map(str, shape))}"
         notes.assume(f"x has {why}: all features have one mean and deviation (columns of floats have their own)")
     counts = {split: len(y) for split, y in labels.items()}
     blocks = slices({split: (examples[split], y) for split, y in labels.items()})
-    return Material(task, shape, outputs, classes, dtype, groups, counts, blocks)
+    outputs = len(classes) if classes is not None else labels["train"].shape[1]
+    return Examples("arrays", archive.source, task, shape, outputs, classes, counts, dtype, groups, blocks)
 
 
 def channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:
-    """Examples as the data set has them; DataError for a shape that ``channels`` does not fit."""
+    """Return examples with channels first; DataError for a shape that ``channels`` does not fit."""
     shown = " x ".join(map(str, x.shape[1:]))
     if channels is None and looks_channels_last(x.shape[1:]):
         raise DataError(
@@ -66,16 +68,6 @@ def channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarr
     if channels is not None and x.ndim != 4:
         raise DataError(f"{source}: x has examples of {shown}; --channels is for three axes. Leave it out.")
     return np.moveaxis(x, 3, 1) if channels == "last" else x
-
-
-def _tell_names(arrays: dict[str, np.ndarray], names: dict[str, list[str]], notes: Notes) -> None:
-    """Tell which arrays were taken for what, and which for nothing."""
-    for split, taken in names.items():
-        notes.assume(f"{' and '.join(taken)}: " + (f"the {split} split" if split else "no splits, drawn here"))
-    taken = {name for pair in names.values() for name in pair}
-    if rest := sorted(arrays.keys() - taken):
-        more = ", ..." * (len(rest) > _NAMED)
-        notes.leave_out(f"{counted(len(rest), 'array')}: {', '.join(rest[:_NAMED])}{more}")
 
 
 def _load(archive: Archive) -> dict[str, np.ndarray]:

@@ -11,9 +11,9 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from istmpi.data.dense.material import rows_per_block
+from istmpi.data.dense.file import rows_per_block
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.notes import Notes
+from istmpi.data.files.notes import Notes, first_of
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import MEGABYTE, in_ascii_digits, is_number, is_whole_number, one_line, printable, reading
 
@@ -35,7 +35,7 @@ EXACT = 2**53
 class Table:
     """One file, read from its start as often as is needed; ``label`` is None where it has features alone.
 
-    What ``delimiter`` (a character, ``tab`` or ``space``) and ``header`` leave open, the content decides; it is noted.
+    The content decides what ``delimiter`` (a character, ``tab`` or ``space``) and ``header`` leave open; it is noted.
     """
 
     def __init__(
@@ -49,15 +49,13 @@ class Table:
     ):
         self._archive, self.name, self._start = archive, name, 0
         self.blank = self.padded = 0
-        """Blank lines, and labels with white space before or behind, in what was read last."""
+        """Blank lines, and labels with white space before or behind, in the last reading."""
         with self._lines() as lines:
             line = next((line for line in _bounded(lines) if line.strip()), "").rstrip("\r\n")
         self._line = line[: 2**16]
         excel = _EXCEL.fullmatch(line)
-        if delimiter is None and excel:
-            delimiter = _word(excel[1])
         self.excel = excel is not None
-        self.delimiter = delimiter or self._guess(line, notes)
+        self.delimiter = delimiter or (_word(excel[1]) if excel else self._guess(line, notes))
         with self._lines() as lines:
             first, second, *_ = [*(row for _, row in islice(self._rows(lines), 2)), [], []]
         first = [printable(field.strip()) for field in first]
@@ -69,12 +67,11 @@ class Table:
             )
         if self.columns > 1 and not any(row[-1].strip() for row in (first, second) if row):
             raise DataError(f"{name}: each line ends with a delimiter, {self.delimiter!r}. Remove it there.")
-        self._label = None if label is None else self._find_label(first, label)
+        self._label = None if label is None else self._find_label(first, label.strip())
         self._columns = [column for column in range(self.columns) if column != self._label]
         if header is None:
             header = bool(first) and self._is_header(first, second)
-            names = ", ".join(first[:_NAMED]) + ", ..." * (self.columns > _NAMED)
-            what = f"a header: {names}" if header else "an example, not a header"
+            what = f"a header: {first_of(first, _NAMED)}" if header else "an example, not a header"
             notes.assume(f"the first line is {what}", "--header")
         self.header = first if header else None
         self._start = 1 if header else 0
@@ -114,33 +111,33 @@ class Table:
         self._columns = columns
 
     def labels(self) -> list[str]:
-        """The text of each label, without white space around."""
+        """Return the text of each label, without white space around."""
+        labels, self.padded = [], 0
         with self._lines() as lines:
-            labels, self.padded = [], 0
             for line, row in self._examples(lines):
                 label = row[self._label].strip()
                 if not label:
                     raise DataError(f"{self.name}, line {line}: it has no label. Add it, or remove the line.")
                 self.padded += label != row[self._label]
                 labels.append(label)
-            return labels
+        return labels
 
     def features(self) -> Iterator[np.ndarray]:
-        """x [b, features] float64, block by block."""
+        """Yield x [b, features] float64, block by block."""
         with self._lines() as lines:
             examples = self._examples(lines)
             while numbered := list(islice(examples, rows_per_block(self.columns))):
                 yield self._numbers(numbered)
 
     def blocks(self, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """x [b, features] float64 and the labels given for these rows."""
+        """Yield x [b, features] float64 and the labels given for these rows."""
         start = 0
         for x in self.features():
             yield x, y[start : start + len(x)]
             start += len(x)
 
     def hint(self) -> str:
-        """A sentence on what may separate the columns where there seems to be one alone; else empty."""
+        """Return a sentence on what may separate the columns where there seems to be one alone; else empty."""
         for character in ",;\t| ":
             if self.columns == 1 and character in self._line:
                 word = _word(character)
@@ -148,7 +145,7 @@ class Table:
         return ""
 
     def _guess(self, line: str, notes: Notes) -> str:
-        """The delimiter that the first line speaks for, or of several the one that leaves no other in the fields."""
+        """Return the delimiter that the first line speaks for, or of several the one that leaves no other in fields."""
         delimiter = max(",;\t", key=line.count)
         for other in "\t;":
             if other in line and any(character in line for character in ",;\t" if character != other):
@@ -180,13 +177,13 @@ class Table:
         if len(second) == self.columns and is_number(second[self._label]):
             return True
         rising = all(map(is_number, features)) and all(float(a) < float(b) for a, b in pairwise(features))
-        return rising and (len(features) > 1 or features == ["0"]) and self._is_no_class(first[self._label])
-
-    def _is_no_class(self, label: str) -> bool:
+        if not rising or not (len(features) > 1 or features == ["0"]):
+            return False
+        # The label must be no class: no example has it, and examples share theirs.
         with self._lines() as lines:
             rows = islice(self._rows(lines), 1, None)
             others = Counter(row[self._label].strip() for _, row in rows if len(row) == self.columns)
-        return label not in others and 2 * len(others) <= sum(others.values())
+        return first[self._label] not in others and 2 * len(others) <= sum(others.values())
 
     def _numbers(self, numbered: list[tuple[int, list[str]]]) -> np.ndarray:
         features = [[row[column] for column in self._columns] for _, row in numbered]
@@ -218,7 +215,7 @@ class Table:
             yield line, row
 
     def _rows(self, lines: io.TextIOBase, delimiter: str | None = None) -> Iterator[tuple[int, list[str]]]:
-        """Each row that holds something, the header too, with the number of its line."""
+        """Yield each row that holds something, the header too, with the number of its line."""
         delimiter, text = delimiter or self.delimiter, _bounded(lines)
         spaces = delimiter == "space"
         if spaces:
@@ -234,7 +231,6 @@ class Table:
                 yield reader.line_num, row
 
     def _find_label(self, first: list[str], label: str) -> int:
-        label = label.strip()
         if is_whole_number(label) and -self.columns <= int(label) < self.columns:
             return int(label) % self.columns
         if first.count(label) > 1:
@@ -257,7 +253,7 @@ class Table:
 
 
 def require_exact(text: str, where: str) -> None:
-    """DataError for a whole number of which float64 rounds digits away."""
+    """Raise DataError for a whole number of which float64 rounds digits away."""
     if is_whole_number(text.strip()) and int(text) != int(float(text)):
         raise DataError(
             f"{where}: {one_line(text.strip())} has more digits than a float64 keeps; close ones would be alike. "
@@ -266,7 +262,7 @@ def require_exact(text: str, where: str) -> None:
 
 
 def character_of(delimiter: str) -> str:
-    """The character that an option or a file calls the delimiter; ConfigError where it can be none."""
+    """Return the character that an option or a file calls the delimiter; ConfigError where it can be none."""
     character = _WORDS.get(delimiter, delimiter)
     if len(character) != 1 or character.isalnum() or character in '"\r\n.+-':
         raise ConfigError(f"delimiter {delimiter!r} cannot be one; give a character such as ';', or tab or space.")

@@ -3,11 +3,12 @@
 import re
 import struct
 from collections.abc import Iterator
+from math import prod
 from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.dense.material import Block, Material, rows_per_block
+from istmpi.data.dense.file import Examples, rows_per_block
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.labels import read_labels
@@ -16,10 +17,9 @@ from istmpi.foreign import MEGABYTE
 from istmpi.tasks import CLASSIFICATION
 
 _FILE = re.compile(r"(?:.*[/-])?(train|t10k|test)-(images|labels)[.-]idx[13]-ubyte(?:\.gz)?")
-_SPLITS = {"train": "train", "t10k": "test", "test": "test"}
 
 
-def read(archive: Archive, decoder: Decoder) -> Material:
+def read(archive: Archive, decoder: Decoder) -> Examples:
     """Images [1, height, width] uint8, normalised by one mean and deviation; the classes are the labels that occur.
 
     Files are named as MNIST's: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same with t10k (or test), with
@@ -28,13 +28,16 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     files = _find(archive)
     sizes, raw = {}, {}
     for split in ("train", "test"):
-        with archive.unzipped(files[split, "images"]) as stream:
-            sizes[split] = _header(stream, files[split, "images"], axes=3)
-        raw[split] = _labels(archive, files[split, "labels"])
+        images, labels = files[split, "images"], files[split, "labels"]
+        with archive.unzipped(images) as stream:
+            sizes[split] = _header(stream, images, axes=3)
+        with archive.unzipped(labels) as stream:
+            raw[split] = _take(stream, labels, _header(stream, labels, axes=1)[0])
+            _require_end(stream, labels)
         if len(raw[split]) != sizes[split][0] or len(raw[split]) == 0:
             raise DataError(
-                f"{files[split, 'images']} has {sizes[split][0]} images but {files[split, 'labels']} has "
-                f"{len(raw[split])} labels; they must be as many, and at least one. Download them again."
+                f"{images} has {sizes[split][0]} images but {labels} has {len(raw[split])} labels; they must be as "
+                "many, and at least one. Download them again."
             )
     if sizes["train"][1:] != sizes["test"][1:]:
         raise DataError(f"{archive.path}: images are {sizes['train'][1:]} in train and {sizes['test'][1:]} in test.")
@@ -42,56 +45,46 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     decoder.notes.assume(f"splits by the names of files: {', '.join(names)}")
     decoder.notes.assume("x has bytes: all features have one mean and deviation")
     _, classes, labels = read_labels(raw, CLASSIFICATION, str(archive.path))
-    shape = (1, *sizes["train"][1:])
-    counts = {split: size[0] for split, size in sizes.items()}
-    blocks = _blocks(archive, files, shape, labels)
-    return Material(CLASSIFICATION, shape, len(classes), classes, np.dtype(np.uint8), 1, counts, blocks)
+    shape, counts = (1, *sizes["train"][1:]), {split: size[0] for split, size in sizes.items()}
+
+    def blocks() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        features = prod(shape)
+        step = rows_per_block(features)
+        for split, y in labels.items():
+            name = files[split, "images"]
+            with archive.unzipped(name) as stream:
+                _header(stream, name, axes=3)
+                for start in range(0, len(y), step):
+                    part = y[start : start + step]
+                    yield split, _take(stream, name, len(part) * features).reshape(len(part), features), part
+                _require_end(stream, name)
+
+    facts = "idx", archive.source, CLASSIFICATION, shape, len(classes), classes, counts
+    return Examples(*facts, np.dtype(np.uint8), 1, blocks())
 
 
 def _find(archive: Archive) -> dict[tuple[str, str], str]:
-    """The file for each (split, "images" | "labels")."""
+    """Return the file for each (split, "images" | "labels")."""
     files: dict[tuple[str, str], str] = {}
     for name in archive.names:
         if match := _FILE.fullmatch(name):
-            key = _SPLITS[match[1]], match[2]
+            key = "train" if match[1] == "train" else "test", match[2]
             if key in files:
                 raise DataError(f"{archive.path} has both {files[key]} and {name}; keep one data set in a folder.")
             files[key] = name
-    for split, what in (("train", "images"), ("train", "labels"), ("test", "images"), ("test", "labels")):
-        if (split, what) not in files:
-            prefix = "train" if split == "train" else "t10k"
-            axes = 3 if what == "images" else 1
-            raise DataError(f"{archive.path} has no {prefix}-{what}-idx{axes}-ubyte[.gz]; idx needs all four files.")
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        for what, axes in (("images", 3), ("labels", 1)):
+            if (split, what) not in files:
+                raise DataError(
+                    f"{archive.path} has no {prefix}-{what}-idx{axes}-ubyte[.gz]; idx needs all four files."
+                )
     return files
 
 
-def _blocks(
-    archive: Archive, files: dict[tuple[str, str], str], shape: tuple[int, ...], labels: dict[str, np.ndarray]
-) -> Iterator[Block]:
-    features = int(np.prod(shape))
-    step = rows_per_block(features)
-    for split, y in labels.items():
-        name = files[split, "images"]
-        with archive.unzipped(name) as stream:
-            _header(stream, name, axes=3)
-            for start in range(0, len(y), step):
-                part = y[start : start + step]
-                yield split, _take(stream, name, len(part) * features).reshape(len(part), features), part
-            _require_end(stream, name)
-
-
-def _labels(archive: Archive, name: str) -> np.ndarray:
-    with archive.unzipped(name) as stream:
-        labels = _take(stream, name, _header(stream, name, axes=1)[0])
-        _require_end(stream, name)
-        return labels
-
-
 def _header(stream: BinaryIO, name: str, axes: int) -> tuple[int, ...]:
-    """The lengths of the axes, from an idx header of unsigned bytes."""
+    """Return the lengths of the axes, from an idx header of unsigned bytes."""
     header = _take(stream, name, 4 + 4 * axes).tobytes()
-    zeros, kind, count = struct.unpack(">HBB", header[:4])
-    if (zeros, kind, count) != (0, 8, axes):
+    if struct.unpack(">HBB", header[:4]) != (0, 8, axes):
         raise DataError(f"{name} is not an idx file of bytes with {axes} axes (it starts {header[:4].hex(' ')}).")
     lengths = struct.unpack(f">{axes}I", header[4:])
     if 0 in lengths[1:]:

@@ -1,9 +1,8 @@
-"""What is to be predicted: the features made as those of the training data were, by the same code."""
+"""Examples to be predicted: their features are made by the same code as those of the training data."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
 from istmpi.data.dense import speech, tables
 from istmpi.data.dense.delimited import Table
-from istmpi.data.dense.material import rows_per_block
+from istmpi.data.dense.file import rows_per_block
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import BadFileError
 from istmpi.data.files.notes import Notes
@@ -46,66 +45,48 @@ def read_inputs(
     delimiter: str | None = None,
     notes: Notes | None = None,
 ) -> Iterator[Block]:
-    """The examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
+    """Yield the examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
 
     ``source`` is a table, a .npy or .npz, a prepared file or ``digits``, or for speech and images a file, a folder or
-    a tar file. ``split`` counts for data that have splits; ``resize`` brings images to the shape. ``skipped`` is told
-    the name of a file that cannot be read, and why. ``label`` names a column of a table to pass over; ``header`` and
+    a tar file. ``split`` counts for data that have splits; ``resize`` brings images to the shape. ``skipped`` gets the
+    name of a file that cannot be read, and the reason. ``label`` names a column of a table to pass over; ``header`` and
     ``delimiter`` are as in `istmpi prepare csv`, and else as in ``reading``, the network's conventions; ``notes`` takes
     what was decided. DataError where anything else does not fit, or where there is no example.
     """
-    reading = reading or {}
-    of_table = partial(
-        _of_table, label=label, header=header, delimiter=delimiter, reading=reading, notes=notes or Notes()
-    )
-    blocks = _blocks(source, kind, shape, split, resize, skipped, reading, of_table)
-    count = 0
+    reading, path, count = reading or {}, Path(source), 0
+    name = path.name.lower()
+    if source == "digits":
+        blocks = _of_dataset(open_dataset(source), source, shape, split)
+    elif not path.exists():
+        raise DataError(f"{path} does not exist. Give a file or a folder to predict.")
+    elif not (path.is_file() or path.is_dir()):
+        raise DataError(f"{path} is {kind_of(path)}. Give a file or a folder to predict.")
+    elif name.endswith(SUFFIXES):
+        data = open_prepared(path)
+        if differences := other_reading(data.reading, reading):
+            raise DataError(f"{path}: {differences} in the network's training data. Prepare it as these.")
+        blocks = _of_dataset(data, source, shape, split)
+    elif name.endswith((".npz", ".npy")):
+        of_bytes = {"type": "bytes"} if kind in ("images", "idx") else {}
+        blocks = _of_array(path, shape, split, {**of_bytes, **reading})
+    elif name.endswith(tables.ENDINGS):
+        blocks = _of_table(path, shape, label, header, delimiter, reading, notes or Notes())
+    elif kind == "speech":
+        decode = speech.clip_decoder(reading, Counter())
+        blocks = _of_files(path, speech.ENDINGS, decode, speech.one_thread, speech.MOST_BYTES, skipped)
+    elif kind in ("images", "idx"):
+        pillow, mode = optional("PIL.Image", "Pillow", "images"), "L" if shape[0] == 1 else "RGB"
+        extent = shape[2], shape[1]
+        decode = images.image_decoder(pillow, "the training data", mode, extent, resize, "Give --resize.")
+        blocks = _of_files(path, images.ENDINGS, decode, nullcontext, images.MOST_BYTES, skipped)
+    else:
+        raise DataError(f"{path}: this network takes {prod(shape)} numbers; give a .csv, .npz, .npy or a prepared .h5.")
     for names, x in blocks:
         require_finite(x, "input", source, count)
         count += len(x)
         yield (range(count - len(x), count) if names is None else names), x
     if count == 0:
         raise DataError(f"{source} has no examples that can be read.")
-
-
-def _blocks(
-    source: str,
-    kind: str,
-    shape: tuple[int, ...],
-    split: str,
-    resize: bool,
-    skipped: Callable[[str, str], None],
-    reading: Mapping[str, Any],
-    of_table: Callable[..., Iterator[tuple[None, np.ndarray]]],
-) -> Iterator[tuple[Sequence[str] | None, np.ndarray]]:
-    path = Path(source)
-    if source == "digits":
-        return _of_dataset(open_dataset(source), source, shape, split)
-    if not path.exists():
-        raise DataError(f"{path} does not exist. Give a file or a folder to predict.")
-    if not (path.is_file() or path.is_dir()):
-        raise DataError(f"{path} is {kind_of(path)}. Give a file or a folder to predict.")
-    name = path.name.lower()
-    if name.endswith(SUFFIXES):
-        data = open_prepared(path)
-        if differences := other_reading(data.reading, reading):
-            raise DataError(f"{path}: {differences} in the network's training data. Prepare it as these.")
-        return _of_dataset(data, source, shape, split)
-    if name.endswith((".npz", ".npy")):
-        of_bytes = {"type": "bytes"} if kind in ("images", "idx") else {}
-        return _of_array(path, shape, split, {**of_bytes, **reading})
-    if name.endswith(tables.ENDINGS):
-        return of_table(path, shape)
-    if kind == "speech":
-        decode = speech.clip_decoder(reading, Counter())
-        return _of_files(path, speech.ENDINGS, decode, speech.one_thread, speech.MOST_BYTES, skipped)
-    if kind in ("images", "idx"):
-        pillow = optional("PIL.Image", "Pillow", "images")
-        mode = "L" if shape[0] == 1 else "RGB"
-        extent = shape[2], shape[1]
-        decode = images.image_decoder(pillow, "the training data", mode, extent, resize, "Give --resize.")
-        return _of_files(path, images.ENDINGS, decode, nullcontext, images.MOST_BYTES, skipped)
-    raise DataError(f"{path}: this network takes {prod(shape)} numbers; give a .csv, .npz, .npy or a prepared .h5.")
 
 
 def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) -> Iterator[tuple[None, np.ndarray]]:
@@ -156,7 +137,7 @@ def _of_table(
     reading: Mapping[str, Any],
     notes: Notes,
 ) -> Iterator[tuple[None, np.ndarray]]:
-    """The rows of a table, which has the form and the columns of that in training unless an option says otherwise."""
+    """Yield the rows of a table, which has the form and the columns of training unless an option says otherwise."""
     trained = Fields(reading, "the network's file", "Prepare the data again, and train on them.")
     if delimiter is None and "delimiter" in trained:
         delimiter = trained.text("delimiter")
@@ -181,13 +162,12 @@ def _of_files(
     most_bytes: int,
     skipped: Callable[[str, str], None],
 ) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Each file of a folder, a tar file or by itself."""
+    """Yield each file of a folder, a tar file or by itself."""
     archive = Archive(path)
     names = [name for name in archive.names if name.lower().endswith(endings)]
     if not names:
         raise DataError(f"{path} holds no {' '.join(endings)}; the network was trained on such files.")
-    contents = archive.read(names, most_bytes)
-    step = 1
+    contents, step = archive.read(names, most_bytes), 1
     while part := list(islice(contents, step)):
         rows: dict[str, np.ndarray] = {}
         with context():
@@ -202,7 +182,7 @@ def _of_files(
             yield list(rows), x
 
 
-def _require_form(source: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    if not same_form(given, wanted):
-        shown = [" x ".join(map(str, shape)) for shape in (given, wanted)]
+def _require_form(source: str, given: tuple[int, ...], taken: tuple[int, ...]) -> None:
+    if not same_form(given, taken):
+        shown = [" x ".join(map(str, shape)) for shape in (given, taken)]
         raise DataError(f"{source} has examples of {shown[0] or 'no'} numbers; the network takes {shown[1]}.")

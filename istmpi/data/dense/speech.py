@@ -8,11 +8,12 @@ import io
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from istmpi.data.dense.material import Material
+from istmpi.data.dense.file import Examples
 from istmpi.data.dense.melspectrogram import BANDS, FRAMES, log_mel
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import BadFileError, Decoder, Example
@@ -27,11 +28,11 @@ ENDINGS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
 TEST_PERCENT = 10
 RATES = 1_000, 768_000
-"""Samples a second of what can be sound."""
+"""The least and the largest number of samples a second that can be sound."""
 MOST_SAMPLES = 2**26
-"""Of a file, over all channels: more than an hour at 16 kHz."""
+"""The most samples of a file, over all channels: more than an hour at 16 kHz."""
 MOST_BYTES = 128 * MEGABYTE
-"""Of a file."""
+"""The largest file."""
 OFFSET = "offset"
 """The name of the convention on constant offsets: they are removed, or, where it is not there, they are not."""
 LEAST_OFFSET = 0.01
@@ -44,7 +45,7 @@ LOUDEST = 1e9
 """The power of louder samples would not be finite."""
 
 
-def read(archive: Archive, decoder: Decoder) -> Material:
+def read(archive: Archive, decoder: Decoder) -> Examples:
     """Log-mel spectrograms [1, 128, 32] float32, each clip normalised on its own; the classes are the words.
 
     The splits are those of a testing list, or folders train/ and test/; without either, a tenth of the speakers (by a
@@ -56,19 +57,19 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     notes.reading[OFFSET] = "removed"
     with one_thread():
         shape, decode = (1, BANDS, FRAMES), clip_decoder(notes.reading, changes)
-        material = decoder.run(archive, examples, decode, shape, np.dtype(np.float32), 1, MOST_BYTES)
+        material = decoder.run("speech", archive, examples, decode, shape, np.dtype(np.float32), 1, MOST_BYTES)
     for change, count in sorted((+changes).items()):
         notes.assume(f"{counted(count, 'recording')} {change}")
     return material
 
 
 def one_thread() -> AbstractContextManager:
-    """A spectrogram is milliseconds of small matrix products: threads that wait for each other multiply the time."""
+    """Return a context of one thread: threads that wait for each other multiply the time of a spectrogram."""
     return optional("threadpoolctl", "threadpoolctl", "spectrograms").threadpool_limits(1, user_api="blas")
 
 
 def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
-    """Every recording with its word and its split."""
+    """Return every recording with its word and its split."""
     lists = {name: LISTS[base] for name in archive.names if (base := name.rpartition("/")[2]) in LISTS}
     listed = "test" in lists.values()
     examples = class_folders(archive, ENDINGS, decoder.notes, splits=not listed)
@@ -77,15 +78,15 @@ def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
         raise DataError(f"{archive.path} has no WORD/SPEAKER_nohash_INDEX.wav. Give that layout.")
     if listed:
         splits = _listed(archive, lists, [example.name for example in examples], decoder.notes)
-        return [Example(e.name, e.label, splits.get(e.name, "train")) for e in examples]
+        return [replace(example, split=splits.get(example.name, "train")) for example in examples]
     if examples[0].split:
         return checked_splits(archive, examples, decoder.notes)
     decoder.split = "by speakers, a tenth of them for testing (Speech Commands' rule)"
-    return [Example(e.name, e.label, hashed_split(e.name.rpartition("/")[2])) for e in examples]
+    return [replace(example, split=hashed_split(example.name.rpartition("/")[2])) for example in examples]
 
 
 def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: Notes) -> dict[str, str]:
-    """The split of each file that a list names by its path, WORD/FILE, with anything before it."""
+    """Return the split of each file that a list names by its path, WORD/FILE, with anything before it."""
     common = common_folder(names, splits=False)
     paths = {name.removeprefix(common): name for name in names}
     splits: dict[str, str] = {}
@@ -109,7 +110,7 @@ def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: No
 
 
 def hashed_split(file: str) -> str:
-    """Speech Commands' own rule: a speaker stays in one split for ever, however many recordings are added."""
+    """Return the split by Speech Commands' own rule: a speaker stays in it, however many recordings are added."""
     speaker = file.rpartition("_nohash_")[0] or file
     number = int(hashlib.sha1(speaker.encode()).hexdigest(), 16) % 2**27
     return "test" if number * 100 < TEST_PERCENT * (2**27 - 1) else "train"
@@ -118,7 +119,7 @@ def hashed_split(file: str) -> str:
 def clip_decoder(reading: Mapping[str, Any], changes: Counter[str]) -> Callable[[str, bytes], np.ndarray]:
     """Return a function from a recording's name and content to its features ``[BANDS, FRAMES]``; all need one rate.
 
-    ``reading`` says whether constant offsets are removed; what is done to how many recordings goes to ``changes``.
+    ``reading`` says whether constant offsets are removed; ``changes`` counts the recordings that are changed.
     """
     soundfile = optional("soundfile", "soundfile", "recordings")
     first: tuple[str, int] | None = None

@@ -11,14 +11,13 @@ from math import prod
 
 import numpy as np
 
-from istmpi import rng
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Split
+from istmpi.data.dataset import Split, sample_of
 from istmpi.data.holdout import divided
 from istmpi.data.moments import Normalisation
 
 SAMPLE_ROWS, SAMPLE_BYTES = 1024, 2**24
-"""Rows of which the features' fingerprint is made, at most, where all of them together are more bytes than these."""
+"""The most rows of the features' fingerprint, where all of them together are more bytes than these."""
 
 
 @dataclass(eq=False)
@@ -33,15 +32,15 @@ class DenseSplit(Split):
     """``[features]`` float32; comes with ``std`` or not at all."""
     std: np.ndarray | None = None
     guard: Callable[[np.ndarray], None] | None = None
-    """It is told of rows before they are read."""
+    """It learns of rows before they are read."""
     shape: tuple[int, ...] = ()
-    """Of an example in the data; by default ``[features]``."""
+    """The shape of an example in the data; by default ``[features]``."""
     input_shape: tuple[int, ...] = ()
-    """Of an example as the network gets it; by default as in the data."""
+    """The shape of an example as the network gets it; by default as in the data."""
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """Mean and deviation with which batches have ``y``; by default they have it as it is."""
+    """The mean and deviation with which batches have ``y``; by default they have it as it is."""
     chosen: np.ndarray | None = None
-    """Which rows of ``x`` its examples are, one for each row of ``y``; by default all."""
+    """The rows of ``x`` that its examples are, one for each row of ``y``; by default all."""
     offset: np.ndarray | None = None
     """``[features]`` float64 that ``x`` is less than in the data."""
     shift: np.ndarray | None = None
@@ -57,6 +56,9 @@ class DenseSplit(Split):
         assert prod(self.shape) == self.x.shape[1], (self.shape, self.x.shape)
         assert prod(self.read_shape) == prod(self.input_shape), (self.read_shape, self.input_shape)
         assert (self.mean is None) == (self.std is None)
+
+    def __len__(self) -> int:
+        return len(self.y)
 
     @property
     def read_shape(self) -> tuple[int, ...]:
@@ -78,7 +80,7 @@ class DenseSplit(Split):
         return self.features(indices)
 
     def features(self, indices: np.ndarray) -> np.ndarray:
-        """Copies of the rows ``indices``: ``[b, features]`` float32, C-contiguous, (x - mean) / std."""
+        """Return copies of the rows ``indices``: ``[b, features]`` float32, C-contiguous, (x - mean) / std."""
         rows = self._rows(indices)
         if self.guard is not None:
             self.guard(rows)
@@ -101,8 +103,7 @@ class DenseSplit(Split):
         return self.y
 
     def divided(self, fraction: float, seed: int) -> tuple[DenseSplit, DenseSplit]:
-        labels = self.y if self.y.ndim == 1 else None
-        parts = divided(len(self), fraction, seed, labels)
+        parts = divided(len(self), fraction, seed, self.y if self.y.ndim == 1 else None)
         train, validation = (replace(self, y=self.y[part], chosen=self._rows(part)) for part in parts)
         return train, validation
 
@@ -133,10 +134,8 @@ class DenseSplit(Split):
         is not asked: it would read far more than the sample.
         """
         row_bytes = 4 * self.x.shape[1]
-        rows = np.arange(len(self))
-        if len(self) * row_bytes > SAMPLE_BYTES:
-            count = min(max(SAMPLE_BYTES // row_bytes, 1), SAMPLE_ROWS)
-            rows = np.sort(rng.bits(rng.key("fingerprint"), 0, count) % np.uint64(len(self))).astype(np.int64)
+        fitting = SAMPLE_BYTES // row_bytes
+        rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))
         checksum, step = 0, max(2**20 // row_bytes, 1)
         for start in range(0, len(rows), step):
             checksum = zlib.crc32(self._read(self._rows(rows[start : start + step])), checksum)

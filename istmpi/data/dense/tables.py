@@ -1,13 +1,13 @@
 """Tables of numbers as text, one example a line."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
-from istmpi.data.dataset import SPLITS
+from istmpi.data.dataset import NAMES, SPLITS
 from istmpi.data.dense.delimited import DECIMAL_COMMA, Table, character_of, require_exact
-from istmpi.data.dense.material import Block, Material
+from istmpi.data.dense.file import Examples
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.notes import Notes
@@ -19,7 +19,6 @@ from istmpi.tasks import CLASSIFICATION, REGRESSION
 from istmpi.units import counted
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
-_SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
 FEW = 100
 """Integers with at most this many different values are taken for classes."""
 
@@ -32,7 +31,7 @@ def read(
     task: str | None = None,
     header: bool | None = None,
     delimiter: str | None = None,
-) -> Material:
+) -> Examples:
     """The columns as float32 features, each normalised by its own mean and deviation.
 
     ``label`` is the name of the label's column, or its number from 0 (from the end: -1, the default). Labels that are
@@ -43,7 +42,7 @@ def read(
     """
     if delimiter is not None:
         character_of(delimiter)
-    notes, column = decoder.notes, "-1" if label is None else label
+    notes, source, column = decoder.notes, str(archive.path), "-1" if label is None else label
     tables: dict[str, Table] = {}
     for split, name in _find(archive).items():
         tables[split] = table = Table(archive, name, column, notes, delimiter, header)
@@ -59,14 +58,20 @@ def read(
     if first.names and "" in first.names:
         notes.assume(f"columns without a name are features: {first.names.count(''):,}")
     raw = {split: table.labels() for split, table in tables.items()}
-    _note_rest(tables.values(), notes)
-    task, classes, labels = read_labels(_typed(raw, task, notes, str(archive.path)), task, str(archive.path))
-    outputs = len(classes) if task == CLASSIFICATION else 1
+    excel, blank, padded = (
+        sum(getattr(table, what) for table in tables.values()) for what in ("excel", "blank", "padded")
+    )
+    if excel:
+        notes.leave_out(f"{counted(excel, 'line')} sep=, as Excel writes")
+    if blank:
+        notes.leave_out(counted(blank, "blank line"))
+    if padded:
+        notes.assume(f"white space around labels does not count: {padded:,} have some")
+    task, classes, labels = read_labels(_typed(raw, task, notes, source), task, source)
     if "" in tables:
-        decoder.split = (
-            ONE_IN_FIVE + " of each class" * (task == CLASSIFICATION) + " (train.csv and test.csv decide otherwise)"
-        )
-        test = held_out(len(labels[""]), labels[""] if task == CLASSIFICATION else None)
+        of_class = " of each class" * (task == CLASSIFICATION)
+        decoder.split = f"{ONE_IN_FIVE}{of_class} (train.csv and test.csv decide otherwise)"
+        test = held_out(len(labels[""]), labels[""] if classes is not None else None)
         counts = {"train": int((~test).sum()), "test": int(test.sum())}
         blocks = _dealt(first.blocks(labels[""]), test)
     else:
@@ -76,44 +81,31 @@ def read(
         if count == 0:
             raise DataError(f"{archive.path} has no {split} examples; it needs at least one.")
     named = (first.name_of_label,) if task == REGRESSION and first.name_of_label else None
-    dtype, features = np.dtype(np.float32), first.width
-    return Material(task, (features,), outputs, classes, dtype, features, counts, blocks, output_names=named)
-
-
-def _note_rest(tables: Collection[Table], notes: Notes) -> None:
-    """Note what the tables have beside their examples, once they were read."""
-    excel, blank, padded = (sum(getattr(table, what) for table in tables) for what in ("excel", "blank", "padded"))
-    if excel:
-        notes.leave_out(f"{counted(excel, 'line')} sep=, as Excel writes")
-    if blank:
-        notes.leave_out(counted(blank, "blank line"))
-    if padded:
-        notes.assume(f"white space around labels does not count: {padded:,} have some")
+    facts = "csv", archive.source, task, (first.width,), len(classes) if classes is not None else 1, classes, counts
+    return Examples(*facts, np.dtype(np.float32), first.width, blocks, output_names=named)
 
 
 def _find(archive: Archive) -> dict[str, str]:
-    """The file of each split, or the one file under the name ``""``."""
+    """Return the file of each split, or the one file under the name ``""``."""
     names = [name for name in archive.names if name.lower().endswith(ENDINGS)]
     by_split: dict[str, list[str]] = {}
     for name in names:
-        by_split.setdefault(_SPLITS.get(name.rpartition("/")[2].partition(".")[0].lower(), ""), []).append(name)
+        stem = name.rpartition("/")[2].partition(".")[0].lower()
+        by_split.setdefault(next((split for split in SPLITS if stem in NAMES[split]), ""), []).append(name)
     if len(names) == 1:
-        chosen = {"": names[0]}
-    elif {"train", "test"} <= by_split.keys():
-        chosen = {split: by_split[split][0] for split in SPLITS if split in by_split}
-    else:
+        return {"": names[0]}
+    if not {"train", "test"} <= by_split.keys():
         held = ", ".join(names[:5]) or "none"
         raise DataError(f"{archive.path}: needed is one table, or train.csv and test.csv; tables found: {held}.")
-    for split in chosen:
-        if len(by_split.get(split, ())) > 1:
-            raise DataError(
-                f"{archive.path}: {' and '.join(by_split[split][:2])} are both for {split}. Keep one of them."
-            )
-    return chosen
+    chosen = {split: by_split[split] for split in SPLITS if split in by_split}
+    for split, files in chosen.items():
+        if len(files) > 1:
+            raise DataError(f"{archive.path}: {' and '.join(files[:2])} are both for {split}. Keep one of them.")
+    return {split: files[0] for split, files in chosen.items()}
 
 
 def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: str) -> dict[str, np.ndarray]:
-    """Labels as strings, floats or, where they are classes by whole numbers, integers; and a note on why."""
+    """Return labels as strings, floats or, where they are classes by whole numbers, integers; note the reason."""
     texts = Counter(label for labels in raw.values() for label in labels)
     names = [text for text in texts if not is_number(text)]
     dtype, reason = np.float64, f"{texts.total():,} labels are {len(texts):,} different"
@@ -123,8 +115,7 @@ def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: st
                 f"{source}: the label {one_line(names[0])!r} has a decimal comma. Write it with a point, or give "
                 "--task classification."
             )
-        count = sum(texts[name] for name in names)
-        dtype = np.str_
+        count, dtype = sum(texts[name] for name in names), np.str_
         reason = f"{count:,} of {texts.total():,} labels are no numbers, as {one_line(names[0])!r}, so all are classes"
     elif all(map(is_whole_number, texts)):
         values = {int(text) for text in texts}
@@ -139,17 +130,15 @@ def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: st
             for text in texts:
                 require_exact(text, f"{source}: the label")
     else:
-        whole = all(number(text).is_integer() for text in texts)
-        reason += (
-            f" numbers, {'whole but not written so' if whole else 'not all whole'}, so they are numbers to predict"
-        )
+        whole = "whole but not written so" if all(number(text).is_integer() for text in texts) else "not all whole"
+        reason += f" numbers, {whole}, so they are numbers to predict"
     if task is None and len(names) < len(texts):
         notes.assume(reason, "--task")
     return {split: np.array(labels).astype(dtype) for split, labels in raw.items()}
 
 
-def _dealt(blocks: Iterator[tuple[np.ndarray, np.ndarray]], test: np.ndarray) -> Iterator[Block]:
-    """Blocks of one table as blocks of two splits."""
+def _dealt(blocks: Iterator[tuple[np.ndarray, np.ndarray]], test: np.ndarray) -> Iterator[tuple]:
+    """Yield blocks of one table as blocks of two splits."""
     start = 0
     for x, y in blocks:
         mask = test[start : start + len(y)]

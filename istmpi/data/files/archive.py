@@ -21,9 +21,11 @@ from istmpi.units import counted
 
 MOST = 256 * MEGABYTE
 """The most bytes of a file that is read whole, where its kind says nothing else."""
-
 # As tarfile and the libraries that unpack raise them; the first three where numbers in a header are none.
 _DAMAGE = (ValueError, LookupError, AttributeError, tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
+_DENSEST = 2**20
+"""No compression that tarfile knows makes one byte of more; a member that claims it would be looked for without end."""
+_AGAIN = "Copy or download it again."
 
 
 class Archive:
@@ -39,78 +41,69 @@ class Archive:
     """
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
-        self.path = Path(path)
-        self._scratch = scratch
+        self.path, self.source, self._scratch = Path(path), str(path), scratch
+        give = "Give a folder, a .tar or .tar.gz, or a file."
         if not self.path.exists():
-            raise DataError(f"{self.path} does not exist. Give a folder, a .tar or .tar.gz, or a file.")
+            raise DataError(f"{self.path} does not exist. {give}")
         if not (self.path.is_file() or self.path.is_dir()):
-            raise DataError(f"{self.path} is {kind_of(self.path)}. Give a folder, a .tar or .tar.gz, or a file.")
+            raise DataError(f"{self.path} is {kind_of(self.path)}. {give}")
         self.linked: list[str] = []
         """Links that were followed."""
         self._left_out: dict[tuple[str, str], list[str]] = defaultdict(list)
         self._read: set[str] = set()
-        self._is_tar = self.path.is_file() and _is_tar(self.path)
-        if self._is_tar:
-            names = self._list_tar()
-        elif self.path.is_dir():
-            self._paths = self._list_folder()
-            names = self._paths
+        self._members_of: dict[str, tuple[int, int]] | None = None
+        """The number of each member of a tar file, and its size."""
+        if self.path.is_file() and _is_tar(self.path):
+            self._members_of = self._list_tar()
         else:
-            self._paths = {printable(self.path.name): ""}
-            names = self._paths
-        self.names = sorted(names)
+            self._paths = self._list_folder() if self.path.is_dir() else {printable(self.path.name): ""}
+        self.names = sorted(self._paths if self._members_of is None else self._members_of)
         if not self.names:
             raise DataError(
                 f"{self.path} holds no files (hidden ones and links in a tar do not count). Give one that does."
             )
 
     def read(self, names: Collection[str], most: int = MOST) -> Iterator[tuple[str, bytes]]:
-        """The names and contents of the files ``names``, in one pass, in the order in which they are stored.
+        """Yield the names and contents of the files ``names``, in one pass, in the order in which they are stored.
 
-        DataError for one that has more than ``most`` bytes.
+        DataError for a file that has more than ``most`` bytes.
         """
-        self._read.update(names)
-        if not self._is_tar:
-            for name in sorted(names):
-                with self._named_damage(), self._local(name).open("rb") as file:
-                    content = file.read(most + 1)
-                yield name, self._small(name, content, most)
-            return
-        for name, stream in self._members(names):
+        for name, stream in self._streams(names):
             with self._named_damage():
                 content = stream.read(most + 1)
-            yield name, self._small(name, content, most)
-
-    def _small(self, name: str, content: bytes, most: int) -> bytes:
-        if len(content) > most:
-            raise DataError(
-                f"{self.path}: {name} has more than {most // MEGABYTE} MB, the most for such a file. Take it out."
-            )
-        return content
+            if len(content) > most:
+                raise DataError(
+                    f"{self.path}: {name} has more than {most // MEGABYTE} MB, the most for such a file. Take it out."
+                )
+            yield name, content
 
     def pieces(
         self, names: Collection[str], position: Callable[[int], None] = lambda done: None
     ) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """The names of the files ``names`` and their contents in pieces, in one pass, in the order of storage.
+        """Yield the names of the files ``names`` and their contents in pieces, in one pass, in the order of storage.
 
-        They are decompressed where a name ends in ".gz"; one's pieces can be had until the next is asked for.
-        ``position`` is told how many bytes of the file, as it is stored, have been read.
+        They are decompressed where a name ends in ".gz"; a file's pieces can be had until the next is asked for.
+        ``position`` gets the number of bytes of the file, as it is stored, that have been read.
         """
+        for name, stream in self._streams(names):
+            yield name, self._unzipped_pieces(name, stream, position)
+
+    def nbytes(self, name: str) -> int:
+        """Return the size of a file, as it is stored."""
+        if self._members_of is not None:
+            return self._members_of[name][1]
+        with self._named_damage():
+            return self._local(name).stat().st_size
+
+    def _streams(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
+        """Yield the files ``names`` as streams; each is good until the next is asked for."""
         self._read.update(names)
-        if self._is_tar:
-            for name, stream in self._members(names):
-                yield name, self._unzipped_pieces(name, stream, position)
+        if self._members_of is not None:
+            yield from self._members(names)
             return
         for name in sorted(names):
             with self.open(name) as file:
-                yield name, self._unzipped_pieces(name, file, position)
-
-    def nbytes(self, name: str) -> int:
-        """Of a file, as it is stored."""
-        if self._is_tar:
-            return self._sizes[name]
-        with self._named_damage():
-            return self._local(name).stat().st_size
+                yield name, file
 
     def _unzipped_pieces(self, name: str, stream: BinaryIO, position: Callable[[int], None]) -> Iterator[bytes]:
         with reading(f"{self.path}: {name} cannot be read", _AGAIN, *_DAMAGE):
@@ -120,9 +113,9 @@ class Archive:
                 yield piece
 
     def open(self, name: str) -> BinaryIO:
-        """One file, open for reading and seekable; out of a tar file it is a nameless copy on the disk."""
+        """Open a file for reading, seekable; a member of a tar file is copied to a nameless file on the disk."""
         self._read.add(name)
-        if not self._is_tar:
+        if self._members_of is None:
             with self._named_damage():
                 return self._local(name).open("rb")
         with closing(self._members({name})) as members, self._named_damage():
@@ -138,7 +131,7 @@ class Archive:
 
     @contextmanager
     def unzipped(self, name: str) -> Iterator[BinaryIO]:
-        """One file as a stream, decompressed where its name ends in ".gz"; DataError if that fails."""
+        """Open a file as a stream, decompressed where its name ends in ".gz"; DataError if that fails."""
         with self.open(name) as file:
             if not name.endswith(".gz"):
                 yield file
@@ -157,7 +150,7 @@ class Archive:
         yield from not_read(self.names, self._read)
 
     def _list_folder(self) -> dict[str, str]:
-        """The paths in the folder by their names."""
+        """Return the paths in the folder by their names."""
         paths: dict[str, str] = {}
         waiting = [("", (os.path.realpath(self.path),))]
         with self._named_damage():
@@ -165,55 +158,53 @@ class Archive:
                 folder, above = waiting.pop()
                 for entry in os.scandir(self.path / folder):
                     name, linked = folder + entry.name, entry.is_symlink()
+                    shown = printable(name)
                     if entry.name.startswith("."):
-                        self._left_out["hidden file", " or folder"].append(printable(name))
+                        self._left_out["hidden file", " or folder"].append(shown)
                     elif os.path.isdir(entry) if linked else entry.is_dir():
                         inside = (*above, os.path.realpath(entry.path)) if linked else above
                         if linked and any(_overlap(inside[-1], other) for other in above):
-                            self._left_out["link", " to a folder that is read anyway"].append(printable(name))
+                            self._left_out["link", " to a folder that is read anyway"].append(shown)
                         else:
                             waiting.append((f"{name}/", inside))
-                            self.linked += [printable(name)] * linked
+                            self.linked += [shown] * linked
                     elif os.path.isfile(entry) if linked else entry.is_file():
-                        paths[printable(name)] = name
-                        self.linked += [printable(name)] * linked
+                        paths[shown] = name
+                        self.linked += [shown] * linked
                     else:
-                        self._left_out["broken link", ", pipe or device"].append(printable(name))
+                        self._left_out["broken link", ", pipe or device"].append(shown)
         return paths
 
-    def _list_tar(self) -> set[str]:
-        """Also remembers which of several members with one name is the last, and the sizes."""
-        self._last: dict[str, int] = {}
-        self._sizes: dict[str, int] = {}
+    def _list_tar(self) -> dict[str, tuple[int, int]]:
+        """Return the number of each member, of several with one name the last, and its size."""
+        members: dict[str, tuple[int, int]] = {}
         for number, (member, _) in enumerate(self._walk_tar()):
-            name = _clean(member.name)
-            shown = printable(name)
-            if member.isdir():
-                continue
+            parts = [part for part in member.name.split("/") if part not in ("", ".")]
+            absolute, hidden = member.name.startswith("/"), any(part.startswith(".") for part in parts)
+            shown, kind = printable("/" * absolute + "/".join(parts)), None
             if member.issym() or member.islnk():
-                self._left_out["link", " in the tar (tar -h --hard-dereference packs what they stand for)"].append(
-                    shown
-                )
+                kind = "link", " in the tar (tar -h --hard-dereference packs what they stand for)"
             elif not member.isreg():
-                self._left_out["pipe", " or device"].append(shown)
-            elif not _plain(name):
-                self._left_out["member", " of the tar that is hidden or whose name leads out of it"].append(shown)
-            else:
-                if shown in self._last:
-                    self._left_out["member", " of the tar that a later one of its name replaces"].append(shown)
-                self._last[shown] = number
-                self._sizes[shown] = member.size
-        return set(self._last)
+                kind = "pipe", " or device"
+            elif absolute or hidden:
+                kind = "member", " of the tar that is hidden or whose name leads out of it"
+            elif shown in members:
+                self._left_out["member", " of the tar that a later one of its name replaces"].append(shown)
+            if kind is None:
+                members[shown] = number, member.size
+            elif not member.isdir():
+                self._left_out[kind].append(shown)
+        return members
 
     def _members(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
-        """The wanted members of the tar file; each stream is good until the next is asked for."""
-        wanted = {self._last[name]: name for name in names}
+        """Yield members of the tar file; each stream is good until the next is asked for."""
+        waiting = {self._members_of[name][0]: name for name in names}
         for number, (member, tar) in enumerate(self._walk_tar()):
-            if number in wanted:
+            if number in waiting:
                 if member.issparse():
-                    raise DataError(f"{self.path}: {wanted[number]} is stored as sparse. Pack it without --sparse.")
-                yield wanted.pop(number), tar.extractfile(member)
-                if not wanted:
+                    raise DataError(f"{self.path}: {waiting[number]} is stored as sparse. Pack it without --sparse.")
+                yield waiting.pop(number), tar.extractfile(member)
+                if not waiting:
                     return
 
     def _walk_tar(self) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
@@ -242,11 +233,6 @@ def store(scratch: int, content: bytes | np.ndarray, offset: int, folder: Path) 
         raise OutputError(f"{folder} cannot be written: the disk is full.")
 
 
-_DENSEST = 2**20
-"""No compression that tarfile knows makes one byte of more; a member that claims it would be looked for without end."""
-_AGAIN = "Copy or download it again."
-
-
 def _open_tar(path: Path) -> tarfile.TarFile:
     try:
         return tarfile.open(path, "r:")
@@ -255,24 +241,15 @@ def _open_tar(path: Path) -> tarfile.TarFile:
 
 
 def _is_tar(path: Path) -> bool:
-    """tarfile takes an empty file for a tar; a .csv.gz is compressed but no tar."""
+    """Return whether a file is a tar: tarfile takes an empty file for one; a .csv.gz is compressed but no tar."""
     try:
         with closing(_open_tar(path)):
             return path.stat().st_size > 0
     except (*_DAMAGE, MemoryError, RecursionError, OverflowError):
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
-            raise DataError(f"{path} is not a tar file, or is damaged. Copy or download it again.") from None
+            raise DataError(f"{path} is not a tar file, or is damaged. {_AGAIN}") from None
         return False
 
 
 def _overlap(folder: str, other: str) -> bool:
     return os.path.commonpath([folder, other]) in (folder, other)
-
-
-def _clean(name: str) -> str:
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    return ("/" if name.startswith("/") else "") + "/".join(parts)
-
-
-def _plain(name: str) -> bool:
-    return not name.startswith("/") and not any(part.startswith(".") for part in name.split("/"))

@@ -4,19 +4,23 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
-from istmpi.data.dense.material import Block, Material, Progress, rows_per_block
+from istmpi.data.dataset import SPLITS
+from istmpi.data.dense.file import Examples, rows_per_block
 from istmpi.data.files.archive import Archive, store
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import held_out
 from istmpi.errors import DataError
 from istmpi.tasks import CLASSIFICATION
 
+Progress = Callable[[str, int, int], None]
+"""Called as ``progress(stage, done, total)``, often."""
 NAMED = 3
-"""How many unreadable files a message names."""
+"""The number of unreadable files that a message names."""
 
 
 class BadFileError(Exception):
@@ -25,7 +29,7 @@ class BadFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A file of an archive, and what its name says of it."""
+    """A file of an archive, with the label and the split that its name says."""
 
     name: str
     label: str
@@ -33,7 +37,7 @@ class Example:
 
 
 class Decoder:
-    """Decodes files into Material with bounded memory; a context that owns the scratch files.
+    """Decodes files into examples with bounded memory; a context that owns the scratch files.
 
     Rows go to a nameless file in ``scratch``, a folder on the disk of the target, because a tar file's order is not
     that of the names and because only the end tells how many files were unreadable. ``max_bad`` is the share of the
@@ -56,6 +60,7 @@ class Decoder:
 
     def run(
         self,
+        kind: str,
         archive: Archive,
         examples: list[Example],
         decode: Callable[[str, bytes], np.ndarray],
@@ -63,8 +68,8 @@ class Decoder:
         dtype: np.dtype,
         groups: int,
         most_bytes: int,
-    ) -> Material:
-        """All examples as a classification set whose classes are their labels, sorted.
+    ) -> Examples:
+        """Return all examples as a classification set whose classes are their labels, sorted.
 
         ``decode(name, content)`` gives an array of ``shape`` and ``dtype`` or raises BadFileError. Raises DataError
         where a file has more than ``most_bytes``, where too many files are bad, or where none is left in the training
@@ -73,36 +78,47 @@ class Decoder:
         classes = tuple(sorted({example.label for example in examples}))
         examples = sorted(examples, key=lambda example: example.name)
         row_of = {example.name: row for row, example in enumerate(examples)}
-        row_bytes = int(np.prod(shape)) * dtype.itemsize
-        scratch = self._emptied()
+        row_bytes = prod(shape) * dtype.itemsize
+        self._rows = self.scratch() if self._rows is None else self._rows
+        os.ftruncate(self._rows, 0)
         bad: dict[str, str] = {}
         for done, (name, content) in enumerate(archive.read(row_of, most_bytes), start=1):
             try:
                 row = np.ascontiguousarray(decode(name, content), dtype)
                 assert row.nbytes == row_bytes, (name, row.shape, row.dtype)
-                store(scratch, row, row_of[name] * row_bytes, self.folder)
+                store(self._rows, row, row_of[name] * row_bytes, self.folder)
             except BadFileError as error:
                 bad[name] = str(error)
                 self.refuse(archive, bad, len(examples))
             self.progress("decoding", done, len(examples))
-        kept = [example for example in examples if example.name not in bad]
-        counts = _counts(archive, kept)
+        kept = {split: [e for e in examples if e.split == split and e.name not in bad] for split in SPLITS}
+        for split in ("train", "test"):
+            if not kept[split]:
+                raise DataError(
+                    f"{archive.path} has no {split} examples; a data set needs at least one. Check its layout."
+                )
+        counts = {split: len(part) for split, part in kept.items() if part}
         codes = {label: code for code, label in enumerate(classes)}
-        blocks = _blocks(scratch, row_of, kept, codes, row_bytes, dtype)
-        return Material(CLASSIFICATION, shape, len(classes), classes, dtype, groups, counts, blocks, sorted(bad))
+
+        def blocks() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+            step = rows_per_block(prod(shape))
+            for split, part in kept.items():
+                for start in range(0, len(part), step):
+                    block = part[start : start + step]
+                    x = np.empty((len(block), prod(shape)), dtype)
+                    for row, example in zip(x, block):
+                        os.preadv(self._rows, [row], row_of[example.name] * row_bytes)
+                    yield split, x, np.array([codes[example.label] for example in block], np.int64)
+
+        facts = kind, str(archive.path), CLASSIFICATION, shape, len(classes), classes, counts, dtype, groups
+        return Examples(*facts, blocks(), sorted(bad))
 
     def scratch(self) -> int:
-        """The number of a new nameless file on the disk of the target, there until the end."""
+        """Return the number of a new nameless file on the disk of the target, there until the end."""
         return self._stack.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
 
-    def _emptied(self) -> int:
-        if self._rows is None:
-            self._rows = self.scratch()
-        os.ftruncate(self._rows, 0)
-        return self._rows
-
     def refuse(self, archive: Archive, bad: dict[str, str], total: int, what: str = "files") -> None:
-        """DataError where more of a total are bad, each with a reason, than may be."""
+        """Raise DataError where more of a total are bad, each with a reason, than may be."""
         if len(bad) <= self._max_bad * total:
             return
         names = sorted(bad)[:NAMED]
@@ -113,34 +129,8 @@ class Decoder:
 
 
 def with_holdout(examples: list[Example]) -> list[Example]:
-    """The same examples, one in five of each class a test example: for an archive that has no splits."""
+    """Return the examples of an archive without splits, one in five of each class a test example."""
     examples = sorted(examples, key=lambda example: example.name)
     _, codes = np.unique([example.label for example in examples], return_inverse=True)
     test = held_out(len(examples), codes)
-    splits = np.where(test, "test", "train").tolist()
-    return [Example(e.name, e.label, split) for e, split in zip(examples, splits)]
-
-
-def _counts(archive: Archive, kept: list[Example]) -> dict[str, int]:
-    splits = [example.split for example in kept]
-    counts = {split: splits.count(split) for split in ("train", "test", "validation") if split in splits}
-    for split in ("train", "test"):
-        if split not in counts:
-            raise DataError(f"{archive.path} has no {split} examples; a data set needs at least one. Check its layout.")
-    return counts
-
-
-def _blocks(
-    scratch: int, row_of: dict[str, int], kept: list[Example], codes: dict[str, int], row_bytes: int, dtype: np.dtype
-) -> Iterator[Block]:
-    """The kept rows, split by split, read back in runs of neighbours."""
-    features = row_bytes // dtype.itemsize
-    step = rows_per_block(features)
-    for split in ("train", "test", "validation"):
-        chosen = [example for example in kept if example.split == split]
-        for start in range(0, len(chosen), step):
-            part = chosen[start : start + step]
-            x = np.empty((len(part), features), dtype)
-            for row, example in zip(x, part):
-                os.preadv(scratch, [row], row_of[example.name] * row_bytes)
-            yield split, x, np.array([codes[example.label] for example in part], dtype=np.int64)
+    return [replace(example, split="test" if chosen else "train") for example, chosen in zip(examples, test)]

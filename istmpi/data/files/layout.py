@@ -1,29 +1,26 @@
 """Class folders: the split and the class of a file, by the folders that it lies in."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from sys import intern
 
+from istmpi.data.dataset import WORDS
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Example
 from istmpi.data.files.notes import Notes
 from istmpi.errors import DataError
 from istmpi.units import counted
 
-SPLITS = {
-    **dict.fromkeys(("train", "training", "trn"), "train"),
-    **dict.fromkeys(("test", "testing", "tst"), "test"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-}
-"""The split that a name in small letters stands for."""
+_MEANING = {word: split for split, words in WORDS.items() for word in words}
 
 
 def split_of(name: str) -> str:
-    """The split that a name stands for, in any letter case; an empty text where it is none."""
-    return SPLITS.get(name.lower(), "")
+    """Return the split that a name stands for, in any letter case; an empty text where it is none."""
+    return _MEANING.get(name.lower(), "")
 
 
 def note_splits(notes: Notes, splits: Mapping[str, str]) -> None:
-    """Say which names of files or folders were taken for which splits, where they are not these splits' own."""
+    """Note the names of files or folders that were taken for splits with other names."""
     for split in sorted(set(splits.values())):
         names = sorted(name for name, assigned in splits.items() if assigned == split != name.partition(".")[0])
         if names:
@@ -32,7 +29,7 @@ def note_splits(notes: Notes, splits: Mapping[str, str]) -> None:
 
 
 def common_folder(names: Collection[str], splits: bool = True) -> str:
-    """The folder that holds all class folders, or all folders of ``splits``: empty, or with a "/" at its end.
+    """Return the folder that holds all class folders, or all folders of ``splits``: empty, or with a "/" at its end.
 
     Files beside the only folder of their level do not count.
     """
@@ -46,7 +43,7 @@ def common_folder(names: Collection[str], splits: bool = True) -> str:
 
 
 def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, splits: bool = True) -> list[Example]:
-    """The files of these endings, each of the class that its folder names, as torchvision's ImageFolder has it.
+    """Return the files of these endings, each of the class that its folder names, as torchvision's ImageFolder has it.
 
     That is the first folder under one that is named as a split, or else under the folder that all have in common; then
     splits are empty texts. Without ``splits`` there must be none. Files in no class folder are passed over. DataError,
@@ -67,6 +64,7 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
                 raise DataError(
                     f"{archive.path} has train/ or test/ but {name} is in neither. Move it there, or take it away."
                 )
+
     examples, deeper = [], []
     for name, path in paths.items():
         split = split_of(path[0]) if in_splits else ""
@@ -94,11 +92,11 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
 def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
     """Return the examples; those for validation become test examples where there are none.
 
-    DataError where one's class has no training example.
+    DataError where an example's class has no training example.
     """
     if {example.split for example in examples} == {"train", "validation"}:
         notes.assume("examples for validation are for testing: there are no others")
-        examples = [Example(e.name, e.label, "test" if e.split == "validation" else e.split) for e in examples]
+        examples = [replace(e, split="test" if e.split == "validation" else e.split) for e in examples]
     trained = {example.label for example in examples if example.split == "train"}
     unknown = next((example for example in examples if example.label not in trained), None)
     if trained and unknown:

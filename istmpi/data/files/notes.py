@@ -11,7 +11,7 @@ from typing import Any
 from istmpi.units import counted
 
 NAMED = 8
-"""The number of endings, and of folders, that are named among those passed over."""
+"""The number of things that a note names."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class Notes:
     input by them instead of deciding again."""
 
     def assume(self, text: str, option: str = "") -> None:
-        """Record a decision that the files themselves do not settle."""
         self.assumed.append(Note(text, option))
 
     def leave_out(self, text: str, option: str = "") -> None:
@@ -47,7 +46,7 @@ class Notes:
 
 
 def not_read(names: Collection[str], read: Collection[str]) -> Iterator[str]:
-    """The files that were not read in lines that begin with a count: by endings, and folders of which none was."""
+    """Yield lines on the files that were not read: by endings, and folders of which none was."""
     endings, folders = defaultdict(list), set()
     opened = {name.rpartition("/")[0] for name in read}
     opened = {above for folder in opened for above in PurePosixPath(folder, "file").parents}
@@ -62,6 +61,11 @@ def not_read(names: Collection[str], read: Collection[str]) -> Iterator[str]:
         yield f"{counted(sum(map(len, endings.values())), 'file')} not read: {shown}"
     if folders:
         yield f"{counted(len(folders), 'folder')} of which no file is read: {_first(sorted(map(str, folders)))}"
+
+
+def first_of(names: list[str], most: int = NAMED) -> str:
+    """Return the first names of a list, with dots where there are more."""
+    return ", ".join(names[:most]) + ", ..." * (len(names) > most)
 
 
 def _first(parts: list[str]) -> str:

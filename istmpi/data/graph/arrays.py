@@ -17,48 +17,54 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from istmpi.data.dataset import NAMES
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.npz import load_arrays
-from istmpi.data.graph.planetoid import planetoid_name, read_planetoid
-from istmpi.data.graph.raw import RawGraph, dense
+from istmpi.data.graph.planetoid import RawGraph, dense, planetoid_name, read_planetoid
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import reading
 
 EDGES = ("edge_index", "edge", "edges")
 FEATURES = ("x", "features", "feature", "feat", "feats", "node_feat", "attr_matrix", "attr")
 LABELS = ("labels", "label", "y", "node_label")
-SPLITS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
 TABLES = (".csv", ".csv.gz")
+_SPLITS = tuple(name for names in NAMES.values() for name in names)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Arrays:
     """Arrays by their names, the folders that they lie in left out, and what to call their source."""
 
     arrays: Mapping[str, np.ndarray]
     source: str
 
-    def one(self, names: tuple[str, ...], what: str) -> np.ndarray:
+    def first(self, names: tuple[str, ...], what: str) -> np.ndarray:
         for name in names:
             if name in self.arrays:
-                return self.arrays[name]
+                return np.asarray(self.arrays[name])
         held = ", ".join(sorted(self.arrays)[:12]) or "nothing"
         raise DataError(f"{self.source} holds {held}; it needs {what} as {', '.join(names)}.")
 
 
 def read_raw(archive: Archive, split: int | None = None) -> RawGraph:
-    """The graph of an archive's files, told by their names; ``split``: of masks [nodes, splits] this one."""
+    """Return the graph of an archive's files, told by their names; ``split``: of masks [nodes, splits] this one."""
     if name := planetoid_name(archive.names):
         if split is not None:
             raise _no_splits(archive.path)
         return read_planetoid(archive, name)
-    found = _Found(_arrays(archive), str(archive.path))
-    labels = np.asarray(found.one(LABELS, "labels"))
+    graph = _Arrays(_arrays(archive), str(archive.path))
+    labels = graph.first(LABELS, "labels")
     if labels.ndim not in (1, 2) or not labels.size:
-        raise DataError(f"{found.source}: its labels have the shape {labels.shape}; give [nodes] or [nodes, labels].")
-    sources, targets = _edges(found)
-    x, sparse = _features(found)
-    return RawGraph(x, sparse, sources, targets, labels, _splits(found, len(labels), split))
+        raise DataError(f"{graph.source}: its labels have the shape {labels.shape}; give [nodes] or [nodes, labels].")
+    sources, targets = _edges(graph)
+    if sparse := "attr_indptr" in graph.arrays:
+        offsets, columns, shape, values = _csr(graph, "attr")
+        x = dense(offsets, columns, values, shape)
+    else:
+        x = graph.first(FEATURES, "features")
+        if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "fiub":
+            raise DataError(f"{graph.source}: its features are {x.shape} of {x.dtype}; give numbers [nodes, features].")
+    return RawGraph(x, sparse, sources, targets, labels, _splits(graph, len(labels), split))
 
 
 def _arrays(archive: Archive) -> dict[str, np.ndarray]:
@@ -68,102 +74,83 @@ def _arrays(archive: Archive) -> dict[str, np.ndarray]:
         if base.endswith((".npz", ".npy")):
             with archive.open(name) as file:
                 read = {key or base.removesuffix(".npy"): array for key, array in load_arrays(file, name).items()}
+            arrays |= {key.replace("-", "_"): array for key, array in read.items()}
         elif base.endswith(TABLES):
             key = base.partition(".csv")[0].replace("-", "_")
-            if key not in (*EDGES, *FEATURES, *LABELS, *_SPLIT_NAMES):
-                continue
-            read = {key: _table(archive, name, np.int64 if key in (*EDGES, *_SPLIT_NAMES) else np.float64)}
-        else:
-            continue
-        for key, array in read.items():
-            arrays[key.replace("-", "_")] = array
+            if key in (*EDGES, *FEATURES, *LABELS, *_SPLITS):
+                arrays[key] = _table(archive, name, np.int64 if key in (*EDGES, *_SPLITS) else np.float64)
     return arrays
 
 
-_SPLIT_NAMES = tuple(name for names in SPLITS.values() for name in names)
-
-
 def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
-    """A table of numbers; one of edges, a line each, comes as ``[2, edges]``."""
-    content = next(b"".join(pieces) for _, pieces in archive.pieces([name]))
+    """Return a table of numbers; one of edges, a line each, comes as ``[2, edges]``."""
+    content, cure = next(b"".join(pieces) for _, pieces in archive.pieces([name])), "Give lines of numbers with commas"
     if not content.strip():
-        raise DataError(f"{archive.path}: {name} is empty. Give lines of numbers with commas between.")
-    with reading(f"{archive.path}: {name} cannot be read", "Give lines of numbers with commas between.", ValueError):
+        raise DataError(f"{archive.path}: {name} is empty. {cure} between.")
+    with reading(f"{archive.path}: {name} cannot be read", f"{cure} between.", ValueError):
         table = np.loadtxt(io.BytesIO(content), dtype, delimiter=",", ndmin=2, comments=None)
     if name.rpartition("/")[2].startswith(EDGES):
         return table.T
     return table[:, 0] if table.shape[1:] == (1,) else table
 
 
-def _edges(found: _Found) -> tuple[np.ndarray, np.ndarray]:
-    arrays = found.arrays
+def _edges(graph: _Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sources and the targets of the edges."""
+    arrays = graph.arrays
     if "adj_indptr" in arrays:
-        offsets, columns, shape, values = _csr(found, "adj")
+        offsets, columns, shape, values = _csr(graph, "adj")
         if shape[0] != shape[1]:
-            raise DataError(f"{found.source}: its adj is {shape[0]} x {shape[1]}; an adjacency matrix is square.")
+            raise DataError(f"{graph.source}: its adj is {shape[0]} x {shape[1]}; an adjacency matrix is square.")
         rows = np.repeat(np.arange(shape[0]), np.diff(offsets))
-        there = values != 0
-        return columns[there], rows[there]
+        return columns[values != 0], rows[values != 0]
     if "row" in arrays and "col" in arrays:
         pair = arrays["col"], arrays["row"]
     else:
-        index = found.one(EDGES, "edges")
+        index = graph.first(EDGES, "edges")
         if index.ndim != 2 or len(index) != 2:
-            raise DataError(f"{found.source}: its edges have the shape {index.shape}; give [2, edges], sources first.")
+            raise DataError(f"{graph.source}: its edges have the shape {index.shape}; give [2, edges], sources first.")
         pair = index[0], index[1]
     if any(end.dtype.kind not in "iu" or end.ndim != 1 for end in pair) or len(pair[0]) != len(pair[1]):
-        raise DataError(f"{found.source}: its edges are of {pair[0].dtype}; give the whole numbers of nodes.")
+        raise DataError(f"{graph.source}: its edges are of {pair[0].dtype}; give the whole numbers of nodes.")
     return tuple(np.asarray(end, np.int64) for end in pair)
 
 
-def _features(found: _Found) -> tuple[np.ndarray, bool]:
-    """Features, and whether they came as a sparse matrix."""
-    if "attr_indptr" in found.arrays:
-        offsets, columns, shape, values = _csr(found, "attr")
-        return dense(offsets, columns, values, shape), True
-    x = np.asarray(found.one(FEATURES, "features"))
-    if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "fiub":
-        raise DataError(f"{found.source}: its features are {x.shape} of {x.dtype}; give numbers [nodes, features].")
-    return x, False
-
-
-def _csr(found: _Found, name: str) -> tuple[np.ndarray, np.ndarray, tuple[int, int], np.ndarray]:
+def _csr(graph: _Arrays, name: str) -> tuple[np.ndarray, np.ndarray, tuple[int, int], np.ndarray]:
     offsets, columns, lengths = (
-        np.asarray(found.one((f"{name}_{part}",), f"all of {name}")) for part in ("indptr", "indices", "shape")
+        graph.first((f"{name}_{part}",), f"all of {name}") for part in ("indptr", "indices", "shape")
     )
-    values = np.asarray(found.arrays.get(f"{name}_data", np.ones(columns.shape, np.float32)))
+    values = np.asarray(graph.arrays.get(f"{name}_data", np.ones(columns.shape, np.float32)))
     whole = all(of.ndim == 1 and of.dtype.kind in "iu" for of in (offsets, columns, lengths))
     if not whole or len(lengths) != 2 or values.ndim != 1 or values.dtype.kind not in "fiub":
         raise DataError(
-            f"{found.source}: {name}_indptr, _indices and _shape must be lists of whole numbers, the last of two, and "
+            f"{graph.source}: {name}_indptr, _indices and _shape must be lists of whole numbers, the last of two, and "
             f"{name}_data one of numbers. Save them again."
         )
     shape = int(lengths[0]), int(lengths[1])
     offsets = offsets.astype(np.int64)
     rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
     if not rises or not offsets[-1] == len(columns) == len(values) or not all(0 < length < 2**31 for length in shape):
-        raise DataError(f"{found.source}: {name}_indptr, _indices and _shape do not fit together. Save them again.")
+        raise DataError(f"{graph.source}: {name}_indptr, _indices and _shape do not fit together. Save them again.")
     if name == "attr" and len(columns) and (columns.min() < 0 or columns.max() >= shape[1]):
-        raise DataError(f"{found.source}: attr_indices has numbers that are not below {shape[1]}. Save it again.")
+        raise DataError(f"{graph.source}: attr_indices has numbers that are not below {shape[1]}. Save it again.")
     return offsets, columns.astype(np.int64), shape, values
 
 
-def _splits(graph: _Found, count: int, number: int | None) -> dict[str, np.ndarray]:
-    """The nodes of each split that is named, ascending; of masks [nodes, splits] those in the column ``number``."""
+def _splits(graph: _Arrays, count: int, number: int | None) -> dict[str, np.ndarray]:
+    """Return the nodes of each named split, ascending; of masks [nodes, splits] those in the column ``number``."""
     nodes, several = {}, False
-    for split, names in SPLITS.items():
-        for name in names:
-            for key in (f"{name}_mask", f"{name}_idx", f"{name}_index", name):
-                if key in graph.arrays:
-                    mask = np.asarray(graph.arrays[key])
-                    if mask.ndim == 2 and mask.shape[0] == count and mask.shape[1] > 0:
-                        if number is None or number >= mask.shape[1]:
-                            raise DataError(
-                                f"{graph.source}: {key} has {mask.shape[1]} splits. Choose one by its number: --split "
-                                f"0 to {mask.shape[1] - 1}."
-                            )
-                        mask, several = mask[:, number], True
-                    nodes[split] = _nodes(mask, key, count, graph.source)
+    for split, names in NAMES.items():
+        for key in (f"{name}{end}" for name in reversed(names) for end in ("_mask", "_idx", "_index", "")):
+            if key in graph.arrays:
+                mask = np.asarray(graph.arrays[key])
+                if mask.ndim == 2 and mask.shape[0] == count and mask.shape[1] > 0:
+                    if number is None or number >= mask.shape[1]:
+                        raise DataError(
+                            f"{graph.source}: {key} has {mask.shape[1]} splits. Choose one by its number: --split "
+                            f"0 to {mask.shape[1] - 1}."
+                        )
+                    mask, several = mask[:, number], True
+                nodes[split] = _nodes(mask, key, count, graph.source)
     if number is not None and not several:
         raise _no_splits(graph.source)
     if "node_types" in graph.arrays and not nodes:  # DGL's Reddit

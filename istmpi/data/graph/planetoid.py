@@ -11,13 +11,13 @@ is a node without features and class.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.pickles import PickleError, read_pickle
-from istmpi.data.graph.raw import RawGraph, dense
 from istmpi.errors import DataError
 from istmpi.foreign import reading, whole_number
 
@@ -25,81 +25,104 @@ PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
 VALIDATION = 500
 
 
+@dataclass(frozen=True)
+class RawGraph:
+    """A graph as its files have it: edges by the numbers of nodes, and the nodes of each split, if there are some."""
+
+    x: np.ndarray
+    """``[n, features]``"""
+    sparse: bool
+    """The features came as a sparse matrix."""
+    sources: np.ndarray
+    targets: np.ndarray
+    labels: np.ndarray
+    """``[n]``, or ``[n, labels]``"""
+    splits: Mapping[str, np.ndarray]
+    """Ascending."""
+
+
+def dense(offsets: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Return compressed sparse rows as float32 ``shape``, or float64 where that rounds; repeated elements are added."""
+    rounded = values.astype(np.float32)
+    exact = (rounded == values).all()
+    x = np.zeros(shape, np.float32 if exact else np.float64)
+    np.add.at(x, (np.repeat(np.arange(shape[0]), np.diff(offsets)), columns), rounded if exact else values)
+    return x
+
+
 def planetoid_name(names: Collection[str]) -> str:
-    """What the files of a set begin with, ``FOLDER/ind.NAME.``; empty where they are none of Planetoid's."""
+    """Return the beginning of the names of a set's files, ``FOLDER/ind.NAME.``; empty where there is none."""
     return next((match[0] for name in names if (match := re.match(r"(?:.*/)?ind\.[^/]+?\.(?=allx$)", name))), "")
 
 
 def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
-    """The graph of a set's files; DataError where they do not fit together."""
+    """Return the graph of a set's files; DataError where they do not fit together."""
+    where, again = f"{archive.path}: {prefix}", "Download it again."
     if missing := [part for part in PARTS if prefix + part not in archive.names]:
         raise DataError(f"{archive.path} has no {prefix}{missing[0]}. Give all files of that set.")
-    allx, ally, tx, ty, y, graph = (_pickle(archive, prefix + part) for part in PARTS[:-1])
-    with reading(f"{archive.path}: {prefix}test.index cannot be read", "Give a number a line.", ValueError):
+
+    def pickled(part: str) -> object:
+        with archive.open(prefix + part) as file:
+            try:
+                return read_pickle(file, numbers=True)
+            except PickleError as error:
+                raise DataError(f"{where}{part} is no pickle of Planetoid's: {error}. {again}") from None
+
+    def matrix(part: str) -> np.ndarray:
+        if (x := _dense_of(pickles[part])) is None:
+            raise DataError(f"{where}{part} is no CSR matrix of scipy's. {again}")
+        return x
+
+    def one_hot(part: str) -> np.ndarray:
+        value = pickles[part]
+        if not isinstance(value, np.ndarray) or value.ndim != 2 or not ((value == 0) | (value == 1)).all():
+            raise DataError(f"{where}{part} is no matrix of classes, one-hot. {again}")
+        return np.where(value.any(axis=1), value.argmax(axis=1), -1)
+
+    pickles = {part: pickled(part) for part in PARTS[:-1]}
+    with reading(f"{where}test.index cannot be read", "Give a number a line.", ValueError):
         _, content = next(iter(archive.read([prefix + PARTS[-1]])))
         index = np.array([whole_number(word) for word in content.decode().split()], np.int64)
-    first, firsts = (_matrix(archive, prefix + part, of) for part, of in (("allx", allx), ("tx", tx)))
-    classes = [_one_hot(archive, prefix + part, of) for part, of in (("ally", ally), ("ty", ty), ("y", y))]
-    fits = len(first) == len(classes[0]) and len(firsts) == len(classes[1]) == len(index) == len(np.unique(index)) > 0
-    described = len(first) + len(firsts)
+    others, tested = map(matrix, ("allx", "tx"))
+    classes, tested_classes, learnt = map(one_hot, ("ally", "ty", "y"))
+    fits = len(others) == len(classes) and len(tested) == len(tested_classes) == len(index) == len(np.unique(index)) > 0
+    described = len(others) + len(tested)
     if fits and index.max() >= 2 * described:
         raise DataError(
-            f"{archive.path}: {prefix}test.index has node {index.max()}, but the files have features of {described:,} "
-            "nodes. Give all files of one set."
+            f"{where}test.index has node {index.max()}, but the files have features of {described:,} nodes. Give all "
+            "files of one set."
         )
-    if not fits or first.shape[1] != firsts.shape[1] or index.min() < len(first) or len(classes[2]) > len(first):
+    if not fits or others.shape[1] != tested.shape[1] or index.min() < len(others) or len(learnt) > len(others):
         raise DataError(f"{archive.path}: the files {prefix}* do not fit together. Give all files of one set.")
-    count = int(index.max()) + 1
-    x, labels = np.zeros((count, first.shape[1]), np.float32), np.full(count, -1, np.int64)
-    x[: len(first)], labels[: len(first)] = first, classes[0]
-    x[index], labels[index] = firsts, classes[1]
-    learnt = len(classes[2])
-    validation = np.arange(learnt, min(learnt + VALIDATION, len(first)))
-    splits = {"train": np.arange(learnt), "validation": validation, "test": np.sort(index)}
-    return RawGraph(x, True, *_edges(archive, prefix + "graph", graph), labels, splits)
-
-
-def _pickle(archive: Archive, name: str) -> object:
-    with archive.open(name) as file:
-        try:
-            return read_pickle(file, numbers=True)
-        except PickleError as error:
-            raise DataError(
-                f"{archive.path}: {name} is no pickle of Planetoid's: {error}. Download it again."
-            ) from None
-
-
-def _matrix(archive: Archive, name: str, value: object) -> np.ndarray:
-    if isinstance(value, dict):
-        shape = value.get("_shape", value.get("shape"))
-        parts = [value.get(part) for part in ("indptr", "indices", "data")]
-        if all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts) and _is_shape(shape):
-            offsets, columns, values = parts
-            rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets.astype(np.int64)) >= 0).all()
-            if (
-                rises
-                and offsets[-1] == len(columns) == len(values) > 0
-                and 0 <= columns.min() <= columns.max() < shape[1]
-            ):
-                return dense(offsets.astype(np.int64), columns.astype(np.int64), values, shape)
-    raise DataError(f"{archive.path}: {name} is no CSR matrix of scipy's. Download it again.")
-
-
-def _is_shape(shape: object) -> bool:
-    return isinstance(shape, tuple) and len(shape) == 2 and all(type(one) is int and 0 < one < 2**31 for one in shape)
-
-
-def _one_hot(archive: Archive, name: str, value: object) -> np.ndarray:
-    if not isinstance(value, np.ndarray) or value.ndim != 2 or not ((value == 0) | (value == 1)).all():
-        raise DataError(f"{archive.path}: {name} is no matrix of classes, one-hot. Download it again.")
-    return np.where(value.any(axis=1), value.argmax(axis=1), -1)
-
-
-def _edges(archive: Archive, name: str, value: object) -> tuple[np.ndarray, np.ndarray]:
-    lists = value if isinstance(value, dict) else {None: None}
+    lists = pickles["graph"] if isinstance(pickles["graph"], dict) else {None: None}
     for node, heard in lists.items():
-        if type(node) is not int or not isinstance(heard, list) or not all(type(one) is int for one in heard):
-            raise DataError(f"{archive.path}: {name} is no dictionary of lists of nodes. Download it again.")
-    counts = [len(heard) for heard in lists.values()]
-    targets = np.repeat(np.array(list(lists), np.int64), counts)
-    return np.array([one for heard in lists.values() for one in heard], np.int64), targets
+        if type(node) is not int or not isinstance(heard, list) or not all(type(other) is int for other in heard):
+            raise DataError(f"{where}graph is no dictionary of lists of nodes. {again}")
+    count = int(index.max()) + 1
+    x, labels = np.zeros((count, others.shape[1]), np.float32), np.full(count, -1, np.int64)
+    x[: len(others)], labels[: len(others)] = others, classes
+    x[index], labels[index] = tested, tested_classes
+    validation = np.arange(len(learnt), min(len(learnt) + VALIDATION, len(others)))
+    splits = {"train": np.arange(len(learnt)), "validation": validation, "test": np.sort(index)}
+    sources = np.array([other for heard in lists.values() for other in heard], np.int64)
+    targets = np.repeat(np.array(list(lists), np.int64), [len(heard) for heard in lists.values()])
+    return RawGraph(x, True, sources, targets, labels, splits)
+
+
+def _dense_of(value: object) -> np.ndarray | None:
+    """Return a matrix of scipy's as a dense one; None where it is none."""
+    if not isinstance(value, dict):
+        return None
+    shape = value.get("_shape", value.get("shape"))
+    parts = [value.get(part) for part in ("indptr", "indices", "data")]
+    if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts):
+        return None
+    if not isinstance(shape, tuple) or len(shape) != 2:
+        return None
+    if not all(type(length) is int and 0 < length < 2**31 for length in shape):
+        return None
+    offsets, columns, values = parts[0].astype(np.int64), parts[1].astype(np.int64), parts[2]
+    rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
+    if not rises or not offsets[-1] == len(columns) == len(values) > 0:
+        return None
+    return dense(offsets, columns, values, shape) if 0 <= columns.min() <= columns.max() < shape[1] else None

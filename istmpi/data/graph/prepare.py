@@ -1,23 +1,20 @@
 """A graph whose nodes have features and labels, on its way into a prepared file; it is in memory meanwhile.
 
-What files it comes in is said by `istmpi.data.graph.arrays`. Rules: an edge from a node to itself is dropped
-(models that want one add it), as is one that is there already; an edge counts in both directions, unless the graph is
-``directed``: then its target hears from its source alone. Weights of edges are left out, but for those of zero, which
-are no edges.
+`istmpi.data.graph.arrays` says what files it comes in. Rules: an edge from a node to itself is dropped (models that
+want one add it), as is one that is there already; an edge counts in both directions, unless the graph is ``directed``:
+then its target hears from its source alone. Weights of edges are left out, but for those of zero, which are no edges.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.notes import Notes
-from istmpi.data.graph.arrays import RawGraph, read_raw
-from istmpi.data.graph.file import GraphHeader, GraphWriter
+from istmpi.data.graph.arrays import read_raw
+from istmpi.data.graph.file import Facts, GraphMaterial
+from istmpi.data.graph.planetoid import RawGraph
 from istmpi.data.graph.split import Graph
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_names
@@ -27,66 +24,10 @@ from istmpi.data.sparse.split import Ragged
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import printable
 from istmpi.optional import optional
-from istmpi.tasks import NODE_CLASSES, NODE_LABELS
 
 NORMALISATIONS = ("rows", "columns", "none")
 _STEP = 2**22
 """Features that are looked at at a time."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a preparation says of a graph; edges are pairs of nodes, or directed ones."""
-
-    nodes: int
-    edges: int
-    directed: bool
-    self_loops: int
-    """Dropped."""
-    repeated: int
-    """Edges that were there already, dropped."""
-    largest_degree: int
-    isolated: int
-    """Nodes without an edge."""
-    labels: int
-    clusters: int = 0
-    cut: float = 0.0
-    """The share of the edges that lie between clusters."""
-
-
-@dataclass(frozen=True)
-class GraphMaterial:
-    """A graph on its way into a file, as `Material` is for examples."""
-
-    graph: Graph
-    nodes: dict[str, np.ndarray]
-    classes: tuple[str, ...] | None
-    outputs: int
-    facts: Facts
-    skipped: tuple[str, ...] = ()
-    blocks: Iterator[tuple] = ()
-    """None: all is known beforehand."""
-
-    @property
-    def task(self) -> str:
-        return NODE_LABELS if self.classes is None else NODE_CLASSES
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {split: len(nodes) for split, nodes in self.nodes.items()}
-
-    @property
-    def features(self) -> int:
-        return self.graph.x.shape[1]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.features,)
-
-    def writer(self, kind: str, source: str, target: Path, force: bool) -> GraphWriter:
-        """What writes it, into a file that says this of itself."""
-        header = GraphHeader(kind, source, self.outputs, self.classes, self.nodes)
-        return GraphWriter(target, header, self.graph, force)
 
 
 def read(
@@ -112,7 +53,6 @@ def read(
     count = len(raw.labels)
     if len(raw.x) != count:
         raise DataError(f"{source} has features of {len(raw.x):,} nodes, but labels of {count:,}. Give one of each.")
-    _require_finite(raw.x, source)
     x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"), decoder.notes, source)
     neighbours, loops, repeated = adjacency(raw.sources, raw.targets, count, directed, source)
     classes, labels = _labels(raw, source, decoder.notes)
@@ -120,33 +60,32 @@ def read(
         decoder.split = f"of the nodes {ONE_IN_FIVE}"
     nodes = _splits(raw, labels, source)
     _require_trained(labels, nodes, classes, source)
-    edges = int(neighbours.offsets[-1])
-    parts, cut = None, 0.0
+    edges, parts, cut = int(neighbours.offsets[-1]), None, 0.0
     if clusters is not None:
         decoder.progress("cutting", 0, 1)
         parts, cut = _cut(neighbours, clusters, directed, source)
-    heard = np.bincount(neighbours.arrays[0], minlength=count)
     degrees = np.diff(neighbours.offsets)
+    alone = (degrees == 0) & (np.bincount(neighbours.arrays[0], minlength=count) == 0)
     facts = Facts(
-        count,
-        edges if directed else edges // 2,
-        directed,
-        loops,
-        repeated,
-        int(degrees.max()),
-        int(((degrees == 0) & (heard == 0)).sum()),
-        int((labels > 0).sum()) if classes is None else int((labels >= 0).sum()),
-        0 if parts is None else int(parts.max()) + 1,
-        cut,
+        nodes=count,
+        edges=edges if directed else edges // 2,
+        directed=directed,
+        self_loops=loops,
+        repeated=repeated,
+        largest_degree=int(degrees.max()),
+        isolated=int(alone.sum()),
+        labels=int(((labels > 0) if classes is None else (labels >= 0)).sum()),
+        clusters=0 if parts is None else int(parts.max()) + 1,
+        cut=cut,
     )
     outputs = labels.shape[1] if classes is None else len(classes)
-    return GraphMaterial(Graph(x, neighbours, labels, parts), nodes, classes, outputs, facts)
+    return GraphMaterial(archive.source, outputs, classes, nodes, Graph(x, neighbours, labels, parts), facts)
 
 
 def adjacency(
     sources: np.ndarray, targets: np.ndarray, count: int, directed: bool, name: str
 ) -> tuple[Ragged, int, int]:
-    """For each of so many nodes those that it hears from; edges from a node to itself, and edges that are there twice.
+    """Return for each of so many nodes those that it hears from; and how many edges are loops, and repeated.
 
     DataError for an edge to a node that does not exist, and where there is no edge.
     """
@@ -159,39 +98,31 @@ def adjacency(
         )
     loops = ends[0] == ends[1]
     sources, targets = ends[:, ~loops]
+    once = len(np.unique(sources * count + targets))  # an undirected edge may be told once or in both ways
+    repeated = len(sources) - once
     if not directed:
-        low, high = np.minimum(sources, targets), np.maximum(sources, targets)
-        pairs = np.unique(low * count + high)
-        both_ways = len(np.unique(sources * count + targets))  # an undirected edge may be told once or in both ways
-        repeated = len(low) - both_ways
-        low, high = pairs // count, pairs % count
-        sources, targets = np.concatenate([low, high]), np.concatenate([high, low])
+        sources, targets = np.concatenate([sources, targets]), np.concatenate([targets, sources])
     keys = np.unique(targets * count + sources)
-    if directed:
-        repeated = len(targets) - len(keys)
     if not len(keys):
         raise DataError(f"{name} has no edges between two nodes. Give a graph with some.")
     offsets = np.searchsorted(keys, np.arange(count + 1) * count)
     return Ragged(offsets, ((keys % count).astype(np.int32),)), int(loops.sum()), repeated
 
 
-def _require_finite(x: np.ndarray, source: str) -> None:
-    step = max(_STEP // x.shape[1], 1)
-    for start in range(0, len(x), step):
+def _normalised(x: np.ndarray, how: str, notes: Notes, source: str) -> np.ndarray:
+    extent, step = Extent(), max(_STEP // x.shape[1], 1)
+    blocks = [slice(start, start + step) for start in range(0, len(x), step)]
+    for rows in blocks:
         with np.errstate(over="ignore"):
-            finite = np.isfinite(x[start : start + step].astype(np.float32, copy=False))
+            finite = np.isfinite(x[rows].astype(np.float32, copy=False))
         if not finite.all():
             row, feature = np.argwhere(~finite)[0]
             raise DataError(
-                f"{source}: node {start + row} has {x[start + row, feature]} as feature {feature}; every feature must "
-                "be finite, as a float32 is. Remove, fill or scale such features first."
+                f"{source}: node {rows.start + row} has {x[rows][row, feature]} as feature {feature}; every feature "
+                "must be finite, as a float32 is. Remove, fill or scale such features first."
             )
-
-
-def _normalised(x: np.ndarray, how: str, notes: Notes, source: str) -> np.ndarray:
-    extent, step = Extent(), max(_STEP // x.shape[1], 1)
-    for start in range(0, len(x), step):
-        extent.add(x[start : start + step])
+    for rows in blocks:
+        extent.add(x[rows])
     offset = extent.offset()
     if offset is not None and how != "columns":
         raise DataError(
@@ -201,16 +132,15 @@ def _normalised(x: np.ndarray, how: str, notes: Notes, source: str) -> np.ndarra
     for remark in extent.remarks("feature", offset):
         notes.assume(remark)
     raw, x = x, np.empty(x.shape, np.float32)
-    for start in range(0, len(x), step):
-        rows = raw[start : start + step]
-        x[start : start + step] = rows if offset is None else less(rows, offset)
+    for rows in blocks:
+        x[rows] = raw[rows] if offset is None else less(raw[rows], offset)
     if how == "rows":
         sums = x.sum(axis=1, keepdims=True, dtype=np.float64)
         x = (x / np.where(sums == 0, 1, sums)).astype(np.float32)
     elif how == "columns":
         moments = Moments(x.shape[1])
-        for start in range(0, len(x), step):
-            moments.add(x[start : start + step])
+        for rows in blocks:
+            moments.add(x[rows])
         mean, std, _ = moments.normalisation(x.shape[1])
         x -= mean
         x /= std
@@ -218,7 +148,7 @@ def _normalised(x: np.ndarray, how: str, notes: Notes, source: str) -> np.ndarra
 
 
 def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] | None, np.ndarray]:
-    """The classes and the number of each node's, -1 where unknown; or None, and zeros and ones of several labels."""
+    """Return the classes and the number of each node's, -1 where unknown; or None, and flags of several labels."""
     labels = raw.labels
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -244,37 +174,35 @@ def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] |
     if labels.dtype.kind == "i":
         known &= labels >= 0
     values, codes = np.unique(labels[known], return_inverse=True)
-    found = np.full(len(labels), -1, np.int64)
-    found[known] = codes.reshape(-1)
-    return tuple(printable(str(value)) for value in values.tolist()), found
+    numbers = np.full(len(labels), -1, np.int64)
+    numbers[known] = codes.reshape(-1)
+    return tuple(printable(str(value)) for value in values.tolist()), numbers
 
 
 def _splits(raw: RawGraph, labels: np.ndarray, source: str) -> dict[str, np.ndarray]:
-    """The nodes of each split; DataError where one is empty or has a node without a label."""
+    """Return the nodes of each split; DataError where one is empty or has a node without a label."""
     known = labels >= 0 if labels.ndim == 1 else np.ones(len(labels), bool)
-    if not raw.splits:
+    if raw.splits:
+        nodes = {split: np.asarray(raw.splits.get(split, ()), np.int64) for split in ("train", "test")}
+    else:
         places = np.flatnonzero(known)
         test = held_out(len(places), labels[places] if labels.ndim == 1 else None)
-        return _not_empty({"train": places[~test], "test": places[test]}, source)
-    nodes = _not_empty({split: np.asarray(raw.splits.get(split, ()), np.int64) for split in ("train", "test")}, source)
-    if "validation" in raw.splits and len(raw.splits["validation"]):
+        nodes = {"train": places[~test], "test": places[test]}
+    for split, kind in (("train", "training"), ("test", "test")):
+        if not len(nodes[split]):
+            raise DataError(f"{source} has no {kind} node; it needs at least one. Correct its masks.")
+    if len(raw.splits.get("validation", ())):
         nodes["validation"] = raw.splits["validation"]
     for split, other in combinations(nodes, 2):
         if len(both := np.intersect1d(nodes[split], nodes[other])):
             raise DataError(
                 f"{source}: node {both[0]} is both a {split} and a {other} node. Take it out of one of these masks."
             )
-    for split, mine in nodes.items():
-        if not known[mine].all():
-            raise DataError(f"{source}: {split} node {mine[~known[mine]][0]} has no label. Take it out of that mask.")
-    return nodes
-
-
-def _not_empty(nodes: dict[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-    for split, mine in nodes.items():
-        if not len(mine):
-            kind = {"train": "training", "test": "test"}[split]
-            raise DataError(f"{source} has no {kind} node; it needs at least one. Correct its masks.")
+    for split, members in nodes.items():
+        if not known[members].all():
+            raise DataError(
+                f"{source}: {split} node {members[~known[members]][0]} has no label. Take it out of that mask."
+            )
     return nodes
 
 
@@ -286,11 +214,11 @@ def _require_trained(
         trained = np.bincount(labels[nodes["train"]], minlength=len(classes)) > 0
     else:
         trained = labels[nodes["train"]].any(axis=0)
-    for split, mine in nodes.items():
-        has = labels[mine]
-        found = has[~trained[has]] if classes is not None else np.flatnonzero(has.any(axis=0) & ~trained)
-        if len(found):
-            name = classes[found[0]] if classes is not None else found[0]
+    for split, members in nodes.items():
+        has = labels[members]
+        lacking = has[~trained[has]] if classes is not None else np.flatnonzero(has.any(axis=0) & ~trained)
+        if len(lacking):
+            name = classes[lacking[0]] if classes is not None else lacking[0]
             raise DataError(
                 f"{source}: label {name} is there among the {split} nodes, but no training node has it. Take these "
                 f"nodes out of the mask, or give some to training."
@@ -298,19 +226,17 @@ def _require_trained(
 
 
 def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tuple[np.ndarray, float]:
-    """The number of each node's cluster, none of which is empty, and the share of the edges that lie between two."""
+    """Return the number of each node's cluster, none of them empty, and the share of the edges between clusters."""
     count, edges = len(neighbours), neighbours.arrays[0].astype(np.int64)
     if not 0 < clusters <= count:
         raise ConfigError(f"--clusters {clusters}: {source} has {count:,} nodes; give 1 to as many.")
     metis = optional("pymetis", "METIS", "clusters of a graph", "graph")
-    whole = neighbours
-    if directed:  # METIS cuts undirected graphs
-        rows = np.repeat(np.arange(count), np.diff(neighbours.offsets))
-        whole, _, _ = adjacency(edges, rows, count, False, source)
     if clusters == 1:
         return np.zeros(count, np.int32), 0.0
+    rows = np.repeat(np.arange(count), np.diff(neighbours.offsets))
+    # METIS cuts undirected graphs.
+    whole = adjacency(edges, rows, count, False, source)[0] if directed else neighbours
     adjacent = metis.CSRAdjacency(whole.offsets, whole.arrays[0].astype(np.int64))
     _, parts = metis.part_graph(clusters, adjacent)
     _, parts = np.unique(np.asarray(parts), return_inverse=True)
-    rows = np.repeat(np.arange(count), np.diff(neighbours.offsets))
     return parts.astype(np.int32).reshape(-1), float((parts[rows] != parts[edges]).mean())

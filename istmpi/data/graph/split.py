@@ -1,6 +1,6 @@
 """A graph whose nodes have features and labels, and batches of it: all of it, unions of clusters, sampled neighbours.
 
-An example is the whole graph, a cluster, or a training node with what is sampled around it, as a run says
+An example is the whole graph, a cluster, or a training node with neighbours that are sampled around it, as a run says
 (`data.graph`). Scores are always of the whole graph.
 """
 
@@ -15,20 +15,18 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Dataset, Split
+from istmpi.data.dataset import Dataset, Split, sample_of
 from istmpi.data.holdout import divided
-from istmpi.data.moments import Normalisation
-from istmpi.data.sparse.split import Ragged
+from istmpi.data.sparse.split import Ragged, offsets_of
 from istmpi.errors import ConfigError
-from istmpi.tasks import GRAPH_TASKS, OFF
+from istmpi.tasks import OFF, TASKS
 
-GRAPH_BATCHES = ("full", "clusters", "neighbours")
 FANOUT = (10, 10, 10)
-"""Neighbours that are sampled around each node, hop by hop, where nobody says how many."""
+"""The default numbers of neighbours that are sampled around each node, hop by hop."""
 SAMPLE = 4096
-"""Nodes, and lists of neighbours, of which a graph's fingerprint is made where it has more."""
+"""Nodes, and lists of neighbours, of a graph's fingerprint where it has more."""
 TRIED = 8
-"""Batches of which a mean size is made."""
+"""The number of batches in a mean size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +42,7 @@ class Graph:
     clusters: np.ndarray | None = None
     """The number of each node's cluster, ``[n]`` int32, where it was cut."""
     guards: tuple[Callable[..., None] | None, Callable[..., None] | None] = (None, None)
-    """They are told of rows of ``x``, and of places in the lists of neighbours, before these are read."""
+    """They learn of rows of ``x``, and of places in the lists of neighbours, before these are read."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,13 +53,13 @@ class Graph:
         return int(self.neighbours.offsets[-1])
 
     def features(self, nodes: np.ndarray) -> np.ndarray:
-        """Copies of the features of some nodes."""
+        """Return copies of the features of some nodes."""
         if self.guards[0] is not None:
             self.guards[0](nodes)
         return self.x.view(np.ndarray).take(nodes, axis=0)
 
     def heard(self, nodes: np.ndarray) -> Ragged:
-        """The nodes that each of some nodes hears from."""
+        """Return the nodes that each of some nodes hears from."""
         return self.neighbours.take(nodes, self.guards[1:])
 
     @cached_property
@@ -75,13 +73,12 @@ class Graph:
     def members(self) -> Ragged:
         """The nodes of each cluster."""
         order = np.argsort(self.clusters, kind="stable")
-        counts = np.bincount(self.clusters)
-        return Ragged(np.concatenate([[0], np.cumsum(counts)]), (order,))
+        return Ragged(offsets_of(np.bincount(self.clusters)), (order,))
 
 
 @dataclass(eq=False)
 class GraphSplit(Split):
-    """Some nodes of a graph, in batches that one asks for: ``how`` is one of `GRAPH_BATCHES`.
+    """Some nodes of a graph, in batches that one asks for: ``how`` is full, clusters or neighbours.
 
     A batch's inputs are features ``[n, features]`` of its nodes, where the list of neighbours of each begins and the
     last one ends ``[n + 1]``, and these neighbours by their place in the batch. Its targets are the labels of the
@@ -95,9 +92,9 @@ class GraphSplit(Split):
     fanout: Sequence[int] = FANOUT
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Of the whole graph, of the clusters ``indices``, or of those of the split's nodes and what is sampled.
+        """Return the whole graph, the clusters ``indices``, or these of the split's nodes with sampled neighbours.
 
-        What the key seeds is the sample; without one all neighbours are taken. What is asked for twice is there once.
+        The key seeds the sample; without one all neighbours are taken. An index that is there twice counts once.
         """
         if self.how == "full":
             return self._whole
@@ -125,23 +122,26 @@ class GraphSplit(Split):
         return Batch(tuple(map(torch.from_numpy, inputs)), torch.from_numpy(targets), int(on.sum()))
 
     def labels(self) -> np.ndarray:
-        """Of the split's nodes where these are examples and have one each; else zeros."""
+        """Return the labels of the split's nodes where these are examples and have one each; else zeros."""
         if self.how == "neighbours" and self.graph.labels.ndim == 1:
             return self.graph.labels[self.nodes]
+        return super().labels()
+
+    def __len__(self) -> int:
         count = {"full": 1, "neighbours": len(self.nodes)}.get(self.how)
-        return np.broadcast_to(np.int64(0), len(self.graph.members) if count is None else count)
+        return len(self.graph.members) if count is None else count
 
     def divided(self, fraction: float, seed: int) -> tuple[GraphSplit, GraphSplit]:
-        """Of the split's nodes; the edges stay as they are, as between training and test nodes."""
+        """Divide the split's nodes; the edges stay as they are, as between training and test nodes."""
         labels = self.graph.labels[self.nodes]
         parts = divided(len(self.nodes), fraction, seed, labels if labels.ndim == 1 else None)
         train, validation = (self.nodes[part] for part in parts)
         return replace(self, nodes=train), GraphSplit(self.graph, validation)
 
     def size_of_example(self, batch: int, seed: int) -> tuple[float, float]:
-        """Nodes and edges of a batch of so many examples, for each of these: of the whole graph, or a mean over some.
+        """Return the nodes and edges of a batch of so many examples, for each of these: a mean over some batches.
 
-        The same on every machine, and whole numbers of the whole graph.
+        It is the same on every machine, and exact for the whole graph.
         """
         if self.how == "full":
             return len(self.graph), self.graph.edges
@@ -154,15 +154,6 @@ class GraphSplit(Split):
             nodes, edges = nodes + len(offsets) - 1, edges + int(offsets[-1])
         return nodes / TRIED / batch, edges / TRIED / batch
 
-    def normalised_by(self, normalisation: Normalisation | None) -> GraphSplit:
-        assert normalisation is None
-        return self
-
-    def reshaped(self, shape: tuple[int, ...]) -> GraphSplit:
-        """The same: a node has no shape but its number of features."""
-        assert tuple(shape) == self.graph.x.shape[1:], (shape, self.graph.x.shape)
-        return self
-
     @cached_property
     def labels_checksum(self) -> int:
         checksum = zlib.crc32(np.ascontiguousarray(self.nodes, "<i8"))
@@ -170,14 +161,8 @@ class GraphSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of features and neighbours of all nodes where they are few, else of the same sample everywhere.
-
-        Guards are not asked.
-        """
-        graph, nodes = self.graph, np.arange(len(self.graph))
-        if len(nodes) > SAMPLE:
-            drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLE) % np.uint64(len(nodes))
-            nodes = np.sort(drawn).astype(np.int64)
+        """CRC-32 of features and neighbours of all nodes, or of the same sample everywhere; guards are not asked."""
+        graph, nodes = self.graph, sample_of(len(self.graph), SAMPLE)
         checksum = 0 if graph.clusters is None else zlib.crc32(np.ascontiguousarray(graph.clusters, "<i4"))
         for start in range(0, len(nodes), 64):
             part = nodes[start : start + 64]
@@ -188,11 +173,11 @@ class GraphSplit(Split):
 
 
 def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The edges between some nodes, which are ascending: where each node's list begins, and neighbours by place."""
+    """Return the edges between some ascending nodes: where each node's list begins, and neighbours by place."""
     lists = graph.heard(nodes)
-    found = lists.arrays[0]
-    places = np.searchsorted(nodes, found)
-    inside = nodes[np.minimum(places, len(nodes) - 1)] == found
+    heard = lists.arrays[0]
+    places = np.searchsorted(nodes, heard)
+    inside = nodes[np.minimum(places, len(nodes) - 1)] == heard
     ends = np.concatenate([[0], np.cumsum(inside)])[lists.offsets]
     return ends, places[inside]
 
@@ -200,41 +185,51 @@ def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def sampled(
     graph: Graph, seeds: np.ndarray, fanout: Sequence[int], key: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Nodes around some seeds, ascending, and the edges that were sampled, as `induced` gives them.
+    """Return nodes around some seeds, ascending, and the edges that were sampled, as `induced` returns them.
 
     A seed hears from ``fanout[0]`` of its neighbours, each of these that is new from ``fanout[1]`` of its own, and so
     on, drawn evenly without replacement; where there are no more all are taken. The last ones hear from nobody.
     """
-    known = np.sort(seeds)
-    frontier, listeners, heard = known, [], []
-    for hop, most in enumerate(fanout):
+    nodes = np.sort(seeds)
+    frontier, listeners, heard = nodes, [], []
+    for hop, limit in enumerate(fanout):
         lists = graph.heard(frontier)
-        found, counts = lists.arrays[0], np.diff(lists.offsets)
+        neighbours, counts = lists.arrays[0], np.diff(lists.offsets)
         of = np.repeat(np.arange(len(frontier)), counts)
         if key is not None:
-            drawn = rng.bits(rng.key(key, "neighbours", hop), 0, len(found))
+            drawn = rng.bits(rng.key(key, "neighbours", hop), 0, len(neighbours))
             order = np.lexsort((drawn, of))  # each list in a random order
-            found = found[order[np.arange(len(found)) - lists.offsets[of] < most]]
-            of = np.repeat(np.arange(len(frontier)), np.minimum(counts, most))
+            neighbours = neighbours[order[np.arange(len(neighbours)) - lists.offsets[of] < limit]]
+            of = np.repeat(np.arange(len(frontier)), np.minimum(counts, limit))
         listeners.append(frontier[of])
-        heard.append(found)
-        frontier = np.setdiff1d(found, known)
-        known = np.union1d(known, frontier)
-    rows, columns = (np.searchsorted(known, np.concatenate(of)) for of in (listeners, heard))
+        heard.append(neighbours)
+        frontier = np.setdiff1d(neighbours, nodes)
+        nodes = np.union1d(nodes, frontier)
+    rows, columns = (np.searchsorted(nodes, np.concatenate(of)) for of in (listeners, heard))
     order = np.lexsort((columns, rows))
-    counts = np.bincount(rows, minlength=len(known))
-    return known, np.concatenate([[0], np.cumsum(counts)]), columns[order]
+    return nodes, offsets_of(np.bincount(rows, minlength=len(nodes))), columns[order]
 
 
-def batched(data: Dataset, how: str, fanout: Sequence[int]) -> Dataset:
-    """The same graph whose training examples are what ``how`` says, other data as they are."""
-    if data.task not in GRAPH_TASKS:
-        if (how, tuple(fanout)) != (GRAPH_BATCHES[0], FANOUT):
-            name, value = ("graph", how) if how != GRAPH_BATCHES[0] else ("fanout", list(fanout))
-            raise ConfigError(
-                f"data.{name} = {value!r} is for graphs, but {data.source} is of kind {data.kind}. Leave it out."
-            )
+def batched(data: Dataset, how: str, fanout: Sequence[int], placement: str = "shared") -> Dataset:
+    """Return the graph with training examples as ``how`` says, other data as they are."""
+    of_nodes = TASKS[data.task].of_nodes
+    if not of_nodes and (how, tuple(fanout)) != ("full", FANOUT):
+        name, value = ("graph", how) if how != "full" else ("fanout", list(fanout))
+        raise ConfigError(
+            f"data.{name} = {value!r} is for graphs, but {data.source} is of kind {data.kind}. Leave it out."
+        )
+    if not of_nodes:
         return data
+    if placement == "by-label" and (how != "neighbours" or data.classes is None):
+        raise ConfigError(
+            f"data.placement = 'by-label' needs examples with one class each, but those of {data.source} are not. "
+            f"Use shared, or of classes data.graph = 'neighbours'."
+        )
+    if (placement, how) == ("sharded", "full"):
+        raise ConfigError(
+            f"data.placement = 'sharded' needs several examples, but {data.source} is one whole graph. Use shared, "
+            f"or data.graph = 'clusters' or 'neighbours'."
+        )
     if how == "clusters" and data.train.graph.clusters is None:
         raise ConfigError(
             f"data.graph = 'clusters' needs a graph that was cut, but {data.source} was prepared whole: "

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import numpy as np
 
-from istmpi.data.dense.material import Material
+from istmpi.data.dense.file import Examples
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import BadFileError, Decoder, Example, with_holdout
 from istmpi.data.files.layout import checked_splits, class_folders
@@ -26,21 +26,12 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".
 ENDINGS += (".pbm", ".pgm", ".ppm", ".pnm", ".tga", ".jp2", ".j2k", ".ico", ".pcx", ".qoi")
 MOST_BYTES = 64 * MEGABYTE
 MOST_PIXELS = 2**26
-"""Of a file, and of the picture in it."""
-_PILLOW = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    EOFError,
-    MemoryError,
-)
-_PILLOW += (struct.error, zlib.error, RuntimeError)
+"""The limits of a file, and of the picture in it."""
+# Pillow documents no errors, and its readers raise whatever they meet.
+_PILLOW = (OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError)
+_PILLOW += (MemoryError, struct.error, zlib.error, RuntimeError)
 ORIENTATION = 0x0112
-"""EXIF's number for it."""
+"""The number of EXIF's orientation."""
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
@@ -49,7 +40,7 @@ class InColourError(DataError):
     """An image has three channels where the ones before it have one."""
 
 
-def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
+def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Examples:
     """Images [channels, height, width] uint8, normalised by each channel's mean and deviation.
 
     The layout is train/CLASS/FILE and test/CLASS/FILE, perhaps with validation/CLASS/FILE, which is for testing where
@@ -59,10 +50,10 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
     """
     if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
         raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
-    if cifar.recognised(archive):
+    if layout := cifar.layout_of(archive):
         if size is not None:
             raise ConfigError("size is for images in class folders; CIFAR's are 32x32.")
-        return cifar.read(archive)
+        return cifar.read(archive, layout)
     examples = class_folders(archive, ENDINGS, decoder.notes)
     if not examples:
         raise DataError(f"{archive.path} has no CLASS/FILE with an image; known endings: {' '.join(ENDINGS)}.")
@@ -74,11 +65,11 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
     pillow = optional("PIL.Image", "Pillow", "images")
     first, mode, extent = _first(archive, decoder, examples, pillow, size)
 
-    def decoded(mode: str) -> Material:
+    def decoded(mode: str) -> Examples:
         ignored: Counter[str] = Counter()
         decode = image_decoder(pillow, first, mode, extent, size is not None, "Give --size N to resize them.", ignored)
-        shape = len(mode), extent[1], extent[0]
-        material = decoder.run(archive, examples, decode, shape, np.dtype(np.uint8), len(mode), MOST_BYTES)
+        shape, dtype = (len(mode), extent[1], extent[0]), np.dtype(np.uint8)
+        material = decoder.run("images", archive, examples, decode, shape, dtype, len(mode), MOST_BYTES)
         for what, count in sorted(ignored.items()):
             decoder.notes.leave_out(f"{counted(count, 'image')}: {what}")
         return material
@@ -92,13 +83,13 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
 def _first(
     archive: Archive, decoder: Decoder, examples: list[Example], pillow: ModuleType, size: int | None
 ) -> tuple[str, str, tuple[int, int]]:
-    """The first image by name that can be read, the mode it asks for, "L" or "RGB", and its width and height."""
+    """Return the first readable image by name, the mode that it asks for, "L" or "RGB", and its width and height."""
     names, bad = sorted(example.name for example in examples), {}
     while part := names[len(bad) : 2 * len(bad) + 1]:  # twice as many in each pass over the archive
         readable = {}
         for name, content in archive.read(part, MOST_BYTES):
             try:
-                image = _open(pillow, name, content)
+                image = _open(pillow, content)
                 readable[name] = image.mode, image.size
             except BadFileError as error:
                 bad[name] = str(error)
@@ -120,15 +111,15 @@ def image_decoder(
     cure: str,
     ignored: Counter[str] | None = None,
 ) -> Callable[[str, bytes], np.ndarray]:
-    """From the name and the content of a file to its pixels ``[channels, height, width]`` uint8.
+    """Return a function from the name and the content of a file to its pixels ``[channels, height, width]`` uint8.
 
-    ``first`` is what a message calls the image, or the images, whose ``mode`` and ``extent`` all others must have.
-    ``cure`` is what it says of another extent, where they are not to be resized. ``ignored`` counts what images have
-    and pixels do not show.
+    ``first`` is what a message calls the image, or the images, whose ``mode`` and ``extent`` all others must have, and
+    ``cure`` its last sentence on another extent where images are not resized. ``ignored`` counts what images have and
+    pixels do not show.
     """
 
     def decode(name: str, content: bytes) -> np.ndarray:
-        image = _open(pillow, name, content)
+        image = _open(pillow, content)
         if mode == "L" and image.mode not in GREY:
             raise InColourError(f"{name} is in colour but {first} is grey; all must be alike. Convert them first.")
         if ignored is not None:
@@ -137,7 +128,10 @@ def image_decoder(
             if image.mode != mode:
                 image = image.convert(mode)
             if resize:
-                image = image.resize(extent, pillow.Resampling.BILINEAR, _middle(image.size, extent))
+                scale = min(image.size[0] / extent[0], image.size[1] / extent[1])
+                left, top = ((of - scale * part) / 2 for of, part in zip(image.size, extent))
+                middle = left, top, left + scale * extent[0], top + scale * extent[1]
+                image = image.resize(extent, pillow.Resampling.BILINEAR, middle)
         if image.size != extent:
             raise DataError(
                 f"{name} is {image.width}x{image.height} but {first} is {extent[0]}x{extent[1]}; all must be of one "
@@ -149,14 +143,8 @@ def image_decoder(
     return decode
 
 
-def _middle(size: tuple[int, int], extent: tuple[int, int]) -> tuple[float, float, float, float]:
-    scale = min(size[0] / extent[0], size[1] / extent[1])
-    left, top = ((of - scale * part) / 2 for of, part in zip(size, extent))
-    return left, top, left + scale * extent[0], top + scale * extent[1]
-
-
-def _open(pillow: ModuleType, name: str, content: bytes) -> object:
-    """A decoded image; BadFileError where it cannot be, or where 8 bits a channel cannot hold it."""
+def _open(pillow: ModuleType, content: bytes) -> object:
+    """Return a decoded image; BadFileError where it cannot be, or where 8 bits a channel cannot hold it."""
     with _as_bad_file(pillow):
         image = pillow.open(io.BytesIO(content))
         if image.width * image.height > MOST_PIXELS:
@@ -180,7 +168,6 @@ def _beside_pixels(image: object) -> Iterator[str]:
 
 @contextmanager
 def _as_bad_file(pillow: ModuleType) -> Iterator[None]:
-    """A context in which Pillow meets an image; it documents no errors, and its readers raise whatever they meet."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what it can read in spite of damage, and of sizes that we limit
         try:

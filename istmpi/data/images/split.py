@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,15 +10,16 @@ import numpy as np
 from istmpi import rng
 from istmpi.data.dataset import Dataset
 from istmpi.data.dense.split import DenseSplit
+from istmpi.data.moments import Normalisation
 from istmpi.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What becomes of a normalised image by chance: cropped first, then mirrored, then cut out.
+    """Random changes of a normalised image: cropped first, then mirrored, then cut out.
 
-    All that it leaves without a value becomes zero, the mean of what images are normalised with. Images of a batch are
-    drawn each by itself, and all numbers are equally likely.
+    Pixels without a value become zero, the mean of normalised images. Images of a batch are drawn each by itself, and
+    all numbers are equally likely.
     """
 
     crop: int = 0
@@ -32,36 +33,31 @@ class Augmentation:
         return self != Augmentation()
 
     def scaled(self, factor: float) -> Augmentation:
-        """The same of images whose sides are by a factor below 1 as long; at least a pixel where there is anything."""
+        """Return the same for images whose sides are shorter by a factor; lengths stay at least a pixel."""
         crop, cutout = (length and max(int(length * factor), 1) for length in (self.crop, self.cutout))
         return Augmentation(crop, self.flip, cutout)
 
     def applied(self, images: np.ndarray, key: int) -> np.ndarray:
-        """The version that a key stands for of images ``[b, channels, height, width]``, which may be overwritten."""
+        """Return a key's version of images ``[b, channels, height, width]``, which may be overwritten."""
         count, _, height, width = images.shape
+
+        def drawn(what: str, below: int) -> np.ndarray:
+            return (rng.bits(rng.key(key, what), 0, count) % np.uint64(below)).astype(np.int64)
+
         if self.crop:
-            top, left = (_drawn(key, side, count, 2 * self.crop + 1) for side in ("top", "left"))
-            images = _cropped(images, self.crop, top, left)
+            top, left = (drawn(side, 2 * self.crop + 1) for side in ("top", "left"))
+            padded = np.pad(images, [(0, 0), (0, 0), (self.crop, self.crop), (self.crop, self.crop)])
+            windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
+            images = windows[np.arange(count), :, top, left]
         if self.flip:
-            chosen = _drawn(key, "flip", count, 2) == 1
+            chosen = drawn("flip", 2) == 1
             images[chosen] = images[chosen, :, :, ::-1]
         if self.cutout:
-            rows = _near(_drawn(key, "row", count, height), self.cutout, height)
-            columns = _near(_drawn(key, "column", count, width), self.cutout, width)
+            rows = _near(drawn("row", height), self.cutout, height)
+            columns = _near(drawn("column", width), self.cutout, width)
             blank = rows[:, :, np.newaxis] & columns[:, np.newaxis, :]
             images = np.where(blank[:, np.newaxis], np.float32(0), images)
         return images
-
-
-def _drawn(key: int, what: str, count: int, below: int) -> np.ndarray:
-    return (rng.bits(rng.key(key, what), 0, count) % np.uint64(below)).astype(np.int64)
-
-
-def _cropped(images: np.ndarray, padding: int, top: np.ndarray, left: np.ndarray) -> np.ndarray:
-    height, width = images.shape[2:]
-    padded = np.pad(images, [(0, 0), (0, 0), (padding, padding), (padding, padding)])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
-    return windows[np.arange(len(images)), :, top, left]
 
 
 def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
@@ -71,9 +67,9 @@ def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
 
 
 def downscaled(images: np.ndarray, side: int) -> np.ndarray:
-    """Images ``[b, channels, height, width]`` float32 as ``[b, channels, side, side]``: means over areas.
+    """Return images ``[b, channels, height, width]`` float32 as ``[b, channels, side, side]``: means over areas.
 
-    A pixel that lies in two areas counts in each by its share. Each image by itself: the same whatever the others are.
+    A pixel that lies in two areas counts in each by its share. An image does not depend on the others.
     """
     for axis in (2, 3):
         length = images.shape[axis]
@@ -94,9 +90,9 @@ class ImageSplit(DenseSplit):
     """Images; their ``shape`` is ``[channels, height, width]``, whatever shape the network takes."""
 
     augmentation: Augmentation = Augmentation()
-    """Of batches that have a key; told for images of their own size."""
+    """The changes of batches that have a key, for images of their own size."""
     side: int = 0
-    """That batches have them downscaled to; 0 leaves them as they are."""
+    """The side to which batches have them downscaled; 0 leaves them as they are."""
 
     @property
     def read_shape(self) -> tuple[int, ...]:
@@ -116,44 +112,53 @@ class ImageSplit(DenseSplit):
         return augmentation.applied(images, key) if augmentation else images
 
 
+def examples_of(
+    kind: str,
+    shape: tuple[int, ...],
+    x: np.ndarray,
+    y: np.ndarray,
+    normalisation: Normalisation | None = None,
+    guard: Callable[[np.ndarray], None] | None = None,
+) -> DenseSplit:
+    """Return the examples ``x`` with the labels ``y``; their ``kind`` is that of `istmpi prepare`.
+
+    ``shape`` is that of one example, channels first; the rest is as in `DenseSplit`. The offset of ``normalisation``
+    is subtracted from ``x`` already.
+    """
+    # The spectra of speech have three axes, too, but are no picture of which a part, or a mirror image, sounds alike.
+    of_images = len(shape) == 3 and kind != "speech"
+    mean, std, offset = normalisation or (None, None, None)
+    return (ImageSplit if of_images else DenseSplit)(x, y, mean, std, guard, shape, offset=offset)
+
+
 def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
-    """The same data with other versions of the training images; ConfigError where they are no images, or too small."""
+    """Return the same data with changed training images; ConfigError where they are no images, or too small."""
     if not augmentation:
         return data
     name = next(name for name in ("crop", "flip", "cutout") if getattr(augmentation, name))
-    shown, train = " x ".join(map(str, data.shape)), data.train
-    if not isinstance(train, ImageSplit):
-        raise ConfigError(
-            f"data.{name} = {getattr(augmentation, name)} is for images [channels, height, width], but "
-            f"{data.source} is of kind {data.kind}, with examples of {shown} numbers. Leave it out."
-        )
+    train = _require_images(data, f"data.{name} = {getattr(augmentation, name)}")
     side = min(train.shape[1:])
     for name in ("crop", "cutout"):
         if getattr(augmentation, name) >= side:
             raise ConfigError(
                 f"data.{name} = {getattr(augmentation, name)} must be below the {side} pixels of {data.source}'s "
-                f"images ({shown})."
+                f"images ({' x '.join(map(str, data.shape))})."
             )
     return replace(data, splits={**data.splits, "train": replace(train, augmentation=augmentation)})
 
 
 def resized(data: Dataset, side: int) -> Dataset:
-    """The same images downscaled to a side; 0 leaves them as they are."""
+    """Return the same images downscaled to a side; 0 leaves them as they are."""
     if not side:
         return data
-    shape = data.shape[0], side, side
     splits = {name: split.resized(side) for name, split in data.splits.items()}
-    return replace(data, splits=splits, shape=shape)
+    return replace(data, splits=splits, shape=(data.shape[0], side, side))
 
 
 def require_sides(data: Dataset, sides: Sequence[int]) -> None:
     """Refuse, with a ConfigError, sides that these data cannot be downscaled to: the last one must be their own."""
+    _require_images(data, "train.resolution")
     shown = " x ".join(map(str, data.shape))
-    if not isinstance(data.train, ImageSplit):
-        raise ConfigError(
-            f"train.resolution is for images [channels, height, width], but {data.source} is of kind {data.kind}, with "
-            f"examples of {shown} numbers. Leave it out."
-        )
     if data.shape[1] != data.shape[2]:
         raise ConfigError(f"train.resolution is for images as high as wide; those of {data.source} are {shown}.")
     if sides[-1] != data.shape[2]:
@@ -161,3 +166,12 @@ def require_sides(data: Dataset, sides: Sequence[int]) -> None:
             f"train.resolution ends with side {sides[-1]}, but the images of {data.source} have {data.shape[2]} "
             f"({shown}). End with that."
         )
+
+
+def _require_images(data: Dataset, setting: str) -> ImageSplit:
+    if not isinstance(data.train, ImageSplit):
+        raise ConfigError(
+            f"{setting} is for images [channels, height, width], but {data.source} is of kind {data.kind}, with "
+            f"examples of {' x '.join(map(str, data.shape))} numbers. Leave it out."
+        )
+    return data.train

@@ -10,7 +10,7 @@ from istmpi.data.files.archive import Archive, store
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.npz import load_arrays
 from istmpi.data.sparse.lines import LARGEST, MOST, Header, Limits, Lines, Rows, parsed, rows_behind, says
-from istmpi.data.sparse.split import Ragged
+from istmpi.data.sparse.split import Ragged, offsets_of
 from istmpi.errors import DataError
 
 STEP = 4096
@@ -18,26 +18,25 @@ STEP = 4096
 
 
 class Csr(ABC):
-    """All rows of a file called ``name``.
-
-    ``header``: what its first line says of them, where it does. ``features``, ``labels``: how many there are at least.
-    ``first_line``: where the rows begin. ``repeated``: labels that a row had already, which are left out.
-    """
+    """All rows of a file called ``name``."""
 
     name: str
     header: Header | None = None
     features: int
     labels: int
+    """The least numbers of features and of labels that there are."""
     first_line = 1
+    """The line where the rows begin."""
     repeated = 0
+    """Labels that a row had already, which are left out."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
 
     @abstractmethod
     def blocks(self) -> Iterator[tuple[Ragged, Ragged]]:
-        """The features and the labels of the rows, some at a time, in their order."""
+        """Yield the features and the labels of the rows, some at a time, in their order."""
 
 
 class Stored(Csr):
@@ -86,7 +85,7 @@ class Stored(Csr):
                     f"{self.name}, line {more}: {says(self.header)}, and here is one more. Correct the header."
                 )
             self.lines.add(filled)
-            self._add(rows)
+            self._add(self._without_repeated(rows))
             self.passed_over += block.count(b" qid:")
             end = line + len(filled)
         if not self.lines.filled:
@@ -94,12 +93,9 @@ class Stored(Csr):
         self.blank_rows = self.lines.blank_rows(self.header, f"{self.name}, line {end - 1}")
 
     def _add(self, rows: Rows) -> None:
-        rows = self._without_repeated(rows)
-        if len(rows.columns):
-            self.least = min(self.least, int(rows.columns.min()))
-            self._most_feature = max(self._most_feature, int(rows.columns.max()))
-        if len(rows.labels):
-            self._most_label = max(self._most_label, int(rows.labels.max()))
+        self.least = min(self.least, int(rows.columns.min(initial=MOST - 1)))
+        self._most_feature = max(self._most_feature, int(rows.columns.max(initial=-1)))
+        self._most_label = max(self._most_label, int(rows.labels.max(initial=-1)))
         for number, array in enumerate(rows):
             store(self._files[number], array, self._ends[number] * array.itemsize, self._folder)
             self._ends[number] += len(array)
@@ -117,23 +113,22 @@ class Stored(Csr):
     def blocks(self) -> Iterator[tuple[Ragged, Ragged]]:
         starts = [0 for _ in Rows._fields]
 
-        def next_of(number: int, count: int) -> np.ndarray:
-            array = np.empty(count, np.float32 if number == len(starts) - 1 else np.int32)
+        def next_of(field: str, count: int) -> np.ndarray:
+            number, array = Rows._fields.index(field), np.empty(count, "f4" if field == "values" else np.int32)
             os.preadv(self._files[number], [array], starts[number] * array.itemsize)
             starts[number] += count
             return array
 
         for start in range(0, self._ends[0], STEP):
             count = min(STEP, self._ends[0] - start)
-            label_counts, counts = next_of(0, count), next_of(2, count)
+            label_counts, counts = next_of("label_counts", count), next_of("counts", count)
             kept = label_counts + counts > 0
             if self.blank_rows:
                 kept = np.arange(start, start + count) < len(self)
-            label_counts, counts = label_counts[kept], counts[kept]
-            total = int(counts.sum(dtype=np.int64))
-            labels = next_of(1, int(label_counts.sum(dtype=np.int64)))
-            rows = Ragged(offsets_of(counts), (next_of(3, total) - self.counted_from, next_of(4, total)))
-            yield rows, Ragged(offsets_of(label_counts), (labels,))
+            offsets, label_offsets = offsets_of(counts[kept]), offsets_of(label_counts[kept])
+            columns = next_of("columns", int(offsets[-1])) - self.counted_from
+            rows = Ragged(offsets, (columns, next_of("values", int(offsets[-1]))))
+            yield rows, Ragged(label_offsets, (next_of("labels", int(label_offsets[-1])),))
 
 
 class OfArrays(Csr):
@@ -147,9 +142,9 @@ class OfArrays(Csr):
             raise DataError(f"{labels} has {others:,} rows, but {features} {count:,}. Give files that belong together.")
         values = self._rows.arrays[1]
         for start in range(0, len(values), 2**22):
-            part = values[start : start + 2**22]
-            if not (np.abs(part) <= LARGEST).all():
-                at = start + int(np.flatnonzero(~(np.abs(part) <= LARGEST))[0])
+            wrong = np.flatnonzero(~(np.abs(values[start : start + 2**22]) <= LARGEST))
+            if len(wrong):
+                at = start + int(wrong[0])
                 row = int(np.searchsorted(self._rows.offsets, at, side="right"))
                 raise DataError(f"{features}, row {row}: value {values[at]} must be finite, as a float32 is.")
 
@@ -168,7 +163,7 @@ class OfArrays(Csr):
 
 
 def csr_matrix(archive: Archive, name: str) -> tuple[Ragged, tuple[int, int]]:
-    """The lists of columns and values of a matrix that ``scipy.sparse.save_npz`` wrote, and its shape."""
+    """Return the lists of columns and values of a matrix of ``scipy.sparse.save_npz``, and its shape."""
     with archive.open(name) as file:
         arrays = load_arrays(file, name)
     wrong = f"{name} is no CSR matrix of scipy.sparse.save_npz"
@@ -177,12 +172,8 @@ def csr_matrix(archive: Archive, name: str) -> tuple[Ragged, tuple[int, int]]:
     kind = arrays["format"].reshape(-1)[:1].tolist()
     shape = tuple(int(length) for length in arrays["shape"].reshape(-1)[:2])
     indptr, indices, data = (arrays[key] for key in ("indptr", "indices", "data"))
-    if (
-        kind not in ([b"csr"], ["csr"])
-        or len(shape) != 2
-        or indices.dtype.kind not in "iu"
-        or data.dtype.kind not in "fiub"
-    ):
+    of_numbers = indices.dtype.kind in "iu" and data.dtype.kind in "fiub"
+    if kind not in ([b"csr"], ["csr"]) or len(shape) != 2 or not of_numbers:
         raise DataError(f"{wrong}: its format is {kind}. Convert it with .tocsr().")
     rises = len(indptr) == shape[0] + 1 and indptr[0] == 0 and (np.diff(indptr) >= 0).all()
     if not rises or not indptr[-1] == len(indices) == len(data) or not all(0 < length < MOST for length in shape):
@@ -194,8 +185,3 @@ def csr_matrix(archive: Archive, name: str) -> tuple[Ragged, tuple[int, int]]:
             f"{name}, row {row}: column {indices[at]} is out of range: there are {shape[1]:,}. Save it again."
         )
     return Ragged(indptr.astype(np.int64), (indices, data)), shape
-
-
-def offsets_of(counts: np.ndarray) -> np.ndarray:
-    """Where each of lists begins that lie one behind the other, and where the last one ends."""
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

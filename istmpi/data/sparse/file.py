@@ -12,79 +12,98 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from istmpi.data.dataset import Dataset
 from istmpi.data.sparse.split import Ragged, SparseSplit
-from istmpi.data.writer import FileWriter
+from istmpi.data.writer import FileWriter, Material
 from istmpi.tasks import MULTI_LABEL
 
 if TYPE_CHECKING:
     from istmpi.data.hdf5 import PreparedFile
 
-LARGE = ("indices", "data")
-"""Datasets of a split that are checked block by block as they are read."""
-_LOOKED_AT = 2**20
-"""Numbers at the start of each of them that are looked at when a file is opened."""
 OFFSETS, NUMBERS, VALUES = np.dtype("<i8"), np.dtype("<i4"), np.dtype("<f4")
 
 
 @dataclass(frozen=True)
-class SparseHeader:
-    """What a prepared file says of sparse rows; ``rows``, ``values`` and ``labels`` are counts per split."""
+class Facts:
+    """Facts on sparse rows for a report, over all splits; rates of features and labels a row are of training."""
 
-    kind: str
+    labels: int
+    trained_labels: int
+    """Labels that occur in training."""
+    features_per_row: float
+    labels_per_row: float
+    without_features: int
+    """Rows that were dropped, with or without labels."""
+    without_labels: int
+    """Other rows that were dropped."""
+    repeated: int
+    """Labels that a row had already, dropped."""
+
+
+@dataclass(frozen=True)
+class Rows(Material):
+    """Sparse rows on their way into a file; ``counts``, ``values`` and ``labels`` are numbers of each split."""
+
     source: str
     features: int
     outputs: int
-    rows: Mapping[str, int]
+    counts: Mapping[str, int]
     values: Mapping[str, int]
     labels: Mapping[str, int]
+    facts: Facts | None = None
+    blocks: Iterable[tuple[str, Ragged, Ragged]] = ()
+    kind, task, classes, part = "xc", MULTI_LABEL, None, "rows"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features,)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        sizes = {f"{split}_values": count for split, count in self.values.items()}
+        return {"shape": self.shape, **sizes, **{f"{split}_labels": count for split, count in self.labels.items()}}
+
+    @property
+    def datasets(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype]]:
+        for split, rows in self.counts.items():
+            yield f"{split}/indptr", (rows + 1,), OFFSETS
+            yield f"{split}/indices", (self.values[split],), NUMBERS
+            yield f"{split}/data", (self.values[split],), VALUES
+            yield f"{split}/label_indptr", (rows + 1,), OFFSETS
+            yield f"{split}/label_indices", (self.labels[split],), NUMBERS
+
+    def writer(self, target: str | os.PathLike, force: bool = False) -> Writer:
+        return Writer(target, self, force)
 
 
-class SparseWriter(FileWriter):
+class Writer(FileWriter):
     """A context in which blocks of sparse rows become a prepared file."""
 
-    def __init__(self, target: str | os.PathLike, header: SparseHeader, force: bool = False):
-        attributes = {"kind": header.kind, "source": header.source, "task": MULTI_LABEL}
-        attributes |= {"shape": (header.features,), "outputs": header.outputs, "skipped": 0}
-        attributes |= {f"{split}_values": count for split, count in header.values.items()}
-        attributes |= {f"{split}_labels": count for split, count in header.labels.items()}
-        super().__init__(target, attributes, header.rows, force)
-        self._header = header
-        self._ends = {split: [0, 0] for split in header.rows}
+    def __init__(self, target: str | os.PathLike, material: Rows, force: bool = False):
+        super().__init__(target, material, force)
+        self._ends: dict[str, tuple[int, int]] = {}
 
     def append(self, split: str, rows: Ragged, labels: Ragged) -> None:
         """Write the next rows of a split, of columns and values, and as many lists of labels."""
-        first = self._ends[split]
-        indptr, label_indptr = (of.offsets[1:] + end for of, end in zip((rows, labels), first))
+        if split not in self._ends:
+            super().append(split, indptr=np.zeros(1), label_indptr=np.zeros(1))
+            self._ends[split] = 0, 0
+        indptr, label_indptr = (of.offsets[1:] + end for of, end in zip((rows, labels), self._ends[split]))
         columns, values = rows.arrays
-        numbers = {"indptr": (indptr, OFFSETS), "indices": (columns, NUMBERS), "data": (values, VALUES)}
-        numbers |= {"label_indptr": (label_indptr, OFFSETS), "label_indices": (labels.arrays[0], NUMBERS)}
-        self._append(split, {name: np.ascontiguousarray(of, dtype) for name, (of, dtype) in numbers.items()})
-        self._ends[split] = [int(indptr[-1]), int(label_indptr[-1])]
-
-    def _allocate(self) -> None:
-        header = self._header
-        for split, rows in header.rows.items():
-            for name, count, dtype in (
-                ("indptr", rows + 1, OFFSETS),
-                ("indices", header.values[split], NUMBERS),
-                ("data", header.values[split], VALUES),
-                ("label_indptr", rows + 1, OFFSETS),
-                ("label_indices", header.labels[split], NUMBERS),
-            ):
-                self._dataset(f"{split}/{name}", (count,), dtype)
-            self._append(split, {name: np.zeros(1, OFFSETS) for name in ("indptr", "label_indptr")})
+        lists = {"indptr": indptr, "indices": columns, "data": values}
+        super().append(split, **lists, label_indptr=label_indptr, label_indices=labels.arrays[0])
+        self._ends[split] = int(indptr[-1]), int(label_indptr[-1])
 
 
-def read_sparse(file: PreparedFile) -> Dataset:
-    """The data set of an open prepared file of sparse rows; DataError for what is damaged."""
-    shape, outputs = tuple(int(length) for length in file.attribute("shape")), int(file.attribute("outputs"))
+def open_rows(file: PreparedFile) -> Dataset:
+    """Return the data set of an open prepared file of sparse rows; DataError for damage."""
+    shape, outputs = file.shape, file.outputs
     if len(shape) != 1 or not 0 < shape[0] < 2**31 or not 0 < outputs < 2**31:
         raise file.error(f"has examples of shape {shape} and {outputs} labels; prepare it again")
     splits = {split: _split(file, split, shape[0], outputs) for split in file.splits}
@@ -95,18 +114,12 @@ def _split(file: PreparedFile, split: str, features: int, outputs: int) -> Spars
     count, values, labels = (int(file.attribute(name)) for name in (split, f"{split}_values", f"{split}_labels"))
     if min(count, values, labels) < 1:
         raise file.error(f"has {count} {split} rows with {values} values and {labels} labels; prepare it again")
-    indptr, label_indptr = (file.mapped(f"{split}/{of}indptr", (count + 1,), (OFFSETS,)) for of in ("", "label_"))
-    columns = file.mapped(f"{split}/indices", (values,), (NUMBERS,))
+    indptr = file.offsets(f"{split}/indptr", count, values)
+    label_indptr = file.offsets(f"{split}/label_indptr", count, labels)
+    columns = file.numbers(f"{split}/indices", (values,), NUMBERS, 0, features, all=False)
+    label_columns = file.numbers(f"{split}/label_indices", (labels,), NUMBERS, 0, outputs)
     data = file.mapped(f"{split}/data", (values,), (VALUES,))
-    label_columns = file.mapped(f"{split}/label_indices", (labels,), (NUMBERS,))
-    for name, offsets, total in (("indptr", indptr, values), ("label_indptr", label_indptr, labels)):
-        if offsets[0] != 0 or offsets[-1] != total or (np.diff(offsets) < 0).any():
-            raise file.error(f"has {split}/{name} that does not rise from 0 to {total:,}; prepare it again")
-    # Of features the first ones: all would be a full read.
-    for name, numbers, most in (("label_indices", label_columns, outputs), ("indices", columns[:_LOOKED_AT], features)):
-        if numbers.min() < 0 or numbers.max() >= most:
-            raise file.error(f"has numbers in {split}/{name} that are not from 0 to {most - 1}; prepare it again")
-    if not np.isfinite(data[:_LOOKED_AT]).all():
+    if not np.isfinite(data[: 2**20]).all():
         raise file.error(f"has values in {split}/data that are not finite; prepare it again")
     guards = file.guard(f"{split}/indices", columns), file.guard(f"{split}/data", data)
     return SparseSplit(Ragged(indptr, (columns, data)), Ragged(label_indptr, (label_columns,)), guards)

@@ -1,8 +1,8 @@
-"""Lines of sparse rows, ``label,label feature:value feature:value``, as arrays: many at a time, or one that is odd.
+"""Lines of sparse rows, ``label,label feature:value feature:value``, as arrays.
 
-What a line looks like is told by its separators alone, so that a block of plain lines is taken apart by array
-operations. A block with anything else in it (comments, tabs, ``nan``, mistakes) is read line by line, which either can
-make sense of it or names the line.
+The separators alone tell the form of a line, so that a block of plain lines is taken apart by array operations. A block
+with anything else in it (comments, tabs, ``nan``, mistakes) is read line by line, which either can make sense of it or
+names the line.
 """
 
 import warnings
@@ -28,14 +28,9 @@ _KIND = np.full(256, _ODD, np.uint8)
 _KIND[np.frombuffer(b"0123456789+-.eE", np.uint8)] = _INSIDE
 _KIND[np.frombuffer(b", :\n", np.uint8)] = _COMMA, _SPACE, _COLON, _END
 _FOLLOWS = np.zeros((_ODD, _ODD), bool)
-"""Which separator may follow which, with a number in between."""
-for _before, _behind in (
-    (_END, (_COMMA, _SPACE, _END)),
-    (_COMMA, (_COMMA, _SPACE, _END)),
-    (_SPACE, (_COLON,)),
-    (_COLON, (_SPACE, _END)),
-):
-    _FOLLOWS[_before, list(_behind)] = True
+"""The separators that may follow one, with a number in between."""
+_FOLLOWS[[_END, _COMMA], [[_COMMA], [_SPACE], [_END]]] = _FOLLOWS[_SPACE, _COLON] = True
+_FOLLOWS[_COLON, [_SPACE, _END]] = True
 _BLANK = bytes.maketrans(b",:\n", b"   ")
 
 
@@ -49,7 +44,7 @@ class Limits:
 
 
 class Rows(NamedTuple):
-    """Some rows: how many labels and features each has, and these, one row behind the other."""
+    """Some rows: the numbers of labels and of features of each, and these, one row behind the other."""
 
     label_counts: np.ndarray
     labels: np.ndarray
@@ -59,7 +54,7 @@ class Rows(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What the first line of a file in the Extreme Classification Repository's format says."""
+    """The first line of a file in the Extreme Classification Repository's format."""
 
     rows: int
     features: int
@@ -67,7 +62,7 @@ class Header(NamedTuple):
 
 
 def blocks_of_lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The contents of a file in blocks of whole lines, each ended by a new line, without a byte order mark."""
+    """Yield the contents of a file in blocks of whole lines, each ended by a new line, without a byte order mark."""
     rest = b""
     for place, piece in enumerate(pieces):
         piece = piece.removeprefix(BOM_UTF8) if place == 0 else piece
@@ -83,31 +78,31 @@ def blocks_of_lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def count_of(digits: bytes) -> int:
-    """The number that ASCII digits are; of very many, which int() refuses, another one that is too large as well."""
+    """Return the number of ASCII digits; for very many, which int() refuses, another one that is too large as well."""
     return int(digits.lstrip(b"0")[:20] or b"0")
 
 
 def header_of(name: str, line: bytes, number: int = 1) -> Header | None:
-    """The header that a first line is; None where it is a row of svmlight. DataError where it is neither."""
+    """Return the header that a first line is; None where it is a row of svmlight. DataError where it is neither."""
     words = line.split()
     if any(b":" in word for word in words):
         return None
-    if len(words) == 3 and all(word.isdigit() for word in words):
-        header = Header(*map(count_of, words))
-        if min(header) < 1 or max(header.features, header.labels) >= MOST or header.rows >= 2**62:
-            raise DataError(
-                f"{name}, line {number}: its header says {one_line(line.decode(errors='replace').strip())}; each must "
-                f"be at least 1, features and labels below 2^31. Correct it."
-            )
-        return header
-    raise DataError(
-        f"{name}, line {number}: {_shown(line)} is neither a header, ROWS FEATURES LABELS, nor a row, "
-        f"LABEL FEATURE:VALUE. Add the header."
-    )
+    if len(words) != 3 or not all(word.isdigit() for word in words):
+        raise DataError(
+            f"{name}, line {number}: {_shown(line)} is neither a header, ROWS FEATURES LABELS, nor a row, "
+            f"LABEL FEATURE:VALUE. Add the header."
+        )
+    header = Header(*map(count_of, words))
+    if min(header) < 1 or max(header.features, header.labels) >= MOST or header.rows >= 2**62:
+        raise DataError(
+            f"{name}, line {number}: its header says {one_line(line.decode(errors='replace').strip())}; each must "
+            f"be at least 1, features and labels below 2^31. Correct it."
+        )
+    return header
 
 
 def rows_behind(name: str, pieces: Iterable[bytes]) -> tuple[Header | None, Iterator[tuple[int, bytes]]]:
-    """The header of a file, if it has one, and blocks of the lines behind it, each with the number of its first line.
+    """Return the header of a file, if it has one, and blocks of the lines behind it with the numbers of their first.
 
     Lines before the header or the first row that are blank, or comments of svmlight's, do not count.
     """
@@ -163,21 +158,20 @@ class Lines:
 
 
 def says(header: Header) -> str:
-    """The header's number of rows, as the beginning of a message."""
+    """Return the header's number of rows, as the beginning of a message."""
     return f"the header says that there are {header.rows:,} rows"
 
 
 def parsed(name: str, block: bytes, first: int, limits: Limits) -> Rows:
-    """The rows of whole lines, one for each, of which the first has the number ``first``; DataError for a damaged one.
+    """Return a row for each of whole lines, of which the first has the number ``first``; DataError for a damaged one.
 
     A blank line is an empty row, nothing behind a ``#`` counts, and svmlight's ``qid`` is passed over.
     """
-    rows = _plain(block, limits)
-    return _odd(name, block, first, limits) if rows is None else rows
+    return _plain(block, limits) or _odd(name, block, first, limits)
 
 
 def _plain(block: bytes, limits: Limits) -> Rows | None:
-    """The rows of lines without anything odd; None where there is something."""
+    """Return the rows of lines without anything odd; None where there is something."""
     for ending in (b"\r\n", b" \n"):
         if ending in block:
             block = block.replace(ending, b"\n")
@@ -192,8 +186,8 @@ def _plain(block: bytes, limits: Limits) -> Rows | None:
     if not (_FOLLOWS[before, separators] & (~empty | no_labels)).all():
         return None
     line = np.cumsum(separators == _END) - (separators == _END)
-    before, behind, line = before[~empty], separators[~empty], line[~empty]
     count = int((separators == _END).sum())
+    before, behind, line = before[~empty], separators[~empty], line[~empty]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -210,19 +204,17 @@ def _plain(block: bytes, limits: Limits) -> Rows | None:
             return None
     if len(values) and not np.abs(values).max() <= LARGEST:
         return None
-    counts = (np.bincount(line[of], minlength=count).astype(np.int32) for of in (is_label, is_column))
-    label_counts, column_counts = counts
-    return Rows(
-        label_counts,
-        labels.astype(np.int32),
-        column_counts,
-        columns.astype(np.int32),
-        values.astype(np.float32),
-    )
+    label_counts, counts = (np.bincount(line[of], minlength=count) for of in (is_label, is_column))
+    return _rows(label_counts, labels, counts, columns, values)
+
+
+def _rows(*arrays: object) -> Rows:
+    *numbers, values = arrays
+    return Rows(*(np.array(of, np.int64).astype(np.int32) for of in numbers), np.array(values, float).astype("f4"))
 
 
 def _odd(name: str, block: bytes, first: int, limits: Limits) -> Rows:
-    """The rows of lines, one by one."""
+    """Return the rows of lines, one by one."""
     label_counts, labels, counts, columns, values = [], [], [], [], []
     for at, line in enumerate(block.split(b"\n")[:-1], first):
         where = f"{name}, line {at}"
@@ -243,15 +235,10 @@ def _odd(name: str, block: bytes, first: int, limits: Limits) -> Rows:
         labels += row_labels
         label_counts.append(len(row_labels))
         counts.append(len(columns) - before)
-    return Rows(*map(_integers, (label_counts, labels, counts, columns)), np.array(values, np.float64).astype("f4"))
-
-
-def _integers(numbers: list[int]) -> np.ndarray:
-    return np.array(numbers, np.int32)
+    return _rows(label_counts, labels, counts, columns, values)
 
 
 def _whole(where: str, word: bytes, what: str, total: int, first: int = 0) -> int:
-    """The number of a feature or a label."""
     try:
         index = whole_number(word.decode())
     except ValueError:

@@ -1,4 +1,4 @@
-"""Sparse rows that are to be predicted: of a text, a CSR matrix of scipy's or a prepared file; labels do not count."""
+"""Sparse rows to be predicted: of a text, a CSR matrix of scipy's or a prepared file; labels do not count."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from istmpi.data.dataset import other_reading
 from istmpi.data.files.archive import Archive
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.sparse.csr import STEP, csr_matrix, offsets_of
+from istmpi.data.sparse.csr import STEP, csr_matrix
 from istmpi.data.sparse.lines import Header, Limits, Lines, parsed, rows_behind
 from istmpi.data.sparse.prepare import COUNTED_FROM
-from istmpi.data.sparse.split import Ragged
+from istmpi.data.sparse.split import Ragged, offsets_of
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError
-from istmpi.tasks import MULTI_LABEL
+from istmpi.tasks import TASKS
 
 
 def read_rows(
@@ -28,11 +28,11 @@ def read_rows(
     reading: Mapping[str, Any] = MappingProxyType({COUNTED_FROM: 0}),
     tell: Callable[[str], None] = lambda message: None,
 ) -> Iterator[Ragged]:
-    """The rows of a source, some at a time, for a network that takes so many features.
+    """Yield the rows of a source, some at a time, for a network that takes so many features.
 
     A text is as `istmpi prepare xc` takes them, its header and its labels may be missing. With a header its features
-    are counted from 0, else as ``reading`` says of the training data; ``tell`` gets what is worth a warning. ``split``
-    counts for prepared data. DataError where it has no rows, or other features.
+    are counted from 0, else as ``reading`` says of the training data; ``tell`` gets warnings. ``split`` counts for
+    prepared data. DataError where it has no rows, or other features.
     """
     path, count = Path(source), 0
     if not path.is_file():
@@ -41,7 +41,9 @@ def read_rows(
     if name.endswith(SUFFIXES):
         blocks = _of_prepared(path, features, split, reading)
     elif name.endswith(".npz"):
-        blocks = _of_matrix(path, features)
+        rows, (_, width) = csr_matrix(Archive(path), path.name)
+        _require(path, width, features)
+        blocks = _in_steps(rows)
     else:
         blocks = _of_text(path, features, reading, tell)
     for rows in blocks:
@@ -57,7 +59,7 @@ def _of_text(path: Path, features: int, reading: Mapping[str, Any], tell: Callab
         raise DataError(f"{path} holds {len(archive.names):,} files. Give one file of rows.")
     header, blank = _counted(archive)
     if header:
-        _require(str(path), header.features, features)
+        _require(path, header.features, features)
         if first:
             tell(f"{path} has a header, so its features are counted from 0; those of training, without, were from 1")
         first = 0
@@ -75,34 +77,26 @@ def _of_text(path: Path, features: int, reading: Mapping[str, Any], tell: Callab
 
 
 def _counted(archive: Archive) -> tuple[Header | None, int]:
-    """The header of the only file, if it has one, and how many blank lines it counts as rows."""
+    """Return the header of the only file, if it has one, and the number of blank lines that it counts as rows."""
     lines = Lines()
-    for name, pieces in archive.pieces(archive.names):
-        header, blocks = rows_behind(name, pieces)
-        for _, block in blocks if header else ():
-            filled = [bool(line.partition(b"#")[0].strip()) for line in block.split(b"\n")[:-1]]
-            lines.add(np.array(filled, bool))
-        return header, lines.blank_rows(header, name)
-    raise AssertionError("an archive has a file")
-
-
-def _of_matrix(path: Path, features: int) -> Iterator[Ragged]:
-    rows, (_, width) = csr_matrix(Archive(path), path.name)
-    _require(str(path), width, features)
-    return _in_steps(rows)
+    name, pieces = next(files := archive.pieces(archive.names))  # pieces are good as long as this iterator lives
+    header, blocks = rows_behind(name, pieces)
+    for _, block in blocks if header else ():
+        filled = [bool(line.partition(b"#")[0].strip()) for line in block.split(b"\n")[:-1]]
+        lines.add(np.array(filled, bool))
+    return header, lines.blank_rows(header, name)
 
 
 def _of_prepared(path: Path, features: int, split: str, reading: Mapping[str, Any]) -> Iterator[Ragged]:
     data = open_prepared(path)
-    if data.task != MULTI_LABEL:
+    if not TASKS[data.task].ranks_labels:
         raise DataError(f"{path} is for {data.task}, but this network takes sparse rows. Give such data.")
-    _require(str(path), data.features, features)
+    _require(path, data.features, features)
     if split not in data.splits:
         raise DataError(f"{path} has no split {split}; it has {', '.join(data.splits)}.")
     if differences := other_reading(data.reading, reading):
         raise DataError(f"{path}: {differences} in the network's training data. Prepare it with --counted-from.")
-    found = data.splits[split]
-    return _in_steps(found.rows, found.guards)
+    return _in_steps(data.splits[split].rows, data.splits[split].guards)
 
 
 def _in_steps(rows: Ragged, guards: tuple = ()) -> Iterator[Ragged]:
@@ -110,6 +104,6 @@ def _in_steps(rows: Ragged, guards: tuple = ()) -> Iterator[Ragged]:
         yield rows.take(np.arange(start, min(start + STEP, len(rows))), guards)
 
 
-def _require(source: str, given: int, features: int) -> None:
+def _require(source: Path, given: int, features: int) -> None:
     if given != features:
         raise DataError(f"{source} has {given:,} features; the network takes {features:,}. Number them as in training.")

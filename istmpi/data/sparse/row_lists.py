@@ -11,8 +11,17 @@ from istmpi.units import counted
 
 
 def masks_of(archive: Archive, source: Csr, lists: dict[str, str], notes: Notes) -> dict[str, np.ndarray]:
-    """The rows of each split, ``[rows]`` bool, by its list's name; DataError where a row is in two lists."""
-    masks = {split: _mask(source, name, _row_list(archive, name, notes)) for split, name in lists.items()}
+    """Return the rows of each split, ``[rows]`` bool, by its list's name; DataError where a row is in two lists."""
+    masks = {}
+    for split, name in lists.items():
+        rows = _row_list(archive, name, notes)
+        if (last := int(rows.max())) >= len(source):
+            raise DataError(
+                f"{name}, line {int(rows.argmax()) + 1}: there is no row {last + 1:,}; {source.name} has "
+                f"{len(source):,}. Take the lists that belong to it."
+            )
+        masks[split] = np.zeros(len(source), bool)
+        masks[split][rows] = True
     times = np.sum(list(masks.values()), axis=0)
     both, none = np.flatnonzero(times > 1) + 1, np.flatnonzero(times == 0) + 1
     if len(both):
@@ -26,7 +35,7 @@ def masks_of(archive: Archive, source: Csr, lists: dict[str, str], notes: Notes)
 
 
 def _row_list(archive: Archive, name: str, notes: Notes) -> np.ndarray:
-    """The rows that a list of them names, from 0; of several columns, each another split, the first."""
+    """Return the rows that a list names, from 0; of several columns, each another split, the first."""
     rows, line, columns = [], 1, 1
     for _, pieces in archive.pieces({name}):
         for block in blocks_of_lines(name, pieces):
@@ -44,15 +53,3 @@ def _row_list(archive: Archive, name: str, notes: Notes) -> np.ndarray:
     if again := len(rows) - len(set(rows)):
         notes.leave_out(f"{counted(again, 'line')} of {name} with a row that it has already")
     return np.array(rows)
-
-
-def _mask(source: Csr, name: str, rows: np.ndarray) -> np.ndarray:
-    if (last := int(rows.max())) >= len(source):
-        at = int(np.flatnonzero(rows == last)[0]) + 1
-        raise DataError(
-            f"{name}, line {at}: there is no row {last + 1:,}; {source.name} has {len(source):,}. Take the lists that "
-            f"belong to it."
-        )
-    mask = np.zeros(len(source), bool)
-    mask[rows] = True
-    return mask

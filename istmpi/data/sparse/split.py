@@ -9,14 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
-from istmpi import rng
 from istmpi.data.batch import Batch, Labels
-from istmpi.data.dataset import Split
+from istmpi.data.dataset import Split, sample_of
 from istmpi.data.holdout import divided
-from istmpi.data.moments import Normalisation
 
 SAMPLE_ROWS = 4096
-"""Of which a split's fingerprint is made where it has more."""
+"""Rows of which a split's fingerprint is made where it has more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +30,10 @@ class Ragged:
         return len(self.offsets) - 1
 
     def take(self, rows: np.ndarray, guards: tuple[Callable[..., None] | None, ...] = ()) -> Ragged:
-        """Copies of the lists ``rows`` [b], in this order; a guard of each array is told of what is read."""
+        """Return copies of the lists ``rows`` [b], in this order; a guard of each array learns what is read."""
         starts = self.offsets[rows]
         lengths = self.offsets[np.asarray(rows) + 1] - starts
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        offsets = offsets_of(lengths)
         for guard in guards:
             if guard is not None and offsets[-1]:
                 guard(starts[lengths > 0], lengths[lengths > 0])
@@ -43,18 +41,23 @@ class Ragged:
         return Ragged(offsets, tuple(array.view(np.ndarray).take(places) for array in self.arrays))
 
 
+def offsets_of(counts: np.ndarray) -> np.ndarray:
+    """Return the place where each of lists begins that lie one behind the other, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
 @dataclass(eq=False)
 class SparseSplit(Split):
     """Rows of numbered features with values, and lists of numbered labels; all may be memory maps."""
 
     rows: Ragged
-    """Of columns int32 and values float32."""
+    """Columns int32 and values float32."""
     targets: Ragged
-    """Of labels int32."""
+    """Labels int32."""
     guards: tuple[Callable[..., None] | None, ...] = ()
-    """They are told of columns, and of values, before these are read: where rows begin, and how long they are."""
+    """They learn the places of columns, and of values, before these are read: where rows begin, and how long."""
     chosen: np.ndarray | None = None
-    """Which rows its examples are; by default all."""
+    """The rows that its examples are; by default all."""
 
     def __post_init__(self) -> None:
         assert len(self.rows) == len(self.targets), (len(self.rows), len(self.targets))
@@ -70,10 +73,7 @@ class SparseSplit(Split):
         return self.targets if self.chosen is None else self.targets.take(self.chosen)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Inputs as `torch.nn.EmbeddingBag` takes them: columns, where each row begins ``[b]``, and values.
-
-        Nothing is random in them.
-        """
+        """Return inputs for `torch.nn.EmbeddingBag`: columns, where each row begins ``[b]``, and values."""
         import torch
 
         places = self._places(indices)
@@ -82,10 +82,6 @@ class SparseSplit(Split):
         inputs = columns.astype(np.int64), rows.offsets[:-1], values.astype(np.float32, copy=False)
         targets = Labels(torch.from_numpy(labels.offsets), torch.from_numpy(labels.arrays[0].astype(np.int64)))
         return Batch(tuple(map(torch.from_numpy, inputs)), targets, len(rows))
-
-    def labels(self) -> np.ndarray:
-        """Zeros: no row has a label of its own."""
-        return np.broadcast_to(np.int64(0), len(self))
 
     def __len__(self) -> int:
         return len(self.rows) if self.chosen is None else len(self.chosen)
@@ -101,20 +97,12 @@ class SparseSplit(Split):
         return self._count(self.rows) / len(self)
 
     def odds_of_a_label(self, labels: int) -> float:
-        """How probable it is that a row has one of so many labels, the mean over all; above 0 and below 1."""
+        """Return the mean probability that a row has one of so many labels; above 0 and below 1."""
         return (self._count(self.targets) + 1) / (len(self) * labels + 2)
 
     def label_counts(self, labels: int) -> np.ndarray:
-        """How many rows have each of so many labels: ``[labels]`` int64."""
+        """Return the number of rows with each of so many labels: ``[labels]`` int64."""
         return np.bincount(self._labels.arrays[0], minlength=labels)
-
-    def normalised_by(self, normalisation: Normalisation | None) -> SparseSplit:
-        assert normalisation is None
-        return self
-
-    def reshaped(self, shape: tuple[int, ...]) -> SparseSplit:
-        """The same: a row has no shape but its number of features."""
-        return self
 
     @cached_property
     def labels_checksum(self) -> int:
@@ -125,11 +113,7 @@ class SparseSplit(Split):
     @cached_property
     def features_checksum(self) -> int:
         """CRC-32 of all rows where they are few, else of the same sample of them everywhere; guards are not asked."""
-        rows = np.arange(len(self))
-        if len(self) > SAMPLE_ROWS:
-            drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLE_ROWS) % np.uint64(len(self))
-            rows = np.sort(drawn).astype(np.int64)
-        checksum = 0
+        rows, checksum = sample_of(len(self), SAMPLE_ROWS), 0
         for start in range(0, len(rows), 64):
             part = self.rows.take(self._places(rows[start : start + 64]))
             for array in (part.offsets.astype("<i8"), part.arrays[0].astype("<i4"), part.arrays[1].astype("<f4")):

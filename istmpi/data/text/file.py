@@ -1,4 +1,4 @@
-"""Text in a prepared file: a stream of tokens for each split, and what turns them into text again.
+"""Text in a prepared file: a stream of tokens for each split, and the tokenizer that turns them into text again.
 
 /                       attributes as of other data, task "next-token", outputs (the vocabulary), without a shape;
                         train, test[, validation] (tokens), train_bytes, ... (of the text that they were made from),
@@ -10,102 +10,104 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from istmpi.data.dataset import Dataset
 from istmpi.data.text.split import TextSplit
 from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
-from istmpi.data.writer import FileWriter
+from istmpi.data.writer import FileWriter, Material
 from istmpi.tasks import NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.data.hdf5 import PreparedFile
 
-TOKENS = "tokens"
-"""The dataset of a split."""
 _LOOKED_AT = 2**20
 """Tokens at the start of a stream that are compared with the vocabulary when a file is opened."""
 
 
 def smallest_type(vocabulary: int) -> np.dtype:
-    """The unsigned type that holds the tokens of a vocabulary."""
+    """Return the unsigned type that holds the tokens of a vocabulary."""
     return next(dtype for dtype in map(np.dtype, ("u1", "<u2", "<u4")) if vocabulary <= np.iinfo(dtype).max + 1)
 
 
 @dataclass(frozen=True)
-class TextHeader:
-    """What a prepared file says of text; ``tokens`` and ``bytes`` are counts per split."""
+class Facts:
+    """Facts on text for a report; ``documents`` per split, but of one that was ``cut``."""
 
-    kind: str
+    vocabulary: int
+    documents: dict[str, int]
+    cut: bool
+
+
+@dataclass(frozen=True)
+class Corpus(Material):
+    """Text on its way into a file: ``counts`` of tokens, ``bytes`` of the text; blocks are a split and tokens [n]."""
+
     source: str
     tokenizer: Tokenizer
-    tokens: Mapping[str, int]
+    counts: Mapping[str, int]
     bytes: Mapping[str, int]
-    skipped: int = 0
+    facts: Facts
+    blocks: Iterable[tuple[str, np.ndarray]]
+    skipped: Sequence[str] = ()
+    kind, task, shape, classes, part = "text", NEXT_TOKEN, (), None, "text"
+
+    @property
+    def outputs(self) -> int:
+        return self.tokenizer.vocabulary
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        sizes = {f"{split}_bytes": count for split, count in self.bytes.items()}
+        return {"end": self.tokenizer.end, "tokenizer": len(self.tokenizer.json.encode()), **sizes}
+
+    @property
+    def fixed(self) -> Iterator[tuple[str, np.ndarray]]:
+        if json := self.tokenizer.json.encode():
+            yield "tokenizer", np.frombuffer(json, np.uint8)
+
+    @property
+    def datasets(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype]]:
+        for split, count in self.counts.items():
+            yield f"{split}/tokens", (count,), smallest_type(self.outputs)
+
+    def writer(self, target: str | os.PathLike, force: bool = False) -> Writer:
+        return Writer(target, self, force)
 
 
-class TextWriter(FileWriter):
+class Writer(FileWriter):
     """A context in which streams of tokens become a prepared file."""
-
-    def __init__(self, target: str | os.PathLike, header: TextHeader, force: bool = False):
-        of = header.tokenizer
-        attributes = {"kind": header.kind, "source": header.source, "task": NEXT_TOKEN, "outputs": of.vocabulary}
-        attributes |= {"skipped": header.skipped, "end": of.end, "tokenizer": len(of.json.encode())}
-        attributes |= {f"{split}_bytes": count for split, count in header.bytes.items()}
-        super().__init__(target, attributes, header.tokens, force)
-        self._tokenizer = of
-        self._dtype = smallest_type(of.vocabulary)
 
     def append(self, split: str, tokens: np.ndarray) -> None:
         """Write the next tokens ``[n]`` of a split."""
-        self._append(split, {TOKENS: np.ascontiguousarray(tokens, self._dtype)})
-
-    def _allocate(self) -> None:
-        if json := self._tokenizer.json.encode():
-            self._whole("tokenizer", np.frombuffer(json, np.uint8))
-        for split, count in self._counts.items():
-            self._dataset(f"{split}/{TOKENS}", (count,), self._dtype)
+        super().append(split, tokens=tokens)
 
 
-def read_text(file: PreparedFile) -> Dataset:
-    """The data set of an open prepared file of text, in windows of a single token; DataError for what is damaged."""
-    vocabulary, end = int(file.attribute("outputs")), int(file.attribute("end"))
+def open_text(file: PreparedFile) -> Dataset:
+    """Return the data set of an open prepared file of text, in windows of one token; DataError for damage."""
+    vocabulary, end = file.outputs, int(file.attribute("end"))
     if not 0 <= end < vocabulary <= 2**32:
         raise file.error(f"has {vocabulary} tokens, of which {end} ends a document; prepare it again")
     dtype, splits, nbytes = smallest_type(vocabulary), {}, {}
     for split in file.splits:
-        count, nbytes[split] = int(file.attribute(split)), int(file.attribute(f"{split}_bytes"))
+        path, count, nbytes[split] = f"{split}/tokens", int(file.attribute(split)), file.attribute(f"{split}_bytes")
         if count < 1 or nbytes[split] < 1:
             raise file.error(f"has {count} {split} tokens of {nbytes[split]} bytes; it needs some. Prepare it again")
-        tokens = file.mapped(f"{split}/{TOKENS}", (count,), (dtype,))
+        tokens = file.mapped(path, (count,), (dtype,))
         # A look at the first is cheap and finds what another program filled wrongly; all would be a full read.
-        if (most := int(tokens[:_LOOKED_AT].max())) >= vocabulary:
-            raise file.error(
-                f"has token {most} in {split}/{TOKENS}, but a vocabulary of {vocabulary}; prepare it again"
-            )
-        splits[split] = TextSplit(tokens, guard=file.guard(f"{split}/{TOKENS}", tokens))
-    source = file.text("source")
-    return Dataset(
-        splits,
-        NEXT_TOKEN,
-        (1,),
-        vocabulary,
-        None,
-        source,
-        file.text("kind"),
-        bytes_per_token=nbytes["test"] / len(splits["test"].tokens),
-        tokenizer=_tokenizer(file, vocabulary, end, source),
-    )
-
-
-def _tokenizer(file: PreparedFile, vocabulary: int, end: int, source: str) -> Tokenizer:
-    if not (length := int(file.attribute("tokenizer"))):
-        if (vocabulary, end) != (Bytes.vocabulary, Bytes.end):
-            raise file.error(f"has {vocabulary} tokens and no tokenizer; prepare it again")
-        return Bytes()
-    json = file.mapped("tokenizer", (length,), (np.dtype("u1"),)).tobytes().decode("utf-8")
-    return TokenizerFile(json, f"the tokenizer of {source}", (vocabulary, end))
+        if (largest := int(tokens[:_LOOKED_AT].max())) >= vocabulary:
+            raise file.error(f"has token {largest} in {path}, but a vocabulary of {vocabulary}; prepare it again")
+        splits[split] = TextSplit(tokens, guard=file.guard(path, tokens))
+    source, tokenizer = file.text("source"), Bytes()
+    if length := int(file.attribute("tokenizer")):
+        json = file.mapped("tokenizer", (length,), (np.dtype("u1"),)).tobytes().decode("utf-8")
+        tokenizer = TokenizerFile(json, f"the tokenizer of {source}", (vocabulary, end))
+    elif (vocabulary, end) != (Bytes.vocabulary, Bytes.end):
+        raise file.error(f"has {vocabulary} tokens and no tokenizer; prepare it again")
+    a_token = int(nbytes["test"]) / len(splits["test"].tokens)
+    more = {"bytes_per_token": a_token, "tokenizer": tokenizer}
+    return Dataset(splits, NEXT_TOKEN, (1,), vocabulary, None, source, file.text("kind"), **more)

@@ -6,72 +6,31 @@ import re
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from istmpi.data.dataset import SPLITS
-from istmpi.data.dense.material import BLOCK
+from istmpi.data.dense.file import BLOCK
 from istmpi.data.files.archive import Archive, store
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.layout import note_splits, split_of
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.text.file import TextHeader, TextWriter, smallest_type
+from istmpi.data.text.file import Corpus, Facts, smallest_type
 from istmpi.data.text.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
-from istmpi.tasks import NEXT_TOKEN
 from istmpi.units import counted
 
 LINES = (".jsonl", ".jsonl.gz")
-"""Of files that have a document a line."""
+"""The endings of files that have a document a line."""
 LONGEST_LINE = 32 * MEGABYTE
 CUT = 0.9
-"""Where the tokens of a single document are cut in two, the first part for training."""
-
-_JSON = {
-    type(None): "null",
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
-}
-"""JSON's names for the types of values other than text."""
+"""The place where the tokens of a single document are cut in two, the first part for training."""
+_JSON = {type(None): "null", bool: "true or false", int: "a number", float: "a number", list: "a list"}
+"""JSON's names for the types of values other than text and objects."""
 _Runs = Sequence[tuple[int, int]]
-"""Of tokens in the scratch file: where one starts, and how many they are."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a preparation says of text; ``documents`` per split, where it is not one that was ``cut``."""
-
-    vocabulary: int
-    documents: dict[str, int]
-    cut: bool
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Text on its way into a file, as `Material` is for examples: ``counts`` of tokens, ``bytes`` of the text."""
-
-    tokenizer: Tokenizer
-    counts: dict[str, int]
-    bytes: dict[str, int]
-    facts: Facts
-    blocks: Iterator[tuple[str, np.ndarray]]
-    skipped: list[str]
-    task: str = NEXT_TOKEN
-    shape: tuple[int, ...] = ()
-    features: int = 0
-    classes: None = None
-
-    def writer(self, kind: str, source: str, target: Path, force: bool) -> TextWriter:
-        """What takes the blocks, into a file that says this of itself."""
-        header = TextHeader(kind, source, self.tokenizer, self.counts, self.bytes, len(self.skipped))
-        return TextWriter(target, header, force)
+"""Tokens in the scratch file: the starts and the lengths of runs."""
 
 
 def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Corpus:
@@ -82,25 +41,24 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
     document in five is for testing, and a single one is cut at 90% of its tokens. What is no text to the tokenizer is
     skipped; what is empty does not count. It takes some hundred bytes of memory for each document.
     """
-    of = open_tokenizer(tokenizer)
+    documents = _Documents(decoder, open_tokenizer(tokenizer))
     splits = splits_of(archive, decoder.notes)
-    documents = _Documents(decoder, of)
-    read_before, total = 0, sum(map(archive.nbytes, archive.names))
-
-    def told(position: int) -> None:
-        decoder.progress("reading", read_before + position, total)
-
+    before, total = 0, sum(map(archive.nbytes, archive.names))
     number_of = {name: number for number, name in enumerate(archive.names)}
     bad: dict[str, str] = {}
     others: set[str] = set()
-    for name, pieces in archive.pieces(archive.names, told):
+
+    def tell(position: int) -> None:
+        decoder.progress("reading", before + position, total)
+
+    for name, pieces in archive.pieces(archive.names, tell):
         lines = name.lower().endswith(LINES)
         for document, content in _texts(name, pieces, key, others) if lines else [(name, pieces)]:
             try:
                 documents.add(number_of[name], content)
             except NoTextError as error:
                 bad[document] = str(error)
-        read_before += archive.nbytes(name)
+        before += archive.nbytes(name)
     if documents.empty:
         decoder.notes.leave_out(counted(documents.empty, "empty document"))
     if others:
@@ -113,19 +71,18 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
 
 
 def splits_of(archive: Archive, notes: Notes) -> list[str]:
-    """The split of every file of an archive, in the order of its names; empty texts where they have none.
+    """Return the split of every file of an archive, in the order of its names; empty texts where they have none.
 
-    It is told by the first part of their paths in which they differ: a folder's name, or a word in a file's.
+    The first part of their paths in which they differ says it: a folder's name, or a word in a file's.
     """
     paths = [name.split("/") for name in archive.names]
     depth = len(os.path.commonprefix([path[:-1] for path in paths]))
     parts = [path[depth] for path in paths]
-    folders = [split_of(part) if len(path) > depth + 1 else "" for part, path in zip(parts, paths)]
-    if _are_splits(folders):
-        if "" in folders:
-            odd = archive.names[folders.index("")]
+    splits = [split_of(part) if len(path) > depth + 1 else "" for part, path in zip(parts, paths)]
+    if _are_splits(splits):
+        if "" in splits:
+            odd = archive.names[splits.index("")]
             raise DataError(f"{archive.path} has train/ and test/ but {odd} is in neither. Move it there, or away.")
-        splits = folders
     else:
         splits = [_split_in(part) if len(path) == depth + 1 else "" for part, path in zip(parts, paths)]
         if not _are_splits(splits) or "" in splits:
@@ -149,7 +106,7 @@ def _split_in(file: str) -> str:
 
 
 def _texts(name: str, pieces: Iterable[bytes], key: str, others: set[str]) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """The documents of a .jsonl, a blank line as an empty one; DataError for a line that has none.
+    """Yield the documents of a .jsonl, a blank line as an empty one; DataError for a line that has none.
 
     ``others`` gets the keys beside ``key``.
     """
@@ -163,14 +120,14 @@ def _texts(name: str, pieces: Iterable[bytes], key: str, others: set[str]) -> It
             tree = json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where} is not JSON ({reason(error)}). Correct it, or call the file .txt.") from None
-        if isinstance(tree, dict) and key in tree and not isinstance(tree[key], str):
-            raise DataError(
-                f"{where}: its {key} is {_JSON[type(tree[key])]}, not a text. Take the line out, or name another key "
-                f"with --key."
-            )
         if not isinstance(tree, dict) or key not in tree:
             keys = printable(", ".join(list(tree)[:8])) if isinstance(tree, dict) else ""
             raise DataError(f"{where} has no text under {key!r}; it has {keys or 'no keys'}. Name its key with --key.")
+        if not isinstance(tree[key], str):
+            raise DataError(
+                f"{where}: its {key} is {_JSON.get(type(tree[key]), 'an object')}, not a text. Take the line out, or "
+                f"name another key with --key."
+            )
         others.update(tree.keys() - {key})
         # What is half of a pair in UTF-16 has no bytes in UTF-8; a tokenizer that needs this refuses what comes of it.
         yield where, [tree[key].encode("utf-8", errors="surrogatepass")]
@@ -187,22 +144,15 @@ def _lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-@dataclass
 class _Documents:
     """The tokens of documents in a nameless file, and where each lies."""
 
-    decoder: Decoder
-    tokenizer: Tokenizer
-    empty: int = 0
-    """The number of documents without text, which do not count."""
-    _end: int = 0
-    _file: array = field(default_factory=lambda: array("q"))
-    _start: array = field(default_factory=lambda: array("q"))
-    _bytes: array = field(default_factory=lambda: array("q"))
-
-    def __post_init__(self) -> None:
-        self._scratch = self.decoder.scratch()
-        self._dtype = smallest_type(self.tokenizer.vocabulary)
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer):
+        self._decoder, self._tokenizer = decoder, tokenizer
+        self.empty = self._end = 0
+        """The number of documents without text, which do not count."""
+        self._file, self._start, self._bytes = array("q"), array("q"), array("q")
+        self._scratch, self._dtype = decoder.scratch(), smallest_type(tokenizer.vocabulary)
 
     def __len__(self) -> int:
         return len(self._start)
@@ -211,39 +161,46 @@ class _Documents:
         """Take in the document of a file with this number; NoTextError, and nothing happened, where it is none."""
         start, nbytes = self._end, 0
 
-        def counted() -> Iterator[bytes]:
+        def measured() -> Iterator[bytes]:
             nonlocal nbytes
             for piece in pieces:
                 nbytes += len(piece)
                 yield piece
 
         try:
-            for tokens in self.tokenizer.tokens_of(counted()):
+            for tokens in self._tokenizer.tokens_of(measured()):
                 self._store(tokens)
         except NoTextError:
             self._end = start
             raise
         if nbytes:
-            self._store(np.array([self.tokenizer.end]))
+            self._store(np.array([self._tokenizer.end]))
             for column, value in ((self._file, file), (self._start, start), (self._bytes, nbytes)):
                 column.append(value)
         self.empty += not nbytes
 
     def _store(self, tokens: np.ndarray) -> None:
         content = np.ascontiguousarray(tokens, self._dtype)
-        store(self._scratch, content, self._end * self._dtype.itemsize, self.decoder.folder)
+        store(self._scratch, content, self._end * self._dtype.itemsize, self._decoder.folder)
         self._end += len(tokens)
 
     def corpus(self, archive: Archive, splits: list[str], skipped: list[str]) -> Corpus:
-        """All of them, in the order of the files' names, by the splits of these files."""
+        """Return all documents, in the order of the files' names, by the splits of these files."""
         order = np.argsort(self._file, kind="stable")
         starts, nbytes = np.array(self._start)[order], np.array(self._bytes)[order]
         tokens = np.diff(np.array(self._start), append=self._end)[order]
         if cut := not any(splits) and len(self) == 1:
-            runs, sizes = self._cut(int(nbytes[0]))
-            documents = {}
+            self._decoder.split = "the end of the only document for testing"
+            at, total, documents = max(int(self._end * CUT), 1), int(nbytes[0]), {}
+            test = max(round(total * (self._end - at) / self._end), 1)
+            runs = {"train": [(0, at)], "test": [(at, self._end - at)]}
+            sizes = {"train": max(total - test, 1), "test": test}
         else:
-            of = self._dealt(splits)[order]
+            if any(splits):
+                of = np.array([SPLITS.index(split) for split in splits])[np.array(self._file)[order]]
+            else:  # by the names, so that the order in a tar file does not matter
+                self._decoder.split = f"of the documents {ONE_IN_FIVE}"
+                of = held_out(len(self)).astype(np.int64)
             chosen = {split: of == number for number, split in enumerate(SPLITS)}
             documents = {split: int(rows.sum()) for split, rows in chosen.items() if rows.any()}
             for split in ("train", "test"):
@@ -252,27 +209,11 @@ class _Documents:
             runs = {split: _neighbours(starts[chosen[split]], tokens[chosen[split]]) for split in documents}
             sizes = {split: int(nbytes[chosen[split]].sum()) for split in documents}
         counts = {split: sum(count for _, count in parts) for split, parts in runs.items()}
-        facts = Facts(self.tokenizer.vocabulary, documents, cut)
-        return Corpus(self.tokenizer, counts, sizes, facts, self._blocks(runs), skipped)
-
-    def _cut(self, nbytes: int) -> tuple[dict[str, _Runs], dict[str, int]]:
-        self.decoder.split = "the end of the only document for testing"
-        at = max(int(self._end * CUT), 1)
-        test = max(round(nbytes * (self._end - at) / self._end), 1)
-        return {"train": [(0, at)], "test": [(at, self._end - at)]}, {"train": max(nbytes - test, 1), "test": test}
-
-    def _dealt(self, splits: list[str]) -> np.ndarray:
-        """The numbers of the splits of all documents, in the order in which they came."""
-        if any(splits):
-            return np.array([SPLITS.index(split) for split in splits])[np.array(self._file)]
-        # By the names, so that the order in a tar file does not matter.
-        self.decoder.split = f"of the documents {ONE_IN_FIVE}"
-        of = np.empty(len(self), np.int64)
-        of[np.argsort(self._file, kind="stable")] = held_out(len(self))
-        return of
+        facts = Facts(self._tokenizer.vocabulary, documents, cut)
+        return Corpus(archive.source, self._tokenizer, counts, sizes, facts, self._blocks(runs), skipped)
 
     def _blocks(self, runs: dict[str, _Runs]) -> Iterator[tuple[str, np.ndarray]]:
-        """The tokens of the splits, many at a time; a block is good until the next is asked for."""
+        """Yield the tokens of the splits, many at a time; a block is good until the next is asked for."""
         block, size = np.empty(BLOCK, self._dtype), self._dtype.itemsize
         for split, parts in runs.items():
             filled = 0

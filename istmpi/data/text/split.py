@@ -12,14 +12,13 @@ import numpy as np
 from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
-from istmpi.data.moments import Normalisation
 from istmpi.errors import ConfigError, DataError
-from istmpi.tasks import NEXT_TOKEN
+from istmpi.tasks import TASKS
 
 WINDOW = 128
-"""Tokens of a window where nobody says another length."""
+"""The default number of tokens of a window."""
 SAMPLES, SAMPLE_TOKENS = 1024, 4096
-"""Parts of which a stream's fingerprint is made where it is longer than all of them, and the tokens of each."""
+"""The parts of a stream's fingerprint where it is longer than all of them, and the tokens of each."""
 
 
 @dataclass(eq=False)
@@ -33,19 +32,19 @@ class TextSplit(Split):
     tokens: np.ndarray
     """``[n]`` of uint8, uint16 or uint32."""
     length: int = 1
-    """Of a window."""
+    """Tokens of a window."""
     guard: Callable[[np.ndarray, int], None] | None = None
-    """It is told where windows begin, and of how many tokens they are made, before they are read."""
+    """It learns the places where windows begin, and the number of their tokens, before they are read."""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens.view(np.ndarray)
         assert self.tokens.ndim == 1 and self.length > 0, (self.tokens.shape, self.length)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Two of ``[b, length]`` int64.
+        """Return inputs and targets ``[b, length]`` int64.
 
-        With a key each window begins later by fewer tokens than its length, so many as the key and its place in the
-        batch say, or as early as the stream's end asks for.
+        With a key each window begins later by fewer tokens than its length, as the key and its place in the batch say,
+        or as early as the stream's end asks for.
         """
         import torch
 
@@ -59,15 +58,11 @@ class TextSplit(Split):
         inputs, targets = (torch.from_numpy(part.astype(np.int64)) for part in (windows[:, :-1], windows[:, 1:]))
         return Batch((inputs,), targets, len(starts))
 
-    def labels(self) -> np.ndarray:
-        """Zeros: no window has a label of its own."""
-        return np.broadcast_to(np.int64(0), len(self))
-
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.length
 
     def divided(self, fraction: float, seed: int) -> tuple[TextSplit, TextSplit]:
-        """The beginning of the stream and its end, whatever the seed, for windows of training begin anywhere."""
+        """Return the beginning of the stream and its end, whatever the seed; windows of training begin anywhere."""
         cut = len(self.tokens) - round(len(self.tokens) * fraction)
         guard = self.guard and (lambda starts, length: self.guard(starts + cut, length))
         train = replace(self, tokens=self.tokens[:cut])
@@ -83,14 +78,6 @@ class TextSplit(Split):
     @cached_property
     def labels_checksum(self) -> int:
         return 0
-
-    def normalised_by(self, normalisation: Normalisation | None) -> TextSplit:
-        assert normalisation is None
-        return self
-
-    def reshaped(self, shape: tuple[int, ...]) -> TextSplit:
-        assert tuple(shape) == (self.length,), (shape, self.length)
-        return self
 
     @cached_property
     def features_checksum(self) -> int:
@@ -109,8 +96,8 @@ class TextSplit(Split):
 
 
 def windowed(data: Dataset, length: int) -> Dataset:
-    """The same text in windows of a length, other data as they are; DataError where a split has no window."""
-    if data.task != NEXT_TOKEN:
+    """Return text in windows of a length, other data as they are; DataError where a split has no window."""
+    if not TASKS[data.task].of_tokens:
         return data
     splits = {name: replace(split, length=length) for name, split in data.splits.items()}
     for name, split in splits.items():
