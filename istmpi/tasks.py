@@ -24,17 +24,14 @@ DENSE_LABELS = "dense-multi-label"
 NODE_CLASSES = "node-classes"
 NODE_LABELS = "node-labels"
 OFF = -1
-"""The target of a node that is not scored."""
 
 
 class Task(ABC):
     """A loss and a score, each a mean over examples."""
 
     score: str
-    """The name of the score."""
     higher_is_better = True
     numbers = 1
-    """The number of values that `points` returns."""
 
     inputs = "numbers"
     """What a network of this task takes, in words."""
@@ -68,7 +65,6 @@ class Task(ABC):
 
     @staticmethod
     def more(outputs: int, *points: float) -> dict[str, float] | None:
-        """Return other scores by name, for the same means."""
         return None
 
     @staticmethod

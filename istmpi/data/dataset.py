@@ -1,4 +1,4 @@
-"""What training sees of a data set: named splits of examples that are read by number."""
+"""Data sets as training sees them: named splits of examples that are read by number."""
 
 from __future__ import annotations
 
@@ -43,19 +43,15 @@ class Split(ABC):
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return copies of the examples ``indices`` [b], as a network takes them.
-
-        ``key`` seeds whatever is random in them: the same indices and key are the same batch, on every machine. Without
-        one nothing is random.
-        """
+        """Return copies of the examples ``indices`` [b], as a network takes them; ``key`` seeds whatever is random in
+        them."""
 
     @abstractmethod
     def __len__(self) -> int:
         """The number of examples."""
 
     def labels(self) -> np.ndarray:
-        """Return all targets, without reading inputs: [n] int64, or [n, outputs] float32 or uint8; not to be written
-        to."""
+        """Return all targets without reading inputs, [n] int64, or [n, outputs] float32 or uint8; not to be written to."""
         return np.broadcast_to(np.int64(0), len(self))
 
     def normalised_by(self, normalisation: Normalisation | None) -> Split:
@@ -64,7 +60,6 @@ class Split(ABC):
         return self
 
     def reshaped(self, shape: tuple[int, ...]) -> Split:
-        """Return the same examples, each of them in this shape for the network."""
         return self
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Split:
@@ -78,13 +73,13 @@ class Split(ABC):
         return self
 
     def resized(self, side: int) -> Split:
-        """Return the same examples, downscaled to a side where they are images; 0 leaves them as they are."""
+        """Return the same images, downscaled to a side; 0 leaves examples as they are."""
         assert not side, side
         return self
 
     @abstractmethod
     def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        """Return two parts that have no example in common: training examples, and a fraction drawn by a seed.
+        """Return two parts without a common example: training examples, and a fraction drawn by a seed.
 
         Nothing is copied but labels. ConfigError where one would be empty.
         """
@@ -96,7 +91,6 @@ class Split(ABC):
 
     @cached_property
     def labels_checksum(self) -> int:
-        """CRC-32 of all labels."""
         return zlib.crc32(np.ascontiguousarray(self.labels()))
 
 
@@ -108,19 +102,13 @@ def sample_of(count: int, most: int, drawn: int = 0) -> np.ndarray:
 
 
 def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    """Return whether examples of these shapes have the same features in the same order.
-
-    Flattening and axes of length 1 are free.
-    """
+    """Return whether examples of two shapes have the same features in the same order; axes of length 1 are free."""
     first, second = (tuple(length for length in shape if length != 1) for shape in (first, second))
     return first == second or (prod(first) == prod(second) and min(len(first), len(second)) <= 1)
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe where two conventions of reading (``Dataset.reading``) give features another meaning; empty if nowhere.
-
-    A source without a convention agrees with any.
-    """
+    """Describe where two conventions of reading (``Dataset.reading``) differ; a source without one agrees with any."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
@@ -133,10 +121,7 @@ def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 
 
 def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> None:
-    """Refuse features x [b, features] that are not finite in float32: a DataError names one.
-
-    ``first`` is the number of the first of these examples.
-    """
+    """Raise DataError for features x [b, features] that are not finite in float32; ``first`` numbers these examples."""
     if x.dtype.kind != "f":
         return
     with np.errstate(over="ignore"):
@@ -153,10 +138,9 @@ def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> No
 class Dataset:
     """A data set that is ready to train on.
 
-    ``shape`` is that of one example before it was flattened to ``features`` numbers, channels first: [3, 32, 32] for a
-    colour image, [features] where there is no such structure. ``outputs`` counts the classes, or the numbers to
-    predict; ``classes`` are their names, None for regression. ``kind`` is that of `istmpi prepare`. The splits apply
-    ``mean`` and ``std`` [features].
+    ``shape`` is that of an example, channels first, [features] where there is no structure. ``outputs`` counts the
+    classes, or the numbers to predict. ``kind`` is that of `istmpi prepare`. The splits apply ``mean`` and ``std``
+    [features].
     """
 
     splits: Mapping[str, Split]
@@ -171,14 +155,11 @@ class Dataset:
     targets: tuple[np.ndarray, np.ndarray] | None = None
     """The mean and deviation ``[outputs]`` of numbers to predict in batches; None as they are."""
     bytes_per_token: float | None = None
-    """The bytes of the test documents for each of their tokens, of text."""
     tokenizer: Tokenizer | None = None
     output_names: tuple[str, ...] | None = None
-    """The names of the numbers to predict, where the data say so."""
     assumed: tuple[str, ...] = ()
     """Decisions that the data do not settle, for an .npz that is used directly; `istmpi prepare` reports its own."""
     reading: Mapping[str, Any] = field(default_factory=dict)
-    """The conventions by which `istmpi prepare` read the source (`istmpi.data.files.notes`)."""
     offset: np.ndarray | None = None
     """``[features]`` float64 that examples are less than in the source; None where float32 does without."""
     target_offset: np.ndarray | None = None
@@ -197,27 +178,22 @@ class Dataset:
         return self.splits["test"]
 
     def normalised_by(self, normalisation: Normalisation | None) -> Dataset:
-        """Return the same data with another normalisation, such as that of other training data; None: as stored."""
+        """Return the data with another normalisation, such as that of other training data; None: as stored."""
         mean, std, offset = normalisation or (None, None, self.offset)
         return replace(self._with("normalised_by", normalisation), mean=mean, std=std, offset=offset)
 
     def with_target_offset(self, offset: np.ndarray | None) -> Dataset:
-        """Return the same data, with another offset subtracted from the numbers to predict."""
         return replace(self._with("with_target_offset", self.target_offset, offset), target_offset=offset)
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
-        """Return the same data, whose batches have targets less a mean and divided by a deviation, or as they are."""
+        """Return the data, with targets of batches less a mean and divided by a deviation, or as they are."""
         return replace(self._with("standardised", targets), targets=targets)
 
     def reshaped(self, shape: tuple[int, ...]) -> Dataset:
-        """Return the same data, each example in the shape that a network takes."""
         return self._with("reshaped", shape)
 
     def with_validation(self, fraction: float, seed: int) -> Dataset:
-        """Return the same data, a fraction of the training examples held out as the split ``validation``; 0 is none.
-
-        ConfigError where the data have such a split of their own.
-        """
+        """Return the data with a fraction of the training examples as the split ``validation``; 0 leaves them."""
         if not fraction:
             return self
         if "validation" in self.splits:

@@ -17,7 +17,6 @@ from istmpi.tasks import CLASSIFICATION
 
 
 def open_digits() -> Dataset:
-    """The digits: 1,437 to train on and 360 to test on, 64 features, one mean and deviation for all pixels."""
     with resources.files("istmpi.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
         x, y = arrays["x"], arrays["y"].astype(np.int64)
     test = held_out(len(y), y)

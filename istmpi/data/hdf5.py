@@ -47,22 +47,20 @@ from istmpi.hdf5 import (
 )
 
 READABLE = (1, 2)
-"""Versions of the format."""
 MAPPED = ("x", "tokens", "indices", "data")
 """Datasets that may be large: checked block by block as they are read, all others when the file is opened."""
 _LOOKED_AT = 2**20
-"""Numbers at the start of a large dataset that are looked at when a file is opened."""
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
-    """The data set of a prepared file, its rows memory-mapped; DataError in one line for anything else."""
+    """Return the data set of a prepared file, its rows memory-mapped; DataError in one line for anything else."""
     with prepared_file(path) as file:
         return file.dataset
 
 
 @contextmanager
 def prepared_file(path: str | os.PathLike) -> Iterator["PreparedFile"]:
-    """Open a prepared file and check its structure; DataError in one line for anything that is none."""
+    """Open a prepared file and check its structure."""
     path = Path(path)
     with _reading(path):
         if not path.is_file() or not h5py.is_hdf5(path):
@@ -76,7 +74,6 @@ def prepared_file(path: str | os.PathLike) -> Iterator["PreparedFile"]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn whatever h5py and others raise where they meet what they did not expect into one line."""
     try:
         yield
     except DataError:
@@ -87,24 +84,23 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 class PreparedFile:
-    """An open prepared file, checked against the format, one question after another, and mapped."""
+    """An open prepared file, checked against the format and mapped."""
 
     def __init__(self, path: Path, file: h5py.File):
         self._path, self._file = path, file
         self._size = path.stat().st_size
         self.version = self._version()
-        """Of the format."""
         self.dataset = self._read()
         if self.version > 1 and not sealed(file):
             raise self.error(f"is damaged: {next(structure_errors(file), CHANGED)}; prepare or copy it again")
 
     @property
     def nbytes(self) -> int:
-        """Of all contents, checksums left out."""
+        """The size of all contents, checksums left out."""
         return sum(dataset.id.get_storage_size() for dataset in datasets(self._file).values())
 
     def errors(self, read: Read = unheard) -> Iterator[str]:
-        """What is wrong with the contents, one line each; ``read`` is told of bytes as they are read."""
+        """Yield what is wrong with the contents, one line each; ``read`` gets the numbers of bytes as they are read."""
         with _reading(self._path):
             yield from checksum_errors(self._file, read=read)
 
@@ -136,16 +132,15 @@ class PreparedFile:
 
     @property
     def splits(self) -> list[str]:
-        """The names of those that it has."""
         return [name for name in SPLITS if name != "validation" or self._file.id.links.exists(name.encode())]
 
     def guard(self, name: str, x: np.memmap) -> Callable[..., None] | None:
-        """What is told of the rows of a dataset before they are read; None where nobody need be."""
+        """Return a function for the rows of a dataset before they are read; None where there is no need."""
         expected = expected_checksums(self._file, name)
         return letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
     def count(self, split: str, what: str) -> int:
-        """The number of a split's examples; DataError where it has none."""
+        """Return the number of a split's examples; DataError where it has none."""
         if (count := int(self.attribute(split))) < 1:
             raise self.error(f"has {count} {split} {what}; it needs at least one. Prepare it again")
         return count
@@ -162,7 +157,7 @@ class PreparedFile:
         return dataset_at(self._file, name) is not None
 
     def offsets(self, name: str, rows: int, total: int) -> np.memmap:
-        """The dataset with the place where each of so many lists begins, and where the last one ends."""
+        """Return the offsets of so many lists, which rise from 0 to a total."""
         offsets = self.mapped(name, (rows + 1,), (np.dtype("<i8"),))
         if offsets[0] != 0 or offsets[-1] != total or (np.diff(offsets) < 0).any():
             raise self.error(f"has {name} that does not rise from 0 to {total:,}; prepare it again")
@@ -171,7 +166,7 @@ class PreparedFile:
     def numbers(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype, least: int, below: int, all: bool = True
     ) -> np.memmap:
-        """The dataset of numbers in a range; unless ``all``, only its beginning is looked at."""
+        """Return a dataset of numbers in a range; unless ``all``, only its beginning is looked at."""
         numbers = self.mapped(name, shape, (dtype,))
         part = numbers if all else numbers[:_LOOKED_AT]
         if part.size and (part.min() < least or part.max() >= below):
@@ -179,7 +174,6 @@ class PreparedFile:
         return numbers
 
     def names(self, path: str, outputs: int) -> tuple[str, ...]:
-        """The names of so many classes, or of other outputs."""
         if (dataset := dataset_at(self._file, path)) is None:
             raise self.error(f"has no dataset {path}; prepare it again")
         names = tuple(dataset.asstr()[()])
@@ -188,7 +182,7 @@ class PreparedFile:
         return names
 
     def mapped(self, name: str, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]) -> np.memmap:
-        """The dataset ``name`` as a read-only memory map, once its shape, type and place are as the format says."""
+        """Return a dataset as a read-only memory map, once its shape, type and place are as the format says."""
         if (dataset := dataset_at(self._file, name)) is None:
             raise self.error(f"has no dataset {name}; prepare it again")
         if dataset.shape != shape or dataset.dtype not in dtypes:
@@ -199,15 +193,12 @@ class PreparedFile:
         return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), shape)
 
     def attribute(self, name: str, *default: object) -> object:
-        """An attribute of the file; DataError where there is none and no default."""
         if name not in self._file.attrs and not default:
             raise self.error(f"has no attribute {name}; prepare it again")
         return self._file.attrs.get(name, *default)
 
     def text(self, name: str) -> str:
-        """An attribute that is a text."""
         return str(plain(self.attribute(name)))
 
     def error(self, problem: str) -> DataError:
-        """The error for a file that has a problem."""
         return DataError(f"{self._path} {problem}.")

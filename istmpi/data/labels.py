@@ -1,4 +1,4 @@
-"""What a column of given labels means: classes, or numbers to predict."""
+"""The meaning of a column of labels: classes, or numbers to predict."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ _TASK = "--task"
 def read_labels(
     parts: dict[str, np.ndarray], task: str | None, source: str, *, notes: Notes | None = None
 ) -> tuple[str, tuple[str, ...] | None, dict[str, np.ndarray]]:
-    """The task, the names of the classes (None for other tasks) and y per split, from raw labels per split.
+    """Return the task, the names of the classes (None for other tasks) and y per split, from raw labels per split.
 
-    Raw labels are [n] or [n, 1] of integers, booleans, strings or floats, or [n, outputs] of numbers. Without ``task``,
-    one string, boolean or integer an example is its class, so is the place of the only 1 in a row of [n, outputs] of 0
-    and 1; other such matrices are several labels an example, and all else is regression. Classes are numbered in the
-    order of their values, over all splits; floats are classes only where they are whole. y is [n] int64, or [n,
-    outputs]: uint8 of several labels, or numbers that are finite in float32, in the type that they came in. ``notes``
-    is told what is decided.
+    Without ``task``, a string, boolean or integer is a class, so is the place of the only 1 in a row of [n, outputs] of
+    0 and 1; other such matrices are several labels an example, and all else is regression. Classes are numbered in the
+    order of their values, over all splits. y is [n] int64, or [n, outputs]: uint8 of several labels, or numbers that
+    are finite in float32, in the type that they came in.
     """
     tasks = CLASSIFICATION, REGRESSION, MULTI_LABEL
     if task is not None and task not in tasks:
@@ -82,7 +80,7 @@ def read_labels(
 
 
 def read_names(labels: np.ndarray, source: str, split: str, notes: Notes | None) -> np.ndarray:
-    """Labels; those that are names as text, without white space at their ends; DataError for one that is empty."""
+    """Return labels, with names as text without white space at their ends; DataError for an empty one."""
     what = f"{split} labels".strip()
     if labels.dtype.kind not in "SU":
         return labels
@@ -121,7 +119,6 @@ def _are_flags(labels: np.ndarray) -> np.ndarray:
 
 
 def _require_flags(parts: dict[str, np.ndarray], source: str) -> None:
-    """DataError for labels that are no matrix of 0 and 1."""
     for split, labels in parts.items():
         if labels.ndim != 2:
             raise DataError(
@@ -138,7 +135,7 @@ def _require_flags(parts: dict[str, np.ndarray], source: str) -> None:
 
 
 def _require_alike(parts: dict[str, np.ndarray], source: str) -> None:
-    """DataError for labels that cannot be put one behind the other."""
+    """Raise DataError for labels that cannot be put one behind the other."""
     kinds = {split: part.dtype.kind for split, part in parts.items()}
     if len({kind in "US" for kind in kinds.values()}) > 1 or not set(kinds.values()) <= {*"biufUS"}:
         types = ", ".join(str(part.dtype) for part in parts.values())
@@ -148,7 +145,6 @@ def _require_alike(parts: dict[str, np.ndarray], source: str) -> None:
 
 
 def _require_classes(parts: dict[str, np.ndarray], source: str) -> None:
-    """DataError for numbers that cannot name a class, for they are not whole."""
     for split, labels in parts.items():
         if labels.dtype.kind != "f":
             continue

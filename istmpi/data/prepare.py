@@ -1,4 +1,4 @@
-"""From the files that data come in to one prepared file.
+"""The way from the files that data come in to one prepared file.
 
 To add a source, write a function ``read(archive, decoder, **options) -> Material`` and name it in KINDS; its
 keyword-only arguments are the options that it takes.
@@ -42,10 +42,8 @@ KINDS: dict[str, Callable[..., Material]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """A finished preparation: ``counts`` per split, the names of the ``skipped`` files, ``bytes`` of the file.
+    """A finished preparation; ``of_class`` says how many training examples each class or label has.
 
-    ``split`` says how examples came to be in their splits, ``of_class`` how many training examples each class or label
-    has. ``assumed`` and ``left_out`` are the notes of the reader, ``reading`` the conventions that the file keeps.
     ``text``, ``rows`` and ``graph`` are the facts of these kinds.
     """
 
@@ -80,10 +78,8 @@ def prepare(
 ) -> Report:
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
-    ``force`` replaces an existing target; ``max_bad`` is the share of the files that may be unreadable; ``options``
-    are those of the kind's reader. Raises DataError for input that cannot be used, ConfigError for a kind, an option
-    or a target that cannot be, OutputError where writing fails; then nothing is left behind and an existing target is
-    as it was.
+    ``max_bad`` is the share of the files that may be unreadable; ``options`` are those of the kind's reader. Where it
+    fails, nothing is left behind and an existing target is as it was.
     """
     started, target = time.monotonic(), Path(target)
     if (read := KINDS.get(kind)) is None:

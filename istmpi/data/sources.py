@@ -29,16 +29,13 @@ if TYPE_CHECKING:
 
 RANK = "{rank}"
 _CHECKED = 2**22
-"""Features that are checked at a time: bounds the memory of it."""
 _KINDS = {".csv": "csv", ".npy": "arrays", ".txt": "text", ".jsonl": "text", ".svm": "xc"}
-"""The usual kind of a file for `istmpi prepare`, by its ending."""
 
 
 def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> Dataset:
-    """Return the data set of a run's settings, with training images changed and examples grouped as these say.
+    """Return the data set of a run's settings; ConfigError where the data do not fit them.
 
-    ``seed`` draws the examples that are held out for validation. Raises ConfigError where the data do not fit the
-    settings, and as `open_dataset`.
+    ``seed`` draws the examples that are held out for validation.
     """
     opened = open_dataset(data.source, stream, data.length)
     task = TASKS[opened.task]
@@ -60,8 +57,7 @@ def open_dataset(source: str, stream: int | None = None, length: int = WINDOW) -
     """Return the data set of ``source``: ``"digits"``, a prepared ``.h5`` or an ``.npz``; text in windows of a length.
 
     ``{rank}`` in a path stands for ``stream``: each rank's own file (local placement). Rows are memory-mapped wherever
-    the file allows it. Raises DataError for a file that is missing, damaged or of the wrong kind, ConfigError where
-    ``{rank}`` has nothing to stand for.
+    the file allows it.
     """
     if source == "digits":
         return open_digits()
@@ -83,7 +79,7 @@ def open_dataset(source: str, stream: int | None = None, length: int = WINDOW) -
 
 
 def open_npz(path: Path) -> Dataset:
-    """Return the data set of an .npz as it stands: not normalised; arrays named as `split_arrays` says."""
+    """Return the data set of an .npz as it stands, not normalised."""
     notes, source = Notes(), str(path)
     with path.open("rb") as file:
         arrays, _ = split_arrays(load_arrays(file, source), source)
@@ -133,7 +129,6 @@ def _exact(x: np.ndarray, split: str, what: str, source: str) -> np.ndarray:
 
 
 def _nearest(path: Path) -> str:
-    """Return ``"; did you mean X?"`` for the nearest name in the same folder, else what to do."""
     if not path.parent.is_dir():
         return f": there is no folder {path.parent}. Check the path."
     near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)

@@ -22,7 +22,6 @@ FORMAT = "istmpi-data"
 VERSION = 2
 SUFFIXES = (".h5", ".hdf5")
 READING = "reading"
-"""The dataset of conventions by which the source was read: JSON as UTF-8 bytes."""
 _ROOM = 2**20
 """Bytes for the structure of the file, and for what HDF5 keeps back of small pieces of four datasets, 64 KiB each."""
 
@@ -42,19 +41,16 @@ class Material:
     blocks: Iterable[tuple] = ()
     """A split and arrays for `FileWriter.append`."""
     skipped: Sequence[str] = ()
-    """Files that could not be read."""
     facts: Any = None
     """More for the report of a preparation, in its field `part`."""
     part: ClassVar[str] = ""
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """More attributes of the file."""
         return {}
 
     @property
     def fixed(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Datasets that are known beforehand."""
         yield from ()
 
     @property
@@ -70,8 +66,6 @@ class FileWriter:
     """A context in which blocks become a prepared file, complete or not at all.
 
     It writes beside the target under a temporary name; a normal exit syncs and renames, any exception removes it.
-    Memory is bounded by the largest block. Raises ConfigError where the target exists and is not to be replaced,
-    OutputError where it cannot be written.
     """
 
     def __init__(self, target: str | os.PathLike, material: Material, force: bool = False):
@@ -130,7 +124,6 @@ class FileWriter:
 
     @property
     def remarks(self) -> Iterable[str]:
-        """Remarks for the user on the values that were written."""
         return ()
 
     @contextmanager
@@ -156,7 +149,6 @@ class FileWriter:
 
 
 def check_target(target: Path, force: bool) -> None:
-    """Raise ConfigError for a name that is taken or wrong, OutputError for a folder that cannot be written to."""
     if target.suffix not in SUFFIXES:
         raise ConfigError(
             f"{target} is no name for a prepared file; training knows those by .h5. Call it {target.name}.h5."

@@ -20,8 +20,7 @@ CHANNELS = ("first", "last")
 def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Examples:
     """x [n, ...] as float32, or as uint8 where all of it is; y as ``read_labels`` says, ``task`` where it cannot know.
 
-    The arrays are named as `split_arrays` says, in one .npz or as .npy files. float32 rows of plain features are
-    normalised one by one; bytes and rows with more axes, whose features are alike, by one mean and deviation.
+    float32 rows of plain features are normalised one by one; bytes and rows with more axes by one mean and deviation.
     ``channels`` says where images [n, three axes] have them, first or last: DataError where it is not given and they
     seem to come last.
     """
@@ -58,7 +57,6 @@ def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channel
 
 
 def channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:
-    """Return examples with channels first; DataError for a shape that ``channels`` does not fit."""
     shown = " x ".join(map(str, x.shape[1:]))
     if channels is None and looks_channels_last(x.shape[1:]):
         raise DataError(

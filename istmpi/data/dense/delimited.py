@@ -20,20 +20,18 @@ from istmpi.foreign import MEGABYTE, in_ascii_digits, is_number, is_whole_number
 LONGEST_LINE = 32 * MEGABYTE
 DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+([eE][+-]?[0-9]+)?")
 _WORDS = {"tab": "\t", "space": " "}
-"""The words for delimiters that cannot be seen; ``space`` is any white space."""
+"""Words for delimiters that cannot be seen; ``space`` is any white space."""
 _EXCEL = re.compile('"?sep=(.)"?')
 """A first line with which Excel says what the delimiter is."""
 _MISSING = ("", "?", "-", "na", "n/a", "null", "none")
 """Fields of examples without a value: they make no header of a line of numbers."""
 _SAMPLE = 20
-"""Rows that are looked at to tell one delimiter from another."""
 _NAMED = 5
 EXACT = 2**53
-"""Float64 has every whole number up to this one."""
 
 
 class Table:
-    """One file, read from its start as often as is needed; ``label`` is None where it has features alone.
+    """A file, read from its start as often as needed; ``label`` is None where it has features alone.
 
     The content decides what ``delimiter`` (a character, ``tab`` or ``space``) and ``header`` leave open; it is noted.
     """
@@ -83,12 +81,10 @@ class Table:
 
     @property
     def name_of_label(self) -> str | None:
-        """The name of the label's column; None without a header."""
         return self.header[self._label] or None if self.header and self._label is not None else None
 
     @property
     def width(self) -> int:
-        """The number of features."""
         return len(self._columns)
 
     def select(self, names: list[str], label: str | None) -> None:
@@ -111,7 +107,6 @@ class Table:
         self._columns = columns
 
     def labels(self) -> list[str]:
-        """Return the text of each label, without white space around."""
         labels, self.padded = [], 0
         with self._lines() as lines:
             for line, row in self._examples(lines):
@@ -123,21 +118,19 @@ class Table:
         return labels
 
     def features(self) -> Iterator[np.ndarray]:
-        """Yield x [b, features] float64, block by block."""
         with self._lines() as lines:
             examples = self._examples(lines)
             while numbered := list(islice(examples, rows_per_block(self.columns))):
                 yield self._numbers(numbered)
 
     def blocks(self, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield x [b, features] float64 and the labels given for these rows."""
         start = 0
         for x in self.features():
             yield x, y[start : start + len(x)]
             start += len(x)
 
     def hint(self) -> str:
-        """Return a sentence on what may separate the columns where there seems to be one alone; else empty."""
+        """Return a sentence on what may separate the columns where there seems to be one alone."""
         for character in ",;\t| ":
             if self.columns == 1 and character in self._line:
                 word = _word(character)
@@ -215,7 +208,7 @@ class Table:
             yield line, row
 
     def _rows(self, lines: io.TextIOBase, delimiter: str | None = None) -> Iterator[tuple[int, list[str]]]:
-        """Yield each row that holds something, the header too, with the number of its line."""
+        """Yield each row that holds something, with the number of its line."""
         delimiter, text = delimiter or self.delimiter, _bounded(lines)
         spaces = delimiter == "space"
         if spaces:
@@ -253,7 +246,7 @@ class Table:
 
 
 def require_exact(text: str, where: str) -> None:
-    """Raise DataError for a whole number of which float64 rounds digits away."""
+    """Raise DataError for a whole number that float64 rounds."""
     if is_whole_number(text.strip()) and int(text) != int(float(text)):
         raise DataError(
             f"{where}: {one_line(text.strip())} has more digits than a float64 keeps; close ones would be alike. "

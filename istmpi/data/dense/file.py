@@ -55,7 +55,6 @@ class Examples(Material):
     blocks: Iterable[tuple[str, np.ndarray, np.ndarray]] = ()
     skipped: Sequence[str] = ()
     output_names: tuple[str, ...] | None = None
-    """Names of numbers to predict, where the source has some."""
 
     @property
     def attributes(self) -> dict[str, tuple[int, ...]]:
@@ -88,7 +87,7 @@ class Writer(FileWriter):
         self.differences = Differences({"x": material.groups, **targets})
 
     def append(self, split: str, x: np.ndarray, y: np.ndarray) -> None:
-        """Write the next examples of a split: x [b, features] (not normalised) and y [b] or [b, outputs]."""
+        """Write the next examples of a split, not normalised."""
         require_finite(x, split, self._material.source, self._running[f"{split}/x"].done)
         rows = self.differences.taken(split, {"x": x, "y": y})
         rows["x"] = np.ascontiguousarray(rows["x"], self._material.dtype)
@@ -124,14 +123,12 @@ def slices(arrays: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[s
 
 
 def _labels(task: str, count: int, outputs: int) -> tuple[tuple[int, ...], np.dtype]:
-    """Return the shape and the type of a split's labels."""
     if TASKS[task].one_class:
         return (count,), np.dtype("<i8")
     return (count, outputs), FLOATS if TASKS[task].predicts_numbers else BYTES
 
 
 def open_examples(file: PreparedFile) -> Dataset:
-    """Return the data set of an open prepared file; DataError for damage."""
     task, shape, outputs = file.text("task"), file.shape, file.outputs
     features, of = prod(shape), TASKS[task]
     classes = file.names("classes", outputs) if of.one_class else None

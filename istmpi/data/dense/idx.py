@@ -20,7 +20,7 @@ _FILE = re.compile(r"(?:.*[/-])?(train|t10k|test)-(images|labels)[.-]idx[13]-uby
 
 
 def read(archive: Archive, decoder: Decoder) -> Examples:
-    """Images [1, height, width] uint8, normalised by one mean and deviation; the classes are the labels that occur.
+    """Images [1, height, width] uint8, normalised by one mean and deviation.
 
     Files are named as MNIST's: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same with t10k (or test), with
     a name before or ".gz" behind. They are read as they are needed.
@@ -82,7 +82,6 @@ def _find(archive: Archive) -> dict[tuple[str, str], str]:
 
 
 def _header(stream: BinaryIO, name: str, axes: int) -> tuple[int, ...]:
-    """Return the lengths of the axes, from an idx header of unsigned bytes."""
     header = _take(stream, name, 4 + 4 * axes).tobytes()
     if struct.unpack(">HBB", header[:4]) != (0, 8, axes):
         raise DataError(f"{name} is not an idx file of bytes with {axes} axes (it starts {header[:4].hex(' ')}).")

@@ -15,11 +15,10 @@ _SILENCE = 1e-10
 
 
 def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
-    """Power in dB below the clip's loudest point, no less than the floor, standardised: [BANDS, FRAMES] float32.
+    """Return the power in dB below the clip's loudest point, from a floor on, standardised: [BANDS, FRAMES] float32.
 
-    ``clip`` [any length] float32 at ``rate`` Hz; the second around its middle of energy counts, with silence where it
-    has no more. Frames are centred on multiples of the hop, so every rate gives 32 of them; bands run from 0 to
-    rate / 2. Each clip gets mean 0 and deviation 1 on its own; pure silence is 0 everywhere.
+    ``clip`` is the sound at ``rate`` Hz; the second around its middle of energy counts, with silence where it has no
+    more. Every rate gives 32 frames; bands run from 0 to rate / 2; pure silence is 0 everywhere.
 
     The features should tell words apart, not speakers and recordings. Where a word lies in its file depends on who cut
     the file; the harmonics of the voice depend on its pitch and are smoothed away, which leaves the formants; what lies

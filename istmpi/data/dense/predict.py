@@ -28,7 +28,7 @@ from istmpi.optional import optional
 from istmpi.units import counted
 
 Block = tuple[Sequence[str | int], np.ndarray]
-"""The examples' names, or their row numbers from 0, and x [b, features] of any type of numbers, not normalised."""
+"""The examples' names, or their numbers, and x [b, features], not normalised."""
 
 
 def read_inputs(
@@ -47,11 +47,9 @@ def read_inputs(
 ) -> Iterator[Block]:
     """Yield the examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
 
-    ``source`` is a table, a .npy or .npz, a prepared file or ``digits``, or for speech and images a file, a folder or
-    a tar file. ``split`` counts for data that have splits; ``resize`` brings images to the shape. ``skipped`` gets the
-    name of a file that cannot be read, and the reason. ``label`` names a column of a table to pass over; ``header`` and
-    ``delimiter`` are as in `istmpi prepare csv`, and else as in ``reading``, the network's conventions; ``notes`` takes
-    what was decided. DataError where anything else does not fit, or where there is no example.
+    ``resize`` brings images to the shape. ``skipped`` gets the name of a file that cannot be read, and the reason.
+    ``label`` names a column of a table to pass over; ``header`` and ``delimiter`` are as in `istmpi prepare csv`, and
+    else as in ``reading``, the network's conventions; ``notes`` takes what was decided.
     """
     reading, path, count = reading or {}, Path(source), 0
     name = path.name.lower()
@@ -137,7 +135,6 @@ def _of_table(
     reading: Mapping[str, Any],
     notes: Notes,
 ) -> Iterator[tuple[None, np.ndarray]]:
-    """Yield the rows of a table, which has the form and the columns of training unless an option says otherwise."""
     trained = Fields(reading, "the network's file", "Prepare the data again, and train on them.")
     if delimiter is None and "delimiter" in trained:
         delimiter = trained.text("delimiter")
@@ -162,7 +159,6 @@ def _of_files(
     most_bytes: int,
     skipped: Callable[[str, str], None],
 ) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Yield each file of a folder, a tar file or by itself."""
     archive = Archive(path)
     names = [name for name in archive.names if name.lower().endswith(endings)]
     if not names:

@@ -28,17 +28,15 @@ ENDINGS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
 TEST_PERCENT = 10
 RATES = 1_000, 768_000
-"""The least and the largest number of samples a second that can be sound."""
+"""Samples a second."""
 MOST_SAMPLES = 2**26
-"""The most samples of a file, over all channels: more than an hour at 16 kHz."""
+"""More than an hour at 16 kHz."""
 MOST_BYTES = 128 * MEGABYTE
-"""The largest file."""
 OFFSET = "offset"
-"""The name of the convention on constant offsets: they are removed, or, where it is not there, they are not."""
+"""The convention on constant offsets: without it they stay."""
 LEAST_OFFSET = 0.01
 """The least offset that is removed, in deviations of a clip. An offset is no sound, but moves the middle of the energy
-and fills the lowest band. Below that features correlate by 0.9998 and more with those without it, and keep their
-bits."""
+and fills the lowest band. A smaller one changes features by less than a correlation of 0.9998."""
 CANCELLED = 0.01
 """The share of its channels' power below which their mean is no recording of theirs."""
 LOUDEST = 1e9
@@ -48,9 +46,9 @@ LOUDEST = 1e9
 def read(archive: Archive, decoder: Decoder) -> Examples:
     """Log-mel spectrograms [1, 128, 32] float32, each clip normalised on its own; the classes are the words.
 
-    The splits are those of a testing list, or folders train/ and test/; without either, a tenth of the speakers (by a
-    hash of the name) are for testing. All clips must have one sample rate: a band would mean another pitch at another
-    rate. Folders such as _background_noise_ are ignored.
+    The splits are those of a testing list, or folders train/ and test ; without either, a tenth of the speakers are for
+    testing. All clips must have one sample rate: a band would mean another pitch at another rate. Folders such as
+    _background_noise_ are ignored.
     """
     examples, notes = _examples(archive, decoder), decoder.notes
     changes: Counter[str] = Counter()
@@ -69,7 +67,6 @@ def one_thread() -> AbstractContextManager:
 
 
 def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
-    """Return every recording with its word and its split."""
     lists = {name: LISTS[base] for name in archive.names if (base := name.rpartition("/")[2]) in LISTS}
     listed = "test" in lists.values()
     examples = class_folders(archive, ENDINGS, decoder.notes, splits=not listed)
@@ -117,7 +114,7 @@ def hashed_split(file: str) -> str:
 
 
 def clip_decoder(reading: Mapping[str, Any], changes: Counter[str]) -> Callable[[str, bytes], np.ndarray]:
-    """Return a function from a recording's name and content to its features ``[BANDS, FRAMES]``; all need one rate.
+    """Return a function from a recording's name and content to its features ``[BANDS, FRAMES]``.
 
     ``reading`` says whether constant offsets are removed; ``changes`` counts the recordings that are changed.
     """

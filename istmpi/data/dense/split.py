@@ -17,7 +17,7 @@ from istmpi.data.holdout import divided
 from istmpi.data.moments import Normalisation
 
 SAMPLE_ROWS, SAMPLE_BYTES = 1024, 2**24
-"""The most rows of the features' fingerprint, where all of them together are more bytes than these."""
+"""The largest sample of a fingerprint, where all rows are more bytes than these."""
 
 
 @dataclass(eq=False)
@@ -29,18 +29,16 @@ class DenseSplit(Split):
     y: np.ndarray
     """``[n]`` int64, or ``[n, outputs]`` float32 or, of several labels, uint8."""
     mean: np.ndarray | None = None
-    """``[features]`` float32; comes with ``std`` or not at all."""
     std: np.ndarray | None = None
     guard: Callable[[np.ndarray], None] | None = None
     """It learns of rows before they are read."""
     shape: tuple[int, ...] = ()
-    """The shape of an example in the data; by default ``[features]``."""
     input_shape: tuple[int, ...] = ()
-    """The shape of an example as the network gets it; by default as in the data."""
+    """The shape of an example for the network."""
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """The mean and deviation with which batches have ``y``; by default they have it as it is."""
+    """The mean and deviation with which batches have ``y``."""
     chosen: np.ndarray | None = None
-    """The rows of ``x`` that its examples are, one for each row of ``y``; by default all."""
+    """The rows of ``x`` that its examples are, one for each row of ``y``."""
     offset: np.ndarray | None = None
     """``[features]`` float64 that ``x`` is less than in the data."""
     shift: np.ndarray | None = None
@@ -62,7 +60,7 @@ class DenseSplit(Split):
 
     @property
     def read_shape(self) -> tuple[int, ...]:
-        """The shape of an example as batches have it, before it is given that of the network."""
+        """The shape of an example before it is given that of the network."""
         return self.shape
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
@@ -128,11 +126,8 @@ class DenseSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of x as it is normalised: of all rows where they are few, else of the same sample of them everywhere.
-
-        It does not depend on how x is stored. Among many rows a few that differ are likely to be missed. The ``guard``
-        is not asked: it would read far more than the sample.
-        """
+        """CRC-32 of x as it is normalised, or of the same sample everywhere; the ``guard``, which reads whole blocks,
+        is not asked."""
         row_bytes = 4 * self.x.shape[1]
         fitting = SAMPLE_BYTES // row_bytes
         rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))

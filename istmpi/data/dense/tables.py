@@ -37,8 +37,7 @@ def read(
     ``label`` is the name of the label's column, or its number from 0 (from the end: -1, the default). Labels that are
     no numbers, or integers with few different values, are classes; ``task`` decides otherwise. The first line is a
     header if a feature in it is no number, if its label alone is none, or if it counts 0, 1, ...; ``header`` decides
-    otherwise, and ``delimiter`` where neither commas, semicolons nor tabs separate the columns. A file named train.csv
-    goes with test.csv (and validation.csv); of one file, one in five examples is for testing.
+    otherwise. A file named train.csv goes with test.csv (and validation.csv).
     """
     if delimiter is not None:
         character_of(delimiter)
@@ -105,7 +104,6 @@ def _find(archive: Archive) -> dict[str, str]:
 
 
 def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: str) -> dict[str, np.ndarray]:
-    """Return labels as strings, floats or, where they are classes by whole numbers, integers; note the reason."""
     texts = Counter(label for labels in raw.values() for label in labels)
     names = [text for text in texts if not is_number(text)]
     dtype, reason = np.float64, f"{texts.total():,} labels are {len(texts):,} different"
@@ -138,7 +136,6 @@ def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: st
 
 
 def _dealt(blocks: Iterator[tuple[np.ndarray, np.ndarray]], test: np.ndarray) -> Iterator[tuple]:
-    """Yield blocks of one table as blocks of two splits."""
     start = 0
     for x, y in blocks:
         mask = test[start : start + len(y)]

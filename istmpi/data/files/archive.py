@@ -20,24 +20,22 @@ from istmpi.foreign import MEGABYTE, printable, reading
 from istmpi.units import counted
 
 MOST = 256 * MEGABYTE
-"""The most bytes of a file that is read whole, where its kind says nothing else."""
+"""The default limit of a file that is read whole."""
 # As tarfile and the libraries that unpack raise them; the first three where numbers in a header are none.
 _DAMAGE = (ValueError, LookupError, AttributeError, tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 _DENSEST = 2**20
-"""No compression that tarfile knows makes one byte of more; a member that claims it would be looked for without end."""
+"""No compression makes one byte of more; a member that claims it would be looked for without end."""
 _AGAIN = "Copy or download it again."
 
 
 class Archive:
     """The regular files of ``path``: their ``names``, sorted, relative to it, with "/" between the parts.
 
-    In a folder links are followed, for those who keep a class elsewhere; but not a link to a folder that is read
-    anyway, or that holds the link. A tar file may be compressed in any way that ``tarfile`` knows. Its links and
-    devices are no files here, nor is a member whose name is absolute or climbs out with "..", nor anything hidden
-    (".name"); nothing is ever written under a member's name. Of members with one name the last counts, as for tar. In
-    ``names`` everything is escaped that is no visible character: they become classes, and lines on a terminal.
-    ``scratch`` is the folder for ``open``'s copies. Raises DataError where ``path`` does not exist, is damaged or holds
-    no file at all.
+    In a folder links are followed, but not a link to a folder that is read anyway, or that holds the link. A tar file
+    may be compressed. Its links and devices are no files here, nor is a member whose name is absolute or climbs out
+    with "..", nor anything hidden (".name"); nothing is ever written under a member's name. Of members with one name
+    the last counts, as for tar. In ``names`` everything is escaped that is no visible character: they become classes,
+    and lines on a terminal. ``scratch`` is the folder for ``open``'s copies.
     """
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
@@ -48,7 +46,6 @@ class Archive:
         if not (self.path.is_file() or self.path.is_dir()):
             raise DataError(f"{self.path} is {kind_of(self.path)}. {give}")
         self.linked: list[str] = []
-        """Links that were followed."""
         self._left_out: dict[tuple[str, str], list[str]] = defaultdict(list)
         self._read: set[str] = set()
         self._members_of: dict[str, tuple[int, int]] | None = None
@@ -64,10 +61,7 @@ class Archive:
             )
 
     def read(self, names: Collection[str], most: int = MOST) -> Iterator[tuple[str, bytes]]:
-        """Yield the names and contents of the files ``names``, in one pass, in the order in which they are stored.
-
-        DataError for a file that has more than ``most`` bytes.
-        """
+        """Yield the names and contents of files, as they are stored; DataError for one of more than ``most`` bytes."""
         for name, stream in self._streams(names):
             with self._named_damage():
                 content = stream.read(most + 1)
@@ -80,23 +74,21 @@ class Archive:
     def pieces(
         self, names: Collection[str], position: Callable[[int], None] = lambda done: None
     ) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """Yield the names of the files ``names`` and their contents in pieces, in one pass, in the order of storage.
+        """Yield the names of files and their contents in pieces, as they are stored, but without ".gz".
 
-        They are decompressed where a name ends in ".gz"; a file's pieces can be had until the next is asked for.
-        ``position`` gets the number of bytes of the file, as it is stored, that have been read.
+        A file's pieces can be had until the next is asked for. ``position`` gets the bytes that have been read.
         """
         for name, stream in self._streams(names):
             yield name, self._unzipped_pieces(name, stream, position)
 
     def nbytes(self, name: str) -> int:
-        """Return the size of a file, as it is stored."""
         if self._members_of is not None:
             return self._members_of[name][1]
         with self._named_damage():
             return self._local(name).stat().st_size
 
     def _streams(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
-        """Yield the files ``names`` as streams; each is good until the next is asked for."""
+        """Yield files as streams; each is good until the next is asked for."""
         self._read.update(names)
         if self._members_of is not None:
             yield from self._members(names)
@@ -113,7 +105,7 @@ class Archive:
                 yield piece
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file for reading, seekable; a member of a tar file is copied to a nameless file on the disk."""
+        """Open a file, seekable; a member of a tar file is copied to a nameless file on the disk."""
         self._read.add(name)
         if self._members_of is None:
             with self._named_damage():
@@ -131,7 +123,7 @@ class Archive:
 
     @contextmanager
     def unzipped(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file as a stream, decompressed where its name ends in ".gz"; DataError if that fails."""
+        """Open a file as a stream, decompressed where its name ends in ".gz"."""
         with self.open(name) as file:
             if not name.endswith(".gz"):
                 yield file
@@ -144,13 +136,12 @@ class Archive:
         return self.path / self._paths[name]
 
     def passed_over(self) -> Iterator[str]:
-        """Yield the files that were not read so far, as lines that begin with a count."""
+        """Yield lines on the files that were not read so far."""
         for (noun, more), names in self._left_out.items():
             yield f"{counted(len(names), noun)}{more}, such as {min(names)}"
         yield from not_read(self.names, self._read)
 
     def _list_folder(self) -> dict[str, str]:
-        """Return the paths in the folder by their names."""
         paths: dict[str, str] = {}
         waiting = [("", (os.path.realpath(self.path),))]
         with self._named_damage():
@@ -197,7 +188,6 @@ class Archive:
         return members
 
     def _members(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
-        """Yield members of the tar file; each stream is good until the next is asked for."""
         waiting = {self._members_of[name][0]: name for name in names}
         for number, (member, tar) in enumerate(self._walk_tar()):
             if number in waiting:
@@ -224,7 +214,7 @@ class Archive:
 
 
 def store(scratch: int, content: bytes | np.ndarray, offset: int, folder: Path) -> None:
-    """Write to a nameless file in a folder; OutputError where the folder has no room for it."""
+    """Write to a nameless file in a folder."""
     try:
         written = os.pwrite(scratch, content, offset)
     except OSError as error:
@@ -241,7 +231,7 @@ def _open_tar(path: Path) -> tarfile.TarFile:
 
 
 def _is_tar(path: Path) -> bool:
-    """Return whether a file is a tar: tarfile takes an empty file for one; a .csv.gz is compressed but no tar."""
+    """Return whether a file is a tar; tarfile takes an empty file for one."""
     try:
         with closing(_open_tar(path)):
             return path.stat().st_size > 0

@@ -20,7 +20,6 @@ from istmpi.tasks import CLASSIFICATION
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(stage, done, total)``, often."""
 NAMED = 3
-"""The number of unreadable files that a message names."""
 
 
 class BadFileError(Exception):
@@ -47,7 +46,7 @@ class Decoder:
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
         self.folder, self.progress, self._max_bad = scratch, progress, max_bad
         self.split = "as SRC has it"
-        """How the examples came to be in their splits, in words."""
+        """A sentence on the splits."""
         self.notes = Notes()
         self._stack = ExitStack()
         self._rows: int | None = None
@@ -71,9 +70,7 @@ class Decoder:
     ) -> Examples:
         """Return all examples as a classification set whose classes are their labels, sorted.
 
-        ``decode(name, content)`` gives an array of ``shape`` and ``dtype`` or raises BadFileError. Raises DataError
-        where a file has more than ``most_bytes``, where too many files are bad, or where none is left in the training
-        or the test split.
+        ``decode(name, content)`` gives an array of ``shape`` and ``dtype`` or raises BadFileError.
         """
         classes = tuple(sorted({example.label for example in examples}))
         examples = sorted(examples, key=lambda example: example.name)

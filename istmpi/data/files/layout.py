@@ -46,8 +46,7 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
     """Return the files of these endings, each of the class that its folder names, as torchvision's ImageFolder has it.
 
     That is the first folder under one that is named as a split, or else under the folder that all have in common; then
-    splits are empty texts. Without ``splits`` there must be none. Files in no class folder are passed over. DataError,
-    which names a file, where folders of splits are not all outside of the class folders.
+    splits are empty texts. Without ``splits`` there must be none. Files in no class folder are passed over.
     """
     names = [name for name in archive.names if name.lower().endswith(endings)]
     common = common_folder(names, splits)
@@ -90,10 +89,7 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
 
 
 def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
-    """Return the examples; those for validation become test examples where there are none.
-
-    DataError where an example's class has no training example.
-    """
+    """Return the examples; those for validation become test examples where there are none."""
     if {example.split for example in examples} == {"train", "validation"}:
         notes.assume("examples for validation are for testing: there are no others")
         examples = [replace(e, split="test" if e.split == "validation" else e.split) for e in examples]

@@ -11,12 +11,11 @@ from typing import Any
 from istmpi.units import counted
 
 NAMED = 8
-"""The number of things that a note names."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """One line for the user: ``option`` is the command's option that decides otherwise, empty where there is none."""
+    """A line for the user: ``option`` is the command's option that decides otherwise."""
 
     text: str
     option: str = ""
@@ -27,21 +26,19 @@ class Note:
 
 @dataclass
 class Notes:
-    """All notes of one preparation, and the conventions that a later reading of such files must share."""
+    """The notes of a preparation, and the conventions that a later reading of such files must share."""
 
     assumed: list[Note] = field(default_factory=list)
-    """Decisions of the reader that the files do not settle, such as: the first line is a header."""
+    """Decisions that the files do not settle, such as: the first line is a header."""
     left_out: list[Note] = field(default_factory=list)
-    """Files, rows and columns that are not in the prepared file, with their count."""
+    """Files, rows and columns that are not in the prepared file."""
     reading: dict[str, Any] = field(default_factory=dict)
-    """Conventions by name, of JSON's types. The prepared file and ``network.h5`` keep them, and prediction reads its
-    input by them instead of deciding again."""
+    """Conventions by name, of JSON's types, by which prediction reads its input."""
 
     def assume(self, text: str, option: str = "") -> None:
         self.assumed.append(Note(text, option))
 
     def leave_out(self, text: str, option: str = "") -> None:
-        """Record what is not in the prepared file; the text begins with a count."""
         self.left_out.append(Note(text, option))
 
 
@@ -64,7 +61,6 @@ def not_read(names: Collection[str], read: Collection[str]) -> Iterator[str]:
 
 
 def first_of(names: list[str], most: int = NAMED) -> str:
-    """Return the first names of a list, with dots where there are more."""
     return ", ".join(names[:most]) + ", ..." * (len(names) > most)
 
 

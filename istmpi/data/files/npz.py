@@ -18,9 +18,8 @@ from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reading
 
 COMPRESSION = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""The compressions of np.savez and np.savez_compressed."""
 DENSEST = 1100
-"""The most bytes that a byte of a deflated member unpacks to: one that says more lies."""
+"""A deflated byte never unpacks to more: a member that says so lies."""
 _ERRORS = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, OSError, KeyError, struct.error),
     *(zlib.error, lzma.LZMAError),
@@ -34,9 +33,8 @@ Pair = tuple[np.ndarray, np.ndarray]
 def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
     """Return the arrays of an open .npz, by name; or that of a .npy, under the name ``""``.
 
-    ``file`` must be a real file. Arrays that are stored uncompressed are read-only memory maps, others are loaded; each
-    member of an .npz is read once, against its checksum. Python objects are refused. ``name`` is what a DataError calls
-    the file.
+    Arrays that are stored uncompressed are read-only memory maps, others are loaded; each member is read once, against
+    its checksum. ``name`` is what a DataError calls the file.
     """
     with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", *_ERRORS):
         if not zipfile.is_zipfile(file):
@@ -52,16 +50,14 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
 
 
 def array_names(what: str, split: str) -> list[str]:
-    """Return the names, in small letters, that the arrays ``x`` or ``y`` of a split may have."""
     return [name for part in NAMES[split] for name in (f"{what}_{part}", f"{part}_{what}")]
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], dict[str, list[str]]]:
     """Return x [n, ...] and y [n, ...] per split, and the names of these arrays per split (``""``: split here).
 
-    They are named x_train and y_train, or train_x and train_y, in small letters or capitals. Arrays named x and y alone
-    are split: one in five is a test example. Raises DataError where a name is missing, where lengths or shapes
-    disagree, or where some splits have bytes and others fractions.
+    They are named x_train and y_train, or train_x and train_y, in any letter case. Arrays named x and y alone are
+    split: one in five is a test example.
     """
     by_name: dict[str, str] = {}
     for name in arrays:
@@ -112,12 +108,10 @@ def convention_of(dtypes: Iterable[np.dtype]) -> dict[str, str]:
 
 
 def looks_channels_last(shape: tuple[int, ...]) -> bool:
-    """Return whether three axes seem to be an image whose channels come last: four at most, and more before them."""
     return len(shape) == 3 and shape[2] <= 4 < shape[0]
 
 
 def _member(file: BinaryIO, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
-    """Return a member of a zip, mapped where it is stored as it is; its checksum is compared in any case."""
     if entry.compress_type not in COMPRESSION:
         raise ValueError(f"its member {printable(entry.filename)} is compressed in a way that NumPy does not write")
     if entry.file_size > DENSEST * entry.compress_size:

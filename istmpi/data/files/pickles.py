@@ -12,9 +12,9 @@ from typing import BinaryIO
 import numpy as np
 
 MOST_BYTES = 2**28
-"""The most bytes of a pickle; the largest of CIFAR's, the training images of CIFAR-100, has 155 million."""
+"""The largest of CIFAR's has 155 million."""
 MOST_STEPS = 10**6
-"""The most opcodes of a pickle; the same one has some 200,000."""
+"""The same one takes some 200,000."""
 _NUMBERS = {"u1", "b1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f4", "f8"}
 _CSR = {f"scipy.sparse.{module} csr_matrix" for module in ("csr", "_csr")}
 _VALUES = {
@@ -31,11 +31,11 @@ class PickleError(ValueError):
 
 
 def read_pickle(file: BinaryIO, numbers: bool = False) -> object:
-    """Return the pickled value: dictionaries, lists, tuples, numbers, texts, bytes and arrays of uint8.
+    """Return the pickled value: dictionaries, lists, tuples, numbers, texts, bytes and arrays of uint8; else
+    PickleError.
 
-    PickleError for anything else. Text of Python 2 comes as bytes, as with ``encoding="bytes"`` of pickle's own. With
-    ``numbers`` also arrays of numbers, dictionaries whose keys are whole numbers, and CSR matrices of scipy's, as
-    dictionaries of their arrays.
+    Text of Python 2 comes as bytes. With ``numbers`` also arrays of numbers, dictionaries whose keys are whole numbers,
+    and CSR matrices of scipy's, as dictionaries of their arrays.
     """
     content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -60,7 +60,7 @@ class _Name(str):
 
 
 class _Array:
-    """An array that ``_reconstruct`` has announced; its bytes come later, and the pickle may refer to it before."""
+    """An announced array; its bytes come later, and the pickle may refer to it before."""
 
     values: np.ndarray | dict[str, object] | None = None
 
@@ -80,8 +80,6 @@ class _Array:
 
 
 class _Matrix(_Array):
-    """A CSR matrix of scipy's, announced likewise."""
-
     def fill(self, state: object) -> None:
         if self.values is not None or not isinstance(state, dict):
             raise PickleError("it has a matrix without a form")
@@ -89,19 +87,18 @@ class _Matrix(_Array):
 
 
 class _Dtype:
-    """The dtype of bytes, or of numbers in the order of bytes that nearly all machines have."""
+    """The dtype of bytes, or of little-endian numbers."""
 
     def __init__(self, code: str):
         self.code = code
 
     def fill(self, state: object) -> None:
-        """Take a state; the order of bytes matters for numbers alone."""
         if np.dtype(self.code).itemsize > 1 and not (isinstance(state, tuple) and state[1:2] in (("<",), (b"<",))):
             raise PickleError("it has numbers whose bytes are in another order")
 
 
 class _Machine:
-    """The stack and the memo of a pickle that is being read, an opcode at a time."""
+    """The stack and the memo of a pickle, an opcode at a time."""
 
     def __init__(self, numbers: bool):
         self.numbers = numbers
@@ -175,10 +172,7 @@ class _Machine:
 
 
 def _made(name: _Name, arguments: tuple, numbers: bool, new: bool) -> object:
-    """Return the object for a call in the pickle: an array to be filled, a dtype, or bytes as Python 3 writes them.
-
-    With ``numbers`` also a matrix to be filled, and a dictionary with a default, which has no use here.
-    """
+    """Return the object for a call in the pickle: an array or a matrix to be filled, a dtype, a dictionary, or bytes."""
     match name, arguments:
         case _, () if new and name in _CSR:
             return _Matrix()
@@ -203,7 +197,6 @@ def _made(name: _Name, arguments: tuple, numbers: bool, new: bool) -> object:
 
 
 def _plain(value: object) -> object:
-    """Return a value with its arrays as arrays, also those of a dictionary."""
     if isinstance(value, dict):
         return {key: _plain(item) if isinstance(item, _Array) else item for key, item in value.items()}
     if isinstance(value, _Array):

@@ -33,7 +33,7 @@ _SPLITS = tuple(name for names in NAMES.values() for name in names)
 
 @dataclass(frozen=True)
 class _Arrays:
-    """Arrays by their names, the folders that they lie in left out, and what to call their source."""
+    """Arrays by their names, without folders."""
 
     arrays: Mapping[str, np.ndarray]
     source: str
@@ -47,7 +47,7 @@ class _Arrays:
 
 
 def read_raw(archive: Archive, split: int | None = None) -> RawGraph:
-    """Return the graph of an archive's files, told by their names; ``split``: of masks [nodes, splits] this one."""
+    """Return the graph of an archive's files; ``split`` chooses a column of masks [nodes, splits]."""
     if name := planetoid_name(archive.names):
         if split is not None:
             raise _no_splits(archive.path)
@@ -95,7 +95,6 @@ def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
 
 
 def _edges(graph: _Arrays) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sources and the targets of the edges."""
     arrays = graph.arrays
     if "adj_indptr" in arrays:
         offsets, columns, shape, values = _csr(graph, "adj")
@@ -137,7 +136,6 @@ def _csr(graph: _Arrays, name: str) -> tuple[np.ndarray, np.ndarray, tuple[int, 
 
 
 def _splits(graph: _Arrays, count: int, number: int | None) -> dict[str, np.ndarray]:
-    """Return the nodes of each named split, ascending; of masks [nodes, splits] those in the column ``number``."""
     nodes, several = {}, False
     for split, names in NAMES.items():
         for key in (f"{name}{end}" for name in reversed(names) for end in ("_mask", "_idx", "_index", "")):

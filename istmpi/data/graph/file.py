@@ -41,16 +41,13 @@ class Facts:
     edges: int
     directed: bool
     self_loops: int
-    """Dropped."""
     repeated: int
-    """Edges that were there already, dropped."""
     largest_degree: int
     isolated: int
-    """Nodes without an edge."""
     labels: int
     clusters: int = 0
     cut: float = 0.0
-    """The share of the edges that lie between clusters."""
+    """The share of the edges between clusters."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,6 @@ class GraphMaterial(Material):
 
 
 def open_graph(file: PreparedFile) -> Dataset:
-    """Return the data set of an open prepared file of a graph, in batches of the whole; DataError for damage."""
     shape, outputs, task = file.shape, file.outputs, file.text("task")
     nodes, edges, clusters = (int(file.attribute(name)) for name in ("nodes", "edges", "clusters"))
     if len(shape) != 1 or not shape[0] > 0 or not 0 < outputs < 2**31 or not 0 < nodes < 2**31 or edges < 1:

@@ -27,22 +27,19 @@ VALIDATION = 500
 
 @dataclass(frozen=True)
 class RawGraph:
-    """A graph as its files have it: edges by the numbers of nodes, and the nodes of each split, if there are some."""
+    """A graph as its files have it: edges by the numbers of nodes, and the nodes of each split."""
 
     x: np.ndarray
-    """``[n, features]``"""
     sparse: bool
     """The features came as a sparse matrix."""
     sources: np.ndarray
     targets: np.ndarray
     labels: np.ndarray
-    """``[n]``, or ``[n, labels]``"""
     splits: Mapping[str, np.ndarray]
-    """Ascending."""
 
 
 def dense(offsets: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Return compressed sparse rows as float32 ``shape``, or float64 where that rounds; repeated elements are added."""
+    """Return compressed sparse rows as float32, or float64 where that rounds; repeated elements are added."""
     rounded = values.astype(np.float32)
     exact = (rounded == values).all()
     x = np.zeros(shape, np.float32 if exact else np.float64)
@@ -51,12 +48,11 @@ def dense(offsets: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: t
 
 
 def planetoid_name(names: Collection[str]) -> str:
-    """Return the beginning of the names of a set's files, ``FOLDER/ind.NAME.``; empty where there is none."""
+    """Return the beginning of the names of a set's files, ``FOLDER/ind.NAME.``."""
     return next((match[0] for name in names if (match := re.match(r"(?:.*/)?ind\.[^/]+?\.(?=allx$)", name))), "")
 
 
 def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
-    """Return the graph of a set's files; DataError where they do not fit together."""
     where, again = f"{archive.path}: {prefix}", "Download it again."
     if missing := [part for part in PARTS if prefix + part not in archive.names]:
         raise DataError(f"{archive.path} has no {prefix}{missing[0]}. Give all files of that set.")
@@ -110,7 +106,6 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
 
 
 def _dense_of(value: object) -> np.ndarray | None:
-    """Return a matrix of scipy's as a dense one; None where it is none."""
     if not isinstance(value, dict):
         return None
     shape = value.get("_shape", value.get("shape"))

@@ -27,7 +27,6 @@ from istmpi.optional import optional
 
 NORMALISATIONS = ("rows", "columns", "none")
 _STEP = 2**22
-"""Features that are looked at at a time."""
 
 
 def read(
@@ -39,11 +38,11 @@ def read(
     normalise: str | None = None,
     split: int | None = None,
 ) -> GraphMaterial:
-    """The graph of an archive, cut into so many ``clusters`` by METIS if that is asked for.
+    """The graph of an archive, cut into so many ``clusters`` by METIS.
 
     ``normalise``: features are divided by the sum of their ``rows``, as those that come as a sparse matrix are by
-    default; or each column has mean 0 and deviation 1 over all nodes, as others have; or ``none`` of it.
-    ``split``: of masks [nodes, splits] the one with this number.
+    default; or each column has mean 0 and deviation 1 over all nodes, as others have; or ``none`` of it. ``split``
+    chooses a column of masks [nodes, splits].
     """
     source = str(archive.path)
     if normalise not in (None, *NORMALISATIONS):
@@ -85,10 +84,7 @@ def read(
 def adjacency(
     sources: np.ndarray, targets: np.ndarray, count: int, directed: bool, name: str
 ) -> tuple[Ragged, int, int]:
-    """Return for each of so many nodes those that it hears from; and how many edges are loops, and repeated.
-
-    DataError for an edge to a node that does not exist, and where there is no edge.
-    """
+    """Return the nodes that each of so many nodes hears from, and the numbers of loops and of repeated edges."""
     ends = np.stack([sources, targets])
     if (wrong := (ends < 0) | (ends >= count)).any():
         at = int(wrong.any(axis=0).argmax())
@@ -180,7 +176,6 @@ def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] |
 
 
 def _splits(raw: RawGraph, labels: np.ndarray, source: str) -> dict[str, np.ndarray]:
-    """Return the nodes of each split; DataError where one is empty or has a node without a label."""
     known = labels >= 0 if labels.ndim == 1 else np.ones(len(labels), bool)
     if raw.splits:
         nodes = {split: np.asarray(raw.splits.get(split, ()), np.int64) for split in ("train", "test")}
@@ -209,7 +204,6 @@ def _splits(raw: RawGraph, labels: np.ndarray, source: str) -> dict[str, np.ndar
 def _require_trained(
     labels: np.ndarray, nodes: dict[str, np.ndarray], classes: tuple[str, ...] | None, source: str
 ) -> None:
-    """Refuse a label of nodes that are scored which no training node has."""
     if classes is not None:
         trained = np.bincount(labels[nodes["train"]], minlength=len(classes)) > 0
     else:
@@ -226,7 +220,7 @@ def _require_trained(
 
 
 def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tuple[np.ndarray, float]:
-    """Return the number of each node's cluster, none of them empty, and the share of the edges between clusters."""
+    """Return the number of each node's cluster, and the share of the edges between clusters."""
     count, edges = len(neighbours), neighbours.arrays[0].astype(np.int64)
     if not 0 < clusters <= count:
         raise ConfigError(f"--clusters {clusters}: {source} has {count:,} nodes; give 1 to as many.")

@@ -24,23 +24,20 @@ from istmpi.tasks import OFF, TASKS
 FANOUT = (10, 10, 10)
 """The default numbers of neighbours that are sampled around each node, hop by hop."""
 SAMPLE = 4096
-"""Nodes, and lists of neighbours, of a graph's fingerprint where it has more."""
+"""The largest sample of a fingerprint."""
 TRIED = 8
-"""The number of batches in a mean size."""
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Nodes with features and labels, and for each node the nodes that it hears from; all may be memory maps."""
+    """Nodes with features and labels, and the nodes that each hears from; all may be memory maps."""
 
     x: np.ndarray
-    """``[n, features]`` float32."""
     neighbours: Ragged
-    """For each node, ascending int32, without itself."""
+    """Ascending int32, without the node itself."""
     labels: np.ndarray
     """``[n]`` int64, or ``[n, outputs]`` uint8 of zeros and ones."""
     clusters: np.ndarray | None = None
-    """The number of each node's cluster, ``[n]`` int32, where it was cut."""
     guards: tuple[Callable[..., None] | None, Callable[..., None] | None] = (None, None)
     """They learn of rows of ``x``, and of places in the lists of neighbours, before these are read."""
 
@@ -49,17 +46,15 @@ class Graph:
 
     @property
     def edges(self) -> int:
-        """Pairs of a node and one that it hears from: an edge of an undirected graph is two."""
+        """The pairs of a node and one that it hears from: an edge of an undirected graph is two."""
         return int(self.neighbours.offsets[-1])
 
     def features(self, nodes: np.ndarray) -> np.ndarray:
-        """Return copies of the features of some nodes."""
         if self.guards[0] is not None:
             self.guards[0](nodes)
         return self.x.view(np.ndarray).take(nodes, axis=0)
 
     def heard(self, nodes: np.ndarray) -> Ragged:
-        """Return the nodes that each of some nodes hears from."""
         return self.neighbours.take(nodes, self.guards[1:])
 
     @cached_property
@@ -71,7 +66,6 @@ class Graph:
 
     @cached_property
     def members(self) -> Ragged:
-        """The nodes of each cluster."""
         order = np.argsort(self.clusters, kind="stable")
         return Ragged(offsets_of(np.bincount(self.clusters)), (order,))
 
@@ -87,14 +81,13 @@ class GraphSplit(Split):
 
     graph: Graph
     nodes: np.ndarray
-    """Ascending int64."""
     how: str = "full"
     fanout: Sequence[int] = FANOUT
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         """Return the whole graph, the clusters ``indices``, or these of the split's nodes with sampled neighbours.
 
-        The key seeds the sample; without one all neighbours are taken. An index that is there twice counts once.
+        The key seeds the sample; without one all neighbours are taken.
         """
         if self.how == "full":
             return self._whole
@@ -122,7 +115,6 @@ class GraphSplit(Split):
         return Batch(tuple(map(torch.from_numpy, inputs)), torch.from_numpy(targets), int(on.sum()))
 
     def labels(self) -> np.ndarray:
-        """Return the labels of the split's nodes where these are examples and have one each; else zeros."""
         if self.how == "neighbours" and self.graph.labels.ndim == 1:
             return self.graph.labels[self.nodes]
         return super().labels()
@@ -132,17 +124,14 @@ class GraphSplit(Split):
         return len(self.graph.members) if count is None else count
 
     def divided(self, fraction: float, seed: int) -> tuple[GraphSplit, GraphSplit]:
-        """Divide the split's nodes; the edges stay as they are, as between training and test nodes."""
         labels = self.graph.labels[self.nodes]
         parts = divided(len(self.nodes), fraction, seed, labels if labels.ndim == 1 else None)
         train, validation = (self.nodes[part] for part in parts)
         return replace(self, nodes=train), GraphSplit(self.graph, validation)
 
     def size_of_example(self, batch: int, seed: int) -> tuple[float, float]:
-        """Return the nodes and edges of a batch of so many examples, for each of these: a mean over some batches.
-
-        It is the same on every machine, and exact for the whole graph.
-        """
+        """Return the nodes and edges for each of a batch's examples: a mean over some batches, the same on every
+        machine."""
         if self.how == "full":
             return len(self.graph), self.graph.edges
         count, nodes, edges = len(self), 0, 0
@@ -161,7 +150,6 @@ class GraphSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of features and neighbours of all nodes, or of the same sample everywhere; guards are not asked."""
         graph, nodes = self.graph, sample_of(len(self.graph), SAMPLE)
         checksum = 0 if graph.clusters is None else zlib.crc32(np.ascontiguousarray(graph.clusters, "<i4"))
         for start in range(0, len(nodes), 64):
@@ -188,7 +176,7 @@ def sampled(
     """Return nodes around some seeds, ascending, and the edges that were sampled, as `induced` returns them.
 
     A seed hears from ``fanout[0]`` of its neighbours, each of these that is new from ``fanout[1]`` of its own, and so
-    on, drawn evenly without replacement; where there are no more all are taken. The last ones hear from nobody.
+    on, drawn evenly without replacement. The last ones hear from nobody.
     """
     nodes = np.sort(seeds)
     frontier, listeners, heard = nodes, [], []

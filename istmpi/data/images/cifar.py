@@ -20,7 +20,7 @@ PIXELS = 3072
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of the files; and of a binary record the bytes of labels, the last of which is the class, or the keys
+    """The names of the files; and in a binary record the bytes of labels, of which the last is the class, or the keys
     of the labels and of the classes' names in pickles."""
 
     train: tuple[str, ...]
@@ -42,7 +42,7 @@ LAYOUTS = (
 
 
 def layout_of(archive: Archive) -> tuple[Layout, str] | None:
-    """Return the layout of CIFAR's whose files are all in one folder of an archive, and that folder; else None."""
+    """Return the layout of CIFAR's whose files are all in one folder of an archive, and that folder."""
     for layout in LAYOUTS:
         names = [name for name in archive.names if name.rpartition("/")[2] == layout.names]
         folder = names[0].removesuffix(layout.names) if names else ""
@@ -98,7 +98,6 @@ def _batch(archive: Archive, path: str, layout: Layout, classes: int) -> tuple[n
 
 
 def _unpickle(file: BinaryIO, path: str, kinds: dict[bytes, type]) -> dict[bytes, object]:
-    """Return a pickled dictionary that has these keys with values of these types; DataError for anything else."""
     try:
         content = read_pickle(file)
     except PickleError as error:

@@ -26,12 +26,10 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".
 ENDINGS += (".pbm", ".pgm", ".ppm", ".pnm", ".tga", ".jp2", ".j2k", ".ico", ".pcx", ".qoi")
 MOST_BYTES = 64 * MEGABYTE
 MOST_PIXELS = 2**26
-"""The limits of a file, and of the picture in it."""
 # Pillow documents no errors, and its readers raise whatever they meet.
 _PILLOW = (OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError)
 _PILLOW += (MemoryError, struct.error, zlib.error, RuntimeError)
 ORIENTATION = 0x0112
-"""The number of EXIF's orientation."""
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
@@ -43,10 +41,9 @@ class InColourError(DataError):
 def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Examples:
     """Images [channels, height, width] uint8, normalised by each channel's mean and deviation.
 
-    The layout is train/CLASS/FILE and test/CLASS/FILE, perhaps with validation/CLASS/FILE, which is for testing where
-    there is no test/; or CLASS/FILE, of which one in five is for testing; or that of CIFAR-10 and CIFAR-100, binary or
-    Python. There is one channel where all images are grey, else all are RGB. All must be of one size unless ``size`` is
-    given: then of each the largest square in its middle is resized to size x size pixels.
+    The layout is SPLIT/CLASS/FILE; or CLASS/FILE, of which one in five is for testing; or that of CIFAR-10 and
+    CIFAR-100. There is one channel where all images are grey, else all are RGB. All must be of one size unless ``size``
+    is given: then of each the largest square in its middle is resized to size x size pixels.
     """
     if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
         raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
@@ -83,7 +80,7 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Exam
 def _first(
     archive: Archive, decoder: Decoder, examples: list[Example], pillow: ModuleType, size: int | None
 ) -> tuple[str, str, tuple[int, int]]:
-    """Return the first readable image by name, the mode that it asks for, "L" or "RGB", and its width and height."""
+    """Return the first readable image by name, the mode that it asks for, and its width and height."""
     names, bad = sorted(example.name for example in examples), {}
     while part := names[len(bad) : 2 * len(bad) + 1]:  # twice as many in each pass over the archive
         readable = {}
@@ -113,9 +110,8 @@ def image_decoder(
 ) -> Callable[[str, bytes], np.ndarray]:
     """Return a function from the name and the content of a file to its pixels ``[channels, height, width]`` uint8.
 
-    ``first`` is what a message calls the image, or the images, whose ``mode`` and ``extent`` all others must have, and
-    ``cure`` its last sentence on another extent where images are not resized. ``ignored`` counts what images have and
-    pixels do not show.
+    ``first`` is what a message calls the images whose ``mode`` and ``extent`` all others must have, and ``cure`` its
+    last sentence. ``ignored`` counts what images have and pixels do not show.
     """
 
     def decode(name: str, content: bytes) -> np.ndarray:
@@ -144,7 +140,6 @@ def image_decoder(
 
 
 def _open(pillow: ModuleType, content: bytes) -> object:
-    """Return a decoded image; BadFileError where it cannot be, or where 8 bits a channel cannot hold it."""
     with _as_bad_file(pillow):
         image = pillow.open(io.BytesIO(content))
         if image.width * image.height > MOST_PIXELS:
@@ -156,7 +151,7 @@ def _open(pillow: ModuleType, content: bytes) -> object:
 
 
 def _beside_pixels(image: object) -> Iterator[str]:
-    """Yield the parts of an image other than the pixels that are taken; damage to these parts does not matter."""
+    """Yield the parts of an image other than the pixels that are taken."""
     with suppress(*_PILLOW):
         if image.mode in ("LA", "RGBA") or "transparency" in image.info:
             yield "transparency"

@@ -18,22 +18,19 @@ from istmpi.errors import ConfigError
 class Augmentation:
     """Random changes of a normalised image: cropped first, then mirrored, then cut out.
 
-    Pixels without a value become zero, the mean of normalised images. Images of a batch are drawn each by itself, and
-    all numbers are equally likely.
+    Pixels without a value become zero, the mean of normalised images.
     """
 
     crop: int = 0
     """Pixels of padding on each side, of which as large a part as the image is taken."""
     flip: bool = False
-    """Left to right, or not."""
     cutout: int = 0
-    """Side of a square that is blanked; its centre is any pixel, so that some of it may lie outside of the image."""
+    """Side of a square that is blanked; its centre is any pixel."""
 
     def __bool__(self) -> bool:
         return self != Augmentation()
 
     def scaled(self, factor: float) -> Augmentation:
-        """Return the same for images whose sides are shorter by a factor; lengths stay at least a pixel."""
         crop, cutout = (length and max(int(length * factor), 1) for length in (self.crop, self.cutout))
         return Augmentation(crop, self.flip, cutout)
 
@@ -69,7 +66,7 @@ def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
 def downscaled(images: np.ndarray, side: int) -> np.ndarray:
     """Return images ``[b, channels, height, width]`` float32 as ``[b, channels, side, side]``: means over areas.
 
-    A pixel that lies in two areas counts in each by its share. An image does not depend on the others.
+    A pixel that lies in two areas counts in each by its share.
     """
     for axis in (2, 3):
         length = images.shape[axis]
@@ -87,12 +84,9 @@ def downscaled(images: np.ndarray, side: int) -> np.ndarray:
 
 @dataclass(eq=False)
 class ImageSplit(DenseSplit):
-    """Images; their ``shape`` is ``[channels, height, width]``, whatever shape the network takes."""
-
     augmentation: Augmentation = Augmentation()
-    """The changes of batches that have a key, for images of their own size."""
     side: int = 0
-    """The side to which batches have them downscaled; 0 leaves them as they are."""
+    """The side to which batches have them downscaled."""
 
     @property
     def read_shape(self) -> tuple[int, ...]:
@@ -120,11 +114,7 @@ def examples_of(
     normalisation: Normalisation | None = None,
     guard: Callable[[np.ndarray], None] | None = None,
 ) -> DenseSplit:
-    """Return the examples ``x`` with the labels ``y``; their ``kind`` is that of `istmpi prepare`.
-
-    ``shape`` is that of one example, channels first; the rest is as in `DenseSplit`. The offset of ``normalisation``
-    is subtracted from ``x`` already.
-    """
+    """Return the examples ``x`` with the labels ``y``; ``x`` is less the offset of ``normalisation`` already."""
     # The spectra of speech have three axes, too, but are no picture of which a part, or a mirror image, sounds alike.
     of_images = len(shape) == 3 and kind != "speech"
     mean, std, offset = normalisation or (None, None, None)
@@ -132,7 +122,7 @@ def examples_of(
 
 
 def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
-    """Return the same data with changed training images; ConfigError where they are no images, or too small."""
+    """Return the data with changed training images; ConfigError where they are no images, or too small."""
     if not augmentation:
         return data
     name = next(name for name in ("crop", "flip", "cutout") if getattr(augmentation, name))
@@ -148,7 +138,6 @@ def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
 
 
 def resized(data: Dataset, side: int) -> Dataset:
-    """Return the same images downscaled to a side; 0 leaves them as they are."""
     if not side:
         return data
     splits = {name: split.resized(side) for name, split in data.splits.items()}
@@ -156,7 +145,7 @@ def resized(data: Dataset, side: int) -> Dataset:
 
 
 def require_sides(data: Dataset, sides: Sequence[int]) -> None:
-    """Refuse, with a ConfigError, sides that these data cannot be downscaled to: the last one must be their own."""
+    """Raise ConfigError for sides that these data cannot be downscaled to: the last one must be their own."""
     _require_images(data, "train.resolution")
     shown = " x ".join(map(str, data.shape))
     if data.shape[1] != data.shape[2]:

@@ -14,7 +14,6 @@ from istmpi.data.sparse.split import Ragged, offsets_of
 from istmpi.errors import DataError
 
 STEP = 4096
-"""Rows that are in memory at a time."""
 
 
 class Csr(ABC):
@@ -26,7 +25,6 @@ class Csr(ABC):
     labels: int
     """The least numbers of features and of labels that there are."""
     first_line = 1
-    """The line where the rows begin."""
     repeated = 0
     """Labels that a row had already, which are left out."""
 
@@ -43,7 +41,6 @@ class Stored(Csr):
     """Rows of text, in nameless files on the disk of the target."""
 
     counted_from = 0
-    """The number of the first feature."""
 
     def __init__(self, name: str, decoder: Decoder):
         self.name, self._folder = name, decoder.folder
@@ -56,7 +53,6 @@ class Stored(Csr):
         self.blank_rows = 0
         """The number of blank lines that count as rows, to match the header's number of rows."""
         self.least = MOST
-        """The smallest number of a feature."""
 
     def __len__(self) -> int:
         return self.lines.filled + self.blank_rows
@@ -70,7 +66,7 @@ class Stored(Csr):
         return self.header.labels if self.header else self._most_label + 1
 
     def fill(self, pieces: Iterator[bytes], limits: Limits) -> None:
-        """Take in the rows of a file, once; ``limits`` are those of a file without a header."""
+        """Take in the rows of a file; ``limits`` are those of a file without a header."""
         self.header, blocks = rows_behind(self.name, pieces)
         if self.header:
             limits = Limits(self.header.features, self.header.labels)

@@ -31,11 +31,10 @@ OFFSETS, NUMBERS, VALUES = np.dtype("<i8"), np.dtype("<i4"), np.dtype("<f4")
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts on sparse rows for a report, over all splits; rates of features and labels a row are of training."""
+    """Facts on sparse rows for a report; rates of features and labels a row are of training."""
 
     labels: int
     trained_labels: int
-    """Labels that occur in training."""
     features_per_row: float
     labels_per_row: float
     without_features: int
@@ -43,7 +42,6 @@ class Facts:
     without_labels: int
     """Other rows that were dropped."""
     repeated: int
-    """Labels that a row had already, dropped."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +81,11 @@ class Rows(Material):
 
 
 class Writer(FileWriter):
-    """A context in which blocks of sparse rows become a prepared file."""
-
     def __init__(self, target: str | os.PathLike, material: Rows, force: bool = False):
         super().__init__(target, material, force)
         self._ends: dict[str, tuple[int, int]] = {}
 
     def append(self, split: str, rows: Ragged, labels: Ragged) -> None:
-        """Write the next rows of a split, of columns and values, and as many lists of labels."""
         if split not in self._ends:
             super().append(split, indptr=np.zeros(1), label_indptr=np.zeros(1))
             self._ends[split] = 0, 0
@@ -102,7 +97,6 @@ class Writer(FileWriter):
 
 
 def open_rows(file: PreparedFile) -> Dataset:
-    """Return the data set of an open prepared file of sparse rows; DataError for damage."""
     shape, outputs = file.shape, file.outputs
     if len(shape) != 1 or not 0 < shape[0] < 2**31 or not 0 < outputs < 2**31:
         raise file.error(f"has examples of shape {shape} and {outputs} labels; prepare it again")

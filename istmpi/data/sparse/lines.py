@@ -1,8 +1,7 @@
 """Lines of sparse rows, ``label,label feature:value feature:value``, as arrays.
 
-The separators alone tell the form of a line, so that a block of plain lines is taken apart by array operations. A block
-with anything else in it (comments, tabs, ``nan``, mistakes) is read line by line, which either can make sense of it or
-names the line.
+A block of plain lines is taken apart by array operations, by its separators alone. A block with anything else in it
+(comments, tabs, ``nan``, mistakes) is read line by line, which either can make sense of it or names the line.
 """
 
 import warnings
@@ -20,7 +19,6 @@ from istmpi.foreign import MEGABYTE, number, one_line, whole_number
 
 LONGEST_LINE = 32 * MEGABYTE
 MOST = 2**31
-"""Features and labels are fewer."""
 LARGEST = float(np.finfo(np.float32).max)
 
 _INSIDE, _COMMA, _SPACE, _COLON, _END, _ODD = range(6)
@@ -36,7 +34,7 @@ _BLANK = bytes.maketrans(b",:\n", b"   ")
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers of features and of labels that there are, and the number of the first feature, where known."""
+    """The numbers of features and of labels that there are, and the number of the first feature."""
 
     features: int = MOST
     labels: int = MOST
@@ -62,7 +60,7 @@ class Header(NamedTuple):
 
 
 def blocks_of_lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the contents of a file in blocks of whole lines, each ended by a new line, without a byte order mark."""
+    """Yield the contents of a file in blocks of whole lines, without a byte order mark."""
     rest = b""
     for place, piece in enumerate(pieces):
         piece = piece.removeprefix(BOM_UTF8) if place == 0 else piece
@@ -78,12 +76,12 @@ def blocks_of_lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def count_of(digits: bytes) -> int:
-    """Return the number of ASCII digits; for very many, which int() refuses, another one that is too large as well."""
+    """Return the number of ASCII digits; of very many, which int() refuses, another one that is too large as well."""
     return int(digits.lstrip(b"0")[:20] or b"0")
 
 
 def header_of(name: str, line: bytes, number: int = 1) -> Header | None:
-    """Return the header that a first line is; None where it is a row of svmlight. DataError where it is neither."""
+    """Return the header that a first line is; None where it is a row of svmlight."""
     words = line.split()
     if any(b":" in word for word in words):
         return None
@@ -104,7 +102,7 @@ def header_of(name: str, line: bytes, number: int = 1) -> Header | None:
 def rows_behind(name: str, pieces: Iterable[bytes]) -> tuple[Header | None, Iterator[tuple[int, bytes]]]:
     """Return the header of a file, if it has one, and blocks of the lines behind it with the numbers of their first.
 
-    Lines before the header or the first row that are blank, or comments of svmlight's, do not count.
+    Lines before these that are blank, or comments, do not count.
     """
     blocks, line = blocks_of_lines(name, pieces), 1
     for block in blocks:
@@ -138,7 +136,6 @@ class Lines:
     trailing: int = 0
 
     def add(self, filled: np.ndarray) -> None:
-        """Count the next lines; each is filled or blank."""
         if len(at := np.flatnonzero(filled)):
             self.filled += len(at)
             self.blank += self.trailing + int(at[-1]) + 1 - len(at)
@@ -147,7 +144,7 @@ class Lines:
             self.trailing += len(filled)
 
     def blank_rows(self, header: Header | None, where: str) -> int:
-        """Return the number of blank lines that the header needs as rows without labels and features; 0 without it."""
+        """Return the number of blank lines that the header needs as rows without labels and features."""
         missing = header.rows - self.filled if header else 0
         if missing and not self.blank <= missing <= self.blank + self.trailing:
             raise DataError(
@@ -158,12 +155,11 @@ class Lines:
 
 
 def says(header: Header) -> str:
-    """Return the header's number of rows, as the beginning of a message."""
     return f"the header says that there are {header.rows:,} rows"
 
 
 def parsed(name: str, block: bytes, first: int, limits: Limits) -> Rows:
-    """Return a row for each of whole lines, of which the first has the number ``first``; DataError for a damaged one.
+    """Return a row for each line, of which the first has the number ``first``; DataError for a damaged one.
 
     A blank line is an empty row, nothing behind a ``#`` counts, and svmlight's ``qid`` is passed over.
     """
@@ -214,7 +210,6 @@ def _rows(*arrays: object) -> Rows:
 
 
 def _odd(name: str, block: bytes, first: int, limits: Limits) -> Rows:
-    """Return the rows of lines, one by one."""
     label_counts, labels, counts, columns, values = [], [], [], [], []
     for at, line in enumerate(block.split(b"\n")[:-1], first):
         where = f"{name}, line {at}"

@@ -31,8 +31,7 @@ def read_rows(
     """Yield the rows of a source, some at a time, for a network that takes so many features.
 
     A text is as `istmpi prepare xc` takes them, its header and its labels may be missing. With a header its features
-    are counted from 0, else as ``reading`` says of the training data; ``tell`` gets warnings. ``split`` counts for
-    prepared data. DataError where it has no rows, or other features.
+    are counted from 0, else as ``reading`` says of the training data.
     """
     path, count = Path(source), 0
     if not path.is_file():
@@ -77,7 +76,7 @@ def _of_text(path: Path, features: int, reading: Mapping[str, Any], tell: Callab
 
 
 def _counted(archive: Archive) -> tuple[Header | None, int]:
-    """Return the header of the only file, if it has one, and the number of blank lines that it counts as rows."""
+    """Return the header of the file, if it has one, and the number of blank lines that it counts as rows."""
     lines = Lines()
     name, pieces = next(files := archive.pieces(archive.names))  # pieces are good as long as this iterator lives
     header, blocks = rows_behind(name, pieces)

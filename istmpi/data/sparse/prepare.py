@@ -30,12 +30,10 @@ from istmpi.errors import ConfigError, DataError
 from istmpi.units import counted
 
 COUNTED_FROM = "counted_from"
-"""The name of the convention on the number of the first feature in rows without a header."""
+"""The convention on the number of the first feature in rows without a header."""
 TEXT = (".txt", ".svm", ".svmlight", ".libsvm", ".dat", ".data")
 PATTERNS = {split: "|".join(words) for split, words in WORDS.items()}
-"""The patterns of the words in the name of a split's file."""
 ROW_LISTS = {"train": "(tr|trn|train)_?split", "test": "(tst|test)_?split"}
-"""The patterns of the names of files that list the rows of a split."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,10 @@ class Part:
 
     source: Csr
     rows: np.ndarray | None = None
-    """``[n]`` bool."""
 
     def blocks(self) -> Iterator[tuple[Ragged, Ragged, int, int]]:
-        """Yield features and labels of rows that have both, and the numbers of rows without features, and others
-        without labels."""
+        """Yield features and labels of rows that have both, and the numbers of rows without features, and without
+        labels."""
         start = 0
         for features, labels in self.source.blocks():
             count = len(features)
@@ -63,9 +60,8 @@ class Part:
 def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None) -> Material:
     """All rows that have a feature and a label; the others are dropped and counted, as are labels that a row repeats.
 
-    Files are told by their names; of one file without lists of rows one row in five is for testing. In svmlight there
-    are as many features and labels as the largest number says, and features are counted from 1 unless there is a 0;
-    ``counted_from`` decides otherwise.
+    Without a header there are as many features and labels as the largest number says, and features are counted from 1
+    unless there is a 0; ``counted_from`` decides otherwise.
     """
     if counted_from not in (None, 0, 1):
         raise ConfigError(f"counted_from is {counted_from}; it must be 0 or 1.")
@@ -154,7 +150,6 @@ def _of_text(archive: Archive, decoder: Decoder, counted_from: int | None) -> di
 
 
 def _stored(archive: Archive, decoder: Decoder, names: set[str], counted_from: int | None) -> dict[str, Stored]:
-    """Return the rows of files of text, read once."""
     total, before, stored, notes = sum(map(archive.nbytes, names)), 0, {}, decoder.notes
     limits = Limits() if counted_from is None else Limits(MOST - counted_from, first=counted_from)
 
@@ -187,7 +182,6 @@ def _stored(archive: Archive, decoder: Decoder, names: set[str], counted_from: i
 
 
 def _pairs(archive: Archive, names: list[str]) -> dict[str, tuple[str, str]]:
-    """Return the .npz of features and that of labels of each split."""
     pairs = {}
     for split, pattern in PATTERNS.items():
         of_split = _named(names, pattern)

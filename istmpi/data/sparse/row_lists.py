@@ -11,7 +11,7 @@ from istmpi.units import counted
 
 
 def masks_of(archive: Archive, source: Csr, lists: dict[str, str], notes: Notes) -> dict[str, np.ndarray]:
-    """Return the rows of each split, ``[rows]`` bool, by its list's name; DataError where a row is in two lists."""
+    """Return the rows of each split, ``[rows]`` bool, by its list's name."""
     masks = {}
     for split, name in lists.items():
         rows = _row_list(archive, name, notes)

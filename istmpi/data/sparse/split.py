@@ -14,7 +14,6 @@ from istmpi.data.dataset import Split, sample_of
 from istmpi.data.holdout import divided
 
 SAMPLE_ROWS = 4096
-"""Rows of which a split's fingerprint is made where it has more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +21,6 @@ class Ragged:
     """Lists of any length, one behind the other: list i is ``items[offsets[i] : offsets[i + 1]]`` of each array."""
 
     offsets: np.ndarray
-    """``[n + 1]`` int64, from 0 on."""
     arrays: tuple[np.ndarray, ...]
     """Perhaps memory maps."""
 
@@ -30,7 +28,7 @@ class Ragged:
         return len(self.offsets) - 1
 
     def take(self, rows: np.ndarray, guards: tuple[Callable[..., None] | None, ...] = ()) -> Ragged:
-        """Return copies of the lists ``rows`` [b], in this order; a guard of each array learns what is read."""
+        """Return copies of the lists ``rows`` [b]; a guard of each array learns what is read."""
         starts = self.offsets[rows]
         lengths = self.offsets[np.asarray(rows) + 1] - starts
         offsets = offsets_of(lengths)
@@ -42,22 +40,21 @@ class Ragged:
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
-    """Return the place where each of lists begins that lie one behind the other, and where the last one ends."""
+    """Return the place where each of consecutive lists begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 @dataclass(eq=False)
 class SparseSplit(Split):
-    """Rows of numbered features with values, and lists of numbered labels; all may be memory maps."""
+    """Rows of numbered features with values, and lists of numbered labels."""
 
     rows: Ragged
     """Columns int32 and values float32."""
     targets: Ragged
     """Labels int32."""
     guards: tuple[Callable[..., None] | None, ...] = ()
-    """They learn the places of columns, and of values, before these are read: where rows begin, and how long."""
+    """They learn where rows begin, and how long they are, before columns and values are read."""
     chosen: np.ndarray | None = None
-    """The rows that its examples are; by default all."""
 
     def __post_init__(self) -> None:
         assert len(self.rows) == len(self.targets), (len(self.rows), len(self.targets))
@@ -93,7 +90,6 @@ class SparseSplit(Split):
 
     @property
     def density(self) -> float:
-        """The mean number of features of a row."""
         return self._count(self.rows) / len(self)
 
     def odds_of_a_label(self, labels: int) -> float:
@@ -101,7 +97,7 @@ class SparseSplit(Split):
         return (self._count(self.targets) + 1) / (len(self) * labels + 2)
 
     def label_counts(self, labels: int) -> np.ndarray:
-        """Return the number of rows with each of so many labels: ``[labels]`` int64."""
+        """Return the number of rows with each of so many labels."""
         return np.bincount(self._labels.arrays[0], minlength=labels)
 
     @cached_property
@@ -112,7 +108,6 @@ class SparseSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of all rows where they are few, else of the same sample of them everywhere; guards are not asked."""
         rows, checksum = sample_of(len(self), SAMPLE_ROWS), 0
         for start in range(0, len(rows), 64):
             part = self.rows.take(self._places(rows[start : start + 64]))

@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from istmpi.data.hdf5 import PreparedFile
 
 _LOOKED_AT = 2**20
-"""Tokens at the start of a stream that are compared with the vocabulary when a file is opened."""
 
 
 def smallest_type(vocabulary: int) -> np.dtype:
-    """Return the unsigned type that holds the tokens of a vocabulary."""
     return next(dtype for dtype in map(np.dtype, ("u1", "<u2", "<u4")) if vocabulary <= np.iinfo(dtype).max + 1)
 
 
@@ -80,15 +78,12 @@ class Corpus(Material):
 
 
 class Writer(FileWriter):
-    """A context in which streams of tokens become a prepared file."""
-
     def append(self, split: str, tokens: np.ndarray) -> None:
-        """Write the next tokens ``[n]`` of a split."""
         super().append(split, tokens=tokens)
 
 
 def open_text(file: PreparedFile) -> Dataset:
-    """Return the data set of an open prepared file of text, in windows of one token; DataError for damage."""
+    """Return the data set of an open prepared file, in windows of one token."""
     vocabulary, end = file.outputs, int(file.attribute("end"))
     if not 0 <= end < vocabulary <= 2**32:
         raise file.error(f"has {vocabulary} tokens, of which {end} ends a document; prepare it again")

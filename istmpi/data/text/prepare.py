@@ -26,9 +26,7 @@ LINES = (".jsonl", ".jsonl.gz")
 """The endings of files that have a document a line."""
 LONGEST_LINE = 32 * MEGABYTE
 CUT = 0.9
-"""The place where the tokens of a single document are cut in two, the first part for training."""
 _JSON = {type(None): "null", bool: "true or false", int: "a number", float: "a number", list: "a list"}
-"""JSON's names for the types of values other than text and objects."""
 _Runs = Sequence[tuple[int, int]]
 """Tokens in the scratch file: the starts and the lengths of runs."""
 
@@ -37,9 +35,8 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
     """Every file is a document, or of a .jsonl every line, its text under ``key``; .gz are unpacked.
 
     Each ends with a token of its own. ``tokenizer`` is "bytes" or a tokenizer.json. The splits are the folders train/
-    and test/ (and val/) where there are both, or the files train.* and test.* where there are no others; else one
-    document in five is for testing, and a single one is cut at 90% of its tokens. What is no text to the tokenizer is
-    skipped; what is empty does not count. It takes some hundred bytes of memory for each document.
+    and test/ (and val ), or the files train.* and test.* where there are no others; else one document in five is for
+    testing, and a single one is cut. It takes some hundred bytes of memory for each document.
     """
     documents = _Documents(decoder, open_tokenizer(tokenizer))
     splits = splits_of(archive, decoder.notes)
@@ -106,10 +103,7 @@ def _split_in(file: str) -> str:
 
 
 def _texts(name: str, pieces: Iterable[bytes], key: str, others: set[str]) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """Yield the documents of a .jsonl, a blank line as an empty one; DataError for a line that has none.
-
-    ``others`` gets the keys beside ``key``.
-    """
+    """Yield the documents of a .jsonl, a blank line as an empty one; ``others`` gets the keys beside ``key``."""
     for number, line in enumerate(_lines(name, pieces), start=1):
         where = f"{name}, line {number}"
         line = line.removeprefix(BOM_UTF8) if number == 1 else line
@@ -150,7 +144,6 @@ class _Documents:
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer):
         self._decoder, self._tokenizer = decoder, tokenizer
         self.empty = self._end = 0
-        """The number of documents without text, which do not count."""
         self._file, self._start, self._bytes = array("q"), array("q"), array("q")
         self._scratch, self._dtype = decoder.scratch(), smallest_type(tokenizer.vocabulary)
 
@@ -213,7 +206,7 @@ class _Documents:
         return Corpus(archive.source, self._tokenizer, counts, sizes, facts, self._blocks(runs), skipped)
 
     def _blocks(self, runs: dict[str, _Runs]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the tokens of the splits, many at a time; a block is good until the next is asked for."""
+        """Yield the tokens of the splits; a block is good until the next is asked for."""
         block, size = np.empty(BLOCK, self._dtype), self._dtype.itemsize
         for split, parts in runs.items():
             filled = 0

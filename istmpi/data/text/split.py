@@ -16,9 +16,7 @@ from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import TASKS
 
 WINDOW = 128
-"""The default number of tokens of a window."""
 SAMPLES, SAMPLE_TOKENS = 1024, 4096
-"""The parts of a stream's fingerprint where it is longer than all of them, and the tokens of each."""
 
 
 @dataclass(eq=False)
@@ -26,26 +24,22 @@ class TextSplit(Split):
     """The documents of a split one behind the other; example i is the window of tokens ``i * length`` and those behind.
 
     Its inputs are ``length`` tokens, its targets the same moved on by one: the windows' targets are all tokens but the
-    first, and those that are left at the end because they fill no window. ``tokens`` may be a memory map.
+    first, and those at the end that fill no window.
     """
 
     tokens: np.ndarray
     """``[n]`` of uint8, uint16 or uint32."""
     length: int = 1
-    """Tokens of a window."""
     guard: Callable[[np.ndarray, int], None] | None = None
-    """It learns the places where windows begin, and the number of their tokens, before they are read."""
+    """It learns where windows begin, and how many tokens they have, before they are read."""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens.view(np.ndarray)
         assert self.tokens.ndim == 1 and self.length > 0, (self.tokens.shape, self.length)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return inputs and targets ``[b, length]`` int64.
-
-        With a key each window begins later by fewer tokens than its length, as the key and its place in the batch say,
-        or as early as the stream's end asks for.
-        """
+        """Return inputs and targets ``[b, length]`` int64; with a key each window begins later by fewer tokens than its
+        length."""
         import torch
 
         starts = np.asarray(indices, np.int64) * self.length
@@ -81,10 +75,7 @@ class TextSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of all tokens where they are few, else of the same parts of them everywhere.
-
-        It does not depend on how tokens are stored, nor on the length of windows. The ``guard`` is not asked.
-        """
+        """CRC-32 of all tokens, or of the same parts of them everywhere; the ``guard`` is not asked."""
         starts, count = np.arange(0, len(self.tokens), SAMPLE_TOKENS), len(self.tokens)
         if count > SAMPLES * SAMPLE_TOKENS:
             drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLES) % np.uint64(count - SAMPLE_TOKENS + 1)

@@ -1,4 +1,4 @@
-"""From text to tokens and back: by its bytes, or by what a file of Hugging Face's `tokenizers` says."""
+"""Tokenizers: by the bytes of a text, or by a file of Hugging Face's `tokenizers`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from istmpi.foreign import JSON_BYTES, content, is_file, reading, reason
 from istmpi.optional import optional
 
 BYTES = "bytes"
-"""The tokenizer whose tokens are the values of bytes."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-"""What tokenizers call the token behind a text, the first that there is; no file says which of its tokens that is."""
+"""Names of the token behind a text, the first that there is; no file says which of its tokens that is."""
 PIECE = 2**20
 """Characters that a tokenizer file encodes at a time, for a document may be larger than memory."""
 _AGAIN = "Give a tokenizer.json, as the library tokenizers writes it."
@@ -30,7 +29,7 @@ class NoTextError(Exception):
 
 
 MOST_TOKENS = 2**24
-"""The most tokens of a vocabulary: a network has an output for each number up to the largest."""
+"""A network has an output for each number up to the largest."""
 
 
 class Tokenizer(ABC):
@@ -39,24 +38,23 @@ class Tokenizer(ABC):
     vocabulary: int
     end: int
     json: str = ""
-    """What the tokenizer is made from; empty for bytes."""
+    """The file's content; empty for bytes."""
 
     def __str__(self) -> str:
         return f"tokenizer {zlib.crc32(self.json.encode()):08x}" if self.json else BYTES
 
     @abstractmethod
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """The tokens of a document that comes in pieces, without the end, in some hundred MB of memory at most.
+        """Yield the tokens of a document that comes in pieces, without the end, however it was cut.
 
-        They do not depend on how it was cut. NoTextError for what is none to this tokenizer.
+        NoTextError for what is none to this tokenizer.
         """
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> bytes:
-        """The text of some tokens; ends are left out."""
+        """Return the text of some tokens without ends."""
 
     def encode(self, text: bytes) -> np.ndarray:
-        """The tokens ``[n]`` of a text, without the end; NoTextError as in `tokens_of`."""
         return np.concatenate([np.zeros(0, np.uint8), *self.tokens_of([text])])
 
 
@@ -77,15 +75,14 @@ class Bytes(Tokenizer):
 
 
 class TokenizerFile(Tokenizer):
-    """What a tokenizer.json says; texts must be UTF-8.
+    """The tokenizer of a tokenizer.json; texts must be UTF-8.
 
-    The library is only loaded to encode or to decode. Names of special tokens in a text are text like any other.
-    A document of more than `PIECE` characters is encoded in pieces of at most so many, cut behind the ends of lines.
-    Where the file has none of `ENDS`, the end of a document is a token more, behind those of the file.
+    Names of special tokens in a text are text like any other. A document of more than `PIECE` characters is encoded in
+    pieces, cut behind the ends of lines. Where the file has none of `ENDS`, the end of a document is a token more.
     """
 
     def __init__(self, json: str, source: str, sizes: tuple[int, int] | None = None):
-        """``sizes``: the vocabulary and the end, where they are known; ``source`` is what a message calls the file."""
+        """``sizes`` are the vocabulary and the end, where they are known; ``source`` is what a message calls the file."""
         self.json, self._source, self._known = json, source, sizes
 
     @property
@@ -98,7 +95,6 @@ class TokenizerFile(Tokenizer):
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:
-        """The vocabulary and its token that is the end: one of `ENDS`, or one more than the file has."""
         if self._known:
             return self._known
         tokens = self._library.get_vocab(with_added_tokens=True)
@@ -153,7 +149,6 @@ def _utf8(decoder: codecs.IncrementalDecoder, piece: bytes, final: bool = False)
 
 
 def open_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer that ``name`` names: ``bytes`` or a file; DataError where it is neither."""
     if name == BYTES:
         return Bytes()
     if not is_file(Path(name)):
