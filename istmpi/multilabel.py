@@ -51,7 +51,7 @@ def together(totals: torch.Tensor, loss: str) -> torch.Tensor:
 
 
 def losses_of(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
-    weights, shares = (of.to(logits.dtype) for of in weights_of(targets, loss))
+    weights, shares = (each.to(logits.dtype) for each in weights_of(targets, loss))
     positive = logits.new_zeros(len(logits)).index_add(0, targets.rows, weights * logits[targets.rows, targets.columns])
     return shares * total_of(logits, loss) - positive
 
@@ -96,8 +96,8 @@ def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.
     least = values[:, -1:]
     tied = (logits >= least).sum(dim=1) > count
     for row in tied.nonzero()[:, 0].tolist():
-        known = torch.cat([(logits[row] > least[row]).nonzero()[:, 0], (logits[row] == least[row]).nonzero()[:, 0]])
-        places[row] = known[:count]
+        places_of = torch.cat([(logits[row] > least[row]).nonzero()[:, 0], (logits[row] == least[row]).nonzero()[:, 0]])
+        places[row] = places_of[:count]
     order = places.argsort(dim=1)  # by place, and then by value without changing the order of equal ones
     places = places.gather(1, order)
     values = logits.gather(1, places)
@@ -135,19 +135,19 @@ class Ranking:
         hit = is_label & np.isin(np.arange(len(best))[:, None] * len(self._inverse) + ranked, pairs)
         gains = np.where(hit, self._inverse[ranked], 0.0)
         inverse = self._inverse[columns]
-        most = inverse[np.lexsort((-inverse, examples))]  # each example's, largest first
+        largest = inverse[np.lexsort((-inverse, examples))]  # each example's, largest first
         places = np.arange(len(columns)) - targets.offsets.numpy()[examples]
         sums = np.zeros(self.size)
         sums[0], sums[1] = (shares.numpy() * totals - positive).sum(), len(best)
         for place, k in enumerate(AT):
-            sums[2 + 3 * place :][:3] = hit[:, :k].sum(), gains[:, :k].sum(), most[places < k].sum()
+            sums[2 + 3 * place :][:3] = hit[:, :k].sum(), gains[:, :k].sum(), largest[places < k].sum()
         return sums
 
     @staticmethod
     def scores(sums: np.ndarray) -> dict[str, float]:
-        hits, gains, most = (sums[2 + number :: 3] for number in range(3))
-        precisions = {f"P@{k}": float(of / k / sums[1]) for k, of in zip(AT, hits)}
-        return precisions | {f"PSP@{k}": float(of / max(all, 1e-300)) for k, of, all in zip(AT, gains, most)}
+        hits, gains, largest = (sums[2 + number :: 3] for number in range(3))
+        precisions = {f"P@{k}": float(hit / k / sums[1]) for k, hit in zip(AT, hits)}
+        return precisions | {f"PSP@{k}": float(gain / max(all, 1e-300)) for k, gain, all in zip(AT, gains, largest)}
 
 
 def inverse_propensities(counts: np.ndarray, rows: int, a: float, b: float) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -51,7 +51,7 @@ class Split(ABC):
         """The number of examples."""
 
     def labels(self) -> np.ndarray:
-        """Return all targets without reading inputs, [n] int64, or [n, outputs] float32 or uint8; not to be written to."""
+        """Return all targets without reading inputs, [n] int64, or [n, outputs] float32 or uint8; read-only."""
         return np.broadcast_to(np.int64(0), len(self))
 
     def normalised_by(self, normalisation: Normalisation | None) -> Split:
@@ -94,11 +94,22 @@ class Split(ABC):
         return zlib.crc32(np.ascontiguousarray(self.labels()))
 
 
-def sample_of(count: int, most: int, drawn: int = 0) -> np.ndarray:
-    """Return all of so many numbers where they are at most ``most``, else the same sample of them everywhere."""
-    if count <= most:
+def checksum_of(
+    rows: np.ndarray, read: Callable[[np.ndarray], Iterable[np.ndarray]], step: int = 64, first: int = 0
+) -> int:
+    """Return the CRC-32 of the arrays of some rows, so many at a time, behind a ``first`` one."""
+    checksum = first
+    for start in range(0, len(rows), step):
+        for array in read(rows[start : start + step]):
+            checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
+    return checksum
+
+
+def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
+    """Return all of so many numbers where they are at most ``limit``, else the same sample of them everywhere."""
+    if count <= limit:
         return np.arange(count)
-    return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or most) % np.uint64(count)).astype(np.int64)
+    return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or limit) % np.uint64(count)).astype(np.int64)
 
 
 def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:

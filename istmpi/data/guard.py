@@ -47,7 +47,7 @@ class FirstRead:
         self._left = len(expected)
 
     def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
-        """Expect ``length`` rows, or each its own number, to be read from ``rows`` on; DataError for a damaged block."""
+        """Expect ``length`` rows, or each its own number, to be read from ``rows`` on; DataError for damage."""
         if not self._left:
             return
         blocks, count = len(self._expected), len(self._x)

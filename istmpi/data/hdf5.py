@@ -109,11 +109,11 @@ class PreparedFile:
             raise self.error("is an HDF5 file, but not one of prepared data; make one with `istmpi prepare`")
         version = self.attribute("version")
         if version not in READABLE:
-            known = " and ".join(map(str, READABLE))
-            raise self.error(f"has version {shown(version)}; this istmpi reads versions {known}. Prepare it again")
+            readable = " and ".join(map(str, READABLE))
+            raise self.error(f"has version {shown(version)}; this istmpi reads versions {readable}. Prepare it again")
         if (CHECKSUM in self._file.attrs) != (version > 1):
-            of = "no attribute" if version == 1 else "an attribute"
-            raise self.error(f"is damaged: its version is {version}, which has {of} {CHECKSUM}; prepare it again")
+            has = "no attribute" if version == 1 else "an attribute"
+            raise self.error(f"is damaged: its version is {version}, which has {has} {CHECKSUM}; prepare it again")
         return int(version)
 
     def _read(self) -> Dataset:

@@ -29,15 +29,15 @@ def divided(count: int, fraction: float, seed: int, labels: np.ndarray | None = 
 
     With ``labels`` [count] int64 every class gives its share.
     """
-    most = round(count * fraction)
-    if not 0 < most < count:
+    held = round(count * fraction)
+    if not 0 < held < count:
         raise ConfigError(
-            f"data.validation = {fraction} of {count} training examples is {most}; both parts need at least one. Give "
+            f"data.validation = {fraction} of {count} training examples is {held}; both parts need at least one. Give "
             f"another fraction, or leave it out."
         )
     order = rng.permutation(count, rng.key(seed, "validation"))
     if labels is not None:
         order = order[np.argsort(labels[order], kind="stable")]
     mask = np.zeros(count, dtype=bool)
-    mask[order[(2 * np.arange(most) + 1) * count // (2 * most)]] = True
+    mask[order[(2 * np.arange(held) + 1) * count // (2 * held)]] = True
     return np.flatnonzero(~mask), np.flatnonzero(mask)

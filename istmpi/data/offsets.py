@@ -157,7 +157,7 @@ class Differences:
 
 
 def less(x: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """Return x less an offset [features] float64, as float32; the difference is exact before that cast, or float64's."""
+    """Return x less an offset [features] float64, as float32; the difference is exact, or float64's."""
     return _less(x, offset).astype(np.float32)
 
 

@@ -85,9 +85,9 @@ def prepare(
     if (read := KINDS.get(kind)) is None:
         raise ConfigError(f"data kind {kind!r} does not exist{did_you_mean(kind, KINDS)}")
     parameters = inspect.signature(read).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    for option in (option for option in options if option not in known):
-        takes = did_you_mean(option, known) if known else "; it takes none"
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    for option in (option for option in options if option not in names):
+        takes = did_you_mean(option, names) if names else "; it takes none"
         raise ConfigError(f"data kind {kind} has no option {option}{takes}")
     if not 0 <= max_bad <= 1:
         raise ConfigError(f"max_bad is {max_bad}; it is a share of the files, from 0 to 1, for example 0.01.")

@@ -130,10 +130,10 @@ def _labels(task: str, count: int, outputs: int) -> tuple[tuple[int, ...], np.dt
 
 def open_examples(file: PreparedFile) -> Dataset:
     task, shape, outputs = file.text("task"), file.shape, file.outputs
-    features, of = prod(shape), TASKS[task]
-    classes = file.names("classes", outputs) if of.one_class else None
-    output_names = file.names("outputs", outputs) if of.predicts_numbers and file.has("outputs") else None
-    mean, std = (np.array(file.mapped(f"normalisation/{of}", (features,), (FLOATS,))) for of in ("mean", "std"))
+    features, goal = prod(shape), TASKS[task]
+    classes = file.names("classes", outputs) if goal.one_class else None
+    output_names = file.names("outputs", outputs) if goal.predicts_numbers and file.has("outputs") else None
+    mean, std = (np.array(file.mapped(f"normalisation/{name}", (features,), (FLOATS,))) for name in ("mean", "std"))
     offset, target_offset = (
         np.array(file.mapped(OFFSETS[name], (length,), (np.dtype("<f8"),))) if file.has(OFFSETS[name]) else None
         for name, length in (("x", features), ("y", outputs))
@@ -147,8 +147,8 @@ def open_examples(file: PreparedFile) -> Dataset:
         x = file.mapped(f"{split}/x", (count, features), (FLOATS, BYTES))
         shape_of_y, dtype = _labels(task, count, outputs)
         y = file.mapped(f"{split}/y", shape_of_y, (dtype,))
-        largest = outputs - 1 if of.one_class else 1
-        if not of.predicts_numbers and (y.min() < 0 or y.max() > largest):
+        largest = outputs - 1 if goal.one_class else 1
+        if not goal.predicts_numbers and (y.min() < 0 or y.max() > largest):
             bad = tuple(np.argwhere((y < 0) | (y > largest))[0].tolist())
             raise file.error(f"has label {y[bad]} at {split}/y{list(bad)}; labels run from 0 to {largest}. Correct it")
         # A look at the first rows is cheap and finds what another program filled wrongly; all would be a full read.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from math import prod
 import numpy as np
 
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Split, sample_of
+from istmpi.data.dataset import Split, checksum_of, sample_of
 from istmpi.data.holdout import divided
 from istmpi.data.moments import Normalisation
 
@@ -131,10 +130,7 @@ class DenseSplit(Split):
         row_bytes = 4 * self.x.shape[1]
         fitting = SAMPLE_BYTES // row_bytes
         rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))
-        checksum, step = 0, max(2**20 // row_bytes, 1)
-        for start in range(0, len(rows), step):
-            checksum = zlib.crc32(self._read(self._rows(rows[start : start + step])), checksum)
-        return checksum
+        return checksum_of(rows, lambda part: [self._read(self._rows(part))], max(2**20 // row_bytes, 1))
 
 
 def _difference(there: np.ndarray | None, here: np.ndarray | None) -> np.ndarray | None:

@@ -60,14 +60,14 @@ class Archive:
                 f"{self.path} holds no files (hidden ones and links in a tar do not count). Give one that does."
             )
 
-    def read(self, names: Collection[str], most: int = MOST) -> Iterator[tuple[str, bytes]]:
-        """Yield the names and contents of files, as they are stored; DataError for one of more than ``most`` bytes."""
+    def read(self, names: Collection[str], limit: int = MOST) -> Iterator[tuple[str, bytes]]:
+        """Yield the names and contents of files, as they are stored; DataError for one of more than ``limit`` bytes."""
         for name, stream in self._streams(names):
             with self._named_damage():
-                content = stream.read(most + 1)
-            if len(content) > most:
+                content = stream.read(limit + 1)
+            if len(content) > limit:
                 raise DataError(
-                    f"{self.path}: {name} has more than {most // MEGABYTE} MB, the most for such a file. Take it out."
+                    f"{self.path}: {name} has more than {limit // MEGABYTE} MB, the most for such a file. Take it out."
                 )
             yield name, content
 
@@ -199,9 +199,9 @@ class Archive:
 
     def _walk_tar(self) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
         with self._named_damage(), closing(_open_tar(self.path)) as tar:
-            reached, most = -1, _DENSEST * self.path.stat().st_size
+            reached, largest = -1, _DENSEST * self.path.stat().st_size
             while (member := tar.next()) is not None:
-                if not 0 <= member.size <= most or tar.offset <= reached:
+                if not 0 <= member.size <= largest or tar.offset <= reached:
                     raise tarfile.ReadError(f"the size of {printable(member.name)} cannot be {member.size}")
                 reached = tar.offset
                 yield member, tar

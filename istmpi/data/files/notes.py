@@ -60,8 +60,8 @@ def not_read(names: Collection[str], read: Collection[str]) -> Iterator[str]:
         yield f"{counted(len(folders), 'folder')} of which no file is read: {_first(sorted(map(str, folders)))}"
 
 
-def first_of(names: list[str], most: int = NAMED) -> str:
-    return ", ".join(names[:most]) + ", ..." * (len(names) > most)
+def first_of(names: list[str], count: int = NAMED) -> str:
+    return ", ".join(names[:count]) + ", ..." * (len(names) > count)
 
 
 def _first(parts: list[str]) -> str:

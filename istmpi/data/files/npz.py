@@ -117,21 +117,17 @@ def _member(file: BinaryIO, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
     if entry.file_size > DENSEST * entry.compress_size:
         raise ValueError(f"its member {printable(entry.filename)} has fewer bytes than it says")
     with archive.open(entry) as stream:
-        if stored := entry.compress_type == zipfile.ZIP_STORED:
+        if entry.compress_type == zipfile.ZIP_STORED:
             file.seek(entry.header_offset)
             start = entry.header_offset + 30 + sum(struct.unpack("<26xHH", file.read(30)))
             array = _map(file, start, start + entry.file_size)
         else:
-            shape, fortran, dtype = _header(stream, entry.file_size)
-            array = np.empty(shape[::-1] if fortran else shape, dtype)
-            into, filled = memoryview(array).cast("B") if array.size else memoryview(b""), 0
-            while filled < len(into):
-                if not (count := stream.readinto(into[filled : filled + MEGABYTE])):
-                    raise EOFError("it ends in the middle of an array")
-                filled += count
+            _header(stream, entry.file_size)
+            stream.seek(0)
+            array = np.lib.format.read_array(stream, allow_pickle=False)
         while stream.read(MEGABYTE):
             pass  # at the end it compares the checksum
-        return array if stored or not fortran else array.T
+        return array
 
 
 def _map(file: BinaryIO, start: int, end: int) -> np.ndarray:

@@ -172,7 +172,7 @@ class _Machine:
 
 
 def _made(name: _Name, arguments: tuple, numbers: bool, new: bool) -> object:
-    """Return the object for a call in the pickle: an array or a matrix to be filled, a dtype, a dictionary, or bytes."""
+    """Return the object for a call in the pickle: an array or matrix to be filled, a dtype, a dictionary, or bytes."""
     match name, arguments:
         case _, () if new and name in _CSR:
             return _Matrix()

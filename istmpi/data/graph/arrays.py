@@ -119,7 +119,7 @@ def _csr(graph: _Arrays, name: str) -> tuple[np.ndarray, np.ndarray, tuple[int, 
         graph.first((f"{name}_{part}",), f"all of {name}") for part in ("indptr", "indices", "shape")
     )
     values = np.asarray(graph.arrays.get(f"{name}_data", np.ones(columns.shape, np.float32)))
-    whole = all(of.ndim == 1 and of.dtype.kind in "iu" for of in (offsets, columns, lengths))
+    whole = all(part.ndim == 1 and part.dtype.kind in "iu" for part in (offsets, columns, lengths))
     if not whole or len(lengths) != 2 or values.ndim != 1 or values.dtype.kind not in "fiub":
         raise DataError(
             f"{graph.source}: {name}_indptr, _indices and _shape must be lists of whole numbers, the last of two, and "

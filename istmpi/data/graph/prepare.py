@@ -144,7 +144,7 @@ def _normalised(x: np.ndarray, how: str, notes: Notes, source: str) -> np.ndarra
 
 
 def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] | None, np.ndarray]:
-    """Return the classes and the number of each node's, -1 where unknown; or None, and flags of several labels."""
+    """Return the classes and the number of each node's, -1 where unlabelled; or None, and flags of several labels."""
     labels = raw.labels
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -160,27 +160,27 @@ def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] |
     if labels.dtype.kind not in "biufUS":
         raise DataError(f"{source}: the labels are of {labels.dtype}; give whole numbers or names.")
     labels = read_names(labels, source, "", notes)
-    known = np.ones(len(labels), bool)
+    labelled = np.ones(len(labels), bool)
     if labels.dtype.kind == "f":
         labels = labels.astype(np.float64)
-        known = ~np.isnan(labels)
-        if not ((np.abs(labels[known]) < 2**53) & (labels[known] == np.trunc(labels[known]))).all():
+        labelled = ~np.isnan(labels)
+        if not ((np.abs(labels[labelled]) < 2**53) & (labels[labelled] == np.trunc(labels[labelled]))).all():
             raise DataError(f"{source}: some labels are no whole numbers. Give each node its class.")
-        labels = np.where(known, labels, -1).astype(np.int64)
+        labels = np.where(labelled, labels, -1).astype(np.int64)
     if labels.dtype.kind == "i":
-        known &= labels >= 0
-    values, codes = np.unique(labels[known], return_inverse=True)
+        labelled &= labels >= 0
+    values, codes = np.unique(labels[labelled], return_inverse=True)
     numbers = np.full(len(labels), -1, np.int64)
-    numbers[known] = codes.reshape(-1)
+    numbers[labelled] = codes.reshape(-1)
     return tuple(printable(str(value)) for value in values.tolist()), numbers
 
 
 def _splits(raw: RawGraph, labels: np.ndarray, source: str) -> dict[str, np.ndarray]:
-    known = labels >= 0 if labels.ndim == 1 else np.ones(len(labels), bool)
+    labelled = labels >= 0 if labels.ndim == 1 else np.ones(len(labels), bool)
     if raw.splits:
         nodes = {split: np.asarray(raw.splits.get(split, ()), np.int64) for split in ("train", "test")}
     else:
-        places = np.flatnonzero(known)
+        places = np.flatnonzero(labelled)
         test = held_out(len(places), labels[places] if labels.ndim == 1 else None)
         nodes = {"train": places[~test], "test": places[test]}
     for split, kind in (("train", "training"), ("test", "test")):
@@ -194,9 +194,9 @@ def _splits(raw: RawGraph, labels: np.ndarray, source: str) -> dict[str, np.ndar
                 f"{source}: node {both[0]} is both a {split} and a {other} node. Take it out of one of these masks."
             )
     for split, members in nodes.items():
-        if not known[members].all():
+        if not labelled[members].all():
             raise DataError(
-                f"{source}: {split} node {members[~known[members]][0]} has no label. Take it out of that mask."
+                f"{source}: {split} node {members[~labelled[members]][0]} has no label. Take it out of that mask."
             )
     return nodes
 

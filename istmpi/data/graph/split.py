@@ -15,7 +15,7 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Dataset, Split, sample_of
+from istmpi.data.dataset import Dataset, Split, checksum_of, sample_of
 from istmpi.data.holdout import divided
 from istmpi.data.sparse.split import Ragged, offsets_of
 from istmpi.errors import ConfigError
@@ -150,14 +150,14 @@ class GraphSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        graph, nodes = self.graph, sample_of(len(self.graph), SAMPLE)
-        checksum = 0 if graph.clusters is None else zlib.crc32(np.ascontiguousarray(graph.clusters, "<i4"))
-        for start in range(0, len(nodes), 64):
-            part = nodes[start : start + 64]
-            lists = graph.neighbours.take(part)
-            for array in (graph.x[part], lists.offsets.astype("<i8"), lists.arrays[0].astype("<i4")):
-                checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
-        return checksum
+        graph = self.graph
+
+        def read(nodes: np.ndarray) -> tuple[np.ndarray, ...]:
+            lists = graph.neighbours.take(nodes)
+            return graph.x[nodes], lists.offsets.astype("<i8"), lists.arrays[0].astype("<i4")
+
+        first = 0 if graph.clusters is None else zlib.crc32(np.ascontiguousarray(graph.clusters, "<i4"))
+        return checksum_of(sample_of(len(graph), SAMPLE), read, first=first)
 
 
 def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -183,17 +183,17 @@ def sampled(
     for hop, limit in enumerate(fanout):
         lists = graph.heard(frontier)
         neighbours, counts = lists.arrays[0], np.diff(lists.offsets)
-        of = np.repeat(np.arange(len(frontier)), counts)
+        owner = np.repeat(np.arange(len(frontier)), counts)
         if key is not None:
             drawn = rng.bits(rng.key(key, "neighbours", hop), 0, len(neighbours))
-            order = np.lexsort((drawn, of))  # each list in a random order
-            neighbours = neighbours[order[np.arange(len(neighbours)) - lists.offsets[of] < limit]]
-            of = np.repeat(np.arange(len(frontier)), np.minimum(counts, limit))
-        listeners.append(frontier[of])
+            order = np.lexsort((drawn, owner))  # each list in a random order
+            neighbours = neighbours[order[np.arange(len(neighbours)) - lists.offsets[owner] < limit]]
+            owner = np.repeat(np.arange(len(frontier)), np.minimum(counts, limit))
+        listeners.append(frontier[owner])
         heard.append(neighbours)
         frontier = np.setdiff1d(neighbours, nodes)
         nodes = np.union1d(nodes, frontier)
-    rows, columns = (np.searchsorted(nodes, np.concatenate(of)) for of in (listeners, heard))
+    rows, columns = (np.searchsorted(nodes, np.concatenate(ends)) for ends in (listeners, heard))
     order = np.lexsort((columns, rows))
     return nodes, offsets_of(np.bincount(rows, minlength=len(nodes))), columns[order]
 

@@ -51,9 +51,9 @@ def layout_of(archive: Archive) -> tuple[Layout, str] | None:
     return None
 
 
-def read(archive: Archive, found: tuple[Layout, str]) -> Examples:
+def read(archive: Archive, place: tuple[Layout, str]) -> Examples:
     """Images [3, 32, 32] uint8; the fine labels of CIFAR-100."""
-    layout, folder = found
+    layout, folder = place
     classes = _classes(archive, folder + layout.names, layout)
     parts = [_batch(archive, folder + name, layout, len(classes)) for name in (*layout.train, layout.test)]
     train = tuple(np.concatenate(arrays) for arrays in zip(*parts[:-1]))

@@ -125,7 +125,7 @@ def image_decoder(
                 image = image.convert(mode)
             if resize:
                 scale = min(image.size[0] / extent[0], image.size[1] / extent[1])
-                left, top = ((of - scale * part) / 2 for of, part in zip(image.size, extent))
+                left, top = ((whole - scale * part) / 2 for whole, part in zip(image.size, extent))
                 middle = left, top, left + scale * extent[0], top + scale * extent[1]
                 image = image.resize(extent, pillow.Resampling.BILINEAR, middle)
         if image.size != extent:

@@ -89,10 +89,10 @@ class Writer(FileWriter):
         if split not in self._ends:
             super().append(split, indptr=np.zeros(1), label_indptr=np.zeros(1))
             self._ends[split] = 0, 0
-        indptr, label_indptr = (of.offsets[1:] + end for of, end in zip((rows, labels), self._ends[split]))
+        indptr, label_indptr = (lists.offsets[1:] + end for lists, end in zip((rows, labels), self._ends[split]))
         columns, values = rows.arrays
-        lists = {"indptr": indptr, "indices": columns, "data": values}
-        super().append(split, **lists, label_indptr=label_indptr, label_indices=labels.arrays[0])
+        super().append(split, indptr=indptr, indices=columns, data=values)
+        super().append(split, label_indptr=label_indptr, label_indices=labels.arrays[0])
         self._ends[split] = int(indptr[-1]), int(label_indptr[-1])
 
 

@@ -200,13 +200,13 @@ def _plain(block: bytes, limits: Limits) -> Rows | None:
             return None
     if len(values) and not np.abs(values).max() <= LARGEST:
         return None
-    label_counts, counts = (np.bincount(line[of], minlength=count) for of in (is_label, is_column))
+    label_counts, counts = (np.bincount(line[chosen], minlength=count) for chosen in (is_label, is_column))
     return _rows(label_counts, labels, counts, columns, values)
 
 
 def _rows(*arrays: object) -> Rows:
     *numbers, values = arrays
-    return Rows(*(np.array(of, np.int64).astype(np.int32) for of in numbers), np.array(values, float).astype("f4"))
+    return Rows(*(np.array(part, np.int64).astype(np.int32) for part in numbers), np.array(values, float).astype("f4"))
 
 
 def _odd(name: str, block: bytes, first: int, limits: Limits) -> Rows:

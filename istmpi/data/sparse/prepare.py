@@ -51,7 +51,7 @@ class Part:
             count = len(features)
             chosen = np.ones(count, bool) if self.rows is None else self.rows[start : start + count]
             start += count
-            bare, unlabelled = (np.diff(of.offsets) == 0 for of in (features, labels))
+            bare, unlabelled = (np.diff(lists.offsets) == 0 for lists in (features, labels))
             kept = np.flatnonzero(chosen & ~bare & ~unlabelled)
             dropped = int((chosen & bare).sum()), int((chosen & ~bare & unlabelled).sum())
             yield features.take(kept), labels.take(kept), *dropped
@@ -75,7 +75,7 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
         parts = _of_text(archive, decoder, counted_from)
     sources = list({id(part.source): part.source for part in parts.values()}.values())
     for source in sources[1:]:
-        here, first = ((of.features, of.labels) if of.header else None for of in (source, sources[0]))
+        here, first = ((rows.features, rows.labels) if rows.header else None for rows in (source, sources[0]))
         if here != first:
             says = [
                 "no header" if sizes is None else "{:,} features and {:,} labels".format(*sizes)
@@ -89,7 +89,7 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
 
 def _material(archive: Archive, parts: dict[str, Part], sources: list[Csr]) -> Material:
     """Return the rows of all parts, which are gone through once to count them."""
-    sizes = max(of.features for of in sources), max(of.labels for of in sources)
+    sizes = max(source.features for source in sources), max(source.labels for source in sources)
     counts, values, labels, dropped = {}, {}, {}, np.zeros(2, np.int64)
     seen = {split: np.zeros(sizes[1], bool) for split in parts}
     for split, part in parts.items():
@@ -111,7 +111,7 @@ def _material(archive: Archive, parts: dict[str, Part], sources: list[Csr]) -> M
                 f"on occurs in training. Are they numbered alike in all files?"
             )
     rates = values["train"] / counts["train"], labels["train"] / counts["train"]
-    repeated = sum(of.repeated for of in sources)
+    repeated = sum(source.repeated for source in sources)
     facts = Facts(sizes[1], int(seen["train"].sum()), *rates, *dropped.tolist(), repeated)
     blocks = ((split, rows, targets) for split, part in parts.items() for rows, targets, *_ in part.blocks())
     return Material(archive.source, *sizes, counts, values, labels, facts, blocks)
@@ -121,14 +121,14 @@ def _of_text(archive: Archive, decoder: Decoder, counted_from: int | None) -> di
     names = [name for name in archive.names if _plain_name(name).endswith(TEXT)]
     lists = {split: _named(names, pattern) for split, pattern in ROW_LISTS.items()}
     rest = [name for name in names if not any(name in listed for listed in lists.values())]
-    by_split = {split: of for split, pattern in PATTERNS.items() if (of := _named(rest, pattern))}
+    by_split = {split: files for split, pattern in PATTERNS.items() if (files := _named(rest, pattern))}
     whole: dict[str, str] = {}
     if any(lists.values()):
         data = rest if len(rest) == 1 else [name for name in rest if re.search("data", _stem(name))]
-        if len(data) == 1 and all(len(of) == 1 for of in lists.values()):
-            whole = {"": data[0], **{split: of[0] for split, of in lists.items()}}
-    elif {"train", "test"} <= by_split.keys() and all(len(of) == 1 for of in by_split.values()):
-        whole = {split: of[0] for split, of in by_split.items()}
+        if len(data) == 1 and all(len(files) == 1 for files in lists.values()):
+            whole = {"": data[0], **{split: files[0] for split, files in lists.items()}}
+    elif {"train", "test"} <= by_split.keys() and all(len(files) == 1 for files in by_split.values()):
+        whole = {split: files[0] for split, files in by_split.items()}
     elif len(rest) == 1:
         whole = {"": rest[0]}
     if not whole:

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from istmpi.data.batch import Batch, Labels
-from istmpi.data.dataset import Split, sample_of
+from istmpi.data.dataset import Split, checksum_of, sample_of
 from istmpi.data.holdout import divided
 
 SAMPLE_ROWS = 4096
@@ -62,8 +62,8 @@ class SparseSplit(Split):
     def _places(self, indices: np.ndarray) -> np.ndarray:
         return indices if self.chosen is None else self.chosen[indices]
 
-    def _count(self, of: Ragged) -> int:
-        return int(of.offsets[-1] if self.chosen is None else np.diff(of.offsets)[self.chosen].sum())
+    def _count(self, lists: Ragged) -> int:
+        return int(lists.offsets[-1] if self.chosen is None else np.diff(lists.offsets)[self.chosen].sum())
 
     @property
     def _labels(self) -> Ragged:
@@ -108,9 +108,9 @@ class SparseSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        rows, checksum = sample_of(len(self), SAMPLE_ROWS), 0
-        for start in range(0, len(rows), 64):
-            part = self.rows.take(self._places(rows[start : start + 64]))
-            for array in (part.offsets.astype("<i8"), part.arrays[0].astype("<i4"), part.arrays[1].astype("<f4")):
-                checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
-        return checksum
+
+        def read(rows: np.ndarray) -> tuple[np.ndarray, ...]:
+            part = self.rows.take(self._places(rows))
+            return part.offsets.astype("<i8"), part.arrays[0].astype("<i4"), part.arrays[1].astype("<f4")
+
+        return checksum_of(sample_of(len(self), SAMPLE_ROWS), read)

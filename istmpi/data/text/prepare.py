@@ -190,11 +190,11 @@ class _Documents:
             sizes = {"train": max(total - test, 1), "test": test}
         else:
             if any(splits):
-                of = np.array([SPLITS.index(split) for split in splits])[np.array(self._file)[order]]
+                number_of = np.array([SPLITS.index(split) for split in splits])[np.array(self._file)[order]]
             else:  # by the names, so that the order in a tar file does not matter
                 self._decoder.split = f"of the documents {ONE_IN_FIVE}"
-                of = held_out(len(self)).astype(np.int64)
-            chosen = {split: of == number for number, split in enumerate(SPLITS)}
+                number_of = held_out(len(self)).astype(np.int64)
+            chosen = {split: number_of == number for number, split in enumerate(SPLITS)}
             documents = {split: int(rows.sum()) for split, rows in chosen.items() if rows.any()}
             for split in ("train", "test"):
                 if split not in documents:

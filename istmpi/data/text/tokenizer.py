@@ -82,7 +82,7 @@ class TokenizerFile(Tokenizer):
     """
 
     def __init__(self, json: str, source: str, sizes: tuple[int, int] | None = None):
-        """``sizes`` are the vocabulary and the end, where they are known; ``source`` is what a message calls the file."""
+        """``sizes`` are the vocabulary and the end, where known; ``source`` is what a message calls the file."""
         self.json, self._source, self._known = json, source, sizes
 
     @property
@@ -113,11 +113,11 @@ class TokenizerFile(Tokenizer):
         tokenizers = optional("tokenizers", "tokenizers", "texts in tokens of a file")
         # It raises nothing but bare exceptions.
         with reading(f"{self._source} is no tokenizer", _AGAIN, Exception):
-            found = tokenizers.Tokenizer.from_str(self.json)
-            found.no_padding()
-            found.no_truncation()
-            found.encode_special_tokens = True
-        return found
+            tokenizer = tokenizers.Tokenizer.from_str(self.json)
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
+            tokenizer.encode_special_tokens = True
+        return tokenizer
 
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
         decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
