@@ -30,18 +30,15 @@ class NarrowError(Exception):
 class Extent:
     """The least and the largest value of each feature of a stream of blocks, in their own type."""
 
-    def __init__(self) -> None:
-        self._ends: tuple[np.ndarray, np.ndarray] | None = None
-        self._rounded: np.ndarray | bool = False
+    def __init__(self, ends: tuple[np.ndarray, np.ndarray] | None = None, rounded: np.ndarray | bool = False):
+        self._ends, self._rounded = ends, rounded
         """The features with values that are none of float32; found where these are close together."""
 
     def add(self, x: np.ndarray) -> None:
         """Take in a block [b, features]; bytes, which lose nothing, are passed over."""
         if len(x) == 0 or x.dtype.itemsize == 1:
             return
-        block = Extent()
-        block._ends = x.min(axis=0), x.max(axis=0)
-        block._rounded = np.zeros(x.shape[1], bool)
+        block = Extent((x.min(axis=0), x.max(axis=0)), np.zeros(x.shape[1], bool))
         if not np.can_cast(x.dtype, np.float32):
             for feature in np.flatnonzero(block._closer_than(2 * NARROW)):
                 values = x[:, feature]
@@ -52,29 +49,25 @@ class Extent:
     def merged(self, other: Extent) -> Extent:
         if self._ends is None or other._ends is None:
             return other if self._ends is None else self
-        both, (low, high) = Extent(), other._ends
-        both._ends = np.minimum(self._ends[0], low), np.maximum(self._ends[1], high)
-        both._rounded = self._rounded | other._rounded
-        return both
+        ends = np.minimum(self._ends[0], other._ends[0]), np.maximum(self._ends[1], other._ends[1])
+        return Extent(ends, self._rounded | other._rounded)
 
     def grouped(self, groups: int) -> Extent:
         """Return the extent with the least and largest value of each of ``groups`` equal runs of features."""
-        extent = Extent()
-        if self._ends is not None:
-            low, high, rounded = (values.reshape(groups, -1) for values in (*self._ends, self._rounded))
-            runs = low.shape[1]
-            extent._ends = low.min(axis=1).repeat(runs), high.max(axis=1).repeat(runs)
-            extent._rounded = rounded.any(axis=1).repeat(runs)
-        return extent
+        if self._ends is None:
+            return self
+        low, high, rounded = (values.reshape(groups, -1) for values in (*self._ends, self._rounded))
+        runs = low.shape[1]
+        ends = low.min(axis=1).repeat(runs), high.max(axis=1).repeat(runs)
+        return Extent(ends, rounded.any(axis=1).repeat(runs))
 
     def where_constant(self, other: Extent) -> Extent:
         """Return this extent, with the ends of another extent for features that have one value here."""
         if self._ends is None or other._ends is None:
             return self
-        extent, varies = Extent(), self._ends[1] > self._ends[0]
-        extent._ends = tuple(np.where(varies, end, more) for end, more in zip(self._ends, other._ends))
-        extent._rounded = np.where(varies, self._rounded, other._rounded)
-        return extent
+        varies = self._ends[1] > self._ends[0]
+        ends = tuple(np.where(varies, end, more) for end, more in zip(self._ends, other._ends))
+        return Extent(ends, np.where(varies, self._rounded, other._rounded))
 
     def offset(self) -> np.ndarray | None:
         """Return the middle of the features that need an offset, 0 of others; None where none needs one."""

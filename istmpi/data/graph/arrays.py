@@ -21,6 +21,7 @@ from istmpi.data.dataset import NAMES
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.npz import load_arrays
 from istmpi.data.graph.planetoid import RawGraph, dense, planetoid_name, read_planetoid
+from istmpi.data.sparse.split import is_csr
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import reading
 
@@ -126,13 +127,11 @@ def _csr(graph: _Arrays, name: str) -> tuple[np.ndarray, np.ndarray, tuple[int, 
             f"{name}_data one of numbers. Save them again."
         )
     shape = int(lengths[0]), int(lengths[1])
-    offsets = offsets.astype(np.int64)
-    rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
-    if not rises or not offsets[-1] == len(columns) == len(values) or not all(0 < length < 2**31 for length in shape):
+    if not is_csr(offsets, columns, values, shape):
         raise DataError(f"{graph.source}: {name}_indptr, _indices and _shape do not fit together. Save them again.")
     if name == "attr" and len(columns) and (columns.min() < 0 or columns.max() >= shape[1]):
         raise DataError(f"{graph.source}: attr_indices has numbers that are not below {shape[1]}. Save it again.")
-    return offsets, columns.astype(np.int64), shape, values
+    return offsets.astype(np.int64), columns.astype(np.int64), shape, values
 
 
 def _splits(graph: _Arrays, count: int, number: int | None) -> dict[str, np.ndarray]:

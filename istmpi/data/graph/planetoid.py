@@ -18,6 +18,7 @@ import numpy as np
 
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.pickles import PickleError, read_pickle
+from istmpi.data.sparse.split import is_csr
 from istmpi.errors import DataError
 from istmpi.foreign import reading, whole_number
 
@@ -114,10 +115,9 @@ def _dense_of(value: object) -> np.ndarray | None:
         return None
     if not isinstance(shape, tuple) or len(shape) != 2:
         return None
-    if not all(type(length) is int and 0 < length < 2**31 for length in shape):
+    offsets, columns, values = parts[0], parts[1].astype(np.int64), parts[2]
+    if not all(type(length) is int for length in shape) or not is_csr(offsets, columns, values, shape):
         return None
-    offsets, columns, values = parts[0].astype(np.int64), parts[1].astype(np.int64), parts[2]
-    rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
-    if not rises or not offsets[-1] == len(columns) == len(values) > 0:
+    if not 0 <= columns.min(initial=0) <= columns.max(initial=-1) < shape[1]:
         return None
-    return dense(offsets, columns, values, shape) if 0 <= columns.min() <= columns.max() < shape[1] else None
+    return dense(offsets.astype(np.int64), columns, values, shape)

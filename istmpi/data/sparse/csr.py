@@ -10,7 +10,7 @@ from istmpi.data.files.archive import Archive, store
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.npz import load_arrays
 from istmpi.data.sparse.lines import LARGEST, MOST, Header, Limits, Lines, Rows, parsed, rows_behind, says
-from istmpi.data.sparse.split import Ragged, offsets_of
+from istmpi.data.sparse.split import Ragged, is_csr, offsets_of
 from istmpi.errors import DataError
 
 STEP = 4096
@@ -171,8 +171,7 @@ def csr_matrix(archive: Archive, name: str) -> tuple[Ragged, tuple[int, int]]:
     of_numbers = indices.dtype.kind in "iu" and data.dtype.kind in "fiub"
     if kind not in ([b"csr"], ["csr"]) or len(shape) != 2 or not of_numbers:
         raise DataError(f"{wrong}: its format is {kind}. Convert it with .tocsr().")
-    rises = len(indptr) == shape[0] + 1 and indptr[0] == 0 and (np.diff(indptr) >= 0).all()
-    if not rises or not indptr[-1] == len(indices) == len(data) or not all(0 < length < MOST for length in shape):
+    if not is_csr(indptr, indices, data, shape):
         raise DataError(f"{wrong}: indptr, indices and shape do not fit together. Save it again.")
     if len(indices) and (indices.min() < 0 or indices.max() >= shape[1]):
         at = int(np.flatnonzero((indices < 0) | (indices >= shape[1]))[0])

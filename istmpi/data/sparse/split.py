@@ -39,6 +39,13 @@ class Ragged:
         return Ragged(offsets, tuple(array.view(np.ndarray).take(places) for array in self.arrays))
 
 
+def is_csr(offsets: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> bool:
+    """Return whether arrays are compressed sparse rows of a shape, whatever the columns are."""
+    rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets.astype(np.int64)) >= 0).all()
+    fit = rises and offsets[-1] == len(columns) == len(values)
+    return bool(fit) and all(0 < length < 2**31 for length in shape)
+
+
 def offsets_of(counts: np.ndarray) -> np.ndarray:
     """Return the place where each of consecutive lists begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
