@@ -45,6 +45,7 @@ from istmpi.hdf5 import (
     structure_errors,
     unheard,
 )
+from istmpi.tasks import TASKS
 
 READABLE = (1, 2)
 MAPPED = ("x", "tokens", "indices", "data")
@@ -118,9 +119,9 @@ class PreparedFile:
 
     def _read(self) -> Dataset:
         task = self.text("task")
-        if task not in OPEN:
-            raise self.error(f"has task {shown(task)}; known: {', '.join(OPEN)}. Prepare it again")
-        dataset = replace(OPEN[task](self), reading=self._conventions())
+        if task not in TASKS:
+            raise self.error(f"has task {shown(task)}; known: {', '.join(TASKS)}. Prepare it again")
+        dataset = replace(OPEN[TASKS[task].inputs](self), reading=self._conventions())
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
             raise self.error(f"is damaged: {error}; prepare or copy it again")
