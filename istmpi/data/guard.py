@@ -67,23 +67,19 @@ KEPT = 2**31
 """Bytes of a map up to which a process keeps its pages. To map a row anew takes some 10 µs."""
 
 
-class PagesLetGo:
-    """Lets go of a map's pages before rows of it are read: a process has those of the last batch alone.
+def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
+    """Return ``before``, together with letting go of the pages of a large map: a process has those of the last batch.
 
     They stay in the system's cache of files. But a process that keeps them seems to grow with its data, and is ended by
     whoever counts its resident memory.
     """
+    if x.nbytes <= KEPT:
+        return before
 
-    def __init__(self, x: np.memmap, before: Callable[..., None] | None):
-        self._map, self._before = x.base, before
-
-    def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
+    def let_go(rows: np.ndarray, length: int | np.ndarray = 1) -> None:
         if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
-        if self._before is not None:
-            self._before(rows, length)
+            x.base.madvise(mmap.MADV_DONTNEED)
+        if before is not None:
+            before(rows, length)
 
-
-def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return ``before``, together with `PagesLetGo` where the map is large."""
-    return PagesLetGo(x, before) if x.nbytes > KEPT else before
+    return let_go
