@@ -158,7 +158,7 @@ class MultiLabel(Task):
 
     score = "P@1"
     kind = "softmax"
-    """One of `istmpi.multilabel.LOSSES`."""
+    """A name of `istmpi.multilabel.LOSSES`."""
     inputs = "sparse rows"
     network = "takes all numbers of a row; these are sparse rows. Use --model xc."
     start = ("xc",)
@@ -245,7 +245,7 @@ class DenseLabels(_Flags):
 
     score = "P@1"
     numbers = len(AT) + NodeLabels.numbers
-    """For each k of `AT` the true labels among the k ranked first; and the points of micro-F1."""
+    """The true labels among the k ranked first, for each k of `AT`; and the points of micro-F1."""
     several_labels = distils = True
 
     @staticmethod

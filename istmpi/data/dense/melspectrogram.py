@@ -1,4 +1,4 @@
-"""One second of sound as 128 mel bands by 32 frames."""
+"""A second of sound as 128 mel bands by 32 frames."""
 
 from functools import lru_cache
 

@@ -1,4 +1,4 @@
-"""One file, one example: decode them all, in the order of storage, into rows in the order of names."""
+"""Files that are an example each, decoded in the order of storage into rows in the order of names."""
 
 import os
 import tempfile

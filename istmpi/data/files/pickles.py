@@ -14,7 +14,7 @@ import numpy as np
 MOST_BYTES = 2**28
 """The largest of CIFAR's has 155 million."""
 MOST_STEPS = 10**6
-"""The same one takes some 200,000."""
+"""CIFAR's largest takes some 200,000."""
 _NUMBERS = {"u1", "b1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f4", "f8"}
 _CSR = {f"scipy.sparse.{module} csr_matrix" for module in ("csr", "_csr")}
 _VALUES = {
