@@ -17,7 +17,7 @@ import numpy as np
 from reporting import report
 
 from istmpi.data.batches import Batches
-from istmpi.data.dense.file import Examples, Writer
+from istmpi.data.dense.file import Writer, material_of
 from istmpi.data.hdf5 import open_prepared
 
 BATCH = 128
@@ -26,7 +26,7 @@ BATCH = 128
 def prepared(path: Path, features: int, dtype: np.dtype, rows: int) -> Path:
     """A file of so many training rows, and a few to test on."""
     generator = np.random.default_rng(0)
-    header = Examples(
+    header = material_of(
         "arrays", "", "classification", (features,), 10, tuple("0123456789"), {"train": rows, "test": 10}, dtype, 1
     )
     with Writer(path, header) as writer:

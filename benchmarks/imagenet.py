@@ -36,7 +36,7 @@ from istmpi.cli.main import main
 from istmpi.comm import world
 from istmpi.config import Run
 from istmpi.cost import cost, round_bytes
-from istmpi.data.dense.file import Examples, Writer
+from istmpi.data.dense.file import Writer, material_of
 from istmpi.methods.base import InterruptedRound
 from istmpi.training.loop import Training
 
@@ -53,7 +53,9 @@ def make(path: Path) -> None:
     """A prepared file of a few random images."""
     counts, random = {"train": 4 * BATCH, "test": 2}, np.random.default_rng(0)
     names = tuple(f"n{number:08}" for number in range(CLASSES))
-    header = Examples("images", "random", "classification", SHAPE, CLASSES, names, counts, np.dtype(np.uint8), SHAPE[0])
+    header = material_of(
+        "images", "random", "classification", SHAPE, CLASSES, names, counts, np.dtype(np.uint8), SHAPE[0]
+    )
     with Writer(path, header) as writer:
         for split, count in counts.items():
             pixels = random.integers(0, 256, (count, int(np.prod(SHAPE))), dtype=np.uint8)

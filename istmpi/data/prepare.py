@@ -121,7 +121,7 @@ def prepare(
         reading=notes.reading,
         seconds=time.monotonic() - started,
         bytes=target.stat().st_size,
-        **({material.part: material.facts} if material.part else {}),
+        **material.facts,
     )
 
 
@@ -136,7 +136,7 @@ def _write(
     """Write the file; return how many training examples each class or label has, where there are some."""
     done, total, task = 0, sum(material.counts.values()), TASKS[material.task]
     of_class = np.zeros(material.outputs, np.int64) if task.one_class or task.several_labels else None
-    writer = material.writer(target, force)
+    writer = material.writes(target, material, force)
     writer.reading = notes.reading
     if offsets:
         writer.differences.offsets = offsets

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -24,42 +25,6 @@ SUFFIXES = (".h5", ".hdf5")
 READING = "reading"
 _ROOM = 2**20
 """Bytes for the structure of the file, and for what HDF5 keeps back of small pieces of four datasets, 64 KiB each."""
-
-
-class Material:
-    """Data on their way into a prepared file: the facts that are known beforehand, and the data in blocks, once."""
-
-    kind: str
-    source: str
-    task: str
-    outputs: int
-    classes: tuple[str, ...] | None
-    shape: tuple[int, ...]
-    """The shape of an example, channels first."""
-    counts: Mapping[str, int]
-    """The number of examples, tokens, rows or nodes of each split."""
-    blocks: Iterable[tuple] = ()
-    """A split and arrays for `FileWriter.append`."""
-    skipped: Sequence[str] = ()
-    facts: Any = None
-    """More for the report of a preparation, in its field `part`."""
-    part: ClassVar[str] = ""
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {}
-
-    @property
-    def fixed(self) -> Iterator[tuple[str, np.ndarray]]:
-        yield from ()
-
-    @property
-    def datasets(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype]]:
-        """Datasets that the blocks fill: path, shape, type."""
-        yield from ()
-
-    def writer(self, target: str | os.PathLike, force: bool = False) -> FileWriter:
-        return FileWriter(target, self, force)
 
 
 class FileWriter:
@@ -83,11 +48,11 @@ class FileWriter:
         try:
             with self._writing(), ExitStack() as stack:
                 self._file = stack.enter_context(new_file(self._temporary, _ROOM))
-                for name, value in (attributes | material.attributes | dict(material.counts)).items():
+                for name, value in {**attributes, **material.attributes, **material.counts}.items():
                     set_attribute(self._file, name, value)
-                for path, values in material.fixed:
+                for path, values in material.fixed.items():
                     self._whole(path, values)
-                for path, shape, dtype in material.datasets:
+                for path, (shape, dtype) in material.datasets.items():
                     self._dataset(path, shape, dtype)
                 if self.reading:
                     self._whole(READING, np.frombuffer(json.dumps(self.reading).encode(), np.uint8))
@@ -146,6 +111,35 @@ class FileWriter:
         for path, values in checksums.items():
             self._file.create_dataset(path, data=values)
         seal(self._file, checksums)
+
+
+@dataclass(frozen=True)
+class Material:
+    """Data on their way into a prepared file: the facts that are known beforehand, and the data in blocks, once."""
+
+    kind: str
+    source: str
+    task: str
+    shape: tuple[int, ...]
+    """The shape of an example, channels first."""
+    outputs: int
+    classes: tuple[str, ...] | None
+    counts: Mapping[str, int]
+    """The number of examples, tokens, rows or nodes of each split."""
+    attributes: Mapping[str, Any]
+    fixed: Mapping[str, np.ndarray]
+    """Datasets that are known beforehand."""
+    datasets: Mapping[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)
+    """Datasets that the blocks fill."""
+    blocks: Iterable[tuple] = ()
+    """A split and the arguments of the writer's ``append``."""
+    writes: Callable[..., FileWriter] = FileWriter
+    skipped: Sequence[str] = ()
+    """Files that could not be read."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """More fields of the report of a preparation."""
+    groups: int = 1
+    """The means and deviations that normalise numbers (see ``Moments.normalisation``)."""
 
 
 def check_target(target: Path, force: bool) -> None:

@@ -12,7 +12,7 @@ import pytest
 from batches import examples_of
 from damage import data_as_version_1, data_contents, judged
 
-from istmpi.data.dense.file import Examples, Writer
+from istmpi.data.dense.file import Writer, material_of
 from istmpi.data.hdf5 import open_prepared
 from istmpi.errors import ConfigError, DataError, OutputError
 
@@ -33,7 +33,7 @@ def header(**changes):
         "groups": 6,
         "skipped": ["a.png", "b.png"],
     }
-    return Examples(**(values | changes))
+    return material_of(**(values | changes))
 
 
 def write(path, x=X, y=Y, **changes):

@@ -8,17 +8,18 @@ from click.testing import CliRunner
 
 from istmpi.checkpoint.state import inputs_of
 from istmpi.cli.commands.prepare import command
-from istmpi.data.dense.file import Examples, slices
+from istmpi.data.dense.file import material_of, slices
 from istmpi.data.files.archive import Archive
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import KINDS, prepare
+from istmpi.data.writer import Material
 
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     """A source of a kind, ``made``, whose reader assumes, leaves out and records one thing each."""
 
-    def read(archive: Archive, decoder) -> Examples:
+    def read(archive: Archive, decoder) -> Material:
         list(archive.read(archive.names))
         decoder.notes.assume("the first line of 3 is [a] header", "--header")
         decoder.notes.leave_out("2 rows without a label")
@@ -27,7 +28,7 @@ def source(tmp_path, monkeypatch):
         blocks = slices({"train": (x, y), "test": (x, y)})
         counts = {"train": 4, "test": 4}
         facts = "made", "source", "classification", (2,), 2, ("0", "1"), counts
-        return Examples(*facts, np.dtype(np.float32), 2, blocks)
+        return material_of(*facts, np.dtype(np.float32), 2, blocks)
 
     monkeypatch.setitem(KINDS, "made", read)
     path = tmp_path / "source.csv"

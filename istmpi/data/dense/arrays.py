@@ -4,20 +4,21 @@ from math import prod
 
 import numpy as np
 
-from istmpi.data.dense.file import Examples, slices
+from istmpi.data.dense.file import material_of, slices
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.notes import first_of
 from istmpi.data.files.npz import convention_of, load_arrays, looks_channels_last, split_arrays
 from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.labels import read_labels
+from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
 from istmpi.units import counted
 
 CHANNELS = ("first", "last")
 
 
-def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Examples:
+def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Material:
     """x [n, ...] as float32, or as uint8 where all of it is; y as ``read_labels`` says, ``task`` where it cannot know.
 
     float32 rows of plain features are normalised one by one; bytes and rows with more axes by one mean and deviation.
@@ -53,7 +54,7 @@ def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channel
     counts = {split: len(y) for split, y in labels.items()}
     blocks = slices({split: (examples[split], y) for split, y in labels.items()})
     outputs = len(classes) if classes is not None else labels["train"].shape[1]
-    return Examples("arrays", archive.source, task, shape, outputs, classes, counts, dtype, groups, blocks)
+    return material_of("arrays", archive.source, task, shape, outputs, classes, counts, dtype, groups, blocks)
 
 
 def channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:

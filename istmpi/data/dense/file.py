@@ -13,8 +13,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -36,51 +35,10 @@ BLOCK = 2**20
 """Features of a block, about."""
 
 
-@dataclass(frozen=True)
-class Examples(Material):
-    """Examples on their way into a file; blocks are a split, x [b, features] and y [b] or [b, outputs].
-
-    ``dtype`` is that of x; ``groups`` means and deviations normalise it (see ``Moments.normalisation``).
-    """
-
-    kind: str
-    source: str
-    task: str
-    shape: tuple[int, ...]
-    outputs: int
-    classes: tuple[str, ...] | None
-    counts: dict[str, int]
-    dtype: np.dtype
-    groups: int
-    blocks: Iterable[tuple[str, np.ndarray, np.ndarray]] = ()
-    skipped: Sequence[str] = ()
-    output_names: tuple[str, ...] | None = None
-
-    @property
-    def attributes(self) -> dict[str, tuple[int, ...]]:
-        return {"shape": self.shape}
-
-    @property
-    def fixed(self) -> Iterator[tuple[str, np.ndarray]]:
-        if self.classes is not None:
-            yield "classes", names_array(self.classes)
-        if self.output_names is not None:
-            yield "outputs", names_array(self.output_names)
-
-    @property
-    def datasets(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype]]:
-        for split, count in self.counts.items():
-            yield f"{split}/x", (count, prod(self.shape)), self.dtype
-            yield f"{split}/y", *_labels(self.task, count, self.outputs)
-
-    def writer(self, target: str | os.PathLike, force: bool = False) -> Writer:
-        return Writer(target, self, force)
-
-
 class Writer(FileWriter):
     """A context in which blocks of examples become a prepared file; NarrowError as of `Differences`."""
 
-    def __init__(self, target: str | os.PathLike, material: Examples, force: bool = False):
+    def __init__(self, target: str | os.PathLike, material: Material, force: bool = False):
         super().__init__(target, material, force)
         self._moments = Moments(prod(material.shape))
         targets = {"y": material.outputs} if TASKS[material.task].predicts_numbers else {}
@@ -90,7 +48,7 @@ class Writer(FileWriter):
         """Write the next examples of a split, not normalised."""
         require_finite(x, split, self._material.source, self._running[f"{split}/x"].done)
         rows = self.differences.taken(split, {"x": x, "y": y})
-        rows["x"] = np.ascontiguousarray(rows["x"], self._material.dtype)
+        rows["x"] = np.ascontiguousarray(rows["x"], self._material.datasets[f"{split}/x"][1])
         super().append(split, **rows)
         if split == "train":
             self._moments.add(rows["x"])
@@ -107,6 +65,33 @@ class Writer(FileWriter):
         for name, offset in self.differences.offsets.items():
             self._whole(OFFSETS[name], offset)
         super()._finish()
+
+
+def material_of(
+    kind: str,
+    source: str,
+    task: str,
+    shape: tuple[int, ...],
+    outputs: int,
+    classes: tuple[str, ...] | None,
+    counts: Mapping[str, int],
+    dtype: np.dtype,
+    groups: int,
+    blocks: Iterable[tuple[str, np.ndarray, np.ndarray]] = (),
+    skipped: Sequence[str] = (),
+    output_names: tuple[str, ...] | None = None,
+) -> Material:
+    """Return examples on their way into a file; ``dtype`` is that of x.
+
+    Blocks are a split, x [b, features] and y [b] or [b, outputs]. ``output_names`` are those of numbers to predict.
+    """
+    names, datasets = {"classes": classes, "outputs": output_names}, {}
+    fixed = {path: names_array(values) for path, values in names.items() if values is not None}
+    for split, count in counts.items():
+        datasets[f"{split}/x"] = (count, prod(shape)), dtype
+        datasets[f"{split}/y"] = _labels(task, count, outputs)
+    facts = kind, source, task, shape, outputs, classes, counts, {"shape": shape}, fixed, datasets
+    return Material(*facts, blocks, Writer, skipped, groups=groups)
 
 
 def rows_per_block(features: int) -> int:

@@ -8,10 +8,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.dense.file import Examples, rows_per_block
+from istmpi.data.dense.file import material_of, rows_per_block
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.labels import read_labels
+from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE
 from istmpi.tasks import CLASSIFICATION
@@ -19,7 +20,7 @@ from istmpi.tasks import CLASSIFICATION
 _FILE = re.compile(r"(?:.*[/-])?(train|t10k|test)-(images|labels)[.-]idx[13]-ubyte(?:\.gz)?")
 
 
-def read(archive: Archive, decoder: Decoder) -> Examples:
+def read(archive: Archive, decoder: Decoder) -> Material:
     """Images [1, height, width] uint8, normalised by one mean and deviation.
 
     Files are named as MNIST's: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same with t10k (or test), with
@@ -60,7 +61,7 @@ def read(archive: Archive, decoder: Decoder) -> Examples:
                 _require_end(stream, name)
 
     facts = "idx", archive.source, CLASSIFICATION, shape, len(classes), classes, counts
-    return Examples(*facts, np.dtype(np.uint8), 1, blocks())
+    return material_of(*facts, np.dtype(np.uint8), 1, blocks())
 
 
 def _find(archive: Archive) -> dict[tuple[str, str], str]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.dense.file import Examples
 from istmpi.data.dense.melspectrogram import BANDS, FRAMES, log_mel
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import BadFileError, Decoder, Example
 from istmpi.data.files.layout import checked_splits, class_folders, common_folder
 from istmpi.data.files.notes import Notes
+from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
 from istmpi.optional import optional
@@ -43,7 +43,7 @@ LOUDEST = 1e9
 """The power of louder samples would not be finite."""
 
 
-def read(archive: Archive, decoder: Decoder) -> Examples:
+def read(archive: Archive, decoder: Decoder) -> Material:
     """Log-mel spectrograms [1, 128, 32] float32, each clip normalised on its own; the classes are the words.
 
     The splits are those of a testing list, or folders train/ and test ; without either, a tenth of the speakers are for

@@ -7,12 +7,13 @@ import numpy as np
 
 from istmpi.data.dataset import NAMES, SPLITS
 from istmpi.data.dense.delimited import DECIMAL_COMMA, Table, character_of, require_exact
-from istmpi.data.dense.file import Examples
+from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_labels
+from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import is_number, is_whole_number, number, one_line
 from istmpi.tasks import CLASSIFICATION, REGRESSION
@@ -31,7 +32,7 @@ def read(
     task: str | None = None,
     header: bool | None = None,
     delimiter: str | None = None,
-) -> Examples:
+) -> Material:
     """The columns as float32 features, each normalised by its own mean and deviation.
 
     ``label`` is the name of the label's column, or its number from 0 (from the end: -1, the default). Labels that are
@@ -81,7 +82,7 @@ def read(
             raise DataError(f"{archive.path} has no {split} examples; it needs at least one.")
     named = (first.name_of_label,) if task == REGRESSION and first.name_of_label else None
     facts = "csv", archive.source, task, (first.width,), len(classes) if classes is not None else 1, classes, counts
-    return Examples(*facts, np.dtype(np.float32), first.width, blocks, output_names=named)
+    return material_of(*facts, np.dtype(np.float32), first.width, blocks, output_names=named)
 
 
 def _find(archive: Archive) -> dict[str, str]:

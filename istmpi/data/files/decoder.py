@@ -10,10 +10,11 @@ from math import prod
 import numpy as np
 
 from istmpi.data.dataset import SPLITS
-from istmpi.data.dense.file import Examples, rows_per_block
+from istmpi.data.dense.file import material_of, rows_per_block
 from istmpi.data.files.archive import Archive, store
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import held_out
+from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.tasks import CLASSIFICATION
 
@@ -67,7 +68,7 @@ class Decoder:
         dtype: np.dtype,
         groups: int,
         most_bytes: int,
-    ) -> Examples:
+    ) -> Material:
         """Return all examples as a classification set whose classes are their labels, sorted.
 
         ``decode(name, content)`` gives an array of ``shape`` and ``dtype`` or raises BadFileError.
@@ -107,8 +108,8 @@ class Decoder:
                         os.preadv(self._rows, [row], row_of[example.name] * row_bytes)
                     yield split, x, np.array([codes[example.label] for example in block], np.int64)
 
-        facts = kind, str(archive.path), CLASSIFICATION, shape, len(classes), classes, counts, dtype, groups
-        return Examples(*facts, blocks(), sorted(bad))
+        facts = kind, archive.source, CLASSIFICATION, shape, len(classes), classes, counts, dtype, groups
+        return material_of(*facts, blocks(), sorted(bad))
 
     def scratch(self) -> int:
         """Return the number of a new nameless file on the disk of the target, there until the end."""

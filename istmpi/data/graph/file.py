@@ -14,9 +14,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -50,46 +50,30 @@ class Facts:
     """The share of the edges between clusters."""
 
 
-@dataclass(frozen=True)
-class GraphMaterial(Material):
-    """A graph on its way into a file, with the nodes of each split."""
-
-    source: str
-    outputs: int
-    classes: tuple[str, ...] | None
-    nodes: Mapping[str, np.ndarray]
-    graph: Graph
-    facts: Facts | None = None
-    kind, part = "graph", "graph"
-
-    @property
-    def task(self) -> str:
-        return NODE_LABELS if self.classes is None else NODE_CLASSES
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {split: len(nodes) for split, nodes in self.nodes.items()}
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.graph.x.shape[1:]
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        graph, clusters = self.graph, 0 if self.graph.clusters is None else len(self.graph.members)
-        return {"shape": self.shape, "nodes": len(graph), "edges": graph.edges, "clusters": clusters}
-
-    @property
-    def fixed(self) -> Iterator[tuple[str, np.ndarray]]:
-        graph, lists = self.graph, self.graph.neighbours
-        if self.classes is not None:
-            yield "classes", names_array(self.classes)
-        arrays = [("x", graph.x, FLOATS), ("indptr", lists.offsets, LONG), ("indices", lists.arrays[0], NUMBERS)]
-        arrays.append(("labels", graph.labels, LONG if graph.labels.ndim == 1 else BYTES))
-        arrays += [("clusters", graph.clusters, NUMBERS)] * (graph.clusters is not None)
-        arrays += [(f"{split}/nodes", nodes, LONG) for split, nodes in self.nodes.items()]
-        for path, values, dtype in arrays:
-            yield path, np.ascontiguousarray(values, dtype)
+def material_of(
+    source: str,
+    outputs: int,
+    classes: tuple[str, ...] | None,
+    nodes: Mapping[str, np.ndarray],
+    graph: Graph,
+    facts: Facts | None = None,
+) -> Material:
+    """Return a graph on its way into a file, with the nodes of each split."""
+    labels = graph.labels, BYTES if classes is None else LONG
+    arrays = {"x": (graph.x, FLOATS), "indptr": (graph.neighbours.offsets, LONG)}
+    arrays |= {"indices": (graph.neighbours.arrays[0], NUMBERS), "labels": labels}
+    if graph.clusters is not None:
+        arrays["clusters"] = graph.clusters, NUMBERS
+    arrays |= {f"{split}/nodes": (members, LONG) for split, members in nodes.items()}
+    fixed = {path: np.ascontiguousarray(values, dtype) for path, (values, dtype) in arrays.items()}
+    if classes is not None:
+        fixed["classes"] = names_array(classes)
+    clusters, shape = 0 if graph.clusters is None else len(graph.members), graph.x.shape[1:]
+    attributes = {"shape": shape, "nodes": len(graph), "edges": graph.edges, "clusters": clusters}
+    counts = {split: len(members) for split, members in nodes.items()}
+    task = NODE_LABELS if classes is None else NODE_CLASSES
+    of_graph = "graph", source, task, shape, outputs, classes, counts, attributes, fixed
+    return Material(*of_graph, facts={"graph": facts})
 
 
 def open_graph(file: PreparedFile) -> Dataset:

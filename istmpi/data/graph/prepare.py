@@ -13,7 +13,7 @@ from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.notes import Notes
 from istmpi.data.graph.arrays import read_raw
-from istmpi.data.graph.file import Facts, GraphMaterial
+from istmpi.data.graph.file import Facts, material_of
 from istmpi.data.graph.planetoid import RawGraph
 from istmpi.data.graph.split import Graph
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
@@ -21,6 +21,7 @@ from istmpi.data.labels import read_names
 from istmpi.data.moments import Moments
 from istmpi.data.offsets import Extent, less, named
 from istmpi.data.sparse.split import Ragged
+from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import printable
 from istmpi.optional import optional
@@ -37,7 +38,7 @@ def read(
     directed: bool = False,
     normalise: str | None = None,
     split: int | None = None,
-) -> GraphMaterial:
+) -> Material:
     """The graph of an archive, cut into so many ``clusters`` by METIS.
 
     ``normalise``: features are divided by the sum of their ``rows``, as those that come as a sparse matrix are by
@@ -78,7 +79,7 @@ def read(
         cut=cut,
     )
     outputs = labels.shape[1] if classes is None else len(classes)
-    return GraphMaterial(archive.source, outputs, classes, nodes, Graph(x, neighbours, labels, parts), facts)
+    return material_of(archive.source, outputs, classes, nodes, Graph(x, neighbours, labels, parts), facts)
 
 
 def adjacency(

@@ -8,9 +8,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.dense.file import Examples, slices
+from istmpi.data.dense.file import material_of, slices
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.pickles import PickleError, read_pickle
+from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.tasks import CLASSIFICATION
 
@@ -51,7 +52,7 @@ def layout_of(archive: Archive) -> tuple[Layout, str] | None:
     return None
 
 
-def read(archive: Archive, place: tuple[Layout, str]) -> Examples:
+def read(archive: Archive, place: tuple[Layout, str]) -> Material:
     """Images [3, 32, 32] uint8; the fine labels of CIFAR-100."""
     layout, folder = place
     classes = _classes(archive, folder + layout.names, layout)
@@ -60,7 +61,7 @@ def read(archive: Archive, place: tuple[Layout, str]) -> Examples:
     splits = {"train": train, "test": parts[-1]}
     counts = {split: len(labels) for split, (_, labels) in splits.items()}
     facts = "images", archive.source, CLASSIFICATION, SHAPE, len(classes), classes, counts
-    return Examples(*facts, np.dtype(np.uint8), 3, slices(splits))
+    return material_of(*facts, np.dtype(np.uint8), 3, slices(splits))
 
 
 def _classes(archive: Archive, path: str, layout: Layout) -> tuple[str, ...]:

@@ -11,12 +11,12 @@ from types import ModuleType
 
 import numpy as np
 
-from istmpi.data.dense.file import Examples
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import BadFileError, Decoder, Example, with_holdout
 from istmpi.data.files.layout import checked_splits, class_folders
 from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.images import cifar
+from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import MEGABYTE, reason
 from istmpi.optional import optional
@@ -38,7 +38,7 @@ class InColourError(DataError):
     """An image has three channels where the ones before it have one."""
 
 
-def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Examples:
+def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
     """Images [channels, height, width] uint8, normalised by each channel's mean and deviation.
 
     The layout is SPLIT/CLASS/FILE; or CLASS/FILE, of which one in five is for testing; or that of CIFAR-10 and
@@ -62,7 +62,7 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Exam
     pillow = optional("PIL.Image", "Pillow", "images")
     first, mode, extent = _first(archive, decoder, examples, pillow, size)
 
-    def decoded(mode: str) -> Examples:
+    def decoded(mode: str) -> Material:
         ignored: Counter[str] = Counter()
         decode = image_decoder(pillow, first, mode, extent, size is not None, "Give --size N to resize them.", ignored)
         shape, dtype = (len(mode), extent[1], extent[0]), np.dtype(np.uint8)

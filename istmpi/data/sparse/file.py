@@ -12,9 +12,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,44 +44,8 @@ class Facts:
     repeated: int
 
 
-@dataclass(frozen=True)
-class Rows(Material):
-    """Sparse rows on their way into a file; ``counts``, ``values`` and ``labels`` are numbers of each split."""
-
-    source: str
-    features: int
-    outputs: int
-    counts: Mapping[str, int]
-    values: Mapping[str, int]
-    labels: Mapping[str, int]
-    facts: Facts | None = None
-    blocks: Iterable[tuple[str, Ragged, Ragged]] = ()
-    kind, task, classes, part = "xc", MULTI_LABEL, None, "rows"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.features,)
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        sizes = {f"{split}_values": count for split, count in self.values.items()}
-        return {"shape": self.shape, **sizes, **{f"{split}_labels": count for split, count in self.labels.items()}}
-
-    @property
-    def datasets(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype]]:
-        for split, rows in self.counts.items():
-            yield f"{split}/indptr", (rows + 1,), OFFSETS
-            yield f"{split}/indices", (self.values[split],), NUMBERS
-            yield f"{split}/data", (self.values[split],), VALUES
-            yield f"{split}/label_indptr", (rows + 1,), OFFSETS
-            yield f"{split}/label_indices", (self.labels[split],), NUMBERS
-
-    def writer(self, target: str | os.PathLike, force: bool = False) -> Writer:
-        return Writer(target, self, force)
-
-
 class Writer(FileWriter):
-    def __init__(self, target: str | os.PathLike, material: Rows, force: bool = False):
+    def __init__(self, target: str | os.PathLike, material: Material, force: bool = False):
         super().__init__(target, material, force)
         self._ends: dict[str, tuple[int, int]] = {}
 
@@ -94,6 +58,28 @@ class Writer(FileWriter):
         super().append(split, indptr=indptr, indices=columns, data=values)
         super().append(split, label_indptr=label_indptr, label_indices=labels.arrays[0])
         self._ends[split] = int(indptr[-1]), int(label_indptr[-1])
+
+
+def material_of(
+    source: str,
+    features: int,
+    outputs: int,
+    counts: Mapping[str, int],
+    values: Mapping[str, int],
+    labels: Mapping[str, int],
+    facts: Facts | None = None,
+    blocks: Iterable[tuple[str, Ragged, Ragged]] = (),
+) -> Material:
+    """Return sparse rows on their way into a file; ``counts``, ``values`` and ``labels`` are numbers of each split."""
+    attributes, datasets = {"shape": (features,)}, {}
+    for split, count in counts.items():
+        attributes |= {f"{split}_values": values[split], f"{split}_labels": labels[split]}
+        datasets[f"{split}/indptr"] = datasets[f"{split}/label_indptr"] = (count + 1,), OFFSETS
+        datasets[f"{split}/indices"] = (values[split],), NUMBERS
+        datasets[f"{split}/data"] = (values[split],), VALUES
+        datasets[f"{split}/label_indices"] = (labels[split],), NUMBERS
+    of_rows = "xc", source, MULTI_LABEL, (features,), outputs, None, counts, attributes, {}, datasets
+    return Material(*of_rows, blocks, Writer, facts={"rows": facts})
 
 
 def open_rows(file: PreparedFile) -> Dataset:

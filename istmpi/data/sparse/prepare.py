@@ -22,10 +22,10 @@ from istmpi.data.files.layout import note_splits
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.sparse.csr import Csr, OfArrays, Stored
-from istmpi.data.sparse.file import Facts
-from istmpi.data.sparse.file import Rows as Material
+from istmpi.data.sparse.file import Facts, material_of
 from istmpi.data.sparse.lines import MOST, Limits, blocks_of_lines, count_of
 from istmpi.data.sparse.split import Ragged
+from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
 from istmpi.units import counted
 
@@ -114,7 +114,7 @@ def _material(archive: Archive, parts: dict[str, Part], sources: list[Csr]) -> M
     repeated = sum(source.repeated for source in sources)
     facts = Facts(sizes[1], int(seen["train"].sum()), *rates, *dropped.tolist(), repeated)
     blocks = ((split, rows, targets) for split, part in parts.items() for rows, targets, *_ in part.blocks())
-    return Material(archive.source, *sizes, counts, values, labels, facts, blocks)
+    return material_of(archive.source, *sizes, counts, values, labels, facts, blocks)
 
 
 def _of_text(archive: Archive, decoder: Decoder, counted_from: int | None) -> dict[str, Part]:

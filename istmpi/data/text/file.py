@@ -9,10 +9,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,45 +40,28 @@ class Facts:
     cut: bool
 
 
-@dataclass(frozen=True)
-class Corpus(Material):
-    """Text on its way into a file: ``counts`` of tokens, ``bytes`` of the text; blocks are a split and tokens [n]."""
-
-    source: str
-    tokenizer: Tokenizer
-    counts: Mapping[str, int]
-    bytes: Mapping[str, int]
-    facts: Facts
-    blocks: Iterable[tuple[str, np.ndarray]]
-    skipped: Sequence[str] = ()
-    kind, task, shape, classes, part = "text", NEXT_TOKEN, (), None, "text"
-
-    @property
-    def outputs(self) -> int:
-        return self.tokenizer.vocabulary
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        sizes = {f"{split}_bytes": count for split, count in self.bytes.items()}
-        return {"end": self.tokenizer.end, "tokenizer": len(self.tokenizer.json.encode()), **sizes}
-
-    @property
-    def fixed(self) -> Iterator[tuple[str, np.ndarray]]:
-        if json := self.tokenizer.json.encode():
-            yield "tokenizer", np.frombuffer(json, np.uint8)
-
-    @property
-    def datasets(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype]]:
-        for split, count in self.counts.items():
-            yield f"{split}/tokens", (count,), smallest_type(self.outputs)
-
-    def writer(self, target: str | os.PathLike, force: bool = False) -> Writer:
-        return Writer(target, self, force)
-
-
 class Writer(FileWriter):
     def append(self, split: str, tokens: np.ndarray) -> None:
         super().append(split, tokens=tokens)
+
+
+def material_of(
+    source: str,
+    tokenizer: Tokenizer,
+    counts: Mapping[str, int],
+    nbytes: Mapping[str, int],
+    facts: Facts,
+    blocks: Iterable[tuple[str, np.ndarray]],
+    skipped: Sequence[str] = (),
+) -> Material:
+    """Return text on its way into a file: ``counts`` of tokens, ``nbytes`` of the text."""
+    json, vocabulary = tokenizer.json.encode(), tokenizer.vocabulary
+    attributes = {"end": tokenizer.end, "tokenizer": len(json)}
+    attributes |= {f"{split}_bytes": count for split, count in nbytes.items()}
+    fixed = {"tokenizer": np.frombuffer(json, np.uint8)} if json else {}
+    datasets = {f"{split}/tokens": ((count,), smallest_type(vocabulary)) for split, count in counts.items()}
+    of_text = "text", source, NEXT_TOKEN, (), vocabulary, None, counts, attributes, fixed, datasets
+    return Material(*of_text, blocks, Writer, skipped, {"text": facts})
 
 
 def open_text(file: PreparedFile) -> Dataset:

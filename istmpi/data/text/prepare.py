@@ -16,8 +16,9 @@ from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.layout import note_splits, split_of
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.text.file import Corpus, Facts, smallest_type
+from istmpi.data.text.file import Facts, material_of, smallest_type
 from istmpi.data.text.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
+from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
 from istmpi.units import counted
@@ -31,7 +32,7 @@ _Runs = Sequence[tuple[int, int]]
 """Tokens in the scratch file: the starts and the lengths of runs."""
 
 
-def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Corpus:
+def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
     """Every file is a document, or of a .jsonl every line, its text under ``key``; .gz are unpacked.
 
     Each ends with a token of its own. ``tokenizer`` is "bytes" or a tokenizer.json. The splits are the folders train/
@@ -177,7 +178,7 @@ class _Documents:
         store(self._scratch, content, self._end * self._dtype.itemsize, self._decoder.folder)
         self._end += len(tokens)
 
-    def corpus(self, archive: Archive, splits: list[str], skipped: list[str]) -> Corpus:
+    def corpus(self, archive: Archive, splits: list[str], skipped: list[str]) -> Material:
         """Return all documents, in the order of the files' names, by the splits of these files."""
         order = np.argsort(self._file, kind="stable")
         starts, nbytes = np.array(self._start)[order], np.array(self._bytes)[order]
@@ -203,7 +204,7 @@ class _Documents:
             sizes = {split: int(nbytes[chosen[split]].sum()) for split in documents}
         counts = {split: sum(count for _, count in parts) for split, parts in runs.items()}
         facts = Facts(self._tokenizer.vocabulary, documents, cut)
-        return Corpus(archive.source, self._tokenizer, counts, sizes, facts, self._blocks(runs), skipped)
+        return material_of(archive.source, self._tokenizer, counts, sizes, facts, self._blocks(runs), skipped)
 
     def _blocks(self, runs: dict[str, _Runs]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the tokens of the splits; a block is good until the next is asked for."""
