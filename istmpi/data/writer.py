@@ -137,7 +137,7 @@ class Material:
     skipped: Sequence[str] = ()
     """Files that could not be read."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """More fields of the report of a preparation."""
+    """Fields that the report of a preparation has beside the common ones."""
     groups: int = 1
     """The means and deviations that normalise numbers (see ``Moments.normalisation``)."""
 

@@ -30,7 +30,7 @@ TEST_PERCENT = 10
 RATES = 1_000, 768_000
 """Samples a second."""
 MOST_SAMPLES = 2**26
-"""More than an hour at 16 kHz."""
+"""An hour at 16 kHz has 57.6 million."""
 MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
 """The convention on constant offsets: without it they stay."""

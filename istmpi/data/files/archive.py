@@ -24,7 +24,7 @@ MOST = 256 * MEGABYTE
 # As tarfile and the libraries that unpack raise them; the first three where numbers in a header are none.
 _DAMAGE = (ValueError, LookupError, AttributeError, tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 _DENSEST = 2**20
-"""No compression makes one byte of more; a member that claims it would be looked for without end."""
+"""A compressed byte never unpacks to more; a member that claims it would be looked for without end."""
 _AGAIN = "Copy or download it again."
 
 

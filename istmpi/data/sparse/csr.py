@@ -17,7 +17,7 @@ STEP = 4096
 
 
 class Csr(ABC):
-    """All rows of a file called ``name``."""
+    """The rows of a file called ``name``."""
 
     name: str
     header: Header | None = None

@@ -58,7 +58,7 @@ class Part:
 
 
 def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None) -> Material:
-    """All rows that have a feature and a label; the others are dropped and counted, as are labels that a row repeats.
+    """Rows that have a feature and a label; the others are dropped and counted, as are labels that a row repeats.
 
     Without a header there are as many features and labels as the largest number says, and features are counted from 1
     unless there is a 0; ``counted_from`` decides otherwise.
