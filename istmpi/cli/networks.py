@@ -57,7 +57,7 @@ def described(
     if run.model.name in DECLARED and layers is not None:
         return _declared(run, layers, sizes or Sizes())
     if is_module(run.model.name):
-        from istmpi.data.images import resized
+        from istmpi.data.images.split import resized
         from istmpi.training.network import planned_network
         from istmpi.training.resolution import require_resizable, sides_of
 

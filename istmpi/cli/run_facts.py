@@ -12,7 +12,7 @@ from istmpi.evaluation.sample import scored_in_training
 from istmpi.record import RunFolder
 from istmpi.report import tables
 from istmpi.report.units import duration, number, size
-from istmpi.tasks import GRAPH_TASKS
+from istmpi.tasks import TASKS
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary
@@ -27,7 +27,7 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
     weights = sum(parameter.size(network.lengths) for parameter in network.parameters.values())
     plan = cost(run, network, ranks)
     examples, counts = "examples", f"{len(data.train):,} + {len(data.test):,} examples"
-    if data.task in GRAPH_TASKS:
+    if TASKS[data.task].of_nodes:
         examples = {"full": "whole graph", "clusters": "clusters"}.get(run.data.graph, "nodes and their neighbours")
         graph, learnt, tested = data.train.graph, len(data.train.nodes), len(data.test.nodes)
         counts = (
@@ -68,7 +68,7 @@ def _evaluations(training: Training) -> str:
     run, data, evaluator = training.run, training.dataset, training.evaluator
     every = run.evaluate.rounds_between(run.train.rounds)
     words = f"every {every} rounds" if every > 1 else "every round"
-    if data.task in GRAPH_TASKS:
+    if TASKS[data.task].of_nodes:
         return words
     words += f" on {scored_in_training(run, data):,} examples"
     if training.architecture.batch_norms:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, make_dataclass
 from math import cos, pi
 from typing import Annotated, Any, Literal
 
-from istmpi.data.graph import FANOUT
-from istmpi.data.text import WINDOW
+from istmpi.data.graph.split import FANOUT
+from istmpi.data.text.split import WINDOW
 from istmpi.errors import ConfigError
 from istmpi.methods import METHODS
 from istmpi.methods.optimizers import OPTIMIZERS

@@ -14,7 +14,7 @@ import torch
 from istmpi.data.batches import Batches
 from istmpi.errors import ConfigError
 from istmpi.exits import outputs_of
-from istmpi.tasks import CLASSIFICATION
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -25,7 +25,7 @@ ABSENT = -1e4
 
 def require_usable(strength: float, task: str, method: str) -> None:
     """Refuse, with a ConfigError, an adjustment of logits that there is none for."""
-    if strength and task != CLASSIFICATION:
+    if strength and not TASKS[task].one_class:
         raise ConfigError(
             f"train.logit_adjustment = {strength:g} is for classes, and these data have none. Leave it out."
         )

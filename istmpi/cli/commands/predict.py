@@ -17,10 +17,10 @@ from istmpi.cli.quantities import FiniteRange, YesOrNo
 from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
-from istmpi.tasks import DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
-    from istmpi.data.tokenizer import Tokenizer
+    from istmpi.data.text.tokenizer import Tokenizer
     from istmpi.deploy.network import CalibratedNetwork
 
 
@@ -97,9 +97,9 @@ def command(
         return  # one process does it, however many were started
 
     from istmpi.checkpoint.reader import open_checkpoint
-    from istmpi.data.inputs import read_inputs
-    from istmpi.data.prepare.notes import Notes
-    from istmpi.data.sparse_inputs import read_rows
+    from istmpi.data.dense.predict import read_inputs
+    from istmpi.data.files.notes import Notes
+    from istmpi.data.sparse.predict import read_rows
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.nodes import node_lines
     from istmpi.deploy.prediction import lines, predict
@@ -114,7 +114,8 @@ def command(
         named, reading = checkpoint.output_names, checkpoint.reading
         run = checkpoint.header.run
     notes = Notes()
-    several, ranks, of_nodes = data.task == DENSE_LABELS, data.task == MULTI_LABEL, data.task in GRAPH_TASKS
+    task = TASKS[data.task]
+    several, ranks, of_nodes = task.several_labels, task.ranks_labels, task.of_nodes
     refused = {} if ranks or several else {"--top": top}
     if not tokenizer:
         refused |= {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}

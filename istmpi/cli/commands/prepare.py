@@ -16,7 +16,7 @@ from istmpi.cli.quantities import YesOrNo
 from istmpi.foreign import printable
 from istmpi.record import known
 from istmpi.report.units import size
-from istmpi.tasks import DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
+from istmpi.tasks import TASKS
 from istmpi.units import counted
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
 
 
 def _next(report: Report) -> list[str]:
-    run = {MULTI_LABEL: ["xc"], **dict.fromkeys(GRAPH_TASKS, ["graph"])}.get(report.task, [])
-    more = ["--model", "transformer", "--optimizer", "adamw", "--lr", "0.001"] if report.task == NEXT_TOKEN else []
-    return ["istmpi", "train", *run, "--data", str(report.target), *more]
+    run, data = TASKS[report.task].start, ("--data", str(report.target))
+    is_name = run and not run[0].startswith("-")
+    return ["istmpi", "train", *(run + data if is_name else data + run)]
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str]]:
@@ -125,7 +125,7 @@ def _documents(report: Report, split: str) -> str:
 def _dense(report: Report) -> Iterator[tuple[str, str]]:
     shape = f" ({' x '.join(map(str, report.shape))})" if len(report.shape) > 1 else ""
     yield "features", f"{report.features:,}{shape}"
-    if report.task == DENSE_LABELS:
+    if TASKS[report.task].several_labels:
         yield "labels", _class_counts([*map(str, range(len(report.of_class)))], report.of_class)
     else:
         yield "classes", _class_counts(report.classes, report.of_class) if report.classes else "none (regression)"
