@@ -16,7 +16,6 @@ from time_found import ALL_NAMES, Contestant, Situation
 from time_plan import BATCH, TENTH
 
 from istmpi.report.figures import looking_alike, save
-from istmpi.report.labels import Named, label
 from istmpi.report.styles import BLUE, ORANGE, STYLES, Style
 from istmpi.units import in_seconds as written
 
@@ -38,39 +37,36 @@ def draw(shown: list[Situation], path: Path) -> None:
         axes = figure.subplots(len(tasks) + 1, columns, squeeze=False)
         for axis in axes.flat:
             axis.set_visible(False)
-        named = []
         for situation in shown:
             axis = axes[tasks.index(situation.task), ranks.index(situation.ranks)]
-            named.append((axis, _curves(axis, situation, lambda one, _: one.seconds)))
+            _curves(axis, situation, lambda one, _: one.seconds)
             axis.set(xlabel="training time (s)", title=f"{situation.task.title}, P = {situation.ranks}")
         last = next(one for one in shown if one.ranks == max(one.ranks for one in shown if one.task == shown[0].task))
-        named.append((axes[-1, 0], _curves(axes[-1, 0], last, lambda one, _: one.bytes / 1e6)))
+        _curves(axes[-1, 0], last, lambda one, _: one.bytes / 1e6)
         axes[-1, 0].set(xlabel="MB sent by all ranks", title=f"P = {last.ranks}: bytes")
-        named.append((axes[-1, 1], _curves(axes[-1, 1], last, lambda _, situation: situation.ranks * BATCH)))
+        _curves(axes[-1, 1], last, lambda _, situation: situation.ranks * BATCH)
         axes[-1, 1].set(xlabel="examples consumed by all ranks", title=f"P = {last.ranks}: samples")
         _bars(axes[-1, 2], last)
         about = shown[0].about
         faster = " of ten times the rate" * (shown[0].bandwidth == "10x")
         figure.suptitle(f"Accuracy on a slow network{faster}, J = {about['J']}")
-        label(figure, named)
         figure.savefig(path, dpi=110)
 
 
-def _curves(axis, situation: Situation, scale: Callable[[Contestant, Situation], float]) -> list[Named]:
-    """Every contestant's mean curve over seeds, with its steps in another unit, and its name."""
+def _curves(axis, situation: Situation, scale: Callable[[Contestant, Situation], float]) -> None:
+    """Draw every contestant's mean curve over seeds, with its steps in another unit."""
     axis.set_visible(True)
-    named = []
     for name, one in situation.contestants.items():
         steps, accuracies = zip(*mean_curve(one.curves)[1:])
         each, look = scale(one, situation), LOOKS[name]
         costs = [step * each for step in steps]
         every = max(len(steps) // 8, 1)
-        axis.plot(costs, accuracies, look.line, color=look.colour, marker=look.marker, markevery=every)
-        named.append(Named(costs, accuracies, look.colour, SAID[name]))
+        style = {"color": look.colour, "marker": look.marker, "markevery": every, "label": SAID[name]}
+        axis.plot(costs, accuracies, look.line, **style)
     axis.set(xscale="log", ylabel="test accuracy")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter("")
-    return named
+    axis.legend()
 
 
 def _bars(axis, situation: Situation) -> None:
@@ -98,7 +94,6 @@ def draw_scaling(rows: list[dict], path: Path) -> None:
 
         figure = Figure(figsize=(8, 6), layout="constrained")
         axis = figure.subplots()
-        named = []
         for name, title in ALL_NAMES.items():
             look = LOOKS[name]
             for key, marker, line in (
@@ -107,15 +102,14 @@ def draw_scaling(rows: list[dict], path: Path) -> None:
             ):
                 points = [(row["P"], row[key]) for row in rows if row["method"] == title and row[key] != "-"]
                 if points:
-                    axis.plot(*zip(*points), marker=marker, linestyle=line, color=look.colour, fillstyle="none")
-                    if line:
-                        named.append(Named(*zip(*points), look.colour, SAID[name]))
+                    style = {"color": look.colour, "fillstyle": "none", "label": SAID[name] if line else None}
+                    axis.plot(*zip(*points), marker=marker, linestyle=line, **style)
         axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel="examples a second, all ranks")
         axis.set_title("Examples a second: measured (markers) and by the cost model (lines)")
         axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.yaxis.set_major_formatter("{x:,.0f}")
         axis.margins(x=0.12)
-        label(figure, [(axis, named)])
+        axis.legend()
         figure.savefig(path, dpi=110)
 
 

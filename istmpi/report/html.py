@@ -144,7 +144,7 @@ def _section(section: Section, place: int) -> Iterable[str]:
         yield '<div class="pictures">'
         yield from (f"<figure>{picture.svg}</figure>" for picture in section.pictures)
         yield "</div>"
-        yield '<p class="more">Dotted lines: the scores to reach. Lines are named beside them.</p>'
+        yield '<p class="more">Dotted lines: the scores to reach.</p>'
     yield from map(_table, others)
     yield "<h3>How to read this</h3>"
     yield f"<ul>{''.join(f'<li>{unbroken(line)}</li>' for line in notes(comparison))}</ul>"
