@@ -10,6 +10,7 @@ from rich.table import Table
 from istmpi.checkpoint.difference import TensorDifference
 from istmpi.checkpoint.summary import Entry
 from istmpi.foreign import printable
+from istmpi.report.tables import add_row, plain_table
 from istmpi.report.units import duration, number, size
 
 SHOWN_CLASSES = 12
@@ -17,14 +18,14 @@ SHOWN_CLASSES = 12
 
 def listing(entries: Iterable[Entry], verified: bool) -> Table:
     """The files of a folder."""
-    table = _table("file", "round", "local steps", "ranks", "method", "size", "age", "contents")
+    table = plain_table("file", "round", "local steps", "ranks", "method", "size", "age", "contents")
     for entry in entries:
         position = ["", "", "", ""]
         if entry.round is not None:
             position = [f"{entry.round} of {entry.rounds}", _steps(entry), entry.ranks, entry.method]
         verdict = "valid" if verified else "can be opened"
         age = _age(entry.modified)
-        _row(table, entry.file, *position, size(entry.bytes), age, entry.problem or verdict)
+        add_row(table, entry.file, *position, size(entry.bytes), age, entry.problem or verdict)
     return table
 
 
@@ -64,64 +65,56 @@ def _network(model: Mapping[str, Any], table: Mapping[str, Any]) -> str:
 
 def tensors(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Parameters, slots or the tensors of a round that was stopped."""
-    table = _table(title, "axes", "shape", "dtype", "bytes")
+    table = plain_table(title, "axes", "shape", "dtype", "bytes")
     for tensor in rows:
         shape = " x ".join(map(str, tensor["shape"]))
-        _row(table, tensor["name"], tensor["axes"], shape, tensor["dtype"], size(tensor["bytes"]))
+        add_row(table, tensor["name"], tensor["axes"], shape, tensor["dtype"], size(tensor["bytes"]))
     if len(rows) > 1:
-        _row(table, "all", "", "", "", size(sum(tensor["bytes"] for tensor in rows)))
+        add_row(table, "all", "", "", "", size(sum(tensor["bytes"] for tensor in rows)))
     return table
 
 
 def norms(contents: Mapping[str, Any]) -> Table:
     """Calibrated moments, and those that examples are normalised with."""
-    table = _table("normalisation", "units", "mean", "deviation")
+    table = plain_table("normalisation", "units", "mean", "deviation")
     inputs = {"input": contents["input"]} if contents["input"] else {}
     for name, moments in {**inputs, **contents["norms"]}.items():
         ranges = (f"{low:.4g} to {high:.4g}" for low, high in (moments["mean"], moments["std"]))
-        _row(table, name, moments["units"], *ranges)
+        add_row(table, name, moments["units"], *ranges)
     return table
 
 
 def deal(dealt: Mapping[str, Any]) -> Table:
     """Which units each rank would hold."""
-    table = _table(f"deal of round {dealt['round']}", *dealt["units"])
+    table = plain_table(f"deal of round {dealt['round']}", *dealt["units"])
     for rank in range(dealt["ranks"]):
         held = []
         for parts in dealt["units"].values():
             first = ", ".join(map(str, parts[rank]["first"]))
             more = ", ..." * (parts[rank]["count"] > len(parts[rank]["first"]))
             held.append(f"{parts[rank]['count']}: {first}{more}")
-        _row(table, f"rank {rank}", *(held or ["everything: this method deals nothing out"]))
+        add_row(table, f"rank {rank}", *(held or ["everything: this method deals nothing out"]))
     return table
 
 
 def settings(differences: Mapping[str, tuple[Any, Any]]) -> Table:
     """Settings and facts that two checkpoints do not share."""
-    table = _table("differs", "first", "second")
+    table = plain_table("differs", "first", "second")
     for name, pair in differences.items():
-        _row(table, name, *("not set" if value is None else value for value in pair))
+        add_row(table, name, *("not set" if value is None else value for value in pair))
     return table
 
 
 def values(differences: Iterable[TensorDifference]) -> Table:
     """Tensors that two checkpoints do not share."""
-    table = _table("differs", "elements", "largest difference", "relative")
+    table = plain_table("differs", "elements", "largest difference", "relative")
     for tensor in differences:
         if tensor.problem:
-            _row(table, tensor.name, tensor.problem, "", "")
+            add_row(table, tensor.name, tensor.problem, "", "")
             continue
         largest = ["", ""] if tensor.largest is None else [f"{tensor.largest:.3g}", f"{tensor.largest_relative:.3g}"]
-        _row(table, tensor.name, f"{tensor.differing:,} of {tensor.elements:,}", *largest)
+        add_row(table, tensor.name, f"{tensor.differing:,} of {tensor.elements:,}", *largest)
     return table
-
-
-def _table(*columns: str) -> Table:
-    return Table(*(escape(printable(column)) for column in columns), box=None, pad_edge=False)
-
-
-def _row(table: Table, *cells: object) -> None:
-    table.add_row(*(escape(printable(str(cell))) for cell in cells))
 
 
 def _steps(entry: Entry) -> str:

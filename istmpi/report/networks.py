@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from istmpi.engine.axes import Pattern
+from istmpi.report.tables import add_row, plain_table
 from istmpi.report.units import number
 
 
 def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Table]:
-    """The facts of `istmpi model`: its widths, its parameters, its products, and what ranks would hold."""
-    widths = _table("width", "units", "can be dealt out")
+    """The facts of `istmpi model`: widths, parameters, products, and the weights that ranks would hold."""
+    widths = plain_table("width", "units", "can be dealt out")
     for width in facts["widths"]:
         verdict = "no: " + width["problem"]
         if width["dealt"]:
@@ -22,20 +22,20 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
             verdict += ", but not by default" * (not width["by_default"])
             if width["residual"]:
                 verdict += f": a residual addition joins {width['residual']}"
-        _row(widths, width["name"], width["length"], verdict)
+        add_row(widths, width["name"], width["length"], verdict)
     if not facts["widths"]:
-        _row(widths, "none", "", "no: its constructor has no integers above 0")
+        add_row(widths, "none", "", "no: its constructor has no integers above 0")
     yield widths
 
-    parameters = _table("parameter", "axes", "shape")
+    parameters = plain_table("parameter", "axes", "shape")
     for parameter in facts["parameters"]:
-        _row(parameters, parameter["name"], parameter["axes"], " x ".join(map(str, shapes[parameter["name"]])))
+        add_row(parameters, parameter["name"], parameter["axes"], " x ".join(map(str, shapes[parameter["name"]])))
     yield parameters
 
-    products = _table("product", "kind", "weight", "rows x inner x columns", "FLOPs forward", "backward")
+    products = plain_table("product", "kind", "weight", "rows x inner x columns", "FLOPs forward", "backward")
     for operator in facts["operators"]:
         calls = f"{operator['calls']} times " * (operator["calls"] > 1)
-        _row(
+        add_row(
             products,
             operator["module"] or "(its own forward)",
             operator["kind"],
@@ -45,26 +45,18 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
             number(operator["backward_flops"]),
         )
     totals = (sum(operator[one] for operator in facts["operators"]) for one in ("flops", "backward_flops"))
-    _row(products, "all", "", "", "", *map(number, totals))
+    add_row(products, "all", "", "", "", *map(number, totals))
     yield products
 
     elements, flops = facts["elements"], facts["flops"]
-    portions = _table("ranks", "weights that each trains", "of all", "FLOPs to train an example", "of all")
-    _row(portions, 1, number(elements), "100%", number(flops), "100%")
+    portions = plain_table("ranks", "weights that each trains", "of all", "FLOPs to train an example", "of all")
+    add_row(portions, 1, number(elements), "100%", number(flops), "100%")
     for ranks, held in facts["held"].items():
         if held is None:
-            _row(portions, ranks, "a width has fewer units than there are ranks", "", "", "")
+            add_row(portions, ranks, "a width has fewer units than there are ranks", "", "", "")
         else:
             its = facts["flops_of_held"][ranks]
-            _row(portions, ranks, number(held), f"{held / elements:.1%}", number(its), f"{its / max(flops, 1):.1%}")
+            add_row(portions, ranks, number(held), f"{held / elements:.1%}", number(its), f"{its / max(flops, 1):.1%}")
     replicated = facts["replicated"]
-    _row(portions, "any", f"{number(replicated)} on every rank", f"{replicated / elements:.1%}", "", "")
+    add_row(portions, "any", f"{number(replicated)} on every rank", f"{replicated / elements:.1%}", "", "")
     yield portions
-
-
-def _table(*columns: str) -> Table:
-    return Table(*map(escape, columns), box=None, pad_edge=False)
-
-
-def _row(table: Table, *cells: object) -> None:
-    table.add_row(*(escape(str(cell)) for cell in cells))
