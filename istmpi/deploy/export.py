@@ -15,8 +15,8 @@ import torch
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import stored_moments
 from istmpi.data.offsets import named
-from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.content import Content
+from istmpi.deploy.fitting import changed_source, runnable
 from istmpi.deploy.layers import Layer, Values, bytes_of, chunks, dtype_of, plain_layers, shape_of
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
 from istmpi.deploy.own_layers import own_state

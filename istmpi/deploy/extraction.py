@@ -18,7 +18,7 @@ from istmpi.checkpoint.saver import commit_alone
 from istmpi.checkpoint.state import Moments, deployment_pieces, model_pieces
 from istmpi.config import Run
 from istmpi.data.sources import RANK
-from istmpi.deploy.code import changed_source, runnable
+from istmpi.deploy.fitting import changed_source, runnable
 from istmpi.deploy.network import calibration_inputs, with_values
 from istmpi.engine.axes import narrowed
 from istmpi.engine.layout import part_of
