@@ -19,34 +19,32 @@ import numpy as np
 import torch
 from torch import nn
 
-from istmpi.deploy.layers import Layer
+from istmpi.checkpoint.reader import Checkpoint
+from istmpi.deploy.layers import State
 from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
 from istmpi.foreign import reason
+from istmpi.models.architecture import Architecture
 from istmpi.models.inferred import InferredNetwork
 from istmpi.optional import optional
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
+Pair = tuple[np.ndarray, np.ndarray]
+
 EXAMPLES = 3
-"""In the pass that is traced: not 1, which PyTorch takes for a number that never changes."""
+"""The number of examples in the pass that is traced: not 1, which PyTorch takes for a number that never changes."""
 OPSET = 18
-"""The oldest that PyTorch's exporter makes without a conversion."""
+"""The oldest operator set that PyTorch's exporter makes without a conversion."""
 TOLERANCE = 1e-4
 """Largest difference between the program's outputs and the network's, relative to the largest output."""
 
 
 class Normalising(nn.Module):
-    """A network with the normalisation of its examples before it, and what rescales its outputs behind it."""
+    """A network with the normalisation of its examples before it, and the rescaling of its outputs behind it."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        shape: Sequence[int],
-        normalisation: tuple[np.ndarray, np.ndarray] | None,
-        rescaling: tuple[np.ndarray, np.ndarray] | None = None,
-    ):
+    def __init__(self, network: nn.Module, shape: Sequence[int], normalisation: Pair | None, rescaling: Pair | None):
         super().__init__()
         self.network = network
         self.normalised, self.rescaled = normalisation is not None, rescaling is not None
@@ -64,21 +62,45 @@ class Normalising(nn.Module):
         return several[0] if isinstance(outputs, torch.Tensor) else tuple(several)
 
 
-def chain_module(layers: Sequence[Layer], state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Plain layers, one after the other, with this state."""
-    with torch.device("meta"):
-        network = nn.Sequential(OrderedDict((of.name, getattr(nn, of.kind)(**of.settings)) for of in layers))
-    network.load_state_dict(state, assign=True)
-    return network.eval().requires_grad_(False)
+def program_of(checkpoint: Checkpoint, network: Architecture, found: State) -> torch.export.ExportedProgram:
+    """The whole network as a program, for examples as they are in the data; ConfigError where there can be none."""
+    state = whole_state(found)
+    if isinstance(network, InferredNetwork):
+        code = network.code
+        if code.sparse or code.graph:
+            what = "sparse rows, of any length" if code.sparse else "a graph, of any size"
+            raise ConfigError(
+                f"{checkpoint.path}: a program takes examples of one shape, and this network takes {what}. Use --to "
+                f"safetensors or npz."
+            )
+        plain, normalisation = _own_module(network, state, found.untied), checkpoint.normalisation
+        around = normalisation and normalisation.whole, checkpoint.rescaling
+        module = Normalising(plain, network.example_shape, *around).to(next(plain.parameters()).dtype)
+        name, x = network.name, code.examples(EXAMPLES, next(plain.parameters()).dtype)[0]
+    else:
+        with torch.device("meta"):
+            module = nn.Sequential(OrderedDict((of.name, getattr(nn, of.kind)(**of.settings)) for of in found.layers))
+        module.load_state_dict(state, assign=True)
+        first = found.layers[0].settings
+        x = torch.randn(
+            EXAMPLES,
+            first.get("num_features") or first["in_features"],
+            generator=torch.Generator().manual_seed(0),
+        )
+        name, x = str(checkpoint.path), x.to(next(module.parameters()).dtype)
+    return _traced(module.eval().requires_grad_(False), x, name)
 
 
-def own_module(
-    network: InferredNetwork,
-    state: Mapping[str, torch.Tensor],
-    untied: Sequence[str],
-    normalisation: tuple[np.ndarray, np.ndarray] | None,
-    rescaling: tuple[np.ndarray, np.ndarray] | None = None,
-) -> nn.Module:
+def whole_state(found: State) -> dict[str, torch.Tensor]:
+    """The whole state in memory, tied tensors under all of their names."""
+    state = {}
+    for name, values in found.tensors.items():
+        content = np.concatenate(list(values.chunks())).view(values.dtype)
+        state[name] = torch.from_numpy(content).view(values.shape)
+    return state | {name: state[first] for name, first in found.ties.items()}
+
+
+def _own_module(network: InferredNetwork, state: Mapping[str, torch.Tensor], untied: Sequence[str]) -> nn.Module:
     """The user's class with this state, of which the tensors ``untied`` have values of their own."""
     module = network.plain()
     known = module.state_dict()
@@ -89,11 +111,10 @@ def own_module(
         elif name not in known:  # of a batch normalisation that the class makes without running statistics
             module.get_submodule(path).register_buffer(key, torch.empty_like(values))
     module.load_state_dict(state)
-    ready = Normalising(module, network.example_shape, normalisation, rescaling)
-    return ready.to(next(module.parameters()).dtype).eval().requires_grad_(False)
+    return module
 
 
-def traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
+def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
     """The program of a module for any number of examples like ``x``, which has `EXAMPLES` of them.
 
     ConfigError where PyTorch cannot make one, or makes another.
@@ -128,7 +149,7 @@ def save(program: torch.export.ExportedProgram, metadata: Mapping[str, str], fil
 
 
 def require_onnx_exporter() -> None:
-    """Refuse, in one line, where what PyTorch's exporter needs is not installed."""
+    """Refuse, in one line, an export without the packages that PyTorch's exporter needs."""
     for package in ("onnx", "onnxscript"):
         optional(package, package, "exports to ONNX", "export")
 
