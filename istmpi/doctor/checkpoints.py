@@ -1,4 +1,4 @@
-"""The writers of checkpoints: which this machine has, and whether each leaves a valid file, and how fast."""
+"""A test of the writers of checkpoints that this machine has: each must leave a valid file."""
 
 import shutil
 import tempfile
@@ -20,13 +20,13 @@ from istmpi.report.units import size
 from istmpi.tasks import REGRESSION
 
 _WIDTH = 4096
-"""Of a network with a matrix of 64 MiB."""
+"""The width of a network with a matrix of 64 MiB."""
 
 
 def writers(communicator: Communicator, folder: Path) -> list[Finding]:
     """Write a checkpoint with each writer and check every byte of it. Collective; leaves nothing behind.
 
-    To be called when the folder is known to be shared and writable.
+    The folder must be shared and writable.
     """
     run = Run().override({"model.hidden": [_WIDTH]})
     network = architecture(_WIDTH, 2, REGRESSION, run.model)
