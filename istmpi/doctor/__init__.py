@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi import comm
-from istmpi.doctor import checkpoints, gpu, mpi, network, software, storage
+from istmpi.doctor import checkpoints, mpi, network, software, storage
 from istmpi.doctor.finding import Finding, red, worst
 from istmpi.doctor.watchdog import Watchdog
 from istmpi.errors import LaunchError
@@ -39,15 +39,14 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
     Checkpoints shall go to ``folder``. If ranks do not hear each other within ``patience`` seconds, the report ends
     there, and the job has to be ended by force; a rank that hangs inside MPI ends the job itself and says where.
     """
-    aware = gpu.echo_in_child()
     watchdog = Watchdog(comm.launched()[0])
     try:
-        return _examine(folder, patience, aware, watchdog)
+        return _examine(folder, patience, watchdog)
     finally:
         watchdog.close()
 
 
-def _examine(folder: Path, patience: float, aware: bool | None, watchdog: Watchdog) -> tuple[Report | None, bool]:
+def _examine(folder: Path, patience: float, watchdog: Watchdog) -> tuple[Report | None, bool]:
     rank, ranks = comm.launched()
     try:
         with watchdog.limit("starting MPI", 2 * patience):
@@ -64,7 +63,7 @@ def _examine(folder: Path, patience: float, aware: bool | None, watchdog: Watchd
         "comparing hosts and cores": lambda: mpi.cores(communicator),
         "listing network interfaces": lambda: network.interfaces(communicator),
         "sending values": lambda: mpi.values(communicator),
-        "looking for GPUs": lambda: gpu.devices(communicator, aware),
+        "looking for GPUs": lambda: mpi.devices(communicator),
         "comparing versions": lambda: software.versions(communicator),
         f"writing to {folder}": lambda: storage.write_test(communicator, folder),
         f"writing checkpoints to {folder}": lambda: checkpoints.writers(communicator, folder),

@@ -1,9 +1,10 @@
-"""The MPI library, where its ranks may compute, and whether values arrive as they left."""
+"""The MPI library, the cores and devices of its ranks, and a test that values arrive as they left."""
 
 import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -77,6 +78,29 @@ def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]
         yield yellow("cores", f"{fact}; {'; '.join(problems[:4])}", cure)
     else:
         yield green("cores", fact)
+
+
+def devices(communicator: Communicator) -> list[Finding]:
+    """The device of each rank. Collective."""
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    driver = Path("/proc/driver/nvidia/version").exists()
+    with communicator.on_this_host() as local:
+        per_rank = communicator.allgather((names, local.size, driver))
+    equipped = [rank for rank in per_rank if rank[0]]
+    if not equipped:
+        if any(driver for *_, driver in per_rank):
+            cure = "Install a CUDA build of PyTorch, or check CUDA_VISIBLE_DEVICES."
+            return [yellow("GPU", f"the hosts have NVIDIA GPUs that PyTorch {torch.__version__} cannot use", cure)]
+        return [green("GPU", "none; ranks compute on the CPU")]
+    kinds = ", ".join(sorted({name for names, *_ in equipped for name in names}))
+    if len(equipped) < len(per_rank):
+        cure = "Start ranks only where there is a GPU, or train all on the CPU: --set train.device=cpu."
+        return [yellow("GPU", f"{kinds}, on {len(equipped)} of {len(per_rank)} ranks only", cure)]
+    if shared := [(size, len(names)) for names, size, _ in per_rank if size > len(names)]:
+        size, count = max(shared)
+        fact = f"{kinds}; up to {size} ranks of a host share {count} device{'s' * (count > 1)}"
+        return [yellow("GPU", fact, "Start one rank for each device.")]
+    return [green("GPU", f"{kinds}: a device for each rank")]
 
 
 def values(communicator: Communicator) -> list[Finding]:

@@ -1,16 +1,13 @@
-"""The folder for checkpoints: whether all hosts see it, how fast it takes the ranks' bytes, and its limits."""
+"""A test of the folder for checkpoints: all hosts must see it, and each other's bytes in it."""
 
-import errno
-import fcntl
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from istmpi.comm import Communicator
-from istmpi.doctor.finding import Finding, green, red, yellow
+from istmpi.doctor.finding import Finding, green, red
 from istmpi.report.units import size
 
 TEST_BYTES = 2**26
@@ -46,7 +43,11 @@ def _tests(communicator: Communicator, folder: Path, path: Path) -> list[Finding
         cure = "Name a folder that all hosts mount: --folder FOLDER, and --out FOLDER for training."
         return [red("folder", fact, cure)]
     start = time.perf_counter()
-    failed = _attempt(lambda: _write(path, rank * part, bytes([rank % 251]) * part))
+    failed = ""
+    try:
+        _write(path, rank * part, bytes([rank % 251]) * part)
+    except OSError as error:
+        failed = error.strerror or str(error)
     per_rank = communicator.allgather((failed, time.perf_counter() - start))
     for number, (error, _) in enumerate(per_rank):
         if error:
@@ -61,10 +62,7 @@ def _tests(communicator: Communicator, folder: Path, path: Path) -> list[Finding
         return [red("folder", fact, "Name a folder on a file system that shows hosts each other's writes after fsync.")]
     rate, space = part * ranks / max(seconds for _, seconds in per_rank), shutil.disk_usage(folder).free
     fact = f"{folder}: {size(rate)}/s written and synced by all ranks at once, {size(space)} free"
-    if errors := sorted({error for error in communicator.allgather(_attempt(lambda: _lock(path))) if error}):
-        cure = "istmpi opens without locks and needs none; for other HDF5 tools: export HDF5_USE_FILE_LOCKING=FALSE."
-        return [green("folder", fact), yellow("locking", f"{folder} has no file locks ({', '.join(errors)})", cure)]
-    return [green("folder", fact), green("locking", "files can be locked")]
+    return [green("folder", fact)]
 
 
 def _write(path: Path, offset: int, values: bytes) -> None:
@@ -73,24 +71,6 @@ def _write(path: Path, offset: int, values: bytes) -> None:
         while values:
             values = values[file.write(values) :]
         os.fsync(file.fileno())
-
-
-def _lock(path: Path) -> None:
-    """Lock as HDF5 does; another rank that holds the lock just now shows that locks work."""
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-
-
-def _attempt(work: Callable[[], object]) -> str:
-    try:
-        work()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
 
 
 def _ranks_where(communicator: Communicator, fact: bool) -> list[int]:
