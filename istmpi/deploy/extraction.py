@@ -165,9 +165,9 @@ def _narrow(checkpoint: Checkpoint, whole: Architecture, units: Units) -> Narrow
     settings = {"hidden": [lengths[group] for group in whole.groups]}
     data, run = header.data, header.run.override({f"model.{name}": value for name, value in settings.items()})
     network = architecture(prod(data.shape), data.outputs, data.task, run.model)
-    own = {group: group for group in whole.groups}
-    factors = scale_of(whole, network, lengths, scale, own)
-    return Narrow(network, settings, {name: name for name in whole.parameters}, factors, own)
+    same = {group: group for group in whole.groups}
+    factors = scale_of(whole, network, lengths, scale, same)
+    return Narrow(network, settings, {name: name for name in whole.parameters}, factors, same)
 
 
 def _parts(
@@ -175,8 +175,10 @@ def _parts(
 ) -> dict[str, torch.Tensor]:
     layout = Partition(whole.lengths, {name: (held,) for name, held in units.items()}, 1)
     return {
-        name: part_of(torch.from_numpy(checkpoint.tensors[of].rows()), layout, whole.parameters[parameter_of(of)], 0)
-        for name, of in names.items()
+        name: part_of(
+            torch.from_numpy(checkpoint.tensors[source].rows()), layout, whole.parameters[parameter_of(source)], 0
+        )
+        for name, source in names.items()
     }
 
 
@@ -186,12 +188,14 @@ def _filled(checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: N
     store = ParameterStore(network.parameters, network.lengths, 1, 0)
     store.scale = narrow.scale
     phases = [(spec_of(name), run.override({"method.name": name})) for name, _ in run.phases()]
-    kept = {kind for spec, of in phases for kind in (*spec.slots(of), *([VELOCITY] if spec.shared_step(of)[1] else []))}
+    kept = {
+        kind for spec, its in phases for kind in (*spec.slots(its), *([VELOCITY] if spec.shared_step(its)[1] else []))
+    }
     slots = {
-        Slot(name, kind): Slot(of, kind)
-        for name, of in narrow.names.items()
+        Slot(name, kind): Slot(source, kind)
+        for name, source in narrow.names.items()
         for kind in kinds_of(checkpoint.tensors)
-        if kind in kept and Slot(of, kind) in checkpoint.tensors
+        if kind in kept and Slot(source, kind) in checkpoint.tensors
     }
     store.add_slots(slots)
     for name, part in _parts(checkpoint, whole, units, narrow.names | slots).items():

@@ -152,16 +152,14 @@ def own_state(checkpoint: Checkpoint, moments: Moments, network: InferredNetwork
     """
     module = network.plain()
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-    known = network.lengths, checkpoint.header.full_scale
+    at = network.lengths, checkpoint.header.full_scale
     layers, ties, path_of, copies = [], {}, {}, {}
     for path, layer in module.named_modules(remove_duplicate=False):
         first_path = path_of.setdefault(id(layer), path)
         tensors: dict[str, Values] = {}
         for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
             name, here = name_of[id(parameter)], _name(path, key)
-            factor = network.factor(first_path if key == "weight" else "", *known) * network.end_factor(
-                first_path, *known
-            )
+            factor = network.factor(first_path if key == "weight" else "", *at) * network.end_factor(first_path, *at)
             first = copies.setdefault(name, {}).setdefault(factor, here)
             if first != here:
                 ties[here] = first
@@ -175,7 +173,7 @@ def own_state(checkpoint: Checkpoint, moments: Moments, network: InferredNetwork
             ties |= {_name(path, key): _name(first_path, key) for key in buffers}
         elif tensors or buffers:
             layers.append(Layer(path, type(layer).__name__, {}, tensors | buffers))
-    untied = tuple(name for found in copies.values() for name in [*found.values()][1:])
+    untied = tuple(name for names in copies.values() for name in [*names.values()][1:])
     problem = ""
     if untied:
         problem = (
@@ -192,7 +190,7 @@ def _name(path: str, key: str) -> str:
 
 def _buffers(network: str, path: str, layer: nn.Module) -> dict[str, Values]:
     """The buffers of a module that its state has."""
-    found = {}
+    buffers = {}
     for key, values in layer.named_buffers(recurse=False):
         if key in layer._non_persistent_buffers_set:
             continue
@@ -201,5 +199,5 @@ def _buffers(network: str, path: str, layer: nn.Module) -> dict[str, Values]:
                 f"{network}: its buffer {_name(path, key)} is of bfloat16, which NumPy does not know; such a network "
                 f"cannot be exported. Let the buffer be of float32."
             )
-        found[key] = Values(values.numpy())
-    return found
+        buffers[key] = Values(values.numpy())
+    return buffers

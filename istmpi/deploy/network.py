@@ -129,7 +129,7 @@ class CalibratedNetwork:
             if not exit_taken([normalised_entropy(outputs)], threshold).any():
                 raise _Left(number, outputs)
 
-        hooks = [of.register_forward_hook(partial(stop, number)) for number, of in enumerate(self._stops, 1)]
+        hooks = [module.register_forward_hook(partial(stop, number)) for number, module in enumerate(self._stops, 1)]
         try:
             returned = outputs_of(self.module(*inputs))
         except _Left as left:
@@ -178,19 +178,19 @@ class _Left(Exception):
 def _exit_modules(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[nn.Module]:
     """The modules that make the outputs of a network's early exits, up to the first that none makes in one call."""
     calls: list[tuple[nn.Module, object]] = []
-    hooks = [of.register_forward_hook(lambda *call: calls.append(call[::2])) for of in network.modules()]
+    hooks = [part.register_forward_hook(lambda *call: calls.append(call[::2])) for part in network.modules()]
     try:
-        *early, _ = outputs_of(network(*(of[:1] for of in inputs)))
+        *early, _ = outputs_of(network(*(part[:1] for part in inputs)))
     finally:
         for hook in hooks:
             hook.remove()
-    found = []
+    stops = []
     for outputs in early:
         makers = [module for module, made in calls if made is outputs]
         if not makers or [module for module, _ in calls].count(makers[0]) > 1:
             break
-        found.append(makers[0])
-    return found
+        stops.append(makers[0])
+    return stops
 
 
 def with_values(architecture: Architecture, store: ParameterStore) -> nn.Module:

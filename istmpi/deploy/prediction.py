@@ -168,11 +168,15 @@ def ranked_lines(
     for rows in blocks:
         for start in range(0, len(rows), step):
             logits = network.of_rows(rows.take(np.arange(start, min(start + step, len(rows)))))
-            values, found = ranked_first(logits, top)
+            values, labels_of = ranked_first(logits, top)
             odds = (values - logits.logsumexp(dim=1, keepdim=True)).exp() if loss == "softmax" else values.sigmoid()
-            answers = [(its, [float(str(one)) for one in scores]) for its, scores in zip(found.tolist(), odds.numpy())]
+            answers = [
+                (its, [float(str(odd)) for odd in scores]) for its, scores in zip(labels_of.tolist(), odds.numpy())
+            ]
             if form == "csv":
-                yield _csv([at, *(of for pair in zip(*each) for of in pair)] for at, each in enumerate(answers, number))
+                yield _csv(
+                    [at, *(value for pair in zip(*each) for value in pair)] for at, each in enumerate(answers, number)
+                )
             else:
                 made = (dict(zip(("row", "labels", "scores"), (at, *each))) for at, each in enumerate(answers, number))
                 yield "".join(json.dumps(row) + "\n" for row in made)

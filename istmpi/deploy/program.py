@@ -62,9 +62,9 @@ class Normalising(nn.Module):
         return several[0] if isinstance(outputs, torch.Tensor) else tuple(several)
 
 
-def program_of(checkpoint: Checkpoint, network: Architecture, found: State) -> torch.export.ExportedProgram:
+def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> torch.export.ExportedProgram:
     """The whole network as a program, for examples as they are in the data; ConfigError where there can be none."""
-    state = whole_state(found)
+    tensors = whole_state(state)
     if isinstance(network, InferredNetwork):
         code = network.code
         if code.sparse or code.graph:
@@ -73,15 +73,17 @@ def program_of(checkpoint: Checkpoint, network: Architecture, found: State) -> t
                 f"{checkpoint.path}: a program takes examples of one shape, and this network takes {what}. Use --to "
                 f"safetensors or npz."
             )
-        plain, normalisation = _own_module(network, state, found.untied), checkpoint.normalisation
+        plain, normalisation = _own_module(network, tensors, state.untied), checkpoint.normalisation
         around = normalisation and normalisation.whole, checkpoint.rescaling
         module = Normalising(plain, network.example_shape, *around).to(next(plain.parameters()).dtype)
         name, x = network.name, code.examples(EXAMPLES, next(plain.parameters()).dtype)[0]
     else:
         with torch.device("meta"):
-            module = nn.Sequential(OrderedDict((of.name, getattr(nn, of.kind)(**of.settings)) for of in found.layers))
-        module.load_state_dict(state, assign=True)
-        first = found.layers[0].settings
+            module = nn.Sequential(
+                OrderedDict((layer.name, getattr(nn, layer.kind)(**layer.settings)) for layer in state.layers)
+            )
+        module.load_state_dict(tensors, assign=True)
+        first = state.layers[0].settings
         x = torch.randn(
             EXAMPLES,
             first.get("num_features") or first["in_features"],
@@ -91,24 +93,24 @@ def program_of(checkpoint: Checkpoint, network: Architecture, found: State) -> t
     return _traced(module.eval().requires_grad_(False), x, name)
 
 
-def whole_state(found: State) -> dict[str, torch.Tensor]:
+def whole_state(state: State) -> dict[str, torch.Tensor]:
     """The whole state in memory, tied tensors under all of their names."""
-    state = {}
-    for name, values in found.tensors.items():
+    tensors = {}
+    for name, values in state.tensors.items():
         content = np.concatenate(list(values.chunks())).view(values.dtype)
-        state[name] = torch.from_numpy(content).view(values.shape)
-    return state | {name: state[first] for name, first in found.ties.items()}
+        tensors[name] = torch.from_numpy(content).view(values.shape)
+    return tensors | {name: tensors[first] for name, first in state.ties.items()}
 
 
 def _own_module(network: InferredNetwork, state: Mapping[str, torch.Tensor], untied: Sequence[str]) -> nn.Module:
     """The user's class with this state, of which the tensors ``untied`` have values of their own."""
     module = network.plain()
-    known = module.state_dict()
+    names = module.state_dict()
     for name, values in state.items():
         path, _, key = name.rpartition(".")
         if name in untied:
             setattr(module.get_submodule(path), key, nn.Parameter(torch.empty_like(values)))
-        elif name not in known:  # of a batch normalisation that the class makes without running statistics
+        elif name not in names:  # of a batch normalisation that the class makes without running statistics
             module.get_submodule(path).register_buffer(key, torch.empty_like(values))
     module.load_state_dict(state)
     return module
@@ -137,8 +139,8 @@ def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.Expor
     return program
 
 
-def _agree(returned: Outputs, wanted: Outputs) -> bool:
-    outputs, expected = joined(returned).nan_to_num(), joined(wanted).nan_to_num()
+def _agree(returned: Outputs, expected: Outputs) -> bool:
+    outputs, expected = joined(returned).nan_to_num(), joined(expected).nan_to_num()
     return bool((outputs - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 

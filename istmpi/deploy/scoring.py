@@ -18,7 +18,7 @@ from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, TASKS
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a network does."""
+    """The result of an evaluation."""
 
     score: Score
     score_name: str
@@ -26,11 +26,11 @@ class Evaluation:
     """The data."""
     split: str
     calibrated: bool
-    """The normalisation was calibrated now, on the training split of these data, not taken from the file."""
+    """True if the normalisation was calibrated now, on the training split of these data."""
     note: str = ""
-    """Something that the user should know."""
+    """A warning for the user."""
     early_exits: tuple[ExitPoint, ...] = ()
-    """What leaving early does, by threshold; of a classifier with several exits."""
+    """The results of leaving early, by threshold; for a classifier with several exits."""
 
 
 def evaluate(

@@ -35,8 +35,8 @@ def writers(communicator: Communicator, folder: Path) -> list[Finding]:
     data = DataSummary("", "", REGRESSION, (_WIDTH,), 2, 0, 0)
     header = Header(run, communicator.size, 0, 0, 0, 0.0, 0, 0.0, data, versions=versions())
     nbytes = sum(parameter.itemsize * parameter.size(network.lengths) for parameter in network.parameters.values())
-    mine = tempfile.mkdtemp(prefix=".istmpi-doctor-", dir=folder) if communicator.rank == 0 else None
-    scratch = Path(communicator.broadcast_from_root(mine))
+    made = tempfile.mkdtemp(prefix=".istmpi-doctor-", dir=folder) if communicator.rank == 0 else None
+    scratch = Path(communicator.broadcast_from_root(made))
     rates, failures = [], []
     try:
         for name in available(communicator):

@@ -27,16 +27,16 @@ def library(communicator: Communicator) -> list[Finding]:
     names = sorted({name for name, _ in per_rank})
     level = min((level for _, level in per_rank), key=comm.THREAD_LEVELS.index)
     if len(names) > 1:
-        found = red("MPI", f"the ranks have different libraries: {', '.join(names)}", "Give all hosts the same one.")
+        finding = red("MPI", f"the ranks have different libraries: {', '.join(names)}", "Give all hosts the same one.")
     elif communicator.size == 1:
-        found = green("MPI", f"{names[0]}; one rank, started alone (mpirun -n P istmpi doctor looks at P)")
+        finding = green("MPI", f"{names[0]}; one rank, started alone (mpirun -n P istmpi doctor looks at P)")
     else:
-        found = green("MPI", f"{names[0]}, which the launcher belongs to: {communicator.size} ranks see each other")
+        finding = green("MPI", f"{names[0]}, which the launcher belongs to: {communicator.size} ranks see each other")
     if level == "multiple":
-        return [found, green("threads", "any thread may call MPI: checkpoints are written in the background")]
+        return [finding, green("threads", "any thread may call MPI: checkpoints are written in the background")]
     fact = f"the library offers thread level {level}: checkpoints cannot be written in the background"
     cure = "Use a library with MPI_THREAD_MULTIPLE, and set no MPI4PY_RC_THREAD_LEVEL."
-    return [found, yellow("threads", fact, cure)]
+    return [finding, yellow("threads", fact, cure)]
 
 
 def cores(communicator: Communicator) -> list[Finding]:
@@ -107,15 +107,15 @@ def values(communicator: Communicator) -> list[Finding]:
     """Every bit pattern of bfloat16, pulled to the ranks and pushed back, in one call and in very many. Collective."""
     if communicator.size == 1:
         return []  # nothing would pass through MPI
-    found = []
+    findings = []
     for name, staging, fact in (
         ("bf16", STAGING_BYTES, "all 65,536 bit patterns of bfloat16 arrive as they left"),
         ("large", _TINY_STAGING, "a transfer that is cut into many calls, as those above 128 MiB are, arrives whole"),
     ):
         wrong = sum(communicator.allgather(_changed_on_the_way(communicator, staging)))
         cure = "Use another MPI library: this one loses values."
-        found.append(red(name, f"{wrong} values arrive changed", cure) if wrong else green(name, fact))
-    return found
+        findings.append(red(name, f"{wrong} values arrive changed", cure) if wrong else green(name, fact))
+    return findings
 
 
 def _changed_on_the_way(communicator: Communicator, staging_bytes: int) -> int:

@@ -17,7 +17,7 @@ _SECRET = re.compile("JWT|TOKEN|KEY|SECRET|PASSWORD")
 
 def machine() -> dict[str, Any]:
     """Versions, loaded modules and the variables that steer MPI and threads: all that a run's record needs."""
-    packages = {one.metadata["Name"]: one.version for one in metadata.distributions()}
+    packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
     return {
         "istmpi": __version__,
         "python": platform.python_version(),

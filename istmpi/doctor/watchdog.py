@@ -47,7 +47,7 @@ class Watchdog:
 
 def unanswered(process: int) -> list[str]:
     """The addresses to which a process tries to connect without an answer."""
-    sockets, table, found = set(), [], set()
+    sockets, table, addresses = set(), [], set()
     with suppress(OSError):
         for entry in Path(f"/proc/{process}/fd").iterdir():
             with suppress(OSError):  # closed meanwhile
@@ -56,8 +56,8 @@ def unanswered(process: int) -> list[str]:
     for line in table:
         _, _, remote, state, *rest = line.split()
         if state == _SYN_SENT and f"socket:[{rest[5]}]" in sockets:
-            found.add(socket.inet_ntoa(struct.pack("=I", int(remote.split(":")[0], 16))))
-    return sorted(found)
+            addresses.add(socket.inet_ntoa(struct.pack("=I", int(remote.split(":")[0], 16))))
+    return sorted(addresses)
 
 
 def _watch(process: int, who: str) -> None:

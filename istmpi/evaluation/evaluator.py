@@ -119,7 +119,7 @@ class Evaluator:
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
             loss = float(weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum"))
-            points = [self._task.points(*self._in_units(of, batch.targets)) for of in outputs_of(outputs)]
+            points = [self._task.points(*self._in_units(each, batch.targets)) for each in outputs_of(outputs)]
             return np.concatenate([[loss, batch.examples], np.reshape(points, -1)])
 
         numbers = self._task.numbers
@@ -141,15 +141,17 @@ class Evaluator:
 
     def _ranked(self, split: Split) -> Score:
         """The score of ranked labels: each rank ranks those that it has, and the first of them are merged."""
-        ranking, own = self._ranking or self._make_ranking(), self.network.labels
+        ranking, labels = self._ranking or self._make_ranking(), self.network.labels
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
-            part = Parts.of(outputs_of(outputs)[-1], 0 if own is None else own.start, batch.targets, self._task.kind)
-            if own is None:
+            part = Parts.of(
+                outputs_of(outputs)[-1], 0 if labels is None else labels.start, batch.targets, self._task.kind
+            )
+            if labels is None:
                 return ranking.sums([part], batch.targets)
             numbers, ranks = part.numbers, self._communicator.size
             flat = self._communicator.allgatherv(numbers.reshape(-1), [numbers.size] * ranks)
-            return ranking.sums([Parts(of) for of in flat.reshape(ranks, *numbers.shape)], batch.targets)
+            return ranking.sums([Parts(each) for each in flat.reshape(ranks, *numbers.shape)], batch.targets)
 
         sums = self._sum_over(split, (Ranking.size,), totals_of)
         scores = Ranking.scores(sums)
@@ -215,8 +217,8 @@ class Evaluator:
     def _spread(self) -> bool:
         return not self._local and not self.network.same_examples
 
-    def _summed(self, own: np.ndarray) -> np.ndarray:
-        return self._communicator.allreduce_sum(own) if self._local or self._spread else own
+    def _summed(self, values: np.ndarray) -> np.ndarray:
+        return self._communicator.allreduce_sum(values) if self._local or self._spread else values
 
     def calibrate(self) -> None:
         """Take the normalisations' moments at the store's present weights."""
@@ -269,7 +271,7 @@ class Evaluator:
         return np.arange(length) if count >= length else np.arange(count) * length // count
 
     def _batches(self, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
-        """The rows of a split, batch by batch, at least one for each of ``ranks``; large outputs make batches smaller."""
+        """The rows of a split, batch by batch, at least one for each of ``ranks``; fewer where outputs are large."""
         batch, data = min(self._run.evaluate.batch, -(-length // ranks)), self._dataset
         if data.task in (NEXT_TOKEN, MULTI_LABEL):
             batch = windows_together(batch, data.outputs * (data.features if data.task == NEXT_TOKEN else 1))

@@ -1,4 +1,4 @@
-"""Which examples an evaluation passes: those of a split that are scored, and a sample to calibrate on."""
+"""The examples of an evaluation: those of a split that are scored, and a sample to calibrate on."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from istmpi.models.architecture import Architecture
 from istmpi.tasks import GRAPH_TASKS, NEXT_TOKEN
 
 WINDOWS = 512
-"""The number of windows of text that are scored where a run does not say it."""
+"""The default number of windows of text that are scored."""
 
 
 def scored_of(run: Run, task: str, length: int) -> int:
-    """Return the number of examples that are scored in a split of ``length`` examples."""
+    """The number of examples that are scored in a split of ``length`` examples."""
     return min(run.evaluate.examples or (WINDOWS if task == NEXT_TOKEN else length), length)
 
 
 def scored_in_training(run: Run, data: Dataset) -> int:
-    """Return the number of this rank's examples that an evaluation during training scores."""
+    """The number of this rank's examples that an evaluation during training scores."""
     split = data.splits.get("validation", data.test) if run.watches_validation else data.test
     return scored_of(run, data.task, len(split))
 
 
 def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
-    """Return the number of training examples that a run on ``ranks`` ranks calibrates on."""
+    """The number of training examples that a run on ``ranks`` ranks calibrates on."""
     if data.task in GRAPH_TASKS:
         return run.evaluate.calibration_examples or SAMPLED
     sampled = calibration_examples(run, architecture, ranks, len(data.train), scored_in_training(run, data))
@@ -35,6 +35,6 @@ def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
 
 
 def calibration_rows(run: Run, length: int, count: int, share: int = 1, stream: int = 0) -> np.ndarray:
-    """Return ``count`` of a training split's ``length`` rows, or one of ``share`` equal parts of them; sorted."""
+    """The sorted numbers of ``count`` of a split's ``length`` rows, or one of ``share`` equal parts of them."""
     order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
     return np.sort(order[: count if share == 1 else max(count // share, 2)])

@@ -39,7 +39,7 @@ class Logger(Watch):
 def figures(progress: Progress) -> dict[str, float]:
     """The numbers of a record but for the round; grouped by what stands before a slash, as such programs draw them."""
     record = progress.record()
-    return {_grouped(name): of for name, of in record.items() if name != "round" and not isinstance(of, str)}
+    return {_grouped(name): value for name, value in record.items() if name != "round" and not isinstance(value, str)}
 
 
 def _grouped(name: str) -> str:

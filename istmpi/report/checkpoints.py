@@ -30,7 +30,7 @@ def listing(entries: Iterable[Entry], verified: bool) -> Table:
 
 
 def facts(contents: Mapping[str, Any]) -> Table:
-    """What the header and the small datasets say."""
+    """The contents of the header and the small datasets."""
     header, run = contents["header"], contents["header"]["run"]
     data, method, steps = header["data"], run["method"], contents["steps_of_begun_round"]
     inside = f" and {header['local_step']} of {steps} local steps" if steps else ""
@@ -85,7 +85,7 @@ def norms(contents: Mapping[str, Any]) -> Table:
 
 
 def deal(dealt: Mapping[str, Any]) -> Table:
-    """Which units each rank would hold."""
+    """The units that each rank would hold."""
     table = plain_table(f"deal of round {dealt['round']}", *dealt["units"])
     for rank in range(dealt["ranks"]):
         held = []

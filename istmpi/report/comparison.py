@@ -121,12 +121,12 @@ class Comparison:
 
         Runs that share a seed count as one, with their median. Without a common seed it is the ratio of the medians.
         """
-        spreads = {one.name: self.to_target(one, figure, target) for one in self.groups}
-        best = min(self.groups, key=lambda one: spreads[one.name].median)
+        spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
+        best = min(self.groups, key=lambda each: spreads[each.name].median)
         if math.isinf(spreads[group.name].median):
             return None
-        own, other = (_by_seed(one, spreads[one.name]) for one in (group, best))
-        ratios = [_ratio(own[seed], other[seed]) for seed in own if math.isfinite(other.get(seed, NOT_REACHED))]
+        here, other = (_by_seed(each, spreads[each.name]) for each in (group, best))
+        ratios = [_ratio(here[seed], other[seed]) for seed in here if math.isfinite(other.get(seed, NOT_REACHED))]
         ratio = median(ratios) if ratios else _ratio(spreads[group.name].median, spreads[best.name].median)
         return ratio if math.isfinite(ratio) else None
 
@@ -179,7 +179,7 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float
         groups.setdefault(name, []).append(curve)
     short = labels([members[0] for members in groups.values()])
     made = (
-        Group(name, tuple(sorted(members, key=lambda one: one.seed)), label)
+        Group(name, tuple(sorted(members, key=lambda curve: curve.seed)), label)
         for (name, members), label in zip(groups.items(), short)
     )
     chosen = sorted(set(targets or default_targets(curves, higher)), reverse=not higher)
@@ -198,10 +198,10 @@ def by_data(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
         for curve, name in zip(curves, names)
     ]
     unnamed = _only(set(filter(None, names))) or "data not named"
-    found: dict[str, list[Curve]] = {}
+    groups: dict[str, list[Curve]] = {}
     for curve, name in zip(curves, names):
-        found.setdefault(name or unnamed, []).append(curve)
-    return found
+        groups.setdefault(name or unnamed, []).append(curve)
+    return groups
 
 
 def check_targets(targets: Sequence[float], score_name: str) -> None:

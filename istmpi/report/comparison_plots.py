@@ -55,7 +55,7 @@ def draw(comparisons: Mapping[str, Comparison], title: str, path: Path) -> None:
     ConfigError for another format, OutputError where it cannot be written.
     """
     require_drawable(path)
-    words = " ".join(_described(one, panel) for one in comparisons.values() for panel in PANELS)
+    words = " ".join(_described(each, panel) for each in comparisons.values() for panel in PANELS)
     save(_figure(comparisons, title), path, title, words)
 
 
@@ -73,15 +73,15 @@ def pictures(comparison: Comparison, salt: str = "") -> list[Picture]:
     if any(comparison.phases(group) for group in comparison.groups):
         height = max(HEIGHT, 1.6 + BAR * len(comparison.groups))
         made.append((SPLIT, _split_described(comparison), height, lambda axis: _bars(axis, comparison)))
-    found = []
+    drawings = []
     for number, (title, words, height, fill) in enumerate(made):
         with looking_alike():
             from matplotlib.figure import Figure
 
             drawn = Figure(figsize=(WIDTH, height), layout="constrained")
             fill(drawn.subplots())
-        found.append(Picture(title, svg(drawn, title, words, f"{salt}{number}")))
-    return found
+        drawings.append(Picture(title, svg(drawn, title, words, f"{salt}{number}")))
+    return drawings
 
 
 def _figure(comparisons: Mapping[str, Comparison], title: str) -> "Figure":
@@ -89,7 +89,7 @@ def _figure(comparisons: Mapping[str, Comparison], title: str) -> "Figure":
     with looking_alike():
         from matplotlib.figure import Figure
 
-        heights = [HEIGHT + 1.2 + BAR * len(one.groups) for one in comparisons.values()]
+        heights = [HEIGHT + 1.2 + BAR * len(each.groups) for each in comparisons.values()]
         drawn = Figure(figsize=(3 * 4.2, sum(heights) + 0.4), layout="constrained")
         drawn.suptitle(plain(title))
         rows = drawn.subfigures(len(comparisons), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -117,12 +117,12 @@ def _described(comparison: Comparison, panel: Panel) -> str:
 
 def _split_described(comparison: Comparison) -> str:
     """Each method's phases in words."""
-    found = []
+    texts = []
     for group in comparison.groups:
         spent = {name: seconds for name, seconds in comparison.phases(group).items() if name not in OFF_THE_CLOCK}
         parts = (f"{name} {in_seconds(spent[name])}" for name in sorted(spent, key=spent.get, reverse=True))
-        found.append(f"{group.label}: {', '.join(parts) or 'not told'}")
-    return "; ".join(found) + "."
+        texts.append(f"{group.label}: {', '.join(parts) or 'not told'}")
+    return "; ".join(texts) + "."
 
 
 def _title(comparison: Comparison, panel: Panel) -> str:
@@ -131,12 +131,12 @@ def _title(comparison: Comparison, panel: Panel) -> str:
 
 def _styles_of(comparison: Comparison) -> dict[str, Style]:
     """Every group's style: its method's colour and marker, and a line of its own where a method has several groups."""
-    by_method, found = styles(group.method for group in comparison.groups), {}
+    by_method, looks = styles(group.method for group in comparison.groups), {}
     for method, style in by_method.items():
         lines = [style.line, *(line for line in LINES if line != style.line)]
         for number, group in enumerate(group for group in comparison.groups if group.method == method):
-            found[group.name] = Style(style.colour, style.marker, lines[number % len(lines)])
-    return found
+            looks[group.name] = Style(style.colour, style.marker, lines[number % len(lines)])
+    return looks
 
 
 def _lines(axis: "Axes", comparison: Comparison, panel: Panel) -> None:

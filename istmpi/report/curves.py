@@ -101,7 +101,7 @@ def _found(path: Path) -> list[Path]:
         raise DataError(f"{path}: there is no such file or folder.")
     if not path.is_dir():
         raise DataError(f"{path} is {kind_of(path)}; it must be a run's folder, or a file like {FILE}.")
-    inside = sorted(one for one in path.iterdir() if one.is_dir() and _is_run(one))
+    inside = sorted(folder for folder in path.iterdir() if folder.is_dir() and _is_run(folder))
     if not inside:
         raise DataError(f"{path}: is no run's folder and has none in it ({METRICS} and {SETTINGS}, or {FILE}).")
     return inside
@@ -132,13 +132,13 @@ def _of_run(folder: Path) -> Curve:
         problem = f"not finished: {done} of {rounds} rounds"
     key = "validation_score" if any("validation_score" in line for line in lines) else "score"
     tested = [line for line in lines if "score" in line] if key != "score" else []
-    known = [*filter(None, [summary]), *lines[-1:], *filter(None, [failure])]
+    records = [*filter(None, [summary]), *lines[-1:], *filter(None, [failure])]
     return Curve(
         run.method.name,
         _points([(line, line.figure(key)) for line in lines if key in line], str(folder)),
         run.train.seed,
-        next((one.whole("ranks", 1) for one in known if "ranks" in one), None),
-        next((one.text("score_name") for one in known if "score_name" in one), ""),
+        next((record.whole("ranks", 1) for record in records if "ranks" in record), None),
+        next((record.text("score_name") for record in records if "score_name" in record), ""),
         run.name,
         summary.figures("seconds", 0) if summary and "seconds" in summary else {},
         run.flat(),
@@ -155,8 +155,8 @@ def _load(path: Path) -> Curve:
     for key, expected in (("format", FORMAT), ("version", VERSION)):
         if tree.value(key) != expected:
             raise tree.refused(key, tree.value(key), f"must be {expected!r}")
-    known = {one.name for one in fields(Curve)} | {"format", "version"}
-    if unknown := [key for key in tree if key not in known]:
+    keys = {field.name for field in fields(Curve)} | {"format", "version"}
+    if unknown := [key for key in tree if key not in keys]:
         raise tree.refused(printable(unknown[0]), tree.value(unknown[0]), "is no key of a curve")
     texts = {
         key: tree.text(key) for key in ("method", "score_name", "name", "problem", "source", "data") if key in tree
@@ -178,11 +178,11 @@ def _load(path: Path) -> Curve:
 def _points(scored: Iterable[tuple[Fields, float]], source: str) -> tuple[Point, ...]:
     """The points of evaluations with their scores; refuse, with a DataError, costs that fall."""
     costs = ("seconds", "bytes", "examples")
-    points = [Point(one.whole("round"), *(one.figure(name, 0) for name in costs), score) for one, score in scored]
-    for one, next in zip(points, points[1:]):
-        if any(getattr(next, name) < getattr(one, name) for name in ("round", *costs)):
+    points = [Point(point.whole("round"), *(point.figure(name, 0) for name in costs), score) for point, score in scored]
+    for point, next in zip(points, points[1:]):
+        if any(getattr(next, name) < getattr(point, name) for name in ("round", *costs)):
             raise DataError(
-                f"{source}: the point of round {next.round} has less of something than that of round {one.round} "
+                f"{source}: the point of round {next.round} has less of something than that of round {point.round} "
                 "before it; rounds, seconds, bytes and examples must not fall."
             )
     return tuple(points)

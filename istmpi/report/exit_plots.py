@@ -18,7 +18,7 @@ def draw(curve: Sequence[ExitPoint], exits: Sequence[float], title: str, path: P
     best = nearly_free(curve)
     words = (
         f"At a threshold of {best.threshold:.2f} {best.early:.0%} of the examples leave early, with an accuracy of "
-        f"{best.accuracy:.4g}; all at one exit: {', '.join(f'{one:.4g}' for one in exits)}."
+        f"{best.accuracy:.4g}; all at one exit: {', '.join(f'{accuracy:.4g}' for accuracy in exits)}."
     )
     save(figure(curve, exits, title), path, title, words)
 

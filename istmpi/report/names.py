@@ -20,11 +20,11 @@ def facts(curve: Curve) -> dict[str, Any]:
 
 def full_names(curves: Sequence[Curve]) -> list[str]:
     """Every run's method, with all settings in which not all runs agree."""
-    known = [facts(curve) for curve in curves]
-    keys = differing(known)
+    settings = [facts(curve) for curve in curves]
+    keys = differing(settings)
     return [
         ", ".join([curve.method, *(f"{_last(key)} {text(values[key])}" for key in keys if key in values)])
-        for curve, values in zip(curves, known)
+        for curve, values in zip(curves, settings)
     ]
 
 
@@ -33,20 +33,23 @@ def labels(curves: Sequence[Curve]) -> list[str]:
 
     Groups of one method that no setting tells apart are numbered.
     """
-    known = [facts(curve) for curve in curves]
+    settings = [facts(curve) for curve in curves]
     made = []
-    for curve, values in zip(curves, known):
-        rivals = [others for other, others in zip(curves, known) if other.method == curve.method]
+    for curve, values in zip(curves, settings):
+        rivals = [others for other, others in zip(curves, settings) if other.method == curve.method]
         words = [_short(key, values[key]) for key in _telling(values, rivals) if key in values]
         made.append(f"{curve.method} ({', '.join(words)})" if words else curve.method)
-    return [f"{one} [{made[:place].count(one) + 1}]" if made.count(one) > 1 else one for place, one in enumerate(made)]
+    return [
+        f"{label} [{made[:place].count(label) + 1}]" if made.count(label) > 1 else label
+        for place, label in enumerate(made)
+    ]
 
 
-def differing(known: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys whose values are not the same in all that have them."""
     values: dict[str, set[str]] = {}
-    for one in known:
-        for key, value in one.items():
+    for its in settings:
+        for key, value in its.items():
             values.setdefault(key, set()).add(repr(value))
     return [key for key, seen in values.items() if len(seen) > 1]
 

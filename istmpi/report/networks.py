@@ -44,7 +44,7 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
             number(operator["flops"]),
             number(operator["backward_flops"]),
         )
-    totals = (sum(operator[one] for operator in facts["operators"]) for one in ("flops", "backward_flops"))
+    totals = (sum(operator[figure] for operator in facts["operators"]) for figure in ("flops", "backward_flops"))
     add_row(products, "all", "", "", "", *map(number, totals))
     yield products
 

@@ -22,7 +22,7 @@ def table(folder: Path) -> str:
         runs.append((method, summary.whole("ranks", 1), summary.inner("last"), summary.text("score_name")))
     runs.sort(key=lambda run: run[:2])
     rows, first = [], {}
-    for method, ranks, last, score_name in runs:
+    for method, ranks, last, _ in runs:
         seconds = last.figure("seconds", LEAST)
         rate = last.whole("examples", 1) / seconds
         cells = method, ranks, last.whole("round"), f"{seconds:.1f}", number(rate)

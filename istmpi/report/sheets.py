@@ -47,13 +47,15 @@ def sheets(comparison: Comparison) -> list[Sheet]:
         for target in comparison.targets:
             spreads = [comparison.to_target(group, figure, target) for group in groups]
             ratios = [comparison.ratio(group, figure, target) for group in groups]
-            cells = (_reached(*one, write) for one in zip(spreads, ratios))
+            cells = (_reached(*each, write) for each in zip(spreads, ratios))
             rows.append((f"{target:g}", tuple(cells)))
             best.append(best_of(spreads))
         made.append(Sheet(f"{title} to a score", f"{comparison.score_name} reached", columns, tuple(rows), tuple(best)))
     made.append(_ends(comparison, columns))
-    known = [facts(group.curves[0]) for group in groups]
-    settings = ((key, tuple(text(one[key]) if key in one else "" for one in known)) for key in differing(known))
+    settings_of = [facts(group.curves[0]) for group in groups]
+    settings = (
+        (key, tuple(text(each[key]) if key in each else "" for each in settings_of)) for key in differing(settings_of)
+    )
     more = {"Where the time went": _phases(comparison), "Settings in which the methods differ": tuple(settings)}
     return made + [Sheet(title, "", columns, rows) for title, rows in more.items() if rows]
 
@@ -121,14 +123,14 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
     speed = [Spread(tuple(point.examples / point.seconds for _, point in its if point.seconds)) for its in ends]
     sent = [Spread(tuple(point.bytes / curve.ranks for curve, point in its if curve.ranks)) for its in ends]
     final = [comparison.final(group) for group in groups]
-    alike = len({one for each in rounds for one in each}) == 1
+    alike = len({spread for each in rounds for spread in each}) == 1
     nothing: frozenset[int] = frozenset()
 
     def cells(spreads: Sequence[Spread], write: Callable[[float], str]) -> list[str]:
         repeats = (len(group.curves) for group in groups)
         return [
-            f"{write(one.median)}{_range(one, write, count)}" if one.values else ""
-            for one, count in zip(spreads, repeats)
+            f"{write(spread.median)}{_range(spread, write, count)}" if spread.values else ""
+            for spread, count in zip(spreads, repeats)
         ]
 
     def ended(figure: str) -> tuple[list[str], frozenset[int]]:

@@ -65,11 +65,11 @@ REST = ("#f7f7f7", "#252525", "#bdbdbd")
 def styles(names: Iterable[str]) -> dict[str, Style]:
     """A style for each method; another program's has a colour that is left over, and a marker of its own."""
     names = list(dict.fromkeys(names))
-    known = {name: STYLES[name] for name in names if name in STYLES}
-    taken = {style.colour for style in known.values()}
+    chosen = {name: STYLES[name] for name in names if name in STYLES}
+    taken = {style.colour for style in chosen.values()}
     spare = [colour for colour in (YELLOW, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLUE) if colour not in taken]
     unknown = [name for name in names if name not in STYLES]
-    return known | {
+    return chosen | {
         name: Style((spare or [GRID])[place % max(len(spare), 1)], UNKNOWN_MARKERS[place % len(UNKNOWN_MARKERS)])
         for place, name in enumerate(unknown)
     }

@@ -40,7 +40,7 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     ``phases``: the methods that it uses one after the other, each with its rounds; the shapes are the first one's.
     """
     cost = phases[0][0]
-    largest, one = cost.largest, alone.largest
+    largest, whole = cost.largest, alone.largest
     console.print(
         f"[bold]{escape(run.name)}[/]: {cost.method} on {cost.ranks} ranks, "
         f"{escape(', '.join(cost.groups)) or 'nothing'} dealt out"
@@ -54,12 +54,12 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     console.print(shapes)
     costs = plain_table("", "each rank", "all ranks", "one process")
     products = max(part.flops.products for part in cost.parts)
-    trained, its = (of.network + of.gradients + of.optimizer for of in (largest.memory, one.memory))
-    its_rest = one.memory.activations + one.memory.copies
+    trained, its = (phase.network + phase.gradients + phase.optimizer for phase in (largest.memory, whole.memory))
+    its_rest = whole.memory.activations + whole.memory.copies
     rest = largest.memory.buffers + largest.memory.activations + largest.memory.copies
     for name, *values in (
-        ("weights trained", number(largest.elements), number(cost.held.held_elements), number(one.elements)),
-        ("FLOPs a local step", number(products), number(cost.flops("products")), number(one.flops.products)),
+        ("weights trained", number(largest.elements), number(cost.held.held_elements), number(whole.elements)),
+        ("FLOPs a local step", number(products), number(cost.flops("products")), number(whole.flops.products)),
         ("bytes sent a round", size(cost.round_bytes / cost.ranks), size(cost.round_bytes), size(0)),
         ("memory: owned rows", size(largest.memory.owned)),
         ("memory: network, gradients, optimizer", size(trained), "", size(its)),
@@ -76,7 +76,7 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     first = 0
     for phase, rounds in phases:
         consumed = number(rounds * phase.local_steps * phase.examples_per_step)
-        method = f" of {phase.method}" if len({of.method for of, _ in phases}) > 1 else ""
+        method = f" of {phase.method}" if len({phase.method for phase, _ in phases}) > 1 else ""
         if len(phases) > 1 and phases[0][0].side:
             method += f" on images of {phase.side} x {phase.side} ({number(phase.flops('products'))}FLOP a local step)"
         console.print(
@@ -85,7 +85,7 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
         )
         first += rounds
     console.print(
-        f"learning rate {learning_rate(run.optimizer, sum(rounds * of.local_steps for of, rounds in phases))}"
+        f"learning rate {learning_rate(run.optimizer, sum(rounds * phase.local_steps for phase, rounds in phases))}"
     )
     if network.inexact:
         console.print(escape(inexact(network)))
@@ -179,33 +179,33 @@ def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
     yield group
 
 
-def cluster(console: Console, found: Cluster) -> None:
+def cluster(console: Console, cluster: Cluster) -> None:
     """Print the measurements of a cluster, with the median relative error of each fit."""
     table = plain_table("", "latency", "rate", "median error of the fit")
 
     def add(name: str, seconds: float | None, rate: str, fit: str = "") -> None:
-        error = found.measured[fit].get("median_relative_error") if fit else None
+        error = cluster.measured[fit].get("median_relative_error") if fit else None
         missing = "one rank sends nothing" * bool(fit)
         latency = "" if seconds is None else f"{seconds * 1e6:.1f} µs"
         table.add_row(escape(name), latency, rate, missing if error is None else f"{error:.0%}")
 
-    for name, link in found.links.items():
+    for name, link in cluster.links.items():
         add(name, link.latency, f"{size(link.bandwidth)}/s" * bool(link.seconds_per_byte), name)
-    add("transfers", found.transfer_seconds, f"{size(1 / found.handle_seconds_per_byte)}/s", "transfer")
-    add("products", found.product_seconds, f"{number(found.flops[0])}FLOP/s", "products")
-    touched = found.touch_seconds_per_byte
+    add("transfers", cluster.transfer_seconds, f"{size(1 / cluster.handle_seconds_per_byte)}/s", "transfer")
+    add("products", cluster.product_seconds, f"{number(cluster.flops[0])}FLOP/s", "products")
+    touched = cluster.touch_seconds_per_byte
     add("beside products", None, f"{size(1 / touched)}/s" if touched else "", "steps")
-    add("local step", found.step_seconds, "")
-    add("deal", found.deal_seconds, "")
-    console.print(f"[bold]{escape(found.name)}[/], {escape(found.source)}")
+    add("local step", cluster.step_seconds, "")
+    add("deal", cluster.deal_seconds, "")
+    console.print(f"[bold]{escape(cluster.name)}[/], {escape(cluster.source)}")
     console.print(table)
 
 
-def comparison(console: Console, found: Comparison) -> None:
+def comparison(console: Console, compared: Comparison) -> None:
     """Print the verdict on a comparison, all its tables, the best figures bold, and how to read them."""
-    console.print(escape(verdict(found)), soft_wrap=not console.is_terminal)
+    console.print(escape(verdict(compared)), soft_wrap=not console.is_terminal)
     console.print()
-    for sheet in sheets(found):
+    for sheet in sheets(compared):
         console.print(f"[bold]{escape(sheet.title)}[/]", soft_wrap=True)
         table = Table(box=None, pad_edge=False)
         table.add_column(escape(sheet.corner), vertical="top")
@@ -215,7 +215,7 @@ def comparison(console: Console, found: Comparison) -> None:
             table.add_row(escape(name), *(_marked(cell, place in best) for place, cell in enumerate(cells)))
         console.print(table)
         console.print()
-    for line in notes(found):
+    for line in notes(compared):
         console.print(escape(line), soft_wrap=True)
 
 

@@ -38,20 +38,22 @@ def verdict(comparison: Comparison) -> str:
 
 def _goal(comparison: Comparison, *target: float) -> str:
     article = "an" if comparison.score_name[:1] in "aeiou" else "a"
-    return f"{article} {comparison.score_name}{''.join(f' of {one:g}' for one in target)}"
+    return f"{article} {comparison.score_name}{''.join(f' of {score:g}' for score in target)}"
 
 
 def _there(comparison: Comparison, groups: Sequence[Group], figure: str, target: float) -> list[tuple[Group, Spread]]:
     """The groups that reached a target with their figures, the least first."""
     spreads = [(group, comparison.to_target(group, figure, target)) for group in groups]
-    return sorted((one for one in spreads if math.isfinite(one[1].median)), key=lambda one: one[1].median)
+    return sorted((entry for entry in spreads if math.isfinite(entry[1].median)), key=lambda entry: entry[1].median)
 
 
 def _alone(comparison: Comparison, group: Group, target: float | None) -> str:
     final = f"ended at {_goal(comparison)} of {comparison.final(group).median:.4g}"
     if target is None:
         return f"{group.label} {final}."
-    seconds, sent = (TITLES[of][1](comparison.to_target(group, of, target).median) for of in ("seconds", "bytes"))
+    seconds, sent = (
+        TITLES[figure][1](comparison.to_target(group, figure, target).median) for figure in ("seconds", "bytes")
+    )
     return (
         f"{group.label} reached {_goal(comparison, target)} after {seconds} of training, with {sent} sent by all "
         f"ranks, and {final}."
@@ -61,8 +63,8 @@ def _alone(comparison: Comparison, group: Group, target: float | None) -> str:
 def _first(comparison: Comparison, groups: Sequence[Group], target: float) -> str:
     """The group that reached the target first, and how much later the others did."""
     there = _there(comparison, groups, "seconds", target)
-    near = [one for one in there if one is there[0] or _alike(there[0][1], one[1])]
-    far = [one for one in there if one not in near]
+    near = [entry for entry in there if entry is there[0] or _alike(there[0][1], entry[1])]
+    far = [entry for entry in there if entry not in near]
     write, goal = TITLES["seconds"][1], _goal(comparison, target)
     slowest = dict.fromkeys(write(spread.median) for _, spread in (near[0], near[-1]))
     after = f"after {' to '.join(slowest)} of training"
@@ -107,12 +109,14 @@ def _ended(comparison: Comparison, groups: Sequence[Group]) -> str:
     if not places:
         return f"All have the same {score}, {finals[0].median:.4f}."
     top = finals[min(places)]
-    several = [len(one.values) > 1 and len(top.values) > 1 for one in finals]
-    alike = [place for place, one in enumerate(finals) if place in places or (several[place] and _overlap(one, top))]
+    several = [len(spread.values) > 1 and len(top.values) > 1 for spread in finals]
+    alike = [
+        place for place, spread in enumerate(finals) if place in places or (several[place] and _overlap(spread, top))
+    ]
     if len(alike) == len(groups):
         return f"By their {score} the methods cannot be told apart (best: {top.median:.4f})."
     names = _listed([groups[place].label for place in alike])
-    others = [f"{groups[place].label} {one.median:.4f}" for place, one in enumerate(finals) if place not in alike]
+    others = [f"{groups[place].label} {spread.median:.4f}" for place, spread in enumerate(finals) if place not in alike]
     rest = _listed(_shortened(others))
     if len(alike) > len(places):
         return f"Best by their {score}, within their spread: {names} ({top.median:.4f}); {rest}."
