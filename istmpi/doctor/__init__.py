@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi import comm
-from istmpi.doctor import checkpoints, mpi, network, software, storage
+from istmpi.doctor import mpi, network, software, storage
 from istmpi.doctor.finding import Finding, red, worst
 from istmpi.doctor.watchdog import Watchdog
 from istmpi.errors import LaunchError
@@ -66,7 +66,7 @@ def _examine(folder: Path, patience: float, watchdog: Watchdog) -> tuple[Report 
         "looking for GPUs": lambda: mpi.devices(communicator),
         "comparing versions": lambda: software.versions(communicator),
         f"writing to {folder}": lambda: storage.write_test(communicator, folder),
-        f"writing checkpoints to {folder}": lambda: checkpoints.writers(communicator, folder),
+        f"writing checkpoints to {folder}": lambda: storage.writers(communicator, folder),
     }
     findings = [network.ring([])] * (communicator.size > 1)
     for doing, check in checks.items():
