@@ -6,9 +6,8 @@ figure is late by at most the distance between two evaluations.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import PurePath
 from statistics import median
 from typing import Any
@@ -71,9 +70,6 @@ class Group:
         return self.curves[0].method
 
 
-Figure = Callable[[Curve, Point], float]
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Groups of runs against each other."""
@@ -89,27 +85,22 @@ class Comparison:
     def higher_is_better(self) -> bool:
         return higher_is_better(self.score_name)
 
-    @cached_property
-    def figures(self) -> dict[str, Figure]:
-        """The costs of the way to a target, by name."""
-        figures: dict[str, Figure] = {
-            "seconds": lambda _, point: point.seconds,
-            "bytes": lambda _, point: point.bytes,
-            "examples": lambda _, point: point.examples,
-        }
-        if self.watts is not None:
-            figures["joules"] = lambda curve, point: self.watts * curve.ranks * point.seconds
-        return figures
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The names of the costs of the way to a target."""
+        return ("seconds", "bytes", "examples", "joules")[: 3 + (self.watts is not None)]
+
+    def _figure(self, figure: str, curve: Curve, point: Point) -> float:
+        return self.watts * curve.ranks * point.seconds if figure == "joules" else getattr(point, figure)
 
     def to_target(self, group: Group, figure: str, target: float) -> Spread:
         """A figure at the evaluation that reached the target."""
         points = ((curve, reached(curve.points, target, self.higher_is_better)) for curve in group.curves)
-        return Spread(tuple(self.figures[figure](curve, point) if point else NOT_REACHED for curve, point in points))
+        return Spread(tuple(self._figure(figure, curve, point) if point else NOT_REACHED for curve, point in points))
 
     def to_end(self, group: Group, figure: str) -> Spread:
         """A figure at the last evaluation."""
-        measure = self.figures[figure]
-        return Spread(tuple(measure(curve, curve.points[-1]) for curve in group.curves if curve.points))
+        return Spread(tuple(self._figure(figure, curve, curve.points[-1]) for curve in group.curves if curve.points))
 
     def final(self, group: Group) -> Spread:
         """The score at the end, without smoothing: on the test split of a run that was scored there."""

@@ -1,12 +1,11 @@
 """Pictures of a comparison: the score against time, bytes and examples, and where the time went."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, in_order
-from istmpi.report.curves import Point
 from istmpi.report.figures import looking_alike, name, plain, require_drawable, save, svg
 from istmpi.report.styles import GRID, INK, LINES, PAPER, PHASES, REST, Style, styles
 from istmpi.report.units import BYTES, EXAMPLES, SECONDS, axis_unit
@@ -28,16 +27,17 @@ class Panel:
     """A cost that the score is drawn against."""
 
     title: str
-    cost: Callable[[Point], float]
+    cost: str
+    """Its name in a `Point`."""
     units: Mapping[str, float]
     label: str
     """The axis's label, with a place for the unit."""
 
 
 PANELS = (
-    Panel("training time", lambda point: point.seconds, SECONDS, "training time ({})"),
-    Panel("bytes sent", lambda point: point.bytes, BYTES, "{} sent by all ranks"),
-    Panel("examples", lambda point: point.examples, EXAMPLES, "{} consumed by all ranks"),
+    Panel("training time", "seconds", SECONDS, "training time ({})"),
+    Panel("bytes sent", "bytes", BYTES, "{} sent by all ranks"),
+    Panel("examples", "examples", EXAMPLES, "{} consumed by all ranks"),
 )
 
 
@@ -107,7 +107,7 @@ def _described(comparison: Comparison, panel: Panel) -> str:
     """A panel in words, for those who do not see it."""
     ends = []
     for group in comparison.groups:
-        costs = [panel.cost(curve.points[-1]) for curve in group.curves if curve.points]
+        costs = [getattr(curve.points[-1], panel.cost) for curve in group.curves if curve.points]
         if costs:
             unit, factor = axis_unit(max(costs), panel.units)
             reach = " to ".join(dict.fromkeys(f"{cost / factor:.3g}" for cost in (min(costs), max(costs))))
@@ -142,25 +142,21 @@ def _styles_of(comparison: Comparison) -> dict[str, Style]:
 def _lines(axis: "Axes", comparison: Comparison, panel: Panel) -> None:
     """Draw every run."""
     looks, everywhere = _styles_of(comparison), []
-    unit, factor = axis_unit(
-        max(
-            (panel.cost(point) for group in comparison.groups for curve in group.curves for point in curve.points),
-            default=0,
-        ),
-        panel.units,
-    )
+    ends = [curve.points[-1] for group in comparison.groups for curve in group.curves if curve.points]
+    unit, factor = axis_unit(max((getattr(end, panel.cost) for end in ends), default=0), panel.units)
     for group in comparison.groups:
         look, runs = looks[group.name], [curve.points for curve in group.curves if curve.points]
         for number, points in enumerate(runs):
-            costs = [panel.cost(point) / factor for point in points]
+            costs, scores = [getattr(point, panel.cost) / factor for point in points], [point.score for point in points]
             everywhere += costs
+            step = max(len(points) // 8, 1)
             axis.plot(
                 costs,
-                [point.score for point in points],
+                scores,
                 color=look.colour,
                 linestyle=look.line,
                 marker=look.marker,
-                markevery=slice((len(points) - 1) % max(len(points) // 8, 1), None, max(len(points) // 8, 1)),
+                markevery=((len(points) - 1) % step, step),
                 markeredgecolor=PAPER,
                 markeredgewidth=0.4,
                 alpha=1 if len(runs) == 1 else 0.6,
