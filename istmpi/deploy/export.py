@@ -164,7 +164,7 @@ ONNX_LIMIT = 2**31 - 2**20
 
 
 def _safetensors(content: Content, name: str) -> Parts:
-    """One file, or above `SHARD` several and an index of them, as transformers and accelerate read them."""
+    """A file, or above `SHARD` several and an index of them, as transformers and accelerate read them."""
     content.require_state()
     shards: list[dict[str, Values]] = [{}]
     for key, values in content.state.tensors.items():
@@ -211,7 +211,7 @@ def _write_safetensors(tensors: Mapping[str, Values], metadata: Mapping[str, str
 
 
 def _npz(content: Content, name: str) -> Parts:
-    """One .npy for each tensor, and ``metadata``, a JSON text as bytes."""
+    """An .npy for each tensor, and ``metadata``, a JSON text as bytes."""
     content.require_state()
     metadata = np.array(json.dumps(content.metadata(of_state=True)).encode())
 

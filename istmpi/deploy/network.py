@@ -178,7 +178,9 @@ class _Left(Exception):
 def _exit_modules(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[nn.Module]:
     """The modules that make the outputs of a network's early exits, up to the first that none makes in one call."""
     calls: list[tuple[nn.Module, object]] = []
-    hooks = [part.register_forward_hook(lambda *call: calls.append(call[::2])) for part in network.modules()]
+    hooks = [
+        part.register_forward_hook(lambda module, _, made: calls.append((module, made))) for part in network.modules()
+    ]
     try:
         *early, _ = outputs_of(network(*(part[:1] for part in inputs)))
     finally:

@@ -58,7 +58,7 @@ class Normalising(nn.Module):
         outputs = self.network((input - self.mean) / self.std if self.normalised else input)
         if not self.rescaled:
             return outputs
-        several = [of * self.factor + self.shift for of in outputs_of(outputs)]
+        several = [each * self.factor + self.shift for each in outputs_of(outputs)]
         return several[0] if isinstance(outputs, torch.Tensor) else tuple(several)
 
 

@@ -3,6 +3,7 @@
 `examine` is what ``istmpi doctor`` shows. Each module beside this one looks at one thing.
 """
 
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,42 +40,35 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
     Checkpoints shall go to ``folder``. If ranks do not hear each other within ``patience`` seconds, the report ends
     there, and the job has to be ended by force; a rank that hangs inside MPI ends the job itself and says where.
     """
-    watchdog = Watchdog(comm.launched()[0])
-    try:
-        return _examine(folder, patience, watchdog)
-    finally:
-        watchdog.close()
-
-
-def _examine(folder: Path, patience: float, watchdog: Watchdog) -> tuple[Report | None, bool]:
     rank, ranks = comm.launched()
-    try:
-        with watchdog.limit("starting MPI", 2 * patience):
-            comm.start()
-        silent = comm.handshake(patience)
-        if silent:
-            return _report([network.ring(silent)], ranks, []), False
-        with watchdog.limit("meeting the other ranks", 2 * patience):
-            communicator = comm.world()
-    except LaunchError as error:
-        return (_report([red("launcher", str(error))], 1, []) if rank == 0 else None), True
-    checks = {
-        "asking for the MPI library": lambda: mpi.library(communicator),
-        "comparing hosts and cores": lambda: mpi.cores(communicator),
-        "listing network interfaces": lambda: network.interfaces(communicator),
-        "sending values": lambda: mpi.values(communicator),
-        "looking for GPUs": lambda: mpi.devices(communicator),
-        "comparing versions": lambda: software.versions(communicator),
-        f"writing to {folder}": lambda: storage.write_test(communicator, folder),
-        f"writing checkpoints to {folder}": lambda: storage.writers(communicator, folder),
-    }
-    findings = [network.ring([])] * (communicator.size > 1)
-    for doing, check in checks.items():
-        if ("folder", "red") not in ((finding.name, finding.state) for finding in findings):
-            with watchdog.limit(doing, 6 * patience):
-                findings += check()
-    hosts = communicator.hosts()
-    return (_report(findings, communicator.size, hosts) if communicator.rank == 0 else None), True
+    with closing(Watchdog(rank)) as watchdog:
+        try:
+            with watchdog.limit("starting MPI", 2 * patience):
+                comm.start()
+            silent = comm.handshake(patience)
+            if silent:
+                return _report([network.ring(silent)], ranks, []), False
+            with watchdog.limit("meeting the other ranks", 2 * patience):
+                communicator = comm.world()
+        except LaunchError as error:
+            return (_report([red("launcher", str(error))], 1, []) if rank == 0 else None), True
+        checks = {
+            "asking for the MPI library": lambda: mpi.library(communicator),
+            "comparing hosts and cores": lambda: mpi.cores(communicator),
+            "listing network interfaces": lambda: network.interfaces(communicator),
+            "sending values": lambda: mpi.values(communicator),
+            "looking for GPUs": lambda: mpi.devices(communicator),
+            "comparing versions": lambda: software.versions(communicator),
+            f"writing to {folder}": lambda: storage.write_test(communicator, folder),
+            f"writing checkpoints to {folder}": lambda: storage.writers(communicator, folder),
+        }
+        findings = [network.ring([])] * (communicator.size > 1)
+        for doing, check in checks.items():
+            if ("folder", "red") not in ((finding.name, finding.state) for finding in findings):
+                with watchdog.limit(doing, 6 * patience):
+                    findings += check()
+        hosts = communicator.hosts()
+        return (_report(findings, communicator.size, hosts) if communicator.rank == 0 else None), True
 
 
 def _report(findings: list[Finding], ranks: int, hosts: list[str]) -> Report:

@@ -10,7 +10,7 @@ STATES = ("green", "yellow", "red")
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; every state but green has a cure, unless the fact names it."""
+    """A line of the report; every state but green has a cure, unless the fact names it."""
 
     state: str
     name: str

@@ -172,7 +172,7 @@ class Evaluator:
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
             unsure = entropies(outputs)
-            right = torch.stack([Classification.right(of, batch.targets) for of in outputs_of(outputs)])
+            right = torch.stack([Classification.right(each, batch.targets) for each in outputs_of(outputs)])
             of_batch = np.empty(shape)
             for place, threshold in enumerate(THRESHOLDS):
                 here = functional.one_hot(exit_taken(unsure, threshold), len(right)).T

@@ -43,7 +43,7 @@ PANELS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """One panel as an <svg> element."""
+    """A panel as an <svg> element."""
 
     title: str
     svg: str
@@ -85,7 +85,7 @@ def pictures(comparison: Comparison, salt: str = "") -> list[Picture]:
 
 
 def _figure(comparisons: Mapping[str, Comparison], title: str) -> "Figure":
-    """For each data set three panels with a line for every run, in its method's style, and a bar for every method."""
+    """A row for each data set: three panels with a line for every run, and a bar for every method."""
     with looking_alike():
         from matplotlib.figure import Figure
 

@@ -25,7 +25,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation."""
+    """An evaluation."""
 
     round: int
     """The number of rounds done."""
@@ -41,7 +41,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """One run."""
+    """A run."""
 
     method: str
     points: tuple[Point, ...]

@@ -24,7 +24,7 @@ class Sheet:
     columns: tuple[str, ...]
     rows: Rows
     best: tuple[frozenset[int], ...] = ()
-    """For each row the columns with its best figure; none where there is nothing to choose from."""
+    """The columns of each row with its best figure; none where there is nothing to choose from."""
 
 
 TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
