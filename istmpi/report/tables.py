@@ -1,6 +1,6 @@
 """Tables of plans, costs and comparisons, for the console."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.columns import Columns
 from rich.console import Console
@@ -24,14 +24,16 @@ CHANGING = "Shares change on the way: the figures are for equal ones. A faster r
 """A note on costs whose shares nobody knows beforehand."""
 
 
-def plain_table(*columns: str) -> Table:
-    """A table without lines, of text that rich does not read as markup."""
-    return Table(*(escape(printable(column)) for column in columns), box=None, pad_edge=False)
+def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+    """A table without lines, of any values as text that rich does not read as markup."""
+    table = Table(*map(_text, columns), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(_text, row))
+    return table
 
 
-def add_row(table: Table, *cells: object) -> None:
-    """Add a row of any values, as text that rich does not read as markup."""
-    table.add_row(*(escape(printable(str(cell))) for cell in cells))
+def _text(value: object) -> str:
+    return escape(printable(str(value)))
 
 
 def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> None:
@@ -52,12 +54,11 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
         sizes = (parameter.pattern.shape(lengths) for lengths in (network.lengths, largest.part.lengths))
         shapes.add_row(escape(name), escape(str(parameter.pattern)), *(" x ".join(map(str, shape)) for shape in sizes))
     console.print(shapes)
-    costs = plain_table("", "each rank", "all ranks", "one process")
     products = max(part.flops.products for part in cost.parts)
     trained, its = (phase.network + phase.gradients + phase.optimizer for phase in (largest.memory, whole.memory))
     its_rest = whole.memory.activations + whole.memory.copies
     rest = largest.memory.buffers + largest.memory.activations + largest.memory.copies
-    for name, *values in (
+    rows = (
         ("weights trained", number(largest.elements), number(cost.held.held_elements), number(whole.elements)),
         ("FLOPs a local step", number(products), number(cost.flops("products")), number(whole.flops.products)),
         ("bytes sent a round", size(cost.round_bytes / cost.ranks), size(cost.round_bytes), size(0)),
@@ -65,9 +66,8 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
         ("memory: network, gradients, optimizer", size(trained), "", size(its)),
         ("memory: buffers, activations, copies", size(rest), "", size(its_rest)),
         ("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, cost.ranks))),
-    ):
-        costs.add_row(name, *values)
-    console.print(costs)
+    )
+    console.print(table_of(("", "each rank", "all ranks", "one process"), rows))
     for text in dict.fromkeys(shared_step(run, phase) for phase, _ in phases):
         if text:
             console.print(text)
@@ -181,24 +181,27 @@ def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
 
 def cluster(console: Console, cluster: Cluster) -> None:
     """Print the measurements of a cluster, with the median relative error of each fit."""
-    table = plain_table("", "latency", "rate", "median error of the fit")
 
-    def add(name: str, seconds: float | None, rate: str, fit: str = "") -> None:
+    def row(name: str, seconds: float | None, rate: str, fit: str = "") -> tuple[str, ...]:
         error = cluster.measured[fit].get("median_relative_error") if fit else None
         missing = "one rank sends nothing" * bool(fit)
         latency = "" if seconds is None else f"{seconds * 1e6:.1f} µs"
-        table.add_row(escape(name), latency, rate, missing if error is None else f"{error:.0%}")
+        return name, latency, rate, missing if error is None else f"{error:.0%}"
 
-    for name, link in cluster.links.items():
-        add(name, link.latency, f"{size(link.bandwidth)}/s" * bool(link.seconds_per_byte), name)
-    add("transfers", cluster.transfer_seconds, f"{size(1 / cluster.handle_seconds_per_byte)}/s", "transfer")
-    add("products", cluster.product_seconds, f"{number(cluster.flops[0])}FLOP/s", "products")
     touched = cluster.touch_seconds_per_byte
-    add("beside products", None, f"{size(1 / touched)}/s" if touched else "", "steps")
-    add("local step", cluster.step_seconds, "")
-    add("deal", cluster.deal_seconds, "")
+    rows = [
+        *(
+            row(name, link.latency, f"{size(link.bandwidth)}/s" * bool(link.seconds_per_byte), name)
+            for name, link in cluster.links.items()
+        ),
+        row("transfers", cluster.transfer_seconds, f"{size(1 / cluster.handle_seconds_per_byte)}/s", "transfer"),
+        row("products", cluster.product_seconds, f"{number(cluster.flops[0])}FLOP/s", "products"),
+        row("beside products", None, f"{size(1 / touched)}/s" if touched else "", "steps"),
+        row("local step", cluster.step_seconds, ""),
+        row("deal", cluster.deal_seconds, ""),
+    ]
     console.print(f"[bold]{escape(cluster.name)}[/], {escape(cluster.source)}")
-    console.print(table)
+    console.print(table_of(("", "latency", "rate", "median error of the fit"), rows))
 
 
 def comparison(console: Console, compared: Comparison) -> None:
