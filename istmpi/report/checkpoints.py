@@ -116,10 +116,7 @@ def values(differences: Iterable[TensorDifference]) -> Table:
 
 
 def _steps(entry: Entry) -> str:
-    inside = f"{entry.local_step} in this round" if entry.local_step else ""
-    if entry.local_steps is None:
-        return inside
-    return f"{entry.local_steps} ({inside})" if inside else str(entry.local_steps)
+    return "" if entry.local_steps is None else str(entry.local_steps)
 
 
 def _first(values: Sequence[object], count: int) -> str:

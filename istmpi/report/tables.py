@@ -68,9 +68,6 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
         ("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, cost.ranks))),
     )
     console.print(table_of(("", "each rank", "all ranks", "one process"), rows))
-    for text in dict.fromkeys(shared_step(run, phase) for phase, _ in phases):
-        if text:
-            console.print(text)
     if isinstance(run.method.shares, str):
         console.print(CHANGING)
     first = 0
@@ -89,15 +86,6 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     )
     if network.inexact:
         console.print(escape(inexact(network)))
-
-
-def shared_step(run: Run, cost: Cost) -> str:
-    """The outer step of what is not dealt out, in words; empty where there is none."""
-    (lr, momentum), every = cost.spec.shared_step(run), run.method.share_every
-    if (lr, momentum) == (1, 0):
-        return ""
-    when = f"every {every} rounds" if every > 1 else "after every round"
-    return f"outer step of shared weights ({size(cost.held.shared_bytes)}) {when}: lr {lr:g}, momentum {momentum:g}"
 
 
 def learning_rate(optimizer: Optimizer, steps: int) -> str:
