@@ -11,8 +11,8 @@ DARK_INK, DARK_PAPER = "#e8e8e8", "#14171a"
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILLION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 """The palette of Okabe and Ito, whose black is `INK` here: it holds under all three kinds of colour blindness."""
-BROWN, WINE = "#786048", "#a84878"
-"""Two colours as far from these as can be, for all eyes and on both pages."""
+BROWN, WINE, ASH, RUST, MOSS = "#786048", "#a84878", "#b9aca8", "#b8330b", "#92b874"
+"""Colours as far from these and from each other as can be, for all eyes and on both pages."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ STYLES = {
     "fedavg": Style(GREEN, "v"),
     "dynamic-averaging": Style(SKY, "P"),
     "codistillation": Style(VERMILLION, "X"),
+    "admm": Style(ASH, "*"),
+    "downpour": Style(RUST, "H"),
+    "easgd": Style(MOSS, "+"),
     # Another program's way of the same method has its colour, another line and another marker.
     "ist-push-pull": Style(BLUE, "h", ":"),
     "data-parallel-broadcast": Style(INK, "<", "--"),
@@ -43,7 +46,7 @@ STYLES = {
 }
 """The styles by the names that run files give methods."""
 
-UNKNOWN_MARKERS = ("*", "H", "1", "2", "3", "4", "+", "|")
+UNKNOWN_MARKERS = ("1", "2", "3", "4", "|", "_")
 LINES = ("-", "--", "-.", ":")
 """Lines of one method's runs that differ in their settings, in this order."""
 
