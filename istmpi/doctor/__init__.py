@@ -17,7 +17,7 @@ from istmpi.errors import LaunchError
 
 @dataclass(frozen=True)
 class Report:
-    """All findings; ``machine`` is the record of versions and settings that belongs to a run."""
+    """The findings; ``machine`` is the record of versions and settings that belongs to a run."""
 
     findings: list[Finding]
     ranks: int

@@ -128,7 +128,7 @@ class Comparison:
         return {name: sum(phases.get(name, 0.0) for phases in there) / len(there) for name in names}
 
     def rows(self) -> list[dict[str, Any]]:
-        """All figures, one row for each method and target, for programs; None where a target was not reached."""
+        """The figures, one row for each method and target, for programs; None where a target was not reached."""
         rows = []
         for group in self.groups:
             for target in self.targets:

@@ -37,7 +37,7 @@ TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:
-    """All tables of a comparison: the way to each target, figure by figure, then the end of every method."""
+    """The tables of a comparison: the way to each target, figure by figure, then the end of every method."""
     groups = comparison.groups
     columns = tuple(group.label for group in groups)
     made = []
