@@ -67,7 +67,7 @@ def _network(model: Mapping[str, Any], table: Mapping[str, Any]) -> str:
 
 
 def tensors(title: str, tensors: Sequence[Mapping[str, Any]]) -> Table:
-    """Parameters, slots or the tensors of a round that was stopped."""
+    """Parameters or slots."""
     rows = [
         (tensor["name"], tensor["axes"], " x ".join(map(str, tensor["shape"])), tensor["dtype"], size(tensor["bytes"]))
         for tensor in tensors
