@@ -71,8 +71,8 @@ def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None
     tables = [report.facts(inside), report.tensors("parameter", inside["parameters"])]
     if inside["optimizer"]:
         tables.append(report.tensors("optimizer state", inside["optimizer"]))
-    if inside["partial"]:
-        tables.append(report.tensors("begun round", inside["partial"]))
+    if inside["own"]:
+        tables.append(report.tensors("each rank's own", inside["own"]))
     if inside["norms"] or inside["input"]:
         tables.append(report.norms(inside))
     if dealt:
