@@ -69,24 +69,6 @@ def test_many_messages_that_wait_for_an_earlier_one_come_in_its_order_however_ti
     assert all(arrived == [*range(100)] for _, arrived in under_all(program, 2))
 
 
-def test_to_ask_for_the_status_of_a_request_does_not_complete_it():
-    def program(comm):
-        message, backoff = np.full(3, comm.rank, np.uint8), Backoff()
-        if comm.rank == 0:
-            comm.mpi.Isend([message, BYTE], 1, 7).Wait()
-            return None
-        if comm.rank == 1:
-            request = comm.mpi.Irecv([message, BYTE], 0, 7)
-            while not request.Get_status():
-                backoff.wait_unless(False)
-            still = bool(request)
-            return still, request.Test(), bool(request), message.tolist()
-        return None
-
-    for results in under_all(program):
-        assert results[1] == (True, True, False, [0, 0, 0])
-
-
 def test_with_any_tag_the_first_that_was_sent_is_received_first():
     def program(comm):
         if comm.rank:

@@ -9,7 +9,7 @@ from typing import Any
 
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.simulated.communicator import Job
-from istmpi.comm.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Split, Stop
+from istmpi.comm.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Stop
 from istmpi.comm.simulated.library import SimulatedMPI
 from istmpi.comm.simulated.network import KILLED, Context, Network
 from istmpi.comm.simulated.scheduler import Ended, Task
@@ -26,7 +26,6 @@ __all__ = [
     "Faults",
     "Kill",
     "Outcome",
-    "Split",
     "Stop",
     "simulate",
 ]

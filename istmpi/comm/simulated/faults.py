@@ -39,18 +39,6 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Split:
-    """A network in two parts from one of a rank's MPI calls on: some ranks, and all others. Each is gone to the other.
-
-    Splits that follow each other split parts of parts.
-    """
-
-    ranks: Sequence[int]
-    rank: int
-    call: int
-
-
-@dataclass(frozen=True)
 class Faults:
     """What befalls the ranks of a simulated job. Without a seed calls and messages take the same time whenever."""
 
@@ -60,8 +48,6 @@ class Faults:
     slow: Mapping[int, float] = field(default_factory=dict)
     """How many times longer a rank's calls take."""
     kills: Sequence[Kill] = ()
-    splits: Sequence[Split] = ()
-    """Not drawn."""
 
     @classmethod
     def drawn(cls, seed: int, ranks: int, kinds: Sequence[str] = KINDS, calls: Sequence[int] | int = 1000) -> "Faults":
@@ -84,7 +70,6 @@ class Faults:
         ]
         faults += [f"rank {rank} slowed {factor:.3g} times" for rank, factor in self.slow.items()]
         faults += [f"rank {kill.rank} killed at its call {kill.call}" for kill in self.kills]
-        faults += [f"ranks {split.ranks} cut off at call {split.call} of rank {split.rank}" for split in self.splits]
         return ", ".join(faults) or "none"
 
 

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import permutations
 from pathlib import Path
 
-from istmpi.comm.simulated.faults import Faults, Split, Weather
-from istmpi.comm.simulated.requests import (
-    ERR_PROC_FAILED,
-    ERR_REVOKED,
-    MPIError,
-    Request,
-)
+from istmpi.comm.simulated.faults import Faults, Weather
+from istmpi.comm.simulated.requests import Request
 from istmpi.comm.simulated.scheduler import FIRST_REST, Ended, Scheduler, Task
 from istmpi.errors import SimulationError
 from istmpi.units import in_seconds
 
 KILLED = 137
 """The exit code of a job whose rank was killed, as launchers have it."""
-Cut = Callable[[int, int], bool]
-"""Whether what a rank sends to another one does not pass any more."""
 _COMM = str(Path(__file__).parents[1])
 
 
 class Network:
-    """A job's ranks; it ends with any of them."""
+    """The ranks of a job; it ends with any of them."""
 
     def __init__(self, ranks: int, faults: Faults):
         self.scheduler = Scheduler(ranks, self.standstill)
@@ -38,54 +30,49 @@ class Network:
         self.trace = 0
         """A checksum of all calls with their times."""
         self.happened: list[str] = []
-        """The faults that came about."""
+        """The faults that came about, in words."""
         self.dead: set[int] = set()
-        self.known_dead: list[set[int]] = [set() for _ in range(ranks)]
-        """Of whose end each rank knows."""
-        self.contexts = 0
-        """Communicators that were made."""
-        self.on_cut: list[Callable[[Cut], None]] = []
-        """They are told of what does not pass any more, as a rank is killed or the network splits."""
-        self._parts: list[tuple[Split, ...]] = [()] * ranks
-        """In which part of the network each rank is: by the splits that cut it off."""
+        self.on_kill: list[Callable[[int], None]] = []
+        """Called with the rank that was killed."""
+        self._contexts = 0
         self._pending: list[dict[Request, None]] = [{} for _ in range(ranks)]
         self._stops = {(stop.rank, stop.call): stop.seconds for stop in faults.stops}
         self._kills = {kill.rank: kill for kill in faults.kills}
-        self._splits = {(split.rank, split.call): split for split in faults.splits}
-        self._slow = faults.slow
 
     def next_context(self) -> int:
         """The number of a new communicator."""
-        self.contexts += 1
-        return self.contexts
+        self._contexts += 1
+        return self._contexts
 
     # ---- a rank's calls
 
     def call(self, rank: int, name: str) -> None:
-        """A rank calls MPI: time goes by, others may run, and what shall befall it here does."""
+        """Begin a rank's call of MPI: time goes by, others may run, and the faults of this call happen."""
         self.scheduler.tasks[rank].rest = FIRST_REST
         self.poll(rank, name)
 
     def poll(self, rank: int, name: str) -> None:
-        """The same for a call that only looks, for which a rank that waits rests no shorter."""
-        task = self.scheduler.tasks[rank]
-        if self.scheduler.ending or task.dead:
-            raise Ended
+        """Begin a call that only looks: a rank that waits rests no shorter for it."""
+        task = self._task(rank)
         task.calls, task.call = task.calls + 1, name
         self.trace = zlib.crc32(f"{rank} {name} {self.scheduler.now!r}".encode(), self.trace)
         seconds = self.weather.call(rank)
         if stopped := self._stops.get((rank, task.calls)):
             self.happened.append(f"rank {rank} stopped for {in_seconds(stopped)} in {name}, its call {task.calls}")
             seconds += stopped
-        if split := self._splits.get((rank, task.calls)):
-            self._split(split, task)
         kill = self._kills.get(rank)
         if kill and task.calls >= kill.call + kill.posted:
             self._kill(task)
         self.scheduler.spend(task, seconds)
 
+    def _task(self, rank: int) -> Task:
+        task = self.scheduler.tasks[rank]
+        if self.scheduler.ending or task.dead:
+            raise Ended
+        return task
+
     def begun(self, request: Request) -> Request:
-        """Take note of an operation that a rank has begun, all of whose own part is done."""
+        """Note an operation of a rank whose own part is done."""
         task = self.scheduler.tasks[request.rank]
         if not request.done:
             self._pending[request.rank][request] = None
@@ -95,19 +82,16 @@ class Network:
         return request
 
     def wait(self, request: Request) -> None:
-        """Until an operation has ended; its error is not raised."""
+        """Pause the rank until its operation has ended."""
         task = self.scheduler.tasks[request.rank]
         while not request.done:
-            task.wanted = request
+            task.awaited = request
             self.scheduler.pause(task)
-        task.wanted = None
+        task.awaited = None
 
     def rest(self, rank: int) -> None:
-        """A rank has nothing to do until something comes."""
-        task = self.scheduler.tasks[rank]
-        if self.scheduler.ending or task.dead:
-            raise Ended
-        self.scheduler.rest_of(task)
+        """Pause a rank that has nothing to do until something comes."""
+        self.scheduler.rest_of(self._task(rank))
 
     # ---- what comes to a rank
 
@@ -120,103 +104,45 @@ class Network:
             self.scheduler.wake(task, self.weather.call(rank))
 
     def ended(self, request: Request) -> None:
-        """An operation is over: let its rank go on."""
+        """Note that an operation is over, and wake the rank that waits for it."""
         self._pending[request.rank].pop(request, None)
         task = self.scheduler.tasks[request.rank]
-        if task.wanted is request:
-            task.wanted = None
+        if task.awaited is request:
+            task.awaited = None
             self.scheduler.wake(task, self.weather.call(request.rank))
         self.stir(request.rank)
 
-    def pending(self, rank: int) -> Iterable[Request]:
-        """The operations of a rank that are not over."""
-        return list(self._pending[rank])
-
-    # ---- ranks that are gone
-
     def _kill(self, task: Task) -> None:
-        """Let a rank be gone, for good: its thread goes on when all is over, and then but to its end."""
+        """Remove a rank for good; its thread unwinds only after the job has ended."""
         task.dead = True
         self.dead.add(task.rank)
         self.happened.append(f"rank {task.rank} was killed in {task.call}, its call {task.calls}")
-        for request in self.pending(task.rank):
+        for request in list(self._pending[task.rank]):
             request.undo()
-        self._cut(lambda source, destination: source == task.rank != destination)
+        for lose in self.on_kill:
+            lose(task.rank)
         end = SimulationError(f"{self.happened[-1]}; the job ended, as a launcher ends it.")
         end.exit_code = KILLED
         self.scheduler.after(self.weather.noticing(), self.scheduler.end, end)
         self.scheduler.pause(task)
 
-    def _split(self, split: Split, task: Task) -> None:
-        """Let no message pass any more between some ranks and the others of their part."""
-        before = list(self._parts)
-        for rank in split.ranks:
-            self._parts[rank] += (split,)
-        words = f"the network between ranks {', '.join(map(str, split.ranks))} and the others broke"
-        self.happened.append(f"{words} as rank {task.rank} was in {task.call}, its call {task.calls}")
-        self._cut(self.apart)
-        for rank, other in permutations(range(len(before)), 2):
-            if before[rank] == before[other] and self.apart(rank, other) and other not in self.dead:
-                self.scheduler.after(self.weather.noticing(), self._notice, (rank, other))
-
-    def _cut(self, cut: Cut) -> None:
-        for tell in self.on_cut:
-            tell(cut)
-
-    def apart(self, rank: int, other: int) -> bool:
-        """Whether nothing passes between two ranks."""
-        return self._parts[rank] != self._parts[other]
-
-    def gone(self, rank: int) -> set[int]:
-        """The ranks that are gone for one: killed, or cut off."""
-        return self.dead | {other for other in range(len(self._parts)) if self.apart(rank, other)}
-
-    def _notice(self, who: tuple[int, int]) -> None:
-        """A rank learns of another's end: what cannot end without that one fails."""
-        rank, gone = who
-        self.known_dead[rank].add(gone)
-        for request in self.pending(rank):
-            if gone in request.needs():
-                request.finish(MPIError(ERR_PROC_FAILED))
-        self.stir(rank)
-
-    def revoke(self, context: Context, rank: int) -> None:
-        """Let everybody who is in a communicator learn, sooner or later, that it is of no use any more."""
-        if rank not in context.revoked:
-            self._revoked((context, rank))
-            for other in context.members:
-                if not self.apart(rank, other):
-                    self.scheduler.after(self.weather.message(), self._revoked, (context, other))
-
-    def _revoked(self, what: tuple[Context, int]) -> None:
-        context, rank = what
-        if rank not in context.revoked:
-            context.revoked.add(rank)
-            for request in self.pending(rank):
-                if request.context is context:
-                    request.undo()
-                    request.finish(MPIError(ERR_REVOKED))
-            self.stir(rank)
-
-    # ---- for who runs it
-
     def standstill(self) -> SimulationError | None:
-        """The error that tells for what all ranks wait that are left, where nothing can come any more."""
+        """The error that says for what all remaining ranks wait, once nothing can come any more."""
         left = self.scheduler.left()
         if not left:
             return None
-        told = "; ".join(self._told(task) for task in left[:8]) + "; ..." * (len(left) > 8)
-        return SimulationError(f"the ranks wait for each other for ever: {told}")
+        waits = "; ".join(map(self._wait_of, left[:8])) + "; ..." * (len(left) > 8)
+        return SimulationError(f"the ranks wait for each other for ever: {waits}")
 
-    def _told(self, task: Task) -> str:
-        """For what a rank waits, and where."""
-        operations = [task.wanted] if task.wanted else self.pending(task.rank)
+    def _wait_of(self, task: Task) -> str:
+        """For what a rank waits, and where in the program."""
+        operations = [task.awaited] if task.awaited else list(self._pending[task.rank])
         waits = []
         for operation in operations[:2]:
             others = sorted(operation.needs())
             ended = [other for other in others if self.scheduler.tasks[other].done]
-            named = f" for rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}" if others else ""
-            waits.append(operation.words + named + " (which came to its end)" * (bool(ended) and ended == others))
+            names = f" for rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}" if others else ""
+            waits.append(operation.words + names + " (which came to its end)" * (bool(ended) and ended == others))
         return f"rank {task.rank} in {' and '.join(waits) or task.call}{_place(task)}"
 
 
@@ -226,10 +152,6 @@ class Context:
     def __init__(self, network: Network, members: Iterable[int]):
         self.number = network.next_context()
         self.members = tuple(members)
-        self.revoked: set[int] = set()
-        """Who knows that it is revoked."""
-        self.acknowledged: dict[int, set[int]] = defaultdict(set)
-        """Of whose end each rank has said that it knows."""
 
 
 def _place(task: Task) -> str:

@@ -30,7 +30,7 @@ class Task:
         self.call = ""
         """The MPI call that it is in, or was in last."""
         self.done = self.dead = self.resting = False
-        self.wanted: Any = None
+        self.awaited: Any = None
         """The request that it waits for."""
         self.thread: threading.Thread | None = None
         self.baton = threading.Lock()
