@@ -31,9 +31,9 @@ from rivals_tasks import BY_LABEL, PLACEMENTS, TASKS, Task
 from time_plan import NARROW, NEVER, TENTH, hidden_of
 
 from istmpi.comm import Communicator
-from istmpi.comm.simulated import simulate
 from istmpi.config import Run
 from istmpi.errors import DivergedError
+from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
 SHORT_OR_LONG = (10, 40)

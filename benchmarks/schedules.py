@@ -4,8 +4,8 @@
     python benchmarks/schedules.py --minutes 30              # as many as there is time for
     python benchmarks/schedules.py --lost --minutes 30       # ranks lost that the others go on without
 
-Each seed draws a method, a number of ranks and what befalls them (`istmpi.comm.simulated`): always delays, often a rank
-that stands still or is slow, at times one that is killed. The law (`istmpi.training.simulation`): the run ends with the
+Each seed draws a method, a number of ranks and what befalls them (`istmpi.simulated`): always delays, often a rank
+that stands still or is slow, at times one that is killed. The law (`istmpi.simulated.schedules`): the run ends with the
 bits of the undisturbed one; where a rank was killed, the run that goes on from its checkpoints does. A seed is repeated
 by ``--seed S --schedules 1``. Seeds are spread over ``--jobs`` processes, a core each.
 """
@@ -23,10 +23,10 @@ from lost_schedules import lost
 from processes import worker_processes
 from reporting import report
 
-from istmpi.comm.simulated import DELAYS, KILLS, KINDS, SLOW, STOPS
 from istmpi.config import Run
 from istmpi.devices import usable_cores
-from istmpi.training.simulation import Schedule, Schedules
+from istmpi.simulated import DELAYS, KILLS, KINDS, SLOW, STOPS
+from istmpi.simulated.schedules import Schedule, Schedules
 
 SMALL = {
     "model.hidden": [24, 16],

@@ -11,7 +11,7 @@ _of_this_thread = threading.local()
 
 
 def stand_in() -> Any:
-    """What stands in for MPI in this thread (`istmpi.comm.simulated.library`); None where MPI is real."""
+    """What stands in for MPI in this thread (`istmpi.simulated.library`); None where MPI is real."""
     return getattr(_of_this_thread, "library", None)
 
 

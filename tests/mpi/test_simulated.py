@@ -6,10 +6,10 @@ import pytest
 from small import own_run, small_run
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.comm.simulated import Faults, simulate
 from istmpi.record import RunFolder
+from istmpi.simulated import Faults, simulate
+from istmpi.simulated.schedules import simulated_training, trained
 from istmpi.training.run import run_training
-from istmpi.training.simulation import simulated_training, trained
 
 pytestmark = pytest.mark.real
 

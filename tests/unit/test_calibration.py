@@ -5,12 +5,12 @@ import torch
 from own_runs import CONVOLUTIONAL, FILE
 from small import own_run
 
-from istmpi.comm.simulated import simulate
 from istmpi.config import Run
 from istmpi.cost.calibration import SAMPLED, calibration_examples, evaluation_share, forward_flops, rounds_flops
 from istmpi.models.examination import examine
 from istmpi.models.inferred import InferredNetwork
 from istmpi.models.own import own_network
+from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
 

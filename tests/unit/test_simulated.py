@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from istmpi.comm import Backoff, StopGossip
-from istmpi.comm.simulated import Faults, Stop, simulate
 from istmpi.comm.stand_in import now, stand_in
 from istmpi.errors import ConfigError, SimulationError
+from istmpi.simulated import Faults, Stop, simulate
 
 SEEDS = range(30)
 BYTE = "BYTE"

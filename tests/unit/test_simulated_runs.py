@@ -11,11 +11,11 @@ from replaying import CASES, RECORD, arithmetic, replayed, run_of
 from small import small_run
 
 from istmpi.comm import Communicator
-from istmpi.comm.simulated import KINDS, Faults, Kill, simulate
 from istmpi.config import Run
 from istmpi.errors import ConfigError
-from istmpi.training import simulation
-from istmpi.training.simulation import Reached, Schedules, simulated_training
+from istmpi.simulated import KINDS, Faults, Kill, simulate
+from istmpi.simulated import schedules as simulation
+from istmpi.simulated.schedules import Reached, Schedules, simulated_training
 
 HERE = Path(__file__).parent
 SHORT = {"train__rounds": 2, "method__local_steps": 2}

@@ -18,8 +18,8 @@ from istmpi.foreign import one_line
 from istmpi.units import in_seconds
 
 if TYPE_CHECKING:
-    from istmpi.comm.simulated import Outcome
     from istmpi.config import Run
+    from istmpi.simulated import Outcome
 
 KINDS = "delays,stops,slow,kills"
 
@@ -85,8 +85,8 @@ def command(
         click.echo(f"simulated: {ranks} ranks that take turns in this process", err=as_json)
 
     from istmpi.cli.progress import TrainingDisplay
-    from istmpi.comm.simulated import Faults
-    from istmpi.training.simulation import simulated_training
+    from istmpi.simulated import Faults
+    from istmpi.simulated.schedules import simulated_training
 
     befalls = Faults() if faults is None else Faults.drawn(faults, ranks, drawn)
     with TrainingDisplay(shown) as display:
@@ -108,7 +108,7 @@ def _facts(outcome: Outcome, drawn: str) -> dict[str, str]:
 
 def _try(run: Run, ranks: int, seeds: range, kinds: tuple[str, ...], quiet: bool) -> None:
     """Try a schedule for each seed; SimulationError where any is not as it should be."""
-    from istmpi.training.simulation import Schedules
+    from istmpi.simulated.schedules import Schedules
 
     begun, found, happened = time.monotonic(), 0, Counter()
     for schedule in Schedules(run, ranks, kinds).run(seeds):

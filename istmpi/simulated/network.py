@@ -8,15 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from istmpi.comm.simulated.faults import Faults, Weather
-from istmpi.comm.simulated.requests import Request
-from istmpi.comm.simulated.scheduler import FIRST_REST, Ended, Scheduler, Task
 from istmpi.errors import SimulationError
+from istmpi.simulated.faults import Faults, Weather
+from istmpi.simulated.requests import Request
+from istmpi.simulated.scheduler import FIRST_REST, Ended, Scheduler, Task
 from istmpi.units import in_seconds
 
 KILLED = 137
 """The exit code of a job whose rank was killed, as launchers have it."""
-_COMM = str(Path(__file__).parents[1])
+_HIDDEN = tuple(str(Path(__file__).parents[1] / room) for room in ("comm", "simulated"))
+"""Rooms whose frames say nothing of the program that waits."""
 
 
 class Network:
@@ -156,6 +157,6 @@ class Context:
 
 def _place(task: Task) -> str:
     frame = sys._current_frames().get(task.thread.ident) if task.thread else None
-    while frame and (frame.f_code.co_filename.startswith(_COMM) or "threading" in frame.f_code.co_filename):
+    while frame and (frame.f_code.co_filename.startswith(_HIDDEN) or "threading" in frame.f_code.co_filename):
         frame = frame.f_back
     return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno}, {frame.f_code.co_name})" if frame else ""

@@ -21,11 +21,11 @@ import torch
 from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import Communicator
-from istmpi.comm.simulated import DELAYS, KILLED, KILLS, SLOW, STOPS, Faults, Outcome, simulate
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import ConfigError, SimulationError
 from istmpi.foreign import one_line
+from istmpi.simulated import DELAYS, KILLED, KILLS, SLOW, STOPS, Faults, Outcome, simulate
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 from istmpi.training.watch import Summary, Watch

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from istmpi.comm.simulated.network import Context, Network
-from istmpi.comm.simulated.requests import Request
 from istmpi.errors import SimulationError
+from istmpi.simulated.network import Context, Network
+from istmpi.simulated.requests import Request
 
 Brought = dict[int, Any]
 """What each rank of the world brought that has come."""

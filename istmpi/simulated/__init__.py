@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from istmpi.comm.communicator import Communicator
-from istmpi.comm.simulated.communicator import Job
-from istmpi.comm.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Stop
-from istmpi.comm.simulated.library import SimulatedMPI
-from istmpi.comm.simulated.network import KILLED, Context, Network
-from istmpi.comm.simulated.scheduler import Ended, Task
 from istmpi.comm.stand_in import stand_in_here
 from istmpi.errors import IstmpiError
+from istmpi.simulated.communicator import Job
+from istmpi.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Stop
+from istmpi.simulated.library import SimulatedMPI
+from istmpi.simulated.network import KILLED, Context, Network
+from istmpi.simulated.scheduler import Ended, Task
 
 __all__ = [
     "DELAYS",

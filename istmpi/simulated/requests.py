@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from istmpi.comm.simulated.network import Network
+    from istmpi.simulated.network import Network
 
 ANY_SOURCE, ANY_TAG = -1, -1
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.comm.simulated.meetings import Meetings
-from istmpi.comm.simulated.messages import Mail
-from istmpi.comm.simulated.network import Context, Network
-from istmpi.comm.simulated.requests import ANY_SOURCE, ANY_TAG, Group, Request, Status
 from istmpi.errors import SimulationError
+from istmpi.simulated.meetings import Meetings
+from istmpi.simulated.messages import Mail
+from istmpi.simulated.network import Context, Network
+from istmpi.simulated.requests import ANY_SOURCE, ANY_TAG, Group, Request, Status
 
 IN_PLACE = object()
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.comm.simulated.communicator import IN_PLACE, Job, SimulatedCommunicator
-from istmpi.comm.simulated.network import Context
-from istmpi.comm.simulated.requests import Request, Status
+from istmpi.simulated.communicator import IN_PLACE, Job, SimulatedCommunicator
+from istmpi.simulated.network import Context
+from istmpi.simulated.requests import Request, Status
 
 
 class SimulatedMPI:

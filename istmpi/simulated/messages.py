@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from istmpi.comm.simulated.network import Context, Network
-from istmpi.comm.simulated.requests import ANY_SOURCE, ANY_TAG, Request
 from istmpi.errors import SimulationError
+from istmpi.simulated.network import Context, Network
+from istmpi.simulated.requests import ANY_SOURCE, ANY_TAG, Request
 
 
 @dataclass(eq=False)
