@@ -1,15 +1,30 @@
-"""The MPI library itself: how it is loaded, what it says of itself, and what it lets us do."""
+"""The MPI library itself: how it is loaded, what it says of itself, and what it lets us do.
+
+A thread may be a rank of a simulated cluster (`istmpi.simulated`); `stand_in` then has what stands for MPI there.
+"""
 
 import ctypes
 import os
 import sys
+import threading
 import warnings
 from typing import Any
 
-from istmpi.comm.stand_in import stand_in
 from istmpi.errors import LaunchError
 
 NOT_TOGETHER = "launcher and MPI library do not belong together. Use the mpirun (or srun --mpi=...) of that library."
+
+_this_thread = threading.local()
+
+
+def stand_in() -> Any:
+    """The simulated MPI library of this thread; None where MPI is real."""
+    return getattr(_this_thread, "library", None)
+
+
+def stand_in_here(library: Any) -> None:
+    """Make this thread a simulated rank."""
+    _this_thread.library = library
 
 
 def start() -> Any:
@@ -62,9 +77,8 @@ def _initialise(MPI: Any) -> None:
 
 
 def library_here() -> Any:
-    """mpi4py's MPI module, which a communicator says is up; in a simulated rank what stands in for it."""
-    simulated = stand_in()
-    if simulated is not None:
+    """mpi4py's MPI module, known to be up; in a simulated rank its stand-in."""
+    if simulated := stand_in():
         return simulated
     from mpi4py import MPI
 
@@ -73,7 +87,7 @@ def library_here() -> Any:
 
 def if_up() -> Any:
     """mpi4py's MPI module while the library is up, else None; starts nothing. In a simulated rank its stand-in."""
-    if (simulated := stand_in()) is not None:
+    if simulated := stand_in():
         return simulated
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from istmpi.comm import Communicator, Sent, Traffic
+from istmpi.comm.background import BackgroundRunner
 from istmpi.comm.codec import Wire
-from istmpi.comm.meanwhile import Meanwhile
 from istmpi.engine.axes import Parameter
 from istmpi.engine.layout import Layout
 from istmpi.engine.partition import Partition
@@ -61,7 +61,7 @@ class Ahead:
         self._leaving = room(leaving, self._parameters, held.deal, store.rank)
         self._hop: Transfer | None = None
         self._sent: list[Sent] = []
-        self._work = Meanwhile("exchange")
+        self._work = BackgroundRunner("exchange")
         communicator.traffic = Traffic(followers=[self._sent.append])
         self._work.put(self._fetch)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from istmpi.comm.communicator import Communicator
-from istmpi.comm.stand_in import stand_in_here
+from istmpi.comm.mpi import stand_in_here
 from istmpi.errors import IstmpiError
 from istmpi.simulated.communicator import Job
 from istmpi.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Stop

@@ -35,7 +35,7 @@ class SimulatedMPI:
     def Get_library_version(self) -> str:
         return "simulated"
 
-    # ---- for `istmpi.comm.stand_in`
+    # ---- for `istmpi.comm.mpi.stand_in`
 
     def now(self) -> float:
         """Virtual seconds."""

@@ -131,11 +131,11 @@ def test_who_writes_with_others_is_seen_to_wait_for_them(comm, shared_tmp, monke
     h5py.File.side_effect = opened
     monkeypatch.setattr("istmpi.checkpoint.writers.h5py", h5py)
     monkeypatch.setattr("istmpi.checkpoint.writers._write_rows", lambda *_: None)
-    before = dict(some.whereabouts.met)
+    before = dict(some.whereabouts.arrivals)
     WRITERS["mpio"](shared_tmp / "file.h5", header, with_checksums(pieces), some)
     (wait,) = seen
     assert (wait.call, wait.ranks, wait.trains) == ("HDF5", some.ranks, True)
-    assert wait.number == some.whereabouts.met[wait.group] > before.get(wait.group, 0)
+    assert wait.number == some.whereabouts.arrivals[wait.group] > before.get(wait.group, 0)
     assert not some.whereabouts.waiting
 
 

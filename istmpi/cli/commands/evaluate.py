@@ -54,7 +54,7 @@ def command(
     with communicator.agreed():
         if plot:
             require_drawable(Path(plot))
-    watched = RollCall(communicator, Comm().patience, Path(path).parent, _tell, cure="The same command evaluates anew.")
+    watched = RollCall(communicator, Comm().patience, Path(path).parent, cure="The same command evaluates anew.")
     with watched, communicator.whereabouts.enter("evaluate"):
         result = evaluate(path, communicator, data, split, calibrate, model)
     curve = result.early_exits

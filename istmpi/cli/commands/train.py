@@ -98,7 +98,9 @@ def command(
         stop_at = deadline(stop_before_walltime, communicator)
         loggers = opened(log, communicator)
 
-    with comm.while_loading(communicator, resolved.comm.patience, home(resolved.output.folder, resolved.name)):
+    with comm.RollCall(
+        communicator, resolved.comm.patience, home(resolved.output.folder, resolved.name), cure=comm.WHILE_LOADING
+    ):
         from istmpi.cli.progress import TrainingDisplay
         from istmpi.loggers.logged_watch import LoggedWatch
         from istmpi.training.run import run_training
