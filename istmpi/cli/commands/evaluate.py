@@ -92,10 +92,6 @@ def command(
             click.echo(f"{point.threshold:9.2f}  {point.early:11.1%}  {point.accuracy:8.4f}{mark}")
 
 
-def _tell(text: str) -> None:
-    click.echo(one_line(f"istmpi: {text}"), err=True)
-
-
 def _draw(result: Evaluation, path: Path) -> None:
     try:
         from istmpi.report.exit_plots import draw
