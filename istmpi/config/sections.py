@@ -405,8 +405,15 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Comm:
-    """What becomes of ranks that wait for each other; nothing of it changes what is learnt."""
+    """How ranks exchange weights, and what becomes of ranks that wait for others; it changes nothing that is learnt."""
 
+    exchange: Annotated[
+        Literal["alltoallv", "pieces"],
+        Meta(
+            description="How all ranks exchange weights with all: by one call of MPI_Alltoallv, or in pieces of 256 KiB "
+            "in turn, for slow lines between hosts (docs/running.md)."
+        ),
+    ] = "alltoallv"
     patience: Annotated[
         float,
         Meta(

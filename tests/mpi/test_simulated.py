@@ -16,6 +16,7 @@ pytestmark = pytest.mark.real
 CONVOLUTIONS = str(Path(__file__).parents[2] / "examples" / "convnet.py") + ":ConvNet"
 RUNS = {
     "ist": small_run(),
+    "ist, exchanged in pieces": small_run(comm__exchange="pieces"),
     "ist, a tenth redealt": small_run(method__redeal=0.1, method__optimizer_state="carry", optimizer__momentum=0.9),
     "ist, an outer step": small_run(method__outer_momentum=0.6, method__outer_lr=0.8),
     "ist, shared weights stepped": small_run(

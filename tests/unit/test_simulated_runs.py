@@ -57,6 +57,12 @@ def test_schedules_with_delays_stops_slow_and_lost_ranks_keep_the_law(settings):
     assert {kind for _, _, *kinds in seen for kind in kinds} == {*KINDS}
 
 
+def test_weights_in_pieces_come_to_the_same(monkeypatch):
+    monkeypatch.setattr("istmpi.comm.exchange.PIECE_BYTES", 1000)
+    pieces, whole = (Schedules(small_run(comm__exchange=way, **SHORT), 3, ()) for way in ("pieces", "alltoallv"))
+    assert pieces.reached == whole.reached and max(pieces.calls) > max(whole.calls)
+
+
 def test_a_schedule_that_breaks_the_law_is_a_finding(monkeypatch):
     """Here the bits follow the order of messages."""
 
