@@ -410,8 +410,8 @@ class Comm:
     exchange: Annotated[
         Literal["alltoallv", "pieces"],
         Meta(
-            description="How all ranks exchange weights with all: by one call of MPI_Alltoallv, or in pieces of 256 KiB "
-            "in turn, for slow lines between hosts (docs/running.md)."
+            description="How all ranks exchange weights with all: by one call of MPI_Alltoallv, or in pieces, 256 KiB "
+            "to each rank in turn, for slow lines between hosts (docs/running.md)."
         ),
     ] = "alltoallv"
     patience: Annotated[
