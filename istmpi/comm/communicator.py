@@ -248,12 +248,12 @@ class Communicator:
         """A block in which this rank waits for what it does itself; all ranks come to it, as to a collective call."""
         group = f"{self._name} {call}"
         self.whereabouts.arrive(group)
-        return self.whereabouts.waits(call, group, self.ranks, True, own=True)
+        return self.whereabouts.waits(call, group, self.ranks, True, for_itself=True)
 
     # ---- other groups of ranks
 
     def duplicate(self) -> "Communicator":
-        """The same ranks on a communicator of their own: what goes on there mixes with nothing here."""
+        """A communicator of the same ranks, whose messages mix with none of this one."""
         self._duplicates += 1
         return self._with(self.mpi.Dup(), self.ranks, f"{self._name}.{self._duplicates}")
 

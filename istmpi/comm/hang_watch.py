@@ -238,12 +238,12 @@ class RollCall:
 
     def _call_roll_if_due(self, now: float) -> None:
         waits = list(self._where.waiting.values())
-        wait = min(waits, key=lambda wait: (wait.own, wait.since), default=None)
+        wait = min(waits, key=lambda wait: (wait.for_itself, wait.since), default=None)
         if wait is None or self._waited(wait, now) < _begin_to_ask(min(self._limit, report.HASTE)):
             self._silent_since.clear()
             self._reported.clear()
             return
-        last = self._first_limit if wait.own else 0.0  # a rank that waits for another knows more
+        last = self._first_limit if wait.for_itself else 0.0  # a rank that waits for another knows more
         due = _begin_to_ask(self._first_limit) + self._turn + last
         if now >= self._next_roll + last and self._waited(wait, now) >= due:
             self._roll = _Roll(wait, now, now + _time_to_answer(self._first_limit))

@@ -1,4 +1,4 @@
-"""The MPI library itself: how it is loaded, what it says of itself, and what it lets us do.
+"""The MPI library itself: it is loaded here, and asked for its name and its thread level.
 
 A thread may be a rank of a simulated cluster (`istmpi.simulated`); `stand_in` then has what stands for MPI there.
 """
@@ -94,7 +94,7 @@ def if_up() -> Any:
 
 
 def lost_connection(error: BaseException) -> str:
-    """What an exception says of a rank that is gone, in one line; empty for one of any other kind."""
+    """The line to print where an exception means that a rank is gone; empty for an exception of any other kind."""
     MPI = if_up()
     if MPI is None or not isinstance(error, MPI.Exception):
         return ""
@@ -123,11 +123,11 @@ def library() -> str:
 
 
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
-"""What an MPI library lets a process's threads do, from nothing to everything."""
+"""The calls that an MPI library grants to a process's threads, from none to all at any time."""
 
 
 def thread_level() -> str:
-    """Which of `THREAD_LEVELS` the library grants."""
+    """The one of `THREAD_LEVELS` that the library grants."""
     MPI = library_here()
     levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
     return THREAD_LEVELS[levels.index(MPI.Query_thread())]
@@ -139,5 +139,5 @@ def threads_may_call() -> bool:
 
 
 def send_to_self(sent: Any, received: Any) -> None:
-    """Through MPI from one buffer to another of this process; they may lie in device memory if the library takes it."""
+    """Copy one buffer of this process into another through MPI; both may be device memory if the library takes it."""
     library_here().COMM_SELF.Sendrecv(sent, 0, 0, received, 0, 0)

@@ -31,22 +31,22 @@ class Wait:
     ranks: tuple[int, ...]
     """The ranks that are needed, by their numbers in the job."""
     since: float
-    """By ``time.monotonic``."""
+    """A time of ``time.monotonic``."""
     trains: bool = True
     """The training thread waits for others, not one in the background."""
-    own: bool = False
-    """The rank waits for what it does itself, as all do at that place; if it waits for others, too, that counts."""
+    for_itself: bool = False
+    """The rank waits for what it does itself, as all do at that place."""
 
 
 class Whereabouts:
-    """One for all communicators of a rank. Its fields are read by the watch's thread, at any moment."""
+    """Phase, round and waits of a rank, on all its communicators. The watch's thread reads the fields at any moment."""
 
     def __init__(self) -> None:
         self._trainer = threading.get_ident()
         self.arrivals: dict[str, int] = {}
         """Collective calls that it has come to, by communicator."""
         self.waiting: dict[str, Wait] = {}
-        """By communicator."""
+        """The wait on each communicator."""
         self._bytes = 0
         self.restart()
 
@@ -131,11 +131,13 @@ class Whereabouts:
         self.moved = time.monotonic()
 
     @contextmanager
-    def waits(self, call: str, group: str, ranks: Sequence[int], collective: bool, own: bool = False) -> Iterator[None]:
-        """A block in which the rank waits for others, or with ``own`` for what it does itself."""
+    def waits(
+        self, call: str, group: str, ranks: Sequence[int], collective: bool, for_itself: bool = False
+    ) -> Iterator[None]:
+        """A block in which the rank waits for others, or with ``for_itself`` for what it does itself."""
         number = self.arrivals.get(group, 0) if collective else 0
-        trains = threading.get_ident() == self._trainer and not own
-        self.waiting[group] = Wait(call, group, number, tuple(ranks), time.monotonic(), trains, own)
+        trains = threading.get_ident() == self._trainer and not for_itself
+        self.waiting[group] = Wait(call, group, number, tuple(ranks), time.monotonic(), trains, for_itself)
         try:
             yield
         finally:

@@ -25,7 +25,7 @@ _AT_ONCE = 2**18
 """Values of which the scales are found at a time, if they are not all in one row."""
 
 VALUES_A_SCALE = 128
-"""At least so many are expected for a scale in a message between an owner and a holder."""
+"""Values that are expected at least for a scale in a message between an owner and a holder."""
 
 
 def form_of(kind: str, name: str, parameter: Parameter) -> str:
@@ -123,7 +123,6 @@ def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.nd
 
 
 def _scales_by_value(exponents: np.ndarray | None, block: Block, places: np.ndarray | range) -> np.ndarray | None:
-    """The scale of each value; None for a form without scales."""
     if not block.scales:
         return None
     groups, counts = _groups(block, places)

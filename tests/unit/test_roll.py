@@ -179,7 +179,7 @@ def test_bytes_of_the_thread_that_watches_are_no_progress(tmp_path):
 
 def test_who_waits_for_its_own_file_does_not_wait_for_others():
     here = Whereabouts()
-    with here.waits("checkpoint", "all checkpoint", (0, 1), True, own=True):
+    with here.waits("checkpoint", "all checkpoint", (0, 1), True, for_itself=True):
         assert not Sighting.of(here, time.monotonic()).waits
         with here.waits("allgather", "all", (0, 1), True):
             assert Sighting.of(here, time.monotonic()).waits
