@@ -173,11 +173,14 @@ def lines(
 
 
 def stacks() -> str:
-    """The Python stacks of all threads of this process."""
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read().decode(errors="replace")
+    """The Python stacks of all threads of this process, or why there are none."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read().decode(errors="replace")
+    except OSError as error:
+        return str(error)
 
 
 def keep_stacks(by_rank: Mapping[int, str], run_folder: Path) -> str:

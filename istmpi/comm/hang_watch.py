@@ -49,6 +49,9 @@ _BY_FORCE = 10.0
 WHILE_LOADING = "Nothing is trained yet: start the same command again."
 """The cure of a watch before a run has its own."""
 
+Seen = dict[int, tuple[Sighting, float]]
+"""Sightings of ranks, with when they were or how long ago."""
+
 
 def _print(text: str) -> None:
     print(f"istmpi: {text}", file=sys.stderr, flush=True)
@@ -63,17 +66,6 @@ class _Roll:
     ends: float
     answers: dict[int, Sighting] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass
-class _End:
-    """The end of the job, as this rank knows of it."""
-
-    reason: str
-    conductor: int
-    awaited: set[int]
-    began: float
-    stacks: dict[int, str] = field(default_factory=dict)
 
 
 class RollCall:
@@ -102,15 +94,18 @@ class RollCall:
         self._members = [Member(rank, host, process) for rank, (host, process, _) in enumerate(facts)]
         self._process_starts = [start for _, _, start in facts]
         self._rank = communicator.rank
+        self._turn = min(_APART * self._rank, _LAST)
         self._me = self._members[self._rank]
         self._others = [member for member in self._members if member != self._me]
         self._neighbours = [member for member in self._others if member.host == self._me.host]
         calls = communicator.size > 1 and patience > 0 and all(communicator.allgather(mpi.threads_may_call()))
         self._mailbox = ThreadMailbox(communicator.mpi.Dup()) if calls else None
-        self._seen: dict[int, tuple[Sighting, float]] = {}
+        self._seen: Seen = {}
         """The last sighting of each other rank, and when it came."""
         self._roll: _Roll | None = None
-        self._end: _End | None = None
+        self._ending: tuple[str, int, set[int]] | None = None
+        """The reason for the end of the job, the rank that ends it, and those that answer."""
+        self._stacks: dict[int, str] = {}
         self._silent_since: dict[int, float] = {}
         self._reported: set[tuple] = set()
         self._next_roll = self._next_beat = 0.0
@@ -147,7 +142,7 @@ class RollCall:
             self._thread.join(seconds)
 
     def _serve(self) -> None:
-        while not self._closing.wait(_SHORT_TICK if self._roll or self._end else _TICK):
+        while not self._closing.wait(_SHORT_TICK if self._roll or self._ending else _TICK):
             try:
                 self._look(time.monotonic())
             except OSError:
@@ -164,10 +159,9 @@ class RollCall:
         self._launcher.look(self._me, self._neighbours, self._cure)
         if not self._mailbox:
             return
-        for rank, message in self._mailbox.received():
-            self._take(rank, message, now)
-        if self._end:
-            self._continue_to_end(now)
+        self._take_messages(now)
+        if self._ending:
+            self._end_job(*self._ending)
             return
         if now >= self._next_beat:
             self._beat(now)
@@ -182,31 +176,33 @@ class RollCall:
         for member in self._others:
             self._mailbox.send(member.rank, *message)
 
-    def _take(self, rank: int, message: tuple, now: float) -> None:
-        kind, *values = message
-        if kind == "beat":
-            self._seen[rank] = values[0], now
-            if self._roll:  # all that came before was received before it was called
-                self._roll.answers.setdefault(rank, values[0])
-        elif kind == "ask":
-            seen = {other: (sighting, now - at) for other, (sighting, at) in self._seen.items()}
-            self._mailbox.send(rank, "here", Sighting.of(self._where, now), seen, self._states())
-            self._next_roll = max(self._next_roll, now + self._limit + self._turn)
-        elif kind == "here":
-            sighting, seen, states = values
-            self._seen[rank] = sighting, now
-            if self._roll:
-                self._roll.answers[rank] = sighting
-                self._roll.states |= states
-                for other, (sighting, ago) in seen.items():
-                    if other not in self._seen or now - ago > self._seen[other][1]:
-                        self._seen[other] = sighting, now - ago
-        elif kind == "tell":
-            self._say(values[0])
-        elif kind == "end":
-            self._begin_to_end(*values, now)
-        elif kind == "stack" and self._end:
-            self._end.stacks[rank] = values[0]
+    def _take_messages(self, now: float) -> None:
+        for rank, (kind, *values) in self._mailbox.received():
+            if kind == "beat":
+                self._seen[rank] = values[0], now
+                if self._roll:  # all that came before was received before it was called
+                    self._roll.answers.setdefault(rank, values[0])
+            elif kind == "ask":
+                seen = {other: (sighting, now - at) for other, (sighting, at) in self._seen.items()}
+                self._mailbox.send(rank, "here", Sighting.of(self._where, now), seen, self._states())
+                self._next_roll = max(self._next_roll, now + self._limit + self._turn)
+            elif kind == "here":
+                self._take_answer(rank, *values, now)
+            elif kind == "tell":
+                self._say(values[0])
+            elif kind == "end":
+                self._ending = self._ending or values
+            elif kind == "stack":
+                self._stacks[rank] = values[0]
+
+    def _take_answer(self, rank: int, sighting: Sighting, seen: Seen, states: dict[int, str], now: float) -> None:
+        self._seen[rank] = sighting, now
+        if self._roll:
+            self._roll.answers[rank] = sighting
+            self._roll.states |= states
+            for other, (sighting, ago) in seen.items():
+                if other not in self._seen or now - ago > self._seen[other][1]:
+                    self._seen[other] = sighting, now - ago
 
     def _beat(self, now: float) -> None:
         self._next_beat = now + _BEAT
@@ -228,10 +224,6 @@ class RollCall:
     @property
     def _first_limit(self) -> float:
         return min(self._limit, report.HASTE) if self._wished() else self._limit
-
-    @property
-    def _turn(self) -> float:
-        return min(_APART * self._rank, _LAST)
 
     def _waited(self, wait: Wait, now: float) -> float:
         return now - max(wait.since, self._where.awake_since)
@@ -268,9 +260,8 @@ class RollCall:
         speaker = min([self._rank, *roll.answers])
         if hopeless:
             reasons = "; ".join(f"{each.member}: {each.condition}" for each in hopeless[:4])
-            end = reasons + "; ..." * (len(hopeless) > 4), speaker, {self._rank, *roll.answers}
-            self._send_to_others("end", *end)
-            self._begin_to_end(*end, now)
+            self._ending = reasons + "; ..." * (len(hopeless) > 4), speaker, {self._rank, *roll.answers}
+            self._send_to_others("end", *self._ending)
             return
         waited, where = self._waited(roll.wait, now), f"{self._where.phase} ({roll.wait.call})"
         lines = report.lines(absent, waited, where, self._where.slowest_phase, waited + self._first_limit)
@@ -286,29 +277,22 @@ class RollCall:
         with suppress(OSError):
             self._tell(text)
 
-    # ---- the end
-
-    def _begin_to_end(self, reason: str, conductor: int, awaited: set[int], now: float) -> None:
-        if self._end:
-            return
-        self._end = _End(reason, conductor, awaited, now)
-        if conductor == self._rank:
-            self._end.stacks[conductor] = report.stacks()
-        else:
-            self._mailbox.send(conductor, "stack", report.stacks())
-
-    def _continue_to_end(self, now: float) -> None:
-        end = self._end
-        if now > end.began + _BY_FORCE:
-            os._exit(StuckError.exit_code)
-        if end.conductor != self._rank:
-            return
-        if end.awaited <= end.stacks.keys() or now > end.began + _ANSWERS:
-            why = self._wished()
-            asked = f", and a stop was asked for by {why}" if why else ""
-            kept = report.keep_stacks(end.stacks, self._folder)
-            text = f"the job ends, for ranks wait for one that does not come{asked}: {end.reason}. {kept} {self._cure}"
-            end_stuck_job(StuckError(text))
+    def _end_job(self, reason: str, conductor: int, awaited: set[int]) -> None:
+        """Collect the stacks of all ranks that answer, and end the job."""
+        began, self._stacks[self._rank] = time.monotonic(), report.stacks()
+        if conductor != self._rank:
+            self._mailbox.send(conductor, "stack", self._stacks[self._rank])
+        while (seconds := time.monotonic() - began) < _BY_FORCE:
+            if conductor == self._rank and (awaited <= self._stacks.keys() or seconds > _ANSWERS):
+                stop = self._wished()
+                asked = f", and a stop was asked for by {stop}" if stop else ""
+                kept = report.keep_stacks(self._stacks, self._folder)
+                text = f"the job ends, for ranks wait for one that does not come{asked}: {reason}. {kept} {self._cure}"
+                end_stuck_job(StuckError(text))
+            if self._closing.wait(_SHORT_TICK):
+                return
+            self._take_messages(time.monotonic())
+        os._exit(StuckError.exit_code)
 
 
 def _time_to_answer(limit: float) -> float:

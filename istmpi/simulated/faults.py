@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated cluster: drawn from a seed, or as a test says it."""
+"""The faults of a simulated cluster: drawn from a seed, or given by a test."""
 
 import math
 import random
@@ -40,13 +40,13 @@ class Kill:
 
 @dataclass(frozen=True)
 class Faults:
-    """What befalls the ranks of a simulated job. Without a seed calls and messages take the same time whenever."""
+    """The faults of a simulated job. Without a seed all calls take the same time, and all messages."""
 
     seed: int | None = None
-    """Of the time that every call and message takes, and of all that MPI leaves open."""
+    """Draws the time that every call and message takes, and all that MPI leaves open."""
     stops: Sequence[Stop] = ()
     slow: Mapping[int, float] = field(default_factory=dict)
-    """How many times longer a rank's calls take."""
+    """The factor by which a rank's calls take longer."""
     kills: Sequence[Kill] = ()
 
     @classmethod
@@ -74,7 +74,7 @@ class Faults:
 
 
 class Weather:
-    """How long everything takes, and what becomes of what MPI leaves open, call by call."""
+    """The time that each call and message takes, and a choice wherever MPI leaves one."""
 
     def __init__(self, faults: Faults):
         self._draw = random.Random(f"weather {faults.seed}") if faults.seed is not None else None
@@ -98,9 +98,9 @@ class Weather:
         return 100 * MESSAGE_SECONDS * self._times()
 
     def eager(self, nbytes: int) -> bool:
-        """Whether a message leaves its sender before it is received."""
+        """True if a message leaves its sender before it is received."""
         return self._draw.random() < 0.5 if self._draw else nbytes <= EAGER_BYTES
 
     def lost(self) -> bool:
-        """Whether what a rank sent just before its end gets lost."""
+        """True if the last message of a killed rank gets lost."""
         return bool(self._draw) and self._draw.random() < 0.5

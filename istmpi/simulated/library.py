@@ -12,7 +12,7 @@ from istmpi.simulated.requests import Request, Status
 
 
 class SimulatedMPI:
-    """One rank's MPI library."""
+    """The MPI library of one rank."""
 
     BYTE, COMM_TYPE_SHARED = "BYTE", "COMM_TYPE_SHARED"
     IN_PLACE, MAX = IN_PLACE, np.maximum

@@ -15,12 +15,12 @@ from istmpi.simulated.network import Context, Network
 from istmpi.simulated.requests import Request
 
 Brought = dict[int, Any]
-"""What each rank of the world brought that has come."""
+"""The contribution of each rank of the world that has come."""
 
 
 @dataclass(eq=False)
 class Visit:
-    """One rank's part of a meeting."""
+    """The part of one rank in a meeting."""
 
     request: Request
     missing: set[int]
@@ -30,7 +30,7 @@ class Visit:
 
 @dataclass(eq=False)
 class Meeting:
-    """One collective call of all its members."""
+    """A collective call of all its members."""
 
     name: str
     first: int

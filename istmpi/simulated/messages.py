@@ -17,7 +17,7 @@ from istmpi.simulated.requests import ANY_SOURCE, ANY_TAG, Request
 
 @dataclass(eq=False)
 class Message:
-    """One message; the ranks are those of the world."""
+    """A message; the ranks are those of the world."""
 
     source: int
     destination: int

@@ -27,7 +27,7 @@ class Network:
         self.scheduler = Scheduler(ranks, self.standstill)
         self.weather = Weather(faults)
         self.messages: Counter[str] = Counter()
-        """How many were sent, and with how many bytes."""
+        """The number of messages, and their bytes."""
         self.trace = 0
         """A checksum of all calls with their times."""
         self.happened: list[str] = []
@@ -136,7 +136,6 @@ class Network:
         return SimulationError(f"the ranks wait for each other for ever: {waits}")
 
     def _wait_of(self, task: Task) -> str:
-        """For what a rank waits, and where in the program."""
         operations = [task.awaited] if task.awaited else list(self._pending[task.rank])
         waits = []
         for operation in operations[:2]:

@@ -1,4 +1,4 @@
-"""What MPI hands out beside communicators: requests, statuses and groups, by mpi4py's names."""
+"""Requests, statuses and groups of the simulated MPI, by mpi4py's names."""
 
 from __future__ import annotations
 
