@@ -2,7 +2,7 @@
 
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import STAGING_BYTES, Communicator
-from istmpi.comm.hang_watch import WHILE_LOADING, RollCall
+from istmpi.comm.hang_watch import WHILE_LOADING, HangWatch
 from istmpi.comm.launch import announce, current_rank, handshake, meet_with, speaks, world
 from istmpi.comm.launcher import launched, terminal_columns
 from istmpi.comm.leaving import PASSED_ON, abort_at_exit, final_barrier
@@ -24,7 +24,7 @@ __all__ = [
     "WHILE_LOADING",
     "Communicator",
     "Backoff",
-    "RollCall",
+    "HangWatch",
     "Sent",
     "Traffic",
     "abort_at_exit",

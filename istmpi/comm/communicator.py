@@ -60,8 +60,6 @@ class Communicator:
         self._name, self._duplicates = name, 0
         self._scratch: dict[str, np.ndarray] = {}
 
-    # ---- arrays
-
     def alltoallv(self, send: Staged, receive: Staged) -> None:
         """Send every rank's message to every other, as bytes."""
         began = time.perf_counter()
@@ -108,10 +106,8 @@ class Communicator:
     def exchange(self, peer: int, sent: np.ndarray, received: np.ndarray) -> None:
         """Send to a rank and receive as much from it, both contiguous. Each rank of a pair names the other."""
         began = time.perf_counter()
-        requests = [
-            self.start_receive(received.view(np.uint8), peer, 0),
-            self.start_send(sent.view(np.uint8), peer, 0),
-        ]
+        receive = self.start_receive(received.view(np.uint8), peer, 0)
+        requests = [receive, self.start_send(sent.view(np.uint8), peer, 0)]
 
         def done() -> bool:
             self.test_some(requests)
@@ -221,11 +217,10 @@ class Communicator:
     # ---- waits
 
     def _finish(self, request: Any, call: str) -> None:
-        self.meet()
+        self.whereabouts.arrive(self._name)
         self._wait(request.Test, call)
 
     def _wait(self, done: Callable[[], bool], call: str, peers: Sequence[int] = ()) -> None:
-        """Poll until it is done; ``peers``: the ranks that are needed, by default all."""
         if not done():
             with self._waits(call, peers):
                 backoff = Backoff()
@@ -233,15 +228,12 @@ class Communicator:
                     backoff.wait_unless(False)
 
     def _waits(self, call: str, peers: Sequence[int] = ()) -> AbstractContextManager[None]:
+        """A block in which peers are waited for, by default all."""
         return self.whereabouts.waits(call, self._name, peers or self.ranks, not peers)
-
-    def meet(self) -> None:
-        """Note that this rank has come to a collective call."""
-        self.whereabouts.arrive(self._name)
 
     def waiting(self, call: str) -> AbstractContextManager[None]:
         """A collective block in which this rank waits for all others."""
-        self.meet()
+        self.whereabouts.arrive(self._name)
         return self._waits(call)
 
     def waiting_for_itself(self, call: str) -> AbstractContextManager[None]:

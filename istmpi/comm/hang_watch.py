@@ -68,7 +68,7 @@ class _Roll:
     states: dict[int, str] = field(default_factory=dict)
 
 
-class RollCall:
+class HangWatch:
     """Watches over this rank's waits, and over its launcher, until it is closed. Making it is collective.
 
     As a context manager it is closed by all ranks together unless one of them alone has failed. ``patience``: the least
@@ -119,7 +119,7 @@ class RollCall:
         """Set the run's folder, and why this rank may be about to stop, once they are known."""
         self._folder, self._wished = folder, wished
 
-    def __enter__(self) -> "RollCall":
+    def __enter__(self) -> "HangWatch":
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: object) -> None:
@@ -238,7 +238,7 @@ class RollCall:
         last = self._first_limit if wait.for_itself else 0.0  # a rank that waits for another knows more
         due = _begin_to_ask(self._first_limit) + self._turn + last
         if now >= self._next_roll + last and self._waited(wait, now) >= due:
-            self._roll = _Roll(wait, now, now + _time_to_answer(self._first_limit))
+            self._roll = _Roll(wait, now, now + self._first_limit - _begin_to_ask(self._first_limit))
             self._send_to_others("ask")
 
     def _judge(self, now: float) -> None:
@@ -295,9 +295,5 @@ class RollCall:
         os._exit(StuckError.exit_code)
 
 
-def _time_to_answer(limit: float) -> float:
-    return min(_ANSWERS, limit / 2)
-
-
 def _begin_to_ask(limit: float) -> float:
-    return limit - _time_to_answer(limit)
+    return limit - min(_ANSWERS, limit / 2)

@@ -156,7 +156,6 @@ class IST(Method):
         """Wait for what is on its way."""
         ahead, self._ahead = self._ahead, None
         communicator = self.job.communicator
-        communicator.meet()
         with communicator.waiting("exchange"):  # or a rank would seem to do nothing, while a thread of it waits
             self.job.clock.background += ahead.finish(communicator.traffic)
         return ahead

@@ -69,7 +69,7 @@ def command(
         stop_at = deadline(stop_before_walltime, communicator)
         loggers = opened(log, communicator)
 
-    with comm.RollCall(communicator, resolved.comm.patience, Path(resolved.output.folder), cure=comm.WHILE_LOADING):
+    with comm.HangWatch(communicator, resolved.comm.patience, Path(resolved.output.folder), cure=comm.WHILE_LOADING):
         from istmpi.cli.progress import ComparisonDisplay
         from istmpi.data.sources import open_for_training
         from istmpi.loggers.logged_watch import LoggedWatch

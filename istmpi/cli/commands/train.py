@@ -98,7 +98,7 @@ def command(
         stop_at = deadline(stop_before_walltime, communicator)
         loggers = opened(log, communicator)
 
-    with comm.RollCall(
+    with comm.HangWatch(
         communicator, resolved.comm.patience, home(resolved.output.folder, resolved.name), cure=comm.WHILE_LOADING
     ):
         from istmpi.cli.progress import TrainingDisplay
