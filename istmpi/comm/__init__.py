@@ -3,7 +3,7 @@
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import STAGING_BYTES, Communicator
 from istmpi.comm.hang_watch import WHILE_LOADING, HangWatch
-from istmpi.comm.launch import announce, current_rank, handshake, meet_with, speaks, world
+from istmpi.comm.launch import agree_on_error, announce, current_rank, handshake, speaks, world
 from istmpi.comm.launcher import launched, terminal_columns
 from istmpi.comm.leaving import PASSED_ON, abort_at_exit, final_barrier
 from istmpi.comm.mpi import (
@@ -35,7 +35,7 @@ __all__ = [
     "final_barrier",
     "library",
     "lost_connection",
-    "meet_with",
+    "agree_on_error",
     "send_to_self",
     "speaks",
     "start",

@@ -140,7 +140,7 @@ def speaks() -> bool:
     return current_rank() == 0
 
 
-def meet_with(error: IstmpiError) -> IstmpiError:
+def agree_on_error(error: IstmpiError) -> IstmpiError:
     """Bring an error of this rank to the others, who wait in their first agreement if MPI is not up yet.
 
     Returns the error that this rank shall report; ``everywhere`` is set if all ranks now know.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.errors import SimulationError
-from istmpi.simulated.meetings import Meetings
+from istmpi.simulated.collectives import Collectives
 from istmpi.simulated.messages import Mail
 from istmpi.simulated.network import Context, Network
 from istmpi.simulated.requests import ANY_SOURCE, ANY_TAG, Group, Request, Status
@@ -22,7 +22,7 @@ class Job:
 
     def __init__(self, network: Network):
         self.network = network
-        self.mail, self.meetings = Mail(network), Meetings(network)
+        self.mail, self.collectives = Mail(network), Collectives(network)
 
 
 class SimulatedCommunicator:
@@ -53,7 +53,7 @@ class SimulatedCommunicator:
         """``needs``: the ranks of whom this one needs something, None for all; ``leave``: takes what all brought."""
         self._network.call(self._me, name)
         needed = self.members if needs is None else [self.members[rank] for rank in needs]
-        return self._job.meetings.enter(
+        return self._job.collectives.enter(
             self._context,
             self._me,
             name,
@@ -216,7 +216,7 @@ class SimulatedCommunicator:
     def Create_group(self, group: Group) -> SimulatedCommunicator:
         self._network.call(self._me, "Create_group")
         members = group.members
-        request = self._job.meetings.enter(
+        request = self._job.collectives.enter(
             self._context, self._me, f"Create_group of {members}", [], members, lambda by: by[members[0]], members
         )
         made = self._result(request)

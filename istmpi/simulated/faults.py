@@ -73,10 +73,11 @@ class Faults:
         return ", ".join(faults) or "none"
 
 
-class Weather:
+class Timing:
     """The time that each call and message takes, and a choice wherever MPI leaves one."""
 
     def __init__(self, faults: Faults):
+        # Another word would draw other schedules for the seeds that stand in logs.
         self._draw = random.Random(f"weather {faults.seed}") if faults.seed is not None else None
         self._slow = faults.slow
         # From nearly in step to orders of magnitude apart: both find what the other does not.

@@ -82,12 +82,12 @@ class Mail:
         network.messages.update(messages=1, bytes=nbytes)
         number = self._numbers[ends] = self._numbers.get(ends, 0) + 1
         message = Message(source, destination, tag, number, values, request)
-        if network.weather.eager(nbytes):
+        if network.timing.eager(nbytes):
             message.values = bytes(values)
             request.finish()
         self.box(context, destination).flying.append(message)
         stream = *ends, tag
-        arrives = max(network.scheduler.now + network.weather.message(nbytes), self._latest.get(stream, 0.0))
+        arrives = max(network.scheduler.now + network.timing.message(nbytes), self._latest.get(stream, 0.0))
         self._latest[stream] = arrives
         network.scheduler.at(arrives, self._deliver, (context, message))
         return network.begun(request)
@@ -137,12 +137,12 @@ class Mail:
             self._network.scheduler.end(SimulationError(f"{ends} receives at most {len(receive.into)}"))
         request.finish()
         if not message.sent.done:
-            self._network.scheduler.after(self._network.weather.message(), lambda _: message.sent.finish())
+            self._network.scheduler.after(self._network.timing.message(), lambda _: message.sent.finish())
 
     def _lose(self, killed: int) -> None:
         """Lose what has not left a killed rank's own memory, and at random what has not arrived."""
         for box in self._boxes.values():
-            lost = self._network.weather.lost()
+            lost = self._network.timing.lost()
             for message in box.flying:
                 if message.source == killed:
                     message.lost = lost or not isinstance(message.values, bytes)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from istmpi.errors import SimulationError
-from istmpi.simulated.faults import Faults, Weather
+from istmpi.simulated.faults import Faults, Timing
 from istmpi.simulated.requests import Request
 from istmpi.simulated.scheduler import FIRST_REST, Ended, Scheduler, Task
 from istmpi.units import in_seconds
@@ -25,7 +25,7 @@ class Network:
 
     def __init__(self, ranks: int, faults: Faults):
         self.scheduler = Scheduler(ranks, self.standstill)
-        self.weather = Weather(faults)
+        self.timing = Timing(faults)
         self.messages: Counter[str] = Counter()
         """The number of messages, and their bytes."""
         self.trace = 0
@@ -57,7 +57,7 @@ class Network:
         task = self._task(rank)
         task.calls, task.call = task.calls + 1, name
         self.trace = zlib.crc32(f"{rank} {name} {self.scheduler.now!r}".encode(), self.trace)
-        seconds = self.weather.call(rank)
+        seconds = self.timing.call(rank)
         if stopped := self._stops.get((rank, task.calls)):
             self.happened.append(f"rank {rank} stopped for {in_seconds(stopped)} in {name}, its call {task.calls}")
             seconds += stopped
@@ -102,7 +102,7 @@ class Network:
         task.rest = FIRST_REST
         if task.resting:
             task.resting = False
-            self.scheduler.wake(task, self.weather.call(rank))
+            self.scheduler.wake(task, self.timing.call(rank))
 
     def ended(self, request: Request) -> None:
         """Note that an operation is over, and wake the rank that waits for it."""
@@ -110,7 +110,7 @@ class Network:
         task = self.scheduler.tasks[request.rank]
         if task.awaited is request:
             task.awaited = None
-            self.scheduler.wake(task, self.weather.call(request.rank))
+            self.scheduler.wake(task, self.timing.call(request.rank))
         self.stir(request.rank)
 
     def _kill(self, task: Task) -> None:
@@ -124,7 +124,7 @@ class Network:
             lose(task.rank)
         end = SimulationError(f"{self.happened[-1]}; the job ended, as a launcher ends it.")
         end.exit_code = KILLED
-        self.scheduler.after(self.weather.noticing(), self.scheduler.end, end)
+        self.scheduler.after(self.timing.noticing(), self.scheduler.end, end)
         self.scheduler.pause(task)
 
     def standstill(self) -> SimulationError | None:

@@ -19,8 +19,8 @@ Brought = dict[int, Any]
 
 
 @dataclass(eq=False)
-class Visit:
-    """The part of one rank in a meeting."""
+class Entry:
+    """The part of one rank in a collective."""
 
     request: Request
     missing: set[int]
@@ -29,7 +29,7 @@ class Visit:
 
 
 @dataclass(eq=False)
-class Meeting:
+class Collective:
     """A collective call of all its members."""
 
     name: str
@@ -37,15 +37,15 @@ class Meeting:
     members: int
     left: int = 0
     brought: Brought = field(default_factory=dict)
-    visits: dict[int, Visit] = field(default_factory=dict)
+    entries: dict[int, Entry] = field(default_factory=dict)
 
 
-class Meetings:
+class Collectives:
     """All collective calls of a job."""
 
     def __init__(self, network: Network):
         self._network = network
-        self._open: dict[Any, Meeting] = {}
+        self._open: dict[Any, Collective] = {}
         self._counts: dict[Any, int] = {}
         network.on_kill.append(self._lose)
 
@@ -65,49 +65,49 @@ class Meetings:
         are counted by themselves.
         """
         network, members = self._network, among or context.members
-        visitor = context.number, among, rank
-        count = self._counts[visitor] = self._counts.get(visitor, 0) + 1
+        caller = context.number, among, rank
+        count = self._counts[caller] = self._counts.get(caller, 0) + 1
         key = context.number, among, count
-        meeting = self._open.setdefault(key, Meeting(name, rank, len(members)))
-        if meeting.name != name:
-            differ = f"rank {meeting.first} is in {meeting.name} where rank {rank} is in {name}"
+        collective = self._open.setdefault(key, Collective(name, rank, len(members)))
+        if collective.name != name:
+            differ = f"rank {collective.first} is in {collective.name} where rank {rank} is in {name}"
             network.scheduler.end(
                 SimulationError(f"{differ}: call {count} of all ranks of communicator {context.number}")
             )
         request = Request(network, rank, name)
-        visit = Visit(request, set(needs) - meeting.brought.keys() - {rank}, leave)
-        meeting.visits[rank], meeting.brought[rank] = visit, brought
-        request.needs = lambda: set(visit.missing)
+        entry = Entry(request, set(needs) - collective.brought.keys() - {rank}, leave)
+        collective.entries[rank], collective.brought[rank] = entry, brought
+        request.needs = lambda: set(entry.missing)
         network.messages.update(messages=len(members) - 1)
-        for other in meeting.visits.values():
+        for other in collective.entries.values():
             other.missing.discard(rank)
             if not (other.missing or other.leaving or other.request.done):
                 other.leaving = True
-                network.scheduler.after(network.weather.message(), self._leave, (key, meeting, other))
+                network.scheduler.after(network.timing.message(), self._leave, (key, collective, other))
         return network.begun(request)
 
-    def _leave(self, what: tuple[Any, Meeting, Visit]) -> None:
-        key, meeting, visit = what
-        visit.leaving = False
-        if visit.missing or visit.request.rank in self._network.dead:
+    def _leave(self, what: tuple[Any, Collective, Entry]) -> None:
+        key, collective, entry = what
+        entry.leaving = False
+        if entry.missing or entry.request.rank in self._network.dead:
             return
         try:
-            visit.request.value = visit.leave(meeting.brought)
+            entry.request.value = entry.leave(collective.brought)
         except Exception as error:  # of what another rank brought: not of the rank that happens to run
             self._network.scheduler.end(error)
-        visit.request.finish()
-        meeting.left += 1
-        if meeting.left == meeting.members:
+        entry.request.finish()
+        collective.left += 1
+        if collective.left == collective.members:
             del self._open[key]
 
     def _lose(self, killed: int) -> None:
         """Lose at random what a killed rank brought, for each rank that has not left yet."""
-        for meeting in self._open.values():
-            for rank, visit in meeting.visits.items():
+        for collective in self._open.values():
+            for rank, entry in collective.entries.items():
                 if (
-                    killed in meeting.visits
+                    killed in collective.entries
                     and rank != killed
-                    and not visit.request.done
-                    and self._network.weather.lost()
+                    and not entry.request.done
+                    and self._network.timing.lost()
                 ):
-                    visit.missing.add(killed)
+                    entry.missing.add(killed)
