@@ -228,7 +228,6 @@ class Communicator:
                     backoff.wait_unless(False)
 
     def _waits(self, call: str, peers: Sequence[int] = ()) -> AbstractContextManager[None]:
-        """A block in which peers are waited for, by default all."""
         return self.whereabouts.waits(call, self._name, peers or self.ranks, not peers)
 
     def waiting(self, call: str) -> AbstractContextManager[None]:
