@@ -79,7 +79,7 @@ class MeanOverRanks:
         self._reset()
 
     def _segments_in_order(self) -> Iterator["_Segment | None"]:
-        """All segments in the order in which they travel; None as long as the next one is not there."""
+        """The segments in the order in which they travel; None as long as the next one is not there."""
         count = 0
         for names in self._buckets:
             while self._elements_there(names) is None:
@@ -144,7 +144,7 @@ class _Moving:
         self._called_back = threading.Event()
         self._bytes_sent = 0
         self._began = self._ended = 0.0
-        """When the first segment was put, and the last one done."""
+        """The times when the first segment was put, and the last one done."""
 
     def put(self, segment: "_Segment") -> None:
         """Add a segment that nobody touches until `finish`."""

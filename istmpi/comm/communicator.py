@@ -29,7 +29,7 @@ from istmpi.foreign import past_a_limit
 T = TypeVar("T")
 
 STAGING_BYTES = 2**27
-"""Most bytes that a rank packs for one exchange. It bounds the memory beside the weights, and keeps counts and
+"""The bytes that a rank packs for one exchange at most. It bounds the memory beside the weights, and keeps counts and
 displacements far below the 2**31 that MPI libraries before MPI-4 can take."""
 
 LARGEST_CALL = 2**30
@@ -72,7 +72,7 @@ class Communicator:
         self.traffic.add(sum(send[1]) - send[1][self.rank], "alltoallv", began)
 
     def allgatherv(self, part: np.ndarray, counts: list[int]) -> np.ndarray:
-        """All ranks' flat arrays one after the other: rank r's has ``counts[r]`` elements; any dtype."""
+        """Join all ranks' flat arrays, one after the other: rank r's has ``counts[r]`` elements; any dtype."""
         lengths = [count * part.dtype.itemsize for count in counts]
         starts = [*accumulate(lengths, initial=0)][:-1]
         result = np.empty(sum(counts), dtype=part.dtype)

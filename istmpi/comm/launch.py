@@ -29,7 +29,7 @@ def announce(words: Sequence[str]) -> None:
 
 
 def world() -> Communicator:
-    """All ranks of this job, on a communicator of our own.
+    """Return a communicator of our own with all ranks of this job.
 
     LaunchError when there is no MPI library, when it does not belong to the launcher that started this process, or when
     ranks have other versions or were called with other words. In a program of the user's own, one that fails on a rank

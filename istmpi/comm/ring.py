@@ -16,7 +16,7 @@ from istmpi.comm.codec import EXACT, encoded_bytes
 BUCKET_BYTES = 2**20
 """Smaller tensors travel together; larger ones by themselves, without a copy."""
 CHUNK_BYTES = 2**20
-"""Most bytes in a message."""
+"""The bytes of a message at most."""
 SEGMENTS_AT_ONCE = 4
 """While one waits for its neighbour, the others keep the line busy."""
 

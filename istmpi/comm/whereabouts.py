@@ -62,7 +62,7 @@ class Whereabouts:
         self.slowest_phase = "", 0.0
         """The longest of all phases that are over, but for those that wait for the end of others' local steps."""
         self.moved = time.monotonic()
-        """When it last did something else than before."""
+        """The time when it last did something else than before."""
         self.awake_since = self._round_began = self._phase_began = self.moved
         self._watched: float | None = None
         self._stepping = ""

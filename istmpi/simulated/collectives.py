@@ -41,7 +41,7 @@ class Collective:
 
 
 class Collectives:
-    """All collective calls of a job."""
+    """The collective calls of a job."""
 
     def __init__(self, network: Network):
         self._network = network

@@ -9,7 +9,7 @@ from istmpi.units import in_seconds
 
 DELAYS, STOPS, SLOW, KILLS = "delays", "stops", "slow", "kills"
 KINDS = (DELAYS, STOPS, SLOW, KILLS)
-"""All but the last leave the result as it is, to the last bit."""
+"""The kinds of faults; all but the last leave the result as it is, to the last bit."""
 
 CALL_SECONDS = 1e-6
 """Virtual time that a call of MPI takes its rank."""

@@ -20,7 +20,7 @@ class SimulatedMPI:
     Request, Status = Request, Status
     REQUEST_NULL = Request()
     Exception = ()
-    """No simulated call raises one of MPI's own."""
+    """Empty: a simulated call raises none of MPI's errors."""
 
     def __init__(self, job: Job, world: Context, rank: int):
         self._network, self._rank = job.network, rank

@@ -61,14 +61,14 @@ class Box:
 
 
 class Mail:
-    """All messages of a job."""
+    """The messages of a job."""
 
     def __init__(self, network: Network):
         self._network = network
         self._boxes: dict[tuple[int, int], Box] = {}
         self._numbers: dict[tuple[int, int, int], int] = {}
         self._latest: dict[tuple[int, int, int, int], float] = {}
-        """When the last message that may not be overtaken arrives."""
+        """The time when the last message that may not be overtaken arrives."""
         network.on_kill.append(self._lose)
 
     def box(self, context: Context, rank: int) -> Box:

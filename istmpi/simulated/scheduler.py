@@ -96,7 +96,7 @@ class Scheduler:
         task.resting = False
 
     def pause(self, task: Task) -> None:
-        """Until it is the task's turn."""
+        """Wait until it is the task's turn."""
         following = self._following()
         if following is task:
             return
