@@ -1,4 +1,4 @@
-"""From a run to its network, without reading data where the command line tells what they would."""
+"""The network of a run, without reading data where the command line says what they would."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 FEATURES_IN_A_ROW = 75
-"""Of a sparse row where no data tell: those of Amazon-670k."""
+"""Features of a sparse row where no data tell: those of Amazon-670k."""
 NODES, DEGREE = 100_000, 20
-"""Of a batch of a graph where no data tell."""
+"""Nodes of a batch of a graph, and neighbours of each, where no data tell."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What no widths tell, where no data do: features of a sparse row; nodes of a batch, and neighbours of each."""
+    """Sizes that neither widths nor data tell: features of a sparse row; nodes of a batch, and neighbours of each."""
 
     in_a_row: int = FEATURES_IN_A_ROW
     nodes: int = NODES
@@ -57,7 +57,7 @@ def described(
     if run.model.name in DECLARED and layers is not None:
         return _declared(run, layers, sizes or Sizes())
     if is_module(run.model.name):
-        from istmpi.data.images import resized
+        from istmpi.data.images.split import resized
         from istmpi.training.network import planned_network
         from istmpi.training.resolution import require_resizable, sides_of
 
@@ -102,7 +102,7 @@ def _declared(run: Run, layers: str, sizes: Sizes) -> Described:
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
-    """The same on every rank; the code of a network of one's own is looked at on rank 0. Collective."""
+    """The network of a run, equal on every rank; the code of the user's own is inspected on rank 0. Collective."""
     with communicator.agreed():
         if not is_module(run.model.name):
             return described(run, layers)

@@ -43,7 +43,7 @@ def arguments_of(network: str) -> Iterator[Field]:
     for one in arguments[1:]:
         if one.arg not in FACTS:
             kind = WIDTHS if one.arg in dealt else SHARE if one.arg == "dropout" else TYPES[ast.unparse(one.annotation)]
-            hint = Annotated[kind, Meta(description=clauses.get(one.arg, ""))]
+            hint = Annotated[kind, clauses.get(one.arg, "")]
             yield one.arg, hint, _value(defaults[one.arg])
 
 

@@ -15,6 +15,7 @@ from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.architecture import BatchNormalisation, Chain
 from istmpi.models.operators import Operator
 from istmpi.names import ACTIVATIONS, NORMS
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,7 +69,7 @@ class MLP(Chain):
 
     @classmethod
     def from_settings(cls, features: int, labels: int, task: str, settings) -> MLP:
-        default_norm = settings.norm == "batch" and task == "classification"
+        default_norm = settings.norm == "batch" and TASKS[task].one_class
         return cls(
             features,
             settings.hidden,

@@ -23,7 +23,7 @@ from istmpi.errors import ConfigError, did_you_mean
 from istmpi.exits import joined, outputs_of
 from istmpi.models.source import Source, source_of
 from istmpi.names import place_of
-from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
+from istmpi.tasks import CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +40,9 @@ IN_A_ROW = 3
 
 
 TAKES = {
-    "xc": ("sparse rows", (MULTI_LABEL,)),
-    "gcn": ("a graph", GRAPH_TASKS),
-    "sage": ("a graph", GRAPH_TASKS),
+    "xc": "sparse rows",
+    "gcn": "a graph",
+    "sage": "a graph",
 }
 """What networks that take nothing else are for."""
 
@@ -216,9 +216,11 @@ def own_network(
 
     ``shape``: of an example. Runs the code that is named.
     """
-    what, tasks = TAKES.get(name, ("", (task,)))
-    if task not in tasks:
-        raise ConfigError(f"model.name = {name!r} takes {what}, and these data are for {task}. Use another network.")
+    goal = TASKS[task]
+    if TAKES.get(name, goal.inputs) != goal.inputs:
+        raise ConfigError(
+            f"model.name = {name!r} takes {TAKES[name]}, and these data are for {task}. Use another network."
+        )
     kind, source = _load(place_of(name))
     facts = {"shape": tuple(shape), "features": _product(shape), "outputs": outputs}
     try:
@@ -253,7 +255,7 @@ def own_network(
     inputs = (facts["features"],) if flat else tuple(shape)
     defaults = {one: arguments[one].default for one in known}
     defaults = {one: value for one, value in defaults.items() if value is not inspect.Parameter.empty}
-    kinds = task == NEXT_TOKEN, task == MULTI_LABEL, task in GRAPH_TASKS
+    kinds = goal.of_tokens, goal.ranks_labels, goal.of_nodes
     return OwnNetwork(name, kind, given, values, inputs, outputs, *kinds, source, defaults)
 
 

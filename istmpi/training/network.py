@@ -16,7 +16,7 @@ from istmpi.errors import ConfigError
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
 from istmpi.names import DECLARED
-from istmpi.tasks import GRAPH_TASKS
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +157,7 @@ def planned_network(run: Run, data: Dataset) -> InferredNetwork:
 def _own(run: Run, data: Dataset) -> OwnNetwork:
     from istmpi.models.own import own_network
 
-    if data.task in GRAPH_TASKS:
+    if TASKS[data.task].of_nodes:
         _require_fitting_batches(run, data)
     return own_network(run.model.name, tuple(data.shape), data.outputs, run.model.arguments, data.task)
 
@@ -194,7 +194,7 @@ def _require_fitting_batches(run: Run, data: Dataset) -> None:
 
 
 def _with_nodes(network: InferredNetwork, run: Run, data: Dataset) -> InferredNetwork:
-    if data.task in GRAPH_TASKS:
+    if TASKS[data.task].of_nodes:
         network.nodes = size_of_example(run, data)[0], len(data.train.graph)
     return network
 
