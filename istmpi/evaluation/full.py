@@ -150,7 +150,7 @@ class FullNetwork:
         self._gathered = prepare(self._network, self._sharded)
         self._moments_of = moments_of
         for module in self._network.modules():
-            module.register_forward_hook(lambda *_: self._communicator.whereabouts.get_on())
+            module.register_forward_hook(lambda *_: self._communicator.whereabouts.heartbeat())
         if self._by_units:
             spread_units(self._network, architecture, store, self._communicator, self._sharded)
             return

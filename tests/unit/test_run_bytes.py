@@ -4,8 +4,8 @@ import pytest
 from replay_cases import MLP
 from replaying import run_of
 
-from istmpi.comm.simulated import simulate
 from istmpi.cost.one_round import run_bytes
+from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
 CASES = [
