@@ -163,7 +163,7 @@ def completed(monkeypatch, capsys, *words, shell="bash"):
     "words, offered",
     [
         (["set"], ["plain,settings"]),
-        (["train", "--method", "d"], ["plain,data-parallel", "plain,diloco", "plain,dynamic-averaging"]),
+        (["train", "--method", "d"], ["plain,data-parallel", "plain,diloco", "plain,dynamic-averaging", "plain,downpour"]),
         (["train", "--model", "tr"], ["plain,transformer"]),
         (["train", "--model", "./my"], ["file,"]),
         (["train", "--optimizer", "ada"], ["plain,adam", "plain,adamw"]),
@@ -216,7 +216,7 @@ def test_a_real_bash_completes(tmp_path):
     )
     path = f"{tmp_path}:{os.environ['PATH']}"
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "PATH": path})
-    assert result.stdout.splitlines() == ["data-parallel diloco dynamic-averaging", "compare"], result.stderr
+    assert result.stdout.splitlines() == ["data-parallel diloco dynamic-averaging downpour", "compare"], result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["settings"], ["settings", "--schema"], ["settings", "xc"]])
