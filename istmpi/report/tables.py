@@ -36,8 +36,15 @@ def _text(value: object) -> str:
     return escape(printable(str(value)))
 
 
-def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> None:
-    """Print the memory, FLOPs and bytes of a run; ``alone`` is its cost on one rank.
+def plan(
+    console: Console,
+    run: Run,
+    network: Architecture,
+    phases: Sequence[tuple[Cost, int]],
+    alone: Cost,
+    exact: int | None = None,
+) -> None:
+    """Print the memory, FLOPs and bytes of a run; ``alone`` is its cost on one rank, ``exact`` the bytes of its seed.
 
     ``phases``: the methods that it uses one after the other, each with its rounds; the shapes are the first one's.
     """
@@ -81,6 +88,8 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
             f"{size(phase.sent_bytes(first, rounds))} sent by all ranks"
         )
         first += rounds
+    if exact is not None:
+        console.print(f"in this run, by its seed: {exact:,} bytes sent by all ranks, evaluations left out")
     console.print(
         f"learning rate {learning_rate(run.optimizer, sum(rounds * phase.local_steps for phase, rounds in phases))}"
     )

@@ -159,11 +159,14 @@ def completed(monkeypatch, capsys, *words, shell="bash"):
     return capsys.readouterr().out.rstrip("\n").split("\n")
 
 
+OF_D = "data-parallel", "diloco", "dynamic-averaging", "downpour"
+
+
 @pytest.mark.parametrize(
     "words, offered",
     [
         (["set"], ["plain,settings"]),
-        (["train", "--method", "d"], ["plain,data-parallel", "plain,diloco", "plain,dynamic-averaging", "plain,downpour"]),
+        (["train", "--method", "d"], [f"plain,{name}" for name in OF_D]),
         (["train", "--model", "tr"], ["plain,transformer"]),
         (["train", "--model", "./my"], ["file,"]),
         (["train", "--optimizer", "ada"], ["plain,adam", "plain,adamw"]),
