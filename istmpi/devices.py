@@ -1,4 +1,4 @@
-"""Where a rank computes: its device, its share of this host's cores, and the way between device and host memory."""
+"""Chooses a rank's device and its share of the host's cores, and moves values between device and host memory."""
 
 import os
 from fractions import Fraction
@@ -33,9 +33,9 @@ def fair_threads(local: Communicator) -> int:
 
     Collective.
     """
-    mine = usable_cores()
-    per_rank = local.allgather(mine)
-    return max(int(sum(Fraction(1, sum(core in cores for cores in per_rank)) for core in mine)), 1)
+    usable = usable_cores()
+    per_rank = local.allgather(usable)
+    return max(int(sum(Fraction(1, sum(core in cores for cores in per_rank)) for core in usable)), 1)
 
 
 def choose_threads(wanted: int, local: Communicator) -> int:

@@ -30,7 +30,7 @@ class IstmpiError(Exception):
 
 
 class UserError(IstmpiError, ValueError):
-    """What the user gave cannot be used."""
+    """An input of the user that cannot be used."""
 
     exit_code = 2
 
@@ -80,18 +80,18 @@ LONGEST_WORD = 100
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """``"; did you mean X?"`` for the nearest known word, else the list of known words; each with the prefix."""
-    known = sorted(known)
+    """``"; did you mean X?"`` for the nearest known word, otherwise the list of known words; each with the prefix."""
+    words = sorted(known)
     if len(word) > LONGEST_WORD:
         return ""
-    near = difflib.get_close_matches(word, [one for one in known if len(one) <= LONGEST_WORD], n=1)
+    near = difflib.get_close_matches(word, [item for item in words if len(item) <= LONGEST_WORD], n=1)
     if near:
         return f"; did you mean {prefix}{near[0]}?"
-    return f"; known: {', '.join(prefix + one for one in known)}"
+    return f"; known: {', '.join(prefix + item for item in words)}"
 
 
 def kind_of(path: Path) -> str:
-    """What a path is that is no regular file: whoever opens a pipe waits until somebody writes to it."""
+    """Name what a path is that is no regular file: whoever opens a pipe waits until somebody writes to it."""
     if path.is_symlink() and not path.exists():
         return "a link to nothing"
     kinds = {"a folder": path.is_dir, "a pipe": path.is_fifo, "a socket": path.is_socket}

@@ -1,4 +1,4 @@
-"""What others wrote: files and names that may hold anything, turned into plain values or into one line of an error."""
+"""Reads files and names of others, which may hold anything, into plain values or one line of an error."""
 
 import errno
 import json
@@ -25,18 +25,18 @@ JSON_BYTES = 64 * MEGABYTE
 METRICS_BYTES = 512 * MEGABYTE
 """The most that a file of each kind may have: all of it is read into memory."""
 MOST = 1e30
-"""No figure of a run or of a cluster is larger."""
+"""The largest figure of a run or of a cluster."""
 LINE = 1000
 """Characters of a message; a longer one is cut in its middle, for the cure stands at its end."""
 
 _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
 """An object that a library names by its place in memory."""
 _LIMITS = (MemoryError, RecursionError, OverflowError)
-"""What any reader may meet in a file that was made for it."""
+"""Errors that any reader may meet in a file that was made to cause them."""
 _EXITS = ("_sitebuiltins", "<frozen _sitebuiltins>", "leaving")
 """Files of the functions exit and quit, Python's and ours."""
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
-"""Of a name that was given: nothing can be asked of such a file."""
+"""Error numbers of names that the system refuses: nothing can be asked about such a file."""
 
 
 def printable(text: str) -> str:
@@ -171,7 +171,7 @@ def staying(*others: type[BaseException]) -> Iterator[None]:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a thing; a name that no file can have names none."""
+    """Say whether a path exists; False for a name that no file can have."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -179,12 +179,12 @@ def exists(path: Path) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is a regular file."""
+    """Say whether a path is a regular file."""
     return exists(path) and path.is_file()
 
 
 def content(path: Path, most: int) -> bytes:
-    """All of a small file; ValueError where it is a pipe, or has more bytes than a file of its kind may have."""
+    """Read a small file; ValueError where it is a pipe, or has more bytes than a file of its kind may have."""
     if exists(path) and not path.is_file():
         raise ValueError(f"it is {kind_of(path)}, not a file")
     with path.open("rb") as file:
@@ -201,7 +201,7 @@ def read_toml(path: Path, cure: str) -> dict[str, Any]:
 
 
 def toml_value(text: str) -> Any:
-    """One value as TOML writes it; ValueError for anything else, and for anything behind it."""
+    """Parse a value as TOML writes it; ValueError for anything else, and for anything behind it."""
     if not text.isprintable():
         raise ValueError(f"{printable(text)} holds what cannot be printed")
     try:
@@ -228,13 +228,13 @@ class Fields:
 
     @staticmethod
     def parsed(text: str | bytes, subject: object, cure: str) -> "Fields":
-        """From JSON's text."""
+        """Parse the text of a JSON object."""
         with reading(f"{subject} cannot be read", cure, ValueError):
             return Fields(json.loads(text), subject, cure)
 
     @staticmethod
     def read(path: Path, subject: object, cure: str) -> "Fields":
-        """From a file."""
+        """Read a file with a JSON object."""
         with reading(f"{subject} cannot be read", cure, OSError, ValueError):
             text = content(path, JSON_BYTES).decode("utf-8")
         return Fields.parsed(text, subject, cure)
@@ -302,9 +302,9 @@ class Fields:
         if not isinstance(value, list):
             raise self.refused(key, value, "must be a list")
         prefix = f"{self._prefix}{key}"
-        return [Fields(one, self._subject, self._cure, f"{prefix}[{n}].") for n, one in enumerate(value)]
+        return [Fields(entry, self._subject, self._cure, f"{prefix}[{n}].") for n, entry in enumerate(value)]
 
 
 def is_figure(value: Any, least: float = -MOST) -> bool:
-    """Whether a value is a finite number of at least so much; true and false are none."""
+    """Say whether a value is a finite number of at least ``least``; booleans are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= MOST

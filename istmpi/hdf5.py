@@ -89,7 +89,7 @@ def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
 
 
 def sealed(file: h5py.File) -> bool:
-    """Whether all that is what it was when the file was sealed."""
+    """Say whether all that is as it was when the file was sealed."""
     guards = {path: dataset for path, dataset in all_datasets(file).items() if path.startswith(CHECKSUMS)}
     if any(misplaced(dataset, file.id.get_filesize()) for dataset in guards.values()):
         return False  # and perhaps of a size that nobody can read
@@ -150,14 +150,14 @@ def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
     """Likewise, with the checksums."""
-    found = {}
+    by_path = {}
 
     def visit(path: str, item: h5py.HLObject) -> None:
         if isinstance(item, h5py.Dataset):
-            found[path] = item
+            by_path[path] = item
 
     file.visititems(visit)
-    return found
+    return by_path
 
 
 def dataset_at(file: h5py.File, path: str) -> h5py.Dataset | None:
@@ -193,16 +193,16 @@ def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
 
 
 def structure_errors(file: h5py.File) -> Iterator[str]:
-    """Which datasets and checksums have no counterpart, and which are not where they should be; one line each."""
-    found, size = all_datasets(file), file.id.get_filesize()
-    contents = [path for path in found if not path.startswith(CHECKSUMS)]
-    for guard in found:
+    """Find datasets and checksums without counterpart, and those that are in the wrong place; one line each."""
+    stored, size = all_datasets(file), file.id.get_filesize()
+    contents = [path for path in stored if not path.startswith(CHECKSUMS)]
+    for guard in stored:
         if guard.startswith(CHECKSUMS) and guard.removeprefix(CHECKSUMS) not in contents:
             yield f"{guard.removeprefix(CHECKSUMS)} is missing"
     for path in contents:
-        if CHECKSUMS + path not in found:
+        if CHECKSUMS + path not in stored:
             yield f"{path} has no checksums"
-    for path, dataset in found.items():
+    for path, dataset in stored.items():
         if problem := misplaced(dataset, size):
             yield f"{path} {problem}"
 
@@ -210,7 +210,7 @@ def structure_errors(file: h5py.File) -> Iterator[str]:
 def checksum_errors(
     file: h5py.File, part: int = 0, parts: int = 1, read: Read = unheard, paths: Collection[str] | None = None
 ) -> Iterator[str]:
-    """What is wrong with the contents, one line each, of every ``parts``-th block from number ``part`` on.
+    """Find errors in the contents, one line each, in every ``parts``-th block from number ``part`` on.
 
     Of all datasets, or those of the ``paths``.
     """
@@ -228,12 +228,12 @@ def checksum_errors(
 
 
 def differs(path: str, first: int, last: int) -> str:
-    """What is wrong with a block of rows."""
+    """Return the error of a block of rows."""
     return f"{path}, rows {first} to {last - 1}: the checksum differs"
 
 
 def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
-    """Those of a dataset's blocks; None where it has none. ValueError for what cannot be checksums."""
+    """Read the checksums of a dataset's blocks; None where it has none. ValueError for what cannot be checksums."""
     guard = dataset_at(file, CHECKSUMS + path)
     if guard is None:
         return None

@@ -20,14 +20,14 @@ from istmpi.errors import ConfigError, OutputError
 from istmpi.files import require_file, temporary
 
 FILE = "lock.json"
-"""In the folder of a run or of a comparison while somebody writes there."""
+"""The file's name in the folder of a run or of a comparison while somebody writes there."""
 
 SECONDS_BETWEEN_TOUCHES = 10.0
 """While the folder is held."""
 SECONDS_UNTIL_LEFT = 120.0
 """Untouched for so long, another host's file is left over: file systems may show its time a minute late."""
 SECONDS_TO_END = 10.0
-"""That a process of this host is given to end: its launcher may still be at it."""
+"""The time that a process of this host gets to end: its launcher may still be ending it."""
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -73,11 +73,11 @@ class FolderLock:
 
     def _await_end(self, note: Callable[[str], None]) -> None:
         """Come back once the file is gone, or is known to be left over and removed; ConfigError when it is in use."""
-        said, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
-        holder, told = _parsed(said), False
+        text, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
+        holder, noted = _parsed(text), False
         while not _continued_by_this_job(holder):
             alive, waited = _alive(holder), time.monotonic() - begun
-            if touched is None or _read(self.path) != said:
+            if touched is None or _read(self.path) != text:
                 return
             if alive is False:
                 break
@@ -85,11 +85,11 @@ class FolderLock:
                 raise ConfigError(_refusal(self.path, holder))
             if alive is None and max(waited, _age(self.path)) > SECONDS_UNTIL_LEFT:
                 break
-            if alive is None and not told:
+            if alive is None and not noted:
                 note(f"{self.path} is of {_name(holder)}; left over if not touched for {SECONDS_UNTIL_LEFT:g} s.")
-                told = True
+                noted = True
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        self._remove(said)
+        self._remove(text)
 
     def _remove(self, said: str) -> None:
         """Remove the file if it still says that: of those that see that it is left over one at a time may act."""
@@ -112,7 +112,7 @@ class FolderLock:
 
 
 def _link(text: str, path: Path) -> bool:
-    """Whether a file could be made that was not there; the text is in it from the start."""
+    """Make a file and say whether it is new; the text is in it from the start."""
     beside = _beside(path, text)
     try:
         os.link(beside, path)
@@ -126,7 +126,7 @@ def _link(text: str, path: Path) -> bool:
 
 
 def _create(text: str, path: Path) -> bool:
-    """The same on a file system that has no hard links, but for the text, which comes a moment later."""
+    """Make a file, on a file system without hard links, and say whether it is new; the text comes a moment later."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -143,7 +143,7 @@ def require_unheld(folder: Path) -> None:
 
 
 def text_of_this_process() -> str:
-    """What this process's file says, other than that of any other."""
+    """Return the text of this process's file, which no other process's file has."""
     return json.dumps(_this_process()) + "\n"
 
 
@@ -205,8 +205,8 @@ def _name(holder: dict[str, Any]) -> str:
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        said = json.loads(text)
-        return said if isinstance(said, dict) and isinstance(said.get("restarts"), int) else {}
+        tree = json.loads(text)
+        return tree if isinstance(tree, dict) and isinstance(tree.get("restarts"), int) else {}
     except (ValueError, RecursionError):
         return {}
 

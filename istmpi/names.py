@@ -1,4 +1,4 @@
-"""What networks are called in a run: a word, or FILE.py:Class or package.module:Class for one of the user's own."""
+"""The names of networks in a run: a word, or FILE.py:Class or package.module:Class for one of the user's own."""
 
 from typing import Any
 
@@ -14,29 +14,29 @@ NETWORKS = {
 """The networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""
 
 DECLARED = ("gcn", "sage", "xc")
-"""Those of which the table is known without building them, for they may be larger than memory."""
+"""Networks that are never built to know their table, for they may be larger than memory."""
 
 UNITWISE = ("gcn", "sage")
-"""Those of graphs in which the units of a layer meet in products and layer normalisations alone."""
+"""Networks of graphs in which the units of a layer meet only in products and layer normalisations."""
 
 ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
-"""Of mlp, as `torch.nn` calls them."""
+"""Activations of mlp, as `torch.nn` calls them."""
 NORMS = ("batch", "layer", "none")
 """Normalisations of mlp."""
 
 
 def is_own(name: Any) -> bool:
-    """Whether the name of a network is that of a class of the user's own."""
+    """Say whether the name of a network is that of a class of the user's own."""
     return isinstance(name, str) and ":" in name
 
 
 def is_module(name: Any) -> bool:
-    """Whether a network is a plain torch.nn.Module, described by its constructor: the user's own, or one that ships."""
+    """Say whether a network is a plain torch.nn.Module, the user's own or one that ships."""
     return isinstance(name, str) and (is_own(name) or name in NETWORKS)
 
 
 def place_of(name: str) -> str:
-    """Where the class of a network lies, as FILE.py:Class or package.module:Class."""
+    """Return the place of a network's class, as FILE.py:Class or package.module:Class."""
     return NETWORKS.get(name, name)
 
 

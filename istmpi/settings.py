@@ -20,7 +20,7 @@ from msgspec import Meta
 from istmpi.errors import ConfigError, did_you_mean
 
 MOST = 2**64
-"""No number that is given for a setting is larger."""
+"""The largest number of a setting."""
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
@@ -157,7 +157,7 @@ def shown(value: Any) -> str:
 
 
 def numbers_in(value: Any) -> Iterator[float]:
-    """All numbers in a value as TOML has it, lists and tables included."""
+    """Yield all numbers in a value as TOML has it, lists and tables included."""
     if isinstance(value, int | float):
         yield value
     elif isinstance(value, list | tuple | dict):

@@ -1,4 +1,4 @@
-"""What a checkpoint holds and where: the one place that knows the file's groups, attributes and types.
+"""The format of checkpoints: the one place that knows the file's groups, attributes and types.
 
     /                           attributes: see `Header`; ``checksum`` guards them and the list of datasets
     /model/PARAMETER            the whole parameter in its global shape; attribute: axes
@@ -48,19 +48,19 @@ _RANGES = {
     "side": (0, 2**31 - 1),
     "temperature": (1e-6, 1e6),
 }
-"""What the numbers of a header can be: what lies outside would otherwise be believed in files of version 1."""
+"""Bounds of a header's numbers; files of version 1 have no checksum that would catch others."""
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What a network was trained on, as far as it must be known to go on or to predict."""
+    """The training data of a network, as far as they must be known to resume or to predict."""
 
     source: str
     kind: str
-    """As in `istmpi prepare KIND`, or ``digits``."""
+    """The KIND of `istmpi prepare`, or ``digits``."""
     task: str
     shape: tuple[int, ...]
-    """Of one example."""
+    """The shape of one example."""
     outputs: int
     train: int
     """Training examples; 0 where each rank has its own."""
@@ -71,7 +71,7 @@ class DataSummary:
 
     @property
     def fingerprint(self) -> str:
-        """What tells training data of the same name apart; empty where each rank has its own."""
+        """A fingerprint that tells training data of the same name apart; empty where each rank has its own."""
         return f"{self.features:08x}{self.labels:08x}" if self.features or self.labels else ""
 
 
@@ -96,28 +96,28 @@ class Header:
     """Mean training loss of the last round."""
     data: DataSummary
     scale: Mapping[str, float] = field(default_factory=dict)
-    """What the full network multiplies the contributions of each unit group by, in products that sum over it."""
+    """Factors of each unit group's contributions in products of the full network that sum over it."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of the libraries."""
+    """Versions of the libraries."""
     network: Mapping[str, Any] = field(default_factory=dict)
-    """Of a network of one's own its `istmpi.models.table.Table` as JSON has it; empty for one of istmpi's."""
+    """The `istmpi.models.table.Table` of a user's network, as JSON has it; empty for a network of istmpi's."""
 
     side: int = 0
-    """Of the images that it was trained on last, downscaled; 0 where they were as they are in the data."""
+    """The side of the images that it was last trained on, if they were downscaled; otherwise 0."""
 
     fitted: Mapping[str, float] = field(default_factory=dict)
-    """What it multiplies them by instead, where that was fitted or is left out."""
+    """Factors that take the place of ``scale`` where they were fitted or left out."""
 
     temperature: float = 1.0
-    """What a classifier's logits are divided by for its probabilities; 1 where nobody fitted it."""
+    """The number that divides a classifier's logits before the softmax; 1 where nobody fitted it."""
 
     shares: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    """Where they change on the way: those of the round that was trained last and the two behind it, by the number of
+    """Shares that change during the run: those of the last trained round and the two behind it, by the number of
     the first round that has them."""
 
     @property
     def full_scale(self) -> dict[str, float]:
-        """What the full network multiplies the contributions of each unit group by."""
+        """Factors by which the full network multiplies the contributions of each unit group."""
         return {**self.scale, **self.fitted}
 
     @property
@@ -157,7 +157,7 @@ class Piece:
     blocks: int = 1
     """Blocks of rows that the checksums are made of: block b has rows ``n*b//blocks`` to ``n*(b+1)//blocks``."""
     block: int | None = 0
-    """Which of them this rank's rows are; None for a rank that writes nothing here."""
+    """The number of this rank's block; None for a rank that writes nothing here."""
 
     @property
     def row_bytes(self) -> int:
@@ -170,7 +170,7 @@ class Piece:
 
 
 def place(name: str) -> str:
-    """Where a stored tensor lies: PARAMETER in /model, PARAMETER/SLOT in /optim."""
+    """Return the place of a stored tensor: PARAMETER in /model, PARAMETER/SLOT in /optim."""
     return f"optim/{name}" if isinstance(name, Slot) else f"model/{name}"
 
 
@@ -266,8 +266,8 @@ def read_version(file: h5py.File, path: Any) -> int:
             f"{' and '.join(map(str, READABLE))}. Use the version of istmpi that wrote it, or a newer one."
         )
     if (CHECKSUM in file.attrs) != (version > 1):
-        of = "no attribute" if version == 1 else "an attribute"
-        raise DataError(f"{path}: damaged: its format version is {shown(version)}, which has {of} {CHECKSUM}.")
+        attribute = "no attribute" if version == 1 else "an attribute"
+        raise DataError(f"{path}: damaged: its format version is {shown(version)}, which has {attribute} {CHECKSUM}.")
     return int(version)
 
 
@@ -330,7 +330,7 @@ def _tree(value: Any, name: str, path: Any) -> dict[str, Any]:
 
 
 def _data_summary(tree: Mapping[str, Any], path: Any) -> DataSummary:
-    """What the attribute ``data`` says; files of version 1 have no fingerprint of the features."""
+    """Read the attribute ``data``; files of version 1 have no fingerprint of the features."""
     tree = {"features": None, **tree}
     counts = ["outputs", "train", "labels"] + ["features"] * (tree["features"] is not None)
     fits = {name: isinstance(tree.get(name), str) for name in ("source", "kind")}

@@ -46,7 +46,7 @@ _BITS |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8
 _LONGEST_HEADER = 10**8
 _MOST_AXES = 64
 _INSIDE = ("state_dict", "model_state_dict", "model")
-"""Where other programs keep a state dict among other things."""
+"""Keys under which other programs keep a state dict among other things."""
 
 
 class _File(ABC):
@@ -59,7 +59,7 @@ class _File(ABC):
         """Rows of a tensor."""
 
     def factor(self, name: str) -> float:
-        """What the network that it is of multiplies by what a parameter makes."""
+        """Return the factor by which the file's network multiplies the product of a parameter."""
         return 1.0
 
 
@@ -134,11 +134,12 @@ class _StateDict(_File):
         for name in _INSIDE:
             if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
                 tree = tree[name]
-        found = tree.items() if isinstance(tree, Mapping) else ()
-        self._tensors = {str(name): of for name, of in found if isinstance(of, torch.Tensor) and of.is_floating_point()}
+        entries = tree.items() if isinstance(tree, Mapping) else ()
+        tensors = {str(name): value for name, value in entries if isinstance(value, torch.Tensor)}
+        self._tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         if not self._tensors:
             raise ValueError("it is no state dict: it has no tensors by name")
-        self.shapes = {name: tuple(of.shape) for name, of in self._tensors.items()}
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         return self._tensors[name][first:last]
@@ -146,23 +147,23 @@ class _StateDict(_File):
 
 @dataclass(frozen=True)
 class Fit:
-    """What of a file fitted a network."""
+    """The report of what a file gave to a network."""
 
     path: Path
     fitted: tuple[str, ...]
     """Parameters that have their values from the file now."""
     weights: tuple[int, int]
-    """How many numbers these are, and how many the network has."""
+    """Numbers that came from the file, and numbers of the network."""
     missing: tuple[str, ...]
     """Parameters that the file does not have."""
     misshapen: tuple[str, ...]
-    """What has another shape there, as ``name (there, here)``."""
+    """Parameters that have another shape in the file, as ``name (there, here)``."""
     unused: tuple[str, ...]
-    """What the file has beside."""
+    """Tensors of the file that the network does not have."""
 
     @property
     def lines(self) -> list[str]:
-        """One line for each of these of which there is one."""
+        """A line for the fit, and lines for parameters that are missing, misshapen or unused."""
         count, total = len(self.fitted), len(self.fitted) + len(self.missing) + len(self.misshapen)
         lines = [
             f"begins with {self.path}: {count} of {total} parameters fit, {self.weights[0]:,} of {self.weights[1]:,} "
@@ -186,7 +187,7 @@ def fit_of(path: Path, network: Architecture) -> Fit:
 
 
 def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
-    """Have a store's rows begin with those of a file, where names and shapes fit; each rank reads its own rows.
+    """Bring the rows of a store to the values of a file, where names and shapes fit; each rank reads its own rows.
 
     Raises DataError for a file that cannot be read, ConfigError where nothing fits.
     """
@@ -231,7 +232,7 @@ def _matched(path: Path, file: _File, network: Architecture) -> tuple[Fit, dict[
 
 
 def factor_of(network: Architecture, name: str, scale: Mapping[str, float]) -> float:
-    """What the full network multiplies by what a parameter makes (`Architecture.factor`)."""
+    """Return the factor by which the full network multiplies the product of a parameter (`Architecture.factor`)."""
     module, _, kind = name.rpartition(".")
     if isinstance(network, InferredNetwork):
         product = network.factor(module, network.lengths, scale) if kind == "weight" else 1.0
@@ -241,7 +242,7 @@ def factor_of(network: Architecture, name: str, scale: Mapping[str, float]) -> f
 
 
 def plain_name(network: Architecture, name: str) -> str:
-    """What a parameter is called in istmpi's own exports, where a chain's products have the names of their stages."""
+    """Return a parameter's name in istmpi's exports, where the products of a chain have the names of their stages."""
     if isinstance(network, InferredNetwork):
         return name
     stage, key, kind = name.split(".")

@@ -53,7 +53,7 @@ class Tensor:
     dtype: str
     dataset: h5py.Dataset
     path: Path
-    """Of the file."""
+    """The path of the file."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class Checkpoint:
     def __init__(self, path: Path, file: h5py.File):
         self.path, self.file = path, file
         self.version = read_version(file, path)
-        """Of the format."""
+        """The version of the format."""
         self.header: Header = read_header(file, path)
         self._datasets = datasets(file)
         self.architecture = self._described()
@@ -152,7 +152,7 @@ class Checkpoint:
 
     @property
     def output_names(self) -> tuple[str, ...] | None:
-        """What the numbers that it predicts are called, where the data said so."""
+        """The names of the numbers that it predicts, where the data gave some."""
         return tuple(name.decode() for name in self.array("output/names")) if self._has("output/names") else None
 
     @property
@@ -162,7 +162,7 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """What made the tokens that the network takes; None where it takes none."""
+        """The tokenizer of the network's tokens; None where it takes no tokens."""
         if not TASKS[self.header.data.task].of_tokens:
             return None
         if not self._has("input/tokenizer"):
@@ -181,11 +181,11 @@ class Checkpoint:
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
-        """All that there is of `istmpi.checkpoint.state.inputs_of`, by its place."""
+        """The stored arrays of `istmpi.checkpoint.state.inputs_of`, by their place."""
         return {path: self.array(path) for path in self._datasets if path.startswith(("input/", "output/"))}
 
     def own_data(self, rank: int) -> tuple[int, ...] | None:
-        """What tells the data of a rank from others where each has its own; None in files of version 1."""
+        """Return the fingerprint of a rank's data where each rank has its own; None in files of version 1."""
         return tuple(self.array("data/own")[rank].tolist()) if self._has("data/own") else None
 
     @property
@@ -201,11 +201,11 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Of all contents, checksums left out."""
+        """Bytes of all contents without the checksums."""
         return sum(dataset.id.get_storage_size() for dataset in self._datasets.values())
 
     def errors(self, part: int = 0, parts: int = 1, read: Read = unheard) -> Iterator[str]:
-        """What is wrong with the contents, one line each; only every ``parts``-th block, from number ``part`` on.
+        """Find errors in the contents, one line each; reads every ``parts``-th block, from number ``part`` on.
 
         ``read`` is told of bytes as they are read, `nbytes` in all.
         """
@@ -219,11 +219,11 @@ class Checkpoint:
             raise DataError(f"{self.path}: damaged: {error}.")
 
     def _misfits(self) -> Iterator[str]:
-        """What is missing or of another shape, beside the parameters: of each of these groups, there is all or none."""
+        """Find what is missing or misshapen beside the parameters; each group is there as a whole or not at all."""
         data, lengths, norms = self.header.data, self.architecture.lengths, self.architecture.batch_norms
         slots = kinds_of(self.tensors)
         parameters = self.architecture.parameters
-        found = self._datasets
+        stored = self._datasets
         classes = {"input/classes": (data.outputs,)} if TASKS[data.task].one_class else {}
         groups = [
             {place(Slot(name, kind)): parameters[name].pattern.shape(lengths) for kind in slots for name in parameters},
@@ -236,12 +236,12 @@ class Checkpoint:
         ]
         expected = dict(classes)
         for group in groups:
-            expected |= group if found.keys() & group.keys() else {}
+            expected |= group if stored.keys() & group.keys() else {}
         for path, shape in expected.items():
-            if path not in found:
+            if path not in stored:
                 yield f"{path} is missing"
-            elif found[path].shape != shape:
-                yield f"{path} is {found[path].shape}, not {shape}"
+            elif stored[path].shape != shape:
+                yield f"{path} is {stored[path].shape}, not {shape}"
         yield from structure_errors(self.file)
 
     def _has(self, prefix: str) -> bool:
@@ -287,8 +287,8 @@ def _reading(path: Path) -> Iterator[None]:
     except (IstmpiError, MemoryError):
         raise
     except Exception as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        reason = "truncated" if "truncated" in said else f"damaged ({said})"
+        message = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = "truncated" if "truncated" in message else f"damaged ({message})"
         raise DataError(f"{path}: {reason}.") from error
 
 

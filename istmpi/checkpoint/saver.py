@@ -20,7 +20,7 @@ from istmpi.files import sync, temporary
 from istmpi.foreign import reason
 
 _CALL = "checkpoint"
-"""What a rank that waits for a checkpoint is said to be in."""
+"""The call in which a rank stands that waits for a checkpoint."""
 
 
 def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:
@@ -43,7 +43,7 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
 
 
 def commit_alone(path: Path, header: Header, pieces: Sequence[Piece]) -> None:
-    """The same in one process, which has all rows; needs no MPI."""
+    """Write a checkpoint in one process, which has all rows; needs no MPI."""
     beside = temporary(path)
     try:
         with _output(path):
@@ -66,10 +66,10 @@ def _output(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        said = reason(error)
+        cause = reason(error)
         if error.errno is None and path.parent.is_dir():  # HDF5 does not tell why
-            said += f"; {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB are free there"
-        raise OutputError(f"{path}: cannot be written ({said}).") from None
+            cause += f"; {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB are free there"
+        raise OutputError(f"{path}: cannot be written ({cause}).") from None
 
 
 class Saver:
@@ -126,7 +126,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Until the last checkpoint is on the disk or has failed."""
+        """Wait until the last checkpoint is on the disk or has failed."""
         self._until_idle()
         outcome, self._outcome = self._outcome, None
         if outcome is not None and (
@@ -156,7 +156,7 @@ class Saver:
         self._jobs.put(None)
 
     def _start_thread(self) -> None:
-        """One for all checkpoints, so that none fails when the system has no thread left; or none on any rank."""
+        """Start one thread for all checkpoints, so that none fails later for want of one; on all ranks or none."""
         failure = ""
         try:
             threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()

@@ -41,7 +41,7 @@ def model_pieces(store: ParameterStore) -> Iterator[Piece]:
 
 
 def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
-    """What it takes to make inputs of a network, and to read its outputs: normalisation, units, classes, tokenizer."""
+    """Return the arrays that make a network's inputs and read its outputs: normalisation, units, classes, tokenizer."""
     arrays = {}
     if data.mean is not None:
         arrays |= {"input/mean": data.mean, "input/std": data.std}
@@ -63,7 +63,7 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
 ) -> Iterator[Piece]:
-    """What it takes to predict, beside the weights: moments (mean and variance), and `inputs_of` the data."""
+    """Yield what prediction needs beside the weights: moments (mean and variance), and `inputs_of` the data."""
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
@@ -90,7 +90,7 @@ def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> It
 
 
 def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
-    """What tells this rank's own data from others: one row of numbers for each rank."""
+    """Return the piece that tells this rank's own data from others: one row of numbers for each rank."""
     ranks, rank, values = store.owners.ranks, store.rank, np.array([contents], dtype=np.int64)
     return Piece("data/own", (ranks, len(contents)), "int64", values, rank, None, ranks, rank)
 
@@ -138,7 +138,7 @@ def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torc
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that made the state."""
+    """Return the versions of the libraries that made the state."""
     return {
         "istmpi": __version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""What a run costs in bytes, FLOPs and memory.
+"""Counts the cost of a run in bytes, FLOPs and memory.
 
 Exact in what ranks hold and compute; expected over deals in what they send, of which `one_round` is exact for one deal.
 """
@@ -18,18 +18,18 @@ from istmpi.methods.optimizers import OptimizerSpec, optimizer_spec
 from istmpi.models.architecture import Architecture
 
 NORMALISATION_FLOPS = 20
-"""For each unit and example: mean and variance 4, normalising 2, scale and shift 2; backward about 12."""
+"""FLOPs for each unit and example: mean and variance 4, normalising 2, scale and shift 2; backward about 12."""
 FORWARD_NORMALISATION_FLOPS = 8
-"""Of these, those of the forward pass."""
+"""The part of them that the forward pass takes."""
 KEPT_OUTPUTS = 2
-"""Of each product and example the backward pass needs the output, and what activation made of it."""
+"""Tensors for each product and example that the backward pass needs: the output, and its activation."""
 GATHERED = 2**24
 """Numbers of a whole graph's nodes that are gathered at a time for a product, where units are spread over ranks."""
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one local step of one rank; multiply-add = 2."""
+    """The FLOPs of one local step of one rank; multiply-add = 2."""
 
     products: Number
     """Matrix products, convolutions, attention: forward, and the gradients that anyone needs. What PyTorch counts."""
@@ -40,7 +40,7 @@ class Flops:
     product_count: int
     """Matrix products, of all three kinds."""
     lookups: Number = 0
-    """What bags of rows of a table add up, and the gradients of these rows. PyTorch counts none of it."""
+    """Sums of bags of rows of a table, and the gradients of these rows. PyTorch counts none of it."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Memory:
     gradients: Number
     optimizer: Number
     buffers: Number
-    """What is packed and received in a transfer."""
+    """Bytes that a transfer packs and receives."""
     activations: Number
     copies: Number
-    """Of networks beside the one that it trains: other ranks', or from before the round."""
+    """Networks beside the one that it trains: other ranks', or from before the round."""
     evaluation: Number = 0
-    """What the evaluation of a whole graph makes, in the place of gradients and activations."""
+    """Values that the evaluation of a whole graph makes, in the place of gradients and activations."""
 
     @property
     def total(self) -> Number:
@@ -69,7 +69,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class PartCost:
-    """What each of some ranks holds and computes."""
+    """The holdings and the work of each of some ranks."""
 
     part: Part
     elements: Number
@@ -82,7 +82,7 @@ class PartCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run costs on so many ranks."""
+    """The cost of a run on so many ranks."""
 
     method: str
     spec: MethodSpec
@@ -92,10 +92,10 @@ class Cost:
     examples_per_step: Number
     """Consumed by all ranks."""
     sends: int
-    """How often in a round all of ``loads`` are sent."""
+    """Times in a round that all of ``loads`` are sent."""
     loads: list[Load]
     sent_part: Number
-    """Of what is `received`."""
+    """The fraction of `received` that is sent."""
     tensors: int
     """Tensors for every parameter in each of them: 1, and the optimizer state where it travels along."""
     start_bytes: Number
@@ -103,7 +103,7 @@ class Cost:
     since: int
     """The first round in which ``loads`` are sent."""
     side: int = 0
-    """Of the images that it trains on, downscaled; 0 where they are as they are in the data."""
+    """The side of the images that it trains on, if they are downscaled; otherwise 0."""
 
     @property
     def ranks(self) -> int:
@@ -129,7 +129,7 @@ class Cost:
         return self.sends * self.tensors * sum(load.sent for load in self.loads)
 
     def sent_bytes(self, first: int, rounds: int) -> Number:
-        """Of so many rounds by this method from that round of a run on, its start included."""
+        """Count the bytes of so many rounds of this method from round ``first`` of a run on, its start included."""
         quiet = min(max(self.since - first, 0), rounds)
         return self.start_bytes + (rounds - quiet) * self.round_bytes
 
@@ -139,7 +139,7 @@ class Cost:
         return self.sends * sum(load.messages for load in self.loads)
 
     def flops(self, *kinds: str) -> Number:
-        """Of a local step, over all ranks that take part, of these kinds of `Flops` together."""
+        """Add up these kinds of `Flops` of a local step over all ranks that take part."""
         each = sum(len(part.part.ranks) * getattr(part.flops, kind) for part in self.parts for kind in kinds)
         return self.held.taking_part * each
 
@@ -174,17 +174,17 @@ def cost(
     made = optimizer_spec(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
     stored = len(spec.slots(run))
-    sends = [COLLECTIVES[name].of(run) for name in spec.sends]
-    loads = [load for one in sends if (load := one.load(held))]
+    sends = [COLLECTIVES[name].in_run(run) for name in spec.sends]
+    loads = [load for collective in sends if (load := collective.load(held))]
     early = spec.leaves_early(run, architecture, ranks)
     tensors = moved = spec.moved(run)
     wired, wire = held, spec.wire(run)
     if wire != "float32":  # what is handled, averaged and buffered are values for all that
         tensors, wired = 1, Holdings(*dealing, *resting, wire, moved - 1)
         loads = [
-            replace(one.load(wired), handled=load.handled * moved, averaged=load.averaged * moved)
-            for one in sends
-            if (load := one.load(held))
+            replace(collective.load(wired), handled=load.handled * moved, averaged=load.averaged * moved)
+            for collective in sends
+            if (load := collective.load(held))
         ]
     if early:
         loads = beside_steps(loads, run.method.local_steps, early)
@@ -231,7 +231,7 @@ def phase_costs(
     examples: int | None = None,
     smaller: Mapping[int, Architecture] | None = None,
 ) -> list[tuple[Cost, int]]:
-    """What each of the methods that a run uses costs, one after the other, with its number of rounds.
+    """Return the cost of each of the methods that a run uses, one after the other, with its number of rounds.
 
     ``smaller``: the networks for images of other sides, where the run trains on some first; without it all is at full
     size. Raises ConfigError for a method that istmpi cannot train with, or a deal that cannot be made.
@@ -311,7 +311,7 @@ def _part_cost(
 
 
 def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
-    """What a forward pass over a whole graph makes, where they can be its units spread over ranks; 0 of other networks.
+    """Bytes of a forward pass over a whole graph, its units spread over ranks where they can be; 0 for other networks.
 
     Of the widest layer the input and what each of its products made; a sum over neighbours has the place of the input.
     """
@@ -319,9 +319,9 @@ def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
     if not nodes:
         return 0
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
-    products = [one.parameter for one in architecture.operators if one.parameter]
+    products = [operator.parameter for operator in architecture.operators if operator.parameter]
     made = Counter(architecture.parameters[name].pattern.axes[0] for name in products)
-    widest = max(one.outputs(architecture.lengths) // one.calls for one in architecture.operators)
+    widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     gathered = 2 * min(GATHERED, nodes * widest) * (ranks > 1)
     copies = 1 + max(made.values())
     if not architecture.unitwise:

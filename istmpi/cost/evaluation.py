@@ -1,4 +1,4 @@
-"""What an evaluation of the full network needs: which weights every rank has whole, what is sent; without torch.
+"""Plans the evaluation of the full network: the weights that every rank has whole, and the traffic; without torch.
 
 Weights come to the examples (*gathered*: every rank has the whole weight) or examples to the weights (*sharded*: a leaf
 keeps the rows that its ranks own, and its outputs are gathered). The rule: **gathered weights take no more memory than
@@ -52,17 +52,17 @@ class Weights:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """Which parameters are sharded in an evaluation, and what that comes to."""
+    """The parameters that are sharded in an evaluation, and the bytes that follow from it."""
 
     sharded: frozenset[str]
     gathered_bytes: int
-    """Of the weights that every rank puts together."""
+    """Bytes of the weights that every rank puts together."""
     room: Number
-    """What they may have."""
+    """Bytes that these weights may take."""
     sent: int
     """Bytes that all ranks hand to MPI in calibration and test; with local examples only what is gathered."""
     by_units: bool = False
-    """Of a graph: the units of each layer are spread over the ranks (`istmpi.evaluation.spread_units`)."""
+    """True for a graph whose layers have their units spread over the ranks (`istmpi.evaluation.spread_units`)."""
 
 
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
@@ -72,12 +72,12 @@ def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Numbe
     graph has nodes.
     """
     memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
-    own = run.data.placement == "local" and architecture.nodes[1] > 0
-    return min(memory.gradients + (0 if own else memory.activations) for memory in memories)
+    local_graph = run.data.placement == "local" and architecture.nodes[1] > 0
+    return min(memory.gradients + (0 if local_graph else memory.activations) for memory in memories)
 
 
 MOST_LOGITS = 2**26
-"""That a pass over windows of text, or rows of very many labels, makes, if it is more than one: 256 MiB."""
+"""Logits of a pass over windows of text, or rows of very many labels, if it has more than one: 256 MiB."""
 
 
 def windows_together(batch: int, logits: int) -> int:
@@ -93,7 +93,7 @@ def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
     much, which has the stream beside.
     """
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
-    widest = max(one.outputs(architecture.lengths) // one.calls for one in architecture.operators)
+    widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     if architecture.nodes[1]:
         return whole_graph_bytes(architecture, ranks)
     batch, code = run.evaluate.batch, getattr(architecture, "code", None)
@@ -101,7 +101,7 @@ def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
         batch = windows_together(batch, code.numbers)
     sampled = calibration_examples(run, architecture, ranks) if architecture.batch_norms else 0
     examples = max(batch, -(-sampled // ranks))
-    in_a_row = sum(one.lookups for one in architecture.operators)
+    in_a_row = sum(operator.lookups for operator in architecture.operators)
     return examples * ((in_a_row or prod(architecture.example_shape)) + 2 * widest) * itemsize
 
 
@@ -118,7 +118,7 @@ def evaluation_plan(
     ``passes``: the number of examples of each batch, the calibration's first. ``spread``: where the network's head is
     sharded only what is ranked first of its outputs is sent (`istmpi.multilabel.Parts`), and nothing in a calibration.
     """
-    sizes = {name: _nbytes(one, architecture) for name, one in architecture.parameters.items()}
+    sizes = {name: _nbytes(parameter, architecture) for name, parameter in architecture.parameters.items()}
     if architecture.unitwise and architecture.nodes[1] and ranks > 1 and not local:
         return _graph_plan(architecture, ranks, room, sizes)
     choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
@@ -167,8 +167,8 @@ def _costs_more_than_it_saves(
 
 
 def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dict[str, int]) -> EvaluationPlan:
-    """Of a whole graph, whose layers are large: gathered with its weights, or the units spread over the ranks."""
-    nodes, itemsize = architecture.nodes[1], max(one.itemsize for one in architecture.parameters.values())
+    """Plan for a whole graph, whose layers are large: gather it with its weights, or spread the units."""
+    nodes, itemsize = architecture.nodes[1], max(parameter.itemsize for parameter in architecture.parameters.values())
     lengths, made = architecture.lengths, sum(sizes.values())
     if made + whole_graph_bytes(architecture, 1) <= room:
         sent = (ranks - 1) * made + ranks * (ranks - 1) * TOTALS

@@ -71,7 +71,7 @@ def round_bytes(
         sent += leg_bytes(Leg("pull", everything, route.owners, route.deal(round)), ranks, architecture.lengths)
     if round >= spec.sends_since(run):
         for name in spec.sends:
-            sent += spec.sends_in_a_round(run) * COLLECTIVES[name].of(run).sent(moved, route.owners, spec.wire(run))
+            sent += spec.sends_in_a_round(run) * COLLECTIVES[name].in_run(run).sent(moved, route.owners, spec.wire(run))
     return sent.tolist()
 
 
@@ -95,9 +95,9 @@ def leg_bytes(leg: Leg, ranks: int, lengths: dict[str, int]) -> np.ndarray:
     """Return the bytes that each rank hands to MPI for a leg of a route: ``[rank]`` int64."""
     kind = leg.wire.kind if leg.wire else "float32"
     if leg.source is None:
-        elements = {name: one.size(lengths) for name, one in leg.parameters.items()}
-        itemsize = next((one.itemsize for one in leg.parameters.values()), 0)
-        forms = {name: form_of(kind, name, one) for name, one in leg.parameters.items()}
+        elements = {name: parameter.size(lengths) for name, parameter in leg.parameters.items()}
+        itemsize = next((parameter.itemsize for parameter in leg.parameters.values()), 0)
+        forms = {name: form_of(kind, name, parameter) for name, parameter in leg.parameters.items()}
         return np.array(ring.sent_bytes(elements, itemsize, ranks, forms))
     pairs = pair_bytes(leg.parameters, leg.source, leg.target, leg.exclude, kind)
     return pairs.sum(axis=1) - pairs.diagonal()

@@ -27,7 +27,7 @@ class Scenario:
     architecture: Architecture
     cluster: Cluster
     examples: int
-    """In an epoch."""
+    """Examples of an epoch."""
     shared_batch: bool = False
     """Synchronous methods divide train.batch among the ranks."""
 
@@ -35,18 +35,19 @@ class Scenario:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
 
     def seconds(self, method: str, ranks: int) -> float:
-        """Of an epoch."""
+        """Return the seconds of an epoch."""
         return epoch_seconds(self.cost(method, ranks), self.cluster, self.examples)
 
     def alone(self) -> float:
         """Seconds of an epoch of plain SGD in one process, which sends and packs nothing."""
         plain = self.run.override({"method.name": "local-sgd", "method.shares": None})
-        one = cost(plain, self.architecture, 1)
+        plain_cost = cost(plain, self.architecture, 1)
         cluster = replace(self.cluster, flops=(max(self.cluster.flops),))
-        return self.examples / float(one.local_steps * one.examples_per_step) * round_time(one, cluster).compute
+        examples = float(plain_cost.local_steps * plain_cost.examples_per_step)
+        return self.examples / examples * round_time(plain_cost, cluster).compute
 
     def can(self, method: str) -> bool:
-        """Whether a method can be used: one that deals needs something to deal out, unless the run says nothing."""
+        """Say whether a method can be used: one that deals needs something to deal out, unless the run says nothing."""
         spec, partition = counted(method), self.run.method.partition
         return not spec.deals or partition == () or bool(spec.groups(self.run, self.architecture))
 
@@ -140,8 +141,8 @@ def _plain(value: Any) -> Any:
 
 def first_ranks(scenario: Scenario, method: str, rival: str, most: int) -> int | None:
     """The fewest ranks, from 2, at which a method's epoch is shorter than a rival's; None where it never is."""
-    most = min(most, scenario.most_ranks(method) or most, scenario.most_ranks(rival) or most)
-    return _first(lambda ranks: scenario.seconds(method, ranks) < scenario.seconds(rival, ranks), 2, most)
+    last = min(most, scenario.most_ranks(method) or most, scenario.most_ranks(rival) or most)
+    return _first(lambda ranks: scenario.seconds(method, ranks) < scenario.seconds(rival, ranks), 2, last)
 
 
 def first_local_steps(scenario: Scenario, method: str, rival: str, ranks: int, most: int = 10_000) -> int | None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from istmpi.models.table import Table
 
 EXAMPLES = 16
-"""Of the training data, on which a network is tried before it is trained."""
+"""Examples of the training data on which a network is tried before it is trained."""
 COMPARED = 4096
 """The number of outputs for these examples that are compared among the ranks."""
 ROUNDING = 1e-3
@@ -44,31 +44,31 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
     from istmpi.training.proof_cache import recall, remember
 
     with communicator.agreed():
-        own = _own(run, data)
-    sources = communicator.allgather(own.source.hash)
+        own_network = _own(run, data)
+    sources = communicator.allgather(own_network.source.hash)
     _require_same(
         run,
         [rank for rank, source in enumerate(sources) if source != sources[0]],
         "its file, or one that it imports, is another one on {}. Give all ranks the same files.",
     )
-    if own.name in DECLARED:
-        tree = communicator.broadcast_from_root(_declared(run, own, data).tree())
-        return _usable(run, data, own, tree, communicator)
-    tree = communicator.broadcast_from_root(recall(own) if communicator.rank == 0 else None)
+    if own_network.name in DECLARED:
+        tree = communicator.broadcast_from_root(_declared(run, own_network, data).tree())
+        return _usable(run, data, own_network, tree, communicator)
+    tree = communicator.broadcast_from_root(recall(own_network) if communicator.rank == 0 else None)
     if tree is not None:
         try:
-            return _usable(run, data, own, tree, communicator)
+            return _usable(run, data, own_network, tree, communicator)
         except ConfigError:
             pass  # it may be another network by now, for a reason that its source does not tell: look again
     with communicator.agreed():
         if communicator.rank == 0:
             from istmpi.models.examination import examine
 
-            tree = examine(own).tree()
+            tree = examine(own_network).tree()
     tree = communicator.broadcast_from_root(tree)
-    network = _usable(run, data, own, tree, communicator)
+    network = _usable(run, data, own_network, tree, communicator)
     if communicator.rank == 0:
-        remember(own, tree)
+        remember(own_network, tree)
     return network
 
 
@@ -142,15 +142,15 @@ def planned_network(run: Run, data: Dataset) -> InferredNetwork:
     from istmpi.models.table import Table
     from istmpi.training.proof_cache import recall, remember
 
-    own = _own(run, data)
-    if own.name in DECLARED:
-        return _with_nodes(_ready(run, _declared(run, own, data), own), run, data)
-    if (tree := recall(own)) is not None:
+    own_network = _own(run, data)
+    if own_network.name in DECLARED:
+        return _with_nodes(_ready(run, _declared(run, own_network, data), own_network), run, data)
+    if (tree := recall(own_network)) is not None:
         with suppress(ConfigError):  # as in training
-            return _with_nodes(_ready(run, Table.from_tree(tree), own), run, data)
-    table = examine(own)
-    network = _with_nodes(_ready(run, table, own), run, data)
-    remember(own, table.tree())
+            return _with_nodes(_ready(run, Table.from_tree(tree), own_network), run, data)
+    table = examine(own_network)
+    network = _with_nodes(_ready(run, table, own_network), run, data)
+    remember(own_network, table.tree())
     return network
 
 
@@ -178,13 +178,13 @@ def _declared(run: Run, own: OwnNetwork, data: Dataset) -> Table:
 
 def _require_fitting_batches(run: Run, data: Dataset) -> None:
     """Refuse, with a ConfigError, batches of a graph that cannot be."""
-    how, batch, most = run.data.graph, run.train.batch, len(data.train)
+    how, batch, examples = run.data.graph, run.train.batch, len(data.train)
     if how == "full" and batch != 1:
         raise ConfigError(
             f"train.batch = {batch}, but with data.graph = 'full' an example is the whole graph. Give --batch 1."
         )
-    if how == "clusters" and batch > most:
-        raise ConfigError(f"train.batch = {batch} is more than the {most} clusters of {data.source}. Give fewer.")
+    if how == "clusters" and batch > examples:
+        raise ConfigError(f"train.batch = {batch} is more than the {examples} clusters of {data.source}. Give fewer.")
     layers = len(run.model.arguments.get("hidden", (0, 0))) + 1
     if how == "neighbours" and run.model.name in DECLARED and len(run.data.fanout) != layers:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What was found out about networks of one's own, remembered in a folder of the user's own.
+"""Remembers proofs about networks of the user's own, in a folder of the user's own.
 
     $XDG_CACHE_HOME/istmpi/proofs/KEY.json        by default in ~/.cache
 
@@ -61,7 +61,7 @@ def remember(network: OwnNetwork, tree: Mapping[str, Any]) -> None:
 
 
 def _facts(network: OwnNetwork) -> dict[str, Any] | None:
-    """All that a table is made from; None where the source is not known."""
+    """Return all that a table is made from; None where the source is not known."""
     if not network.source.hash:
         return None
     code = hashlib.sha256()
@@ -96,4 +96,6 @@ def _path(facts: Mapping[str, Any]) -> Path | None:
 
 
 def _private(path: Path) -> bool:
-    return all(one.stat().st_uid == os.geteuid() and not one.stat().st_mode & 0o022 for one in (path, path.parent))
+    return all(
+        status.st_uid == os.geteuid() and not status.st_mode & 0o022 for status in (path.stat(), path.parent.stat())
+    )

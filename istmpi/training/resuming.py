@@ -1,4 +1,4 @@
-"""Which checkpoints a run can resume from, and what has changed since one was saved."""
+"""Compares a run with a checkpoint that it resumes from, and says what has changed."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class Present:
     own_data: tuple[int, int, int] | None
     """The contents of this rank's own training data; None where all ranks read the same."""
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """What targets are standardised with."""
+    """The moments that standardise targets."""
 
 
 def changes_since(checkpoint: Checkpoint, here: Present) -> list[str]:
-    """What may be different from a checkpoint's run and is; ConfigError where something else is, too."""
+    """List allowed differences from a checkpoint's run; ConfigError where anything else differs."""
     header, changed, refused = checkpoint.header, [], []
-    for setting, (saved, wanted) in header.run.differences(here.run).items():
-        text = f"{setting} = {saved} there, {wanted} here"
+    for setting, (saved, current) in header.run.differences(here.run).items():
+        text = f"{setting} = {saved} there, {current} here"
         if setting in MAY_CHANGE or (setting == "model.name" and _moved(checkpoint, here.architecture)):
             changed.append(text)
         elif not setting.startswith(WITHOUT_EFFECT):
             refused.append(text)
     for fact, saved in asdict(header.data).items():
-        wanted = getattr(here.data, fact)
-        if saved not in (None, wanted) and fact != "source":
-            refused.append(f"data: {fact} = {saved} there, {wanted} here")
+        current = getattr(here.data, fact)
+        if saved not in (None, current) and fact != "source":
+            refused.append(f"data: {fact} = {saved} there, {current} here")
     if not same_targets(checkpoint.targets, here.targets):
         refused.append("data: targets are standardised by other numbers than there")
     if isinstance(here.architecture, InferredNetwork) and isinstance(checkpoint.architecture, InferredNetwork):
@@ -76,15 +76,17 @@ def changes_since(checkpoint: Checkpoint, here: Present) -> list[str]:
 
 
 def same_targets(one: tuple[np.ndarray, ...] | None, other: tuple[np.ndarray, ...] | None) -> bool:
-    """Whether targets are standardised alike, or not at all."""
+    """Say whether targets are standardised alike, or not at all."""
     if one is None or other is None:
         return one is other
-    return all(np.allclose(mine, theirs, rtol=1e-5) for mine, theirs in zip(one, other))
+    return all(np.allclose(first, second, rtol=1e-5) for first, second in zip(one, other))
 
 
 def _moved(checkpoint: Checkpoint, architecture: Architecture) -> bool:
     there = checkpoint.architecture
-    own = isinstance(there, InferredNetwork) and isinstance(architecture, InferredNetwork)
+    both_inferred = isinstance(there, InferredNetwork) and isinstance(architecture, InferredNetwork)
     return (
-        own and class_of(there.name) == class_of(architecture.name) and there.table.source == architecture.table.source
+        both_inferred
+        and class_of(there.name) == class_of(architecture.name)
+        and there.table.source == architecture.table.source
     )
