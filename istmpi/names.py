@@ -11,7 +11,7 @@ NETWORKS = {
     "vgg": "istmpi.models.vgg:VGG",
     "xc": "istmpi.models.xc:XC",
 }
-"""The networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""
+"""Networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""
 
 DECLARED = ("gcn", "sage", "xc")
 """Networks that are never built to know their table, for they may be larger than memory."""
@@ -41,5 +41,5 @@ def place_of(name: str) -> str:
 
 
 def class_of(name: Any) -> str:
-    """The class that the name of a network names, wherever it lies; empty for one that is no plain module."""
+    """Return the class that the name of a network names, wherever it lies; empty for one that is no plain module."""
     return place_of(name).rpartition(":")[2] if is_module(name) else ""

@@ -16,7 +16,7 @@ METRICS = "metrics.jsonl"
 SETTINGS = "run.toml"
 SUMMARY = "summary.json"
 FAILURE = "failure.json"
-"""Why a run of a comparison failed."""
+"""The file with the reason why a run of a comparison failed."""
 CURE = "Repair the file, or take the run's folder away."
 """The cure for a record that cannot be read."""
 JOB = "job"
@@ -24,7 +24,7 @@ JOB = "job"
 
 
 def known(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The items of a record that are not None, for `dataclasses.asdict`."""
+    """Return the items of a record that are not None, for `dataclasses.asdict`."""
     return {name: value for name, value in items if value is not None}
 
 
@@ -38,7 +38,7 @@ class RunFolder:
 
     @staticmethod
     def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
-        """A new folder, yet to be made: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
+        """Return a new folder, yet to be made: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
 
         With ``resume`` it may be a run's already: the wanted one, runs/NAME for ``auto``, or the one that the file or
         folder to go on from lies in. Raises ConfigError for a folder with anything else in it: nothing of others is
@@ -61,7 +61,7 @@ class RunFolder:
         return folder
 
     def require_usable(self, resume: bool) -> None:
-        """ConfigError for a folder with anything in it but, to ``resume``, a run."""
+        """Refuse, with a ConfigError, a folder with anything in it; to ``resume``, anything but a run."""
         path = self.path
         try:
             require_files(path)
@@ -81,19 +81,19 @@ class RunFolder:
             raise _unusable(self.path, error) from None
 
     def keep_metrics(self, rounds: int) -> None:
-        """Forget the metrics of later rounds: they will be run again."""
+        """Remove the metrics of later rounds, which will be run again."""
         kept = [line for line in self.metrics() if line["round"] <= rounds]
         self.write(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
 
     def forget(self, name: str) -> None:
-        """Remove a file of a run that goes on; it will be written again."""
+        """Remove a file of a run that resumes; it will be written again."""
         try:
             (self.path / name).unlink(missing_ok=True)
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be removed ({error.strerror}).") from None
 
     def write(self, name: str, text: str) -> None:
-        """A whole file, complete or not at all."""
+        """Write a whole file, complete or not at all."""
         self._open(f".{name}", "w", text)
         with self._refusal(name):
             (self.path / f".{name}").replace(self.path / name)
@@ -161,12 +161,12 @@ def _flatten(line: dict[str, Any]) -> None:
 
 
 def home(wanted: str, name: str) -> Path:
-    """The folder of a run that goes on in it: the wanted one, or runs/NAME."""
+    """Return the folder in which a run resumes: the wanted one, or runs/NAME."""
     return Path(wanted) if wanted else Path("runs") / name
 
 
 def run_of(path: Path) -> Path:
-    """The folder of the run that a checkpoint, or a folder of checkpoints or a run, belongs to."""
+    """Return the folder of the run to which a checkpoint, or a folder of checkpoints or of a run, belongs."""
     path = path if path.is_dir() else path.parent
     return path.parent if path.name == "checkpoints" else path
 
@@ -180,7 +180,7 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
 
 
 def _free(path: Path) -> Path:
-    """The path itself, or with the first number behind it that is not taken."""
+    """Return the path itself, or with the first free number behind it."""
     number = 1
     candidate = path
     while candidate.exists():

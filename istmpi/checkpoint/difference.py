@@ -13,9 +13,9 @@ from istmpi.checkpoint.summary import header_values
 from istmpi.hdf5 import datasets, dtype_name
 
 _CHUNK = 2**22
-"""Elements that are compared at a time: bounds the memory."""
+"""Elements compared at a time, which bounds the memory."""
 _NEVER_ALIKE = ("run", "seconds")
-"""Facts of the header that are compared otherwise, or that no two runs have in common."""
+"""Facts of the header that are compared elsewhere, or that no two runs have in common."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class TensorDifference:
 
     name: str
     problem: str | None
-    """Why its values cannot be compared."""
+    """The reason why its values cannot be compared."""
     elements: int = 0
     """Elements of the dataset."""
     differing: int = 0
@@ -35,7 +35,7 @@ class TensorDifference:
 
 
 def settings(one: Checkpoint, other: Checkpoint) -> dict[str, tuple[Any, Any]]:
-    """The settings and the other facts of the headers that differ."""
+    """Return the settings and other facts of the headers that differ."""
     differing = one.header.run.differences(other.header.run)
     first, second = (_flat(header_values(checkpoint.header)) for checkpoint in (one, other))
     facts = {name: (first.get(name), second.get(name)) for name in {**first, **second}}
@@ -43,7 +43,7 @@ def settings(one: Checkpoint, other: Checkpoint) -> dict[str, tuple[Any, Any]]:
 
 
 def tensors(one: Checkpoint, other: Checkpoint) -> Iterator[TensorDifference]:
-    """Every dataset in which they differ, checksums left out."""
+    """Yield the differences of all datasets but checksums."""
     first, second = datasets(one.file), datasets(other.file)
     for name in [*first, *(name for name in second if name not in first)]:
         if name not in second or name not in first:

@@ -23,7 +23,7 @@ _NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?\.h5")
 
 
 def name(header: Header) -> str:
-    """The file's name; names sort as training went on."""
+    """Return a checkpoint's file name; names sort in the order of training."""
     return f"round-{header.round:08d}.h5"
 
 
@@ -35,7 +35,7 @@ def listed(folder: Path) -> list[Path]:
 
 
 def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
-    """The checkpoint of a folder with which training got furthest, of those whose every byte is right. Collective.
+    """Find the checkpoint with which training got furthest, among those whose every byte is right. Collective.
 
     ``note`` is told on rank 0 of each that has to be passed over. None when the folder has none; DataError, on every
     rank, when it has some but none is valid.
@@ -77,7 +77,7 @@ def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
 
 
 def set_aside(folder: Path, start: Path) -> list[Path]:
-    """Rename the checkpoints of a run's folder that would be taken for newer than ``start``, from where it goes on.
+    """Rename the checkpoints that would be taken for newer than ``start``, from which the run resumes.
 
     They are no part of what is trained next. One that cannot be read is where its name says. Returns their new names,
     which nobody had before. Raises OutputError.

@@ -36,7 +36,7 @@ from istmpi.tasks import TASKS
 
 FORMAT, VERSION = "istmpi-checkpoint", 2
 READABLE = (1, 2)
-"""Versions; those of the first have nothing that guards their attributes and the list of their datasets."""
+"""Versions that can be read; in the first nothing guards the attributes and the list of datasets."""
 
 _RANGES = {
     "ranks": (1, 2**31 - 1),
@@ -81,7 +81,7 @@ class Header:
 
     run: Run
     ranks: int
-    """Ranks that saved."""
+    """The number of ranks that saved it."""
     round: int
     """Rounds done."""
     local_step: int
@@ -89,9 +89,9 @@ class Header:
     examples: int
     """Examples consumed by all ranks so far, from the data's first batch on: the position in the data."""
     seconds: float
-    """Spent on training so far."""
+    """Seconds of training so far."""
     bytes: int
-    """Handed to MPI by all ranks so far."""
+    """Bytes that all ranks have handed to MPI so far."""
     loss: float
     """Mean training loss of the last round."""
     data: DataSummary
@@ -122,7 +122,7 @@ class Header:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an example as it was trained on last."""
+        """The shape of an example in the last training rounds."""
         return (self.data.shape[0], self.side, self.side) if self.side else self.data.shape
 
     def shares_in(self, ranks: int, round: int) -> Sequence[float] | None:
@@ -139,7 +139,7 @@ class Header:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Orders checkpoints of one run."""
+        """A key that orders the checkpoints of a run."""
         return self.round, self.local_step
 
 
@@ -165,7 +165,7 @@ class Piece:
 
     @property
     def bytes(self) -> np.ndarray:
-        """The values as they go into the file, flat uint8."""
+        """The values as bytes of the file, flat uint8."""
         return self.values.reshape(-1).view(np.uint8)
 
 
@@ -192,7 +192,7 @@ def parts_of_checksums(pieces: Iterable[Piece]) -> list[np.ndarray]:
 def create(
     file: h5py.File, header: Header, pieces: Sequence[Piece], checksums: Sequence[Sequence[np.ndarray]]
 ) -> dict[str, int]:
-    """Make the attributes and every dataset, without values; returns where in the file each dataset begins.
+    """Make the attributes and every dataset without values; return the place in the file at which each begins.
 
     ``checksums`` are all ranks' `parts_of_checksums`, for the attributes and the list of datasets to be sealed with.
     """
@@ -223,13 +223,13 @@ def _attributes(header: Header) -> dict[str, str | int | float]:
 
 
 def room_for_structure(header: Header, pieces: Sequence[Piece]) -> int:
-    """Bytes of a file that are no rows, and some more; a dataset has 400 and the axes and the path that it is given."""
+    """Return room for the bytes of a file that are no rows: 400 a dataset, its axes and its path, and some more."""
     texts = sum(len(str(value)) for value in _attributes(header).values())
     return 2**16 + 2 * texts + sum(2**10 + len(piece.path) + len(piece.axes or "") for piece in pieces)
 
 
 def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
-    """Make a header and some pieces in memory; ConfigError for what a file of HDF5, or of TOML, cannot hold."""
+    """Make a header and some pieces in memory; ConfigError for anything that HDF5 or TOML cannot hold."""
     try:
         with h5py.File("rehearsal", "w", driver="core", backing_store=False, **CREATION) as file:
             pieces = with_checksums(pieces)
@@ -243,7 +243,7 @@ def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
 
 
 def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
-    """A contiguous dataset that has its place in the file from the start and is not filled."""
+    """Make a contiguous dataset that has its place in the file from the start and is not filled."""
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     settings.set_layout(h5py.h5d.CONTIGUOUS)
     settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -256,7 +256,7 @@ def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
 
 
 def read_version(file: h5py.File, path: Any) -> int:
-    """The version of the format of an open file; DataError for a file of another format or version."""
+    """Read the version of an open file's format; DataError for another format or version."""
     if _text(file.attrs.get("format", "")) != FORMAT:
         raise DataError(f"{path}: an HDF5 file, but not a checkpoint of istmpi.")
     version = file.attrs.get("version", 0)
@@ -272,7 +272,7 @@ def read_version(file: h5py.File, path: Any) -> int:
 
 
 def read_header(file: h5py.File, path: Any) -> Header:
-    """The root attributes of an open file; DataError for whatever cannot be one of them."""
+    """Read the root attributes of an open file; DataError for values that cannot be theirs."""
     attributes = dict(file.attrs)
     if attributes["version"] == 1:
         attributes.setdefault("scale", "{}")
@@ -307,7 +307,7 @@ def read_header(file: h5py.File, path: Any) -> Header:
 
 
 def _number(value: Any, item: dataclasses.Field, path: Any) -> int | float:
-    """A root attribute that is a number, and in its range where it has one."""
+    """Read a root attribute that is a number, in its range where it has one."""
     low, high = _RANGES.get(item.name, (-np.inf, np.inf))
     kinds = (np.integer,) if item.type is int else (np.integer, np.floating)
     if not isinstance(value, kinds) or (item.name in _RANGES and not low <= value <= high):
@@ -319,7 +319,7 @@ def _number(value: Any, item: dataclasses.Field, path: Any) -> int | float:
 
 
 def _tree(value: Any, name: str, path: Any) -> dict[str, Any]:
-    """A root attribute that is a JSON object."""
+    """Read a root attribute that is a JSON object."""
     try:
         tree = json.loads(_text(value))
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Weights to begin with: of a network of istmpi's, of a file of safetensors, or of a state dict that torch saved.
+"""Reads initial weights: from a network of istmpi's, a file of safetensors, or a state dict that torch saved.
 
 What has the name and the shape of a parameter is taken; all else begins as it would have. A file of another program
 has the weights of the full network as they stand, one of istmpi's those that `istmpi.models.architecture` scales: they
@@ -32,7 +32,7 @@ from istmpi.models.inferred import InferredNetwork
 
 CURE = "Give a network.h5 of istmpi, .safetensors, or a state dict that torch.save wrote."
 SHOWN = 6
-"""Names that a line lists at most."""
+"""The most names that a line lists."""
 _SAFETENSORS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -42,7 +42,7 @@ _SAFETENSORS = {
 _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64} | dict.fromkeys(("F64", "I64", "U64"), 64)
 _BITS |= dict.fromkeys(("F32", "I32", "U32"), 32) | dict.fromkeys(("F16", "BF16", "I16", "U16"), 16)
 _BITS |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8)
-"""The bits of a number of each type that the format knows."""
+"""Bits of a number of each type of the format."""
 _LONGEST_HEADER = 10**8
 _MOST_AXES = 64
 _INSIDE = ("state_dict", "model_state_dict", "model")
@@ -50,13 +50,13 @@ _INSIDE = ("state_dict", "model_state_dict", "model")
 
 
 class _File(ABC):
-    """The tensors of a file, of which rows are read one by one."""
+    """A file of tensors whose rows are read one by one."""
 
     shapes: Mapping[str, tuple[int, ...]]
 
     @abstractmethod
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        """Rows of a tensor."""
+        """Read rows of a tensor."""
 
     def factor(self, name: str) -> float:
         """Return the factor by which the file's network multiplies the product of a parameter."""
@@ -205,7 +205,7 @@ def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
 
 
 def _matched(path: Path, file: _File, network: Architecture) -> tuple[Fit, dict[str, str]]:
-    """Return the fit of a file to a network, and the name there of each parameter that fits; ConfigError if none."""
+    """Return the fit of a file to a network, and the file's name of each fitting parameter; ConfigError if none."""
     sources: dict[str, str] = {}
     misshapen, missing, used, names = [], [], set(), _plainly(file.shapes, network)
     shapes = {
@@ -251,7 +251,7 @@ def plain_name(network: Architecture, name: str) -> str:
 
 @contextmanager
 def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
-    """A file of any of these kinds, one of istmpi's checked, or a part of it; DataError in one line for others."""
+    """Open a file of any of these kinds, and check a part of istmpi's own; DataError in one line for others."""
     subject = f"train.init: {path}"
     if not path.is_file():
         raise DataError(
@@ -269,7 +269,7 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
 
 
 def _plainly(names: Mapping[str, Any], network: Architecture) -> dict[str, str]:
-    """Names in a file, without what wrappers put before every one (module., _orig_mod., model.), where none fits."""
+    """Strip the names in a file of the prefixes of wrappers (module., _orig_mod., model.) where none fits."""
     expected = {key for name in weights_among(network.parameters) for key in (name, plain_name(network, name))}
     plain = {name: name for name in names}
     while plain and expected.isdisjoint(plain):

@@ -60,18 +60,18 @@ class Tensor:
         return self.dataset.shape
 
     def rows(self, first: int = 0, last: int | None = None) -> np.ndarray:
-        """Rows ``[last - first, ...]`` as NumPy has them: bfloat16 comes as float32."""
+        """Read rows ``[last - first, ...]`` as NumPy has them: bfloat16 comes as float32."""
         with _reading(self.path):
             return self.dataset[first:last]
 
     def read_bytes(self, first: int, last: int, out: np.ndarray) -> None:
-        """Rows as the file has them, into flat uint8 memory."""
+        """Read rows as the file has them, into flat uint8 memory."""
         with _reading(self.path):
             read_rows(self.dataset, first, last, out)
 
 
 class Checkpoint:
-    """An open checkpoint whose structure is as its run says; `open_checkpoint` makes it."""
+    """An open checkpoint whose structure fits its run; `open_checkpoint` makes it."""
 
     def __init__(self, path: Path, file: h5py.File):
         self.path, self.file = path, file
@@ -104,12 +104,12 @@ class Checkpoint:
 
     @property
     def calibrated(self) -> bool:
-        """Whatever is normalised over the batch in training has its moments here, so that one example can be scored."""
+        """True if all batch normalisations have their moments here, so that a single example can be scored."""
         return all(self._has(f"norm/{stage}/") for stage in self.architecture.batch_norms)
 
     @property
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Calibrated mean and standard deviation of the units of all that normalises over the batch.
+        """Calibrated mean and standard deviation of the units of every batch normalisation.
 
         Empty when the weights were saved without calibration.
         """
@@ -126,7 +126,7 @@ class Checkpoint:
 
     @property
     def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Mean and deviation ``[outputs]`` of numbers to predict, which outputs are relative to, if they are."""
+        """The mean and deviation ``[outputs]`` to which outputs are relative; None if they are not."""
         return (self.array("output/mean"), self.array("output/std")) if self._has("output/mean") else None
 
     @property
@@ -136,7 +136,7 @@ class Checkpoint:
 
     @property
     def rescaling(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The factors ``[outputs]``, then the terms to add, that make predictions of outputs; None if none are needed.
+        """The factors ``[outputs]`` and then the terms that turn outputs into predictions; None if none are needed.
 
         float64 where there is a `target_offset`.
         """
@@ -190,12 +190,12 @@ class Checkpoint:
 
     @property
     def own(self) -> dict[str, Tensor]:
-        """Tensors of which every rank has its own values: one rank's after the other along axis 0."""
+        """Tensors whose values differ from rank to rank: one rank's after the other along axis 0."""
         paths = [path for path in self._datasets if path.startswith(("partial/model/", "partial/optim/"))]
         return {tensor.name: tensor for tensor in map(self._tensor, paths)}
 
     def array(self, path: str, rows: slice = slice(None)) -> np.ndarray:
-        """A small dataset; DataError when it is missing."""
+        """Read a small dataset; DataError when it is missing."""
         with _reading(self.path):
             return self._dataset(path)[rows]
 
@@ -214,7 +214,7 @@ class Checkpoint:
             yield from checksum_errors(self.file, part, parts, read)
 
     def require_valid(self, part: int = 0, parts: int = 1) -> None:
-        """Read everything, or a share of it; DataError for the first thing that is wrong."""
+        """Read everything, or a share of it; DataError for the first error."""
         for error in self.errors(part, parts):
             raise DataError(f"{self.path}: damaged: {error}.")
 

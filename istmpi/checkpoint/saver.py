@@ -1,4 +1,4 @@
-"""Saving while training goes on: the commit of a file, and a thread that does it in the background."""
+"""Saves checkpoints during training: the commit of a file, and a thread that does it in the background."""
 
 import contextlib
 import queue
@@ -24,7 +24,7 @@ _CALL = "checkpoint"
 
 
 def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:
-    """Write a checkpoint that appears under its name complete, checked in by every rank, and on the disk. Collective.
+    """Write a checkpoint that appears under its name once it is complete on the disk on all ranks' word. Collective.
 
     Raises OutputError on every rank when it cannot be written; an older file of that name is then untouched.
     """
@@ -73,7 +73,7 @@ def _output(path: Path) -> Iterator[None]:
 
 
 class Saver:
-    """Commits a run's checkpoints, one after the other, by default in the background. Collective, but for `close`.
+    """Commits a run's checkpoints one after the other, by default in the background. Collective, except `close`.
 
     A checkpoint that cannot be written is reported to ``warn`` on rank 0 and the run goes on; after
     ``settings.max_failures`` in a row the next call raises OutputError. ``start``: the valid checkpoint that the run
@@ -152,7 +152,7 @@ class Saver:
         return self._valid[-1] if self._valid else None
 
     def close(self) -> None:
-        """Let the thread end, when it has nothing left to do."""
+        """Let the thread end when it has nothing left to do."""
         self._jobs.put(None)
 
     def _start_thread(self) -> None:
@@ -197,7 +197,7 @@ class Saver:
             self._outcome = error
 
     def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """The pieces with their values copied, into the same memory every time."""
+        """Copy the values of the pieces, into the same memory every time."""
         staged = []
         for piece in pieces:
             copy = self._staged.get(piece.path)

@@ -22,25 +22,25 @@ FIRST_UNITS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A file in a folder of checkpoints; what is not known of one that cannot be read is None."""
+    """A file in a folder of checkpoints; facts that cannot be read are None."""
 
     file: str
     bytes: int
     modified: str
     """The time of writing: ISO 8601, UTC."""
     problem: str | None
-    """Why it is not valid."""
+    """The reason why it is not valid; None if it is."""
     round: int | None = None
     rounds: int | None = None
     """Rounds of the whole run."""
     local_steps: int | None = None
-    """Done by each rank since the start; None where a round is passes over the data."""
+    """Local steps of each rank since the start; None where a round is passes over the data."""
     ranks: int | None = None
     method: str | None = None
 
 
 def files(folder: Path) -> list[Path]:
-    """The HDF5 files of a run's folder or of a folder of checkpoints, by name; DataError where there are none."""
+    """List the HDF5 files of a run's folder or of a folder of checkpoints, by name; DataError where there are none."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder. Give that of a run, or of its checkpoints.")
     try:
@@ -85,7 +85,7 @@ def entry(path: Path, folder: Path, verify: bool, read: Read = unheard) -> Entry
 
 
 def header_values(header: Header) -> dict[str, Any]:
-    """The header as nested dicts of plain values."""
+    """Return the header as nested dicts of plain values."""
     values = {item.name: getattr(header, item.name) for item in dataclasses.fields(header)}
     return values | {
         "run": header.run.tree(),

@@ -47,9 +47,9 @@ class Cluster:
     flops: tuple[float, ...]
     """FLOP/s of a rank in matrix products; one number for all ranks, or one a rank."""
     product_seconds: float = 0.0
-    """Every matrix product takes so long beside its FLOPs."""
+    """The time of every matrix product beside its FLOPs."""
     step_seconds: float = 0.0
-    """Every local step takes so long beside what depends on sizes."""
+    """The time of every local step beside the parts that depend on sizes."""
     touch_seconds_per_byte: float = 0.0
     """The time for each byte that a step moves through memory beside the matrix products."""
     handle_seconds_per_byte: float = 0.0
@@ -57,11 +57,11 @@ class Cluster:
     average_seconds_per_byte: float = 0.0
     """The time for each byte of copies that an owner averages, beside unpacking them."""
     transfer_seconds: float = 0.0
-    """Every transfer takes so long beside its messages."""
+    """The time of every transfer beside its messages."""
     deal_seconds: float = 0.0
-    """Every round that deals and plans anew takes so long for it."""
+    """The time that a round takes to deal and plan anew."""
     memory: float | None = None
-    """Bytes for one rank."""
+    """The memory of a rank, in bytes."""
     price: float | None = None
     """The price of a node for an hour; a node is a rank."""
     watts: float | None = None

@@ -35,7 +35,7 @@ class Load:
     handled: Number = 0
     """Bytes that the busiest rank copies on the way: packs, unpacks, or moves within its own memory."""
     averaged: Number = 0
-    """Bytes of copies that the busiest rank takes the mean of."""
+    """Bytes of copies that the busiest rank averages."""
     buffers: Number = 0
     """Bytes beside the tensors themselves."""
     parts: tuple[Number, ...] = (1,)
@@ -46,12 +46,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Collective:
-    """A way of sending: its load in general, and for one that istmpi runs the exact bytes of a given round."""
+    """A way of sending: its expected load and, if istmpi runs it, the exact bytes of a given round."""
 
     load: Callable[[Holdings], Load | None]
-    """None where it is not used."""
+    """The load of one use; None where it is not used."""
     sent: Callable[[Mapping[str, Parameter], Owners, str], np.ndarray] | None = None
-    """Bytes that each rank hands to MPI when the whole network is sent, of method.wire: ``[rank]`` int64."""
+    """Bytes that each rank hands to MPI to send the whole network in a form of method.wire: ``[rank]`` int64."""
 
     def in_run(self, run: Run) -> "Collective":
         """Return the collective, which is the same for every run."""
@@ -66,7 +66,7 @@ class ByRun:
 
 
 def _pull(held: Holdings) -> Load:
-    """Owners to holders: of each rank's network what nobody held before, in pieces from all others."""
+    """Count the way from owners to holders: all of a rank's network that nobody held before, from all others."""
     elsewhere = 1 - Fraction(1, held.ranks)
     fetched = max(held.owner_bytes(part) for part in held.parts)
     inward, outward = fetched * elsewhere, held.served_bytes * elsewhere
@@ -85,7 +85,7 @@ def _push(held: Holdings) -> Load:
 
 
 def _hop(held: Holdings) -> Load | None:
-    """Holders straight to the next deal's holders; what stays is copied, and the whole network once more."""
+    """Count the way from holders to the next holders; values that stay are copied, and the whole network once more."""
     if held.redeal is None:
         return None
     moved = max(held.hop_bytes(part) for part in held.parts)
@@ -102,7 +102,7 @@ def _hop(held: Holdings) -> Load | None:
 def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Load]:
     """Return IST's loads where units leave so many steps ``early``, and units that nobody trains leave before that.
 
-    Both are waited for if they take longer, one by one: that the one may make up for the other is left out.
+    Ranks wait for each of the two that takes longer than its steps; the one does not make up for the other.
     """
     pull, hop, push, *rest = loads
     return [
@@ -185,7 +185,7 @@ def _gathered(parameters: Mapping[str, Parameter], owners: Owners, wire: str) ->
 
 
 def _fragments(run: Run) -> Collective:
-    """The network in fragments, each as an all-reduce, of values as they are or packed."""
+    """Count all-reduces of the network in fragments, of exact or packed values."""
 
     def load(held: Holdings) -> Load:
         fragments = compressed.totals(run, held.parameters, held.lengths, held.ranks)
@@ -207,7 +207,7 @@ def _fragments(run: Run) -> Collective:
 
 
 def _largest(run: Run) -> Collective:
-    """The largest values of every rank's network to all others."""
+    """Count the way of every rank's largest values to all others."""
 
     def load(held: Holdings) -> Load:
         message = compressed.largest(run, held.parameters, held.lengths)

@@ -1,4 +1,4 @@
-"""Bytes of what travels in parts of a network, or in few bits."""
+"""Bytes of networks that travel in parts or in few bits."""
 
 from collections.abc import Mapping
 
@@ -40,12 +40,12 @@ def totals(run: Run, parameters: Mapping[str, Parameter], lengths: Mapping[str, 
 
 
 def steps_behind(run: Run) -> int:
-    """Local steps for which a fragment is on its way."""
+    """The local steps that a fragment travels."""
     return spec_of(run.method.name).delay(run)
 
 
 def largest(run: Run, parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> int:
-    """A rank's message of its largest values."""
+    """Return the bytes of a rank's message of its largest values."""
     settings = run.method
     sizes = tuple(parameter.size(lengths) for parameter in parameters.values())
     itemsize = next(iter(parameters.values())).itemsize

@@ -1,6 +1,6 @@
 """Counts the cost of a run in bytes, FLOPs and memory.
 
-Exact in what ranks hold and compute; expected over deals in what they send, of which `one_round` is exact for one deal.
+Holdings and work are exact. Traffic is the expectation over deals; `one_round` has the exact one of a given deal.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ class Flops:
     """The FLOPs of one local step of one rank; multiply-add = 2."""
 
     products: Number
-    """Matrix products, convolutions, attention: forward, and the gradients that anyone needs. What PyTorch counts."""
+    """Matrix products, convolutions and attention, forward and for the needed gradients, as PyTorch counts them."""
     first_input_gradient: Number
     """The gradient of the network's input, which nobody needs; the paper's figures count it."""
     normalisation: Number
@@ -45,10 +45,10 @@ class Flops:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank. Examples, and the process itself with its libraries, are not among them."""
+    """Bytes of one rank, without its examples and without the process and its libraries."""
 
     owned: Number
-    """Owned rows, with the optimizer state that rests there: no rank has more."""
+    """Owned rows with the optimizer state that rests there, on the rank with the most."""
     network: Number
     """The weights that it trains."""
     gradients: Number
@@ -90,7 +90,7 @@ class Cost:
     parts: list[PartCost]
     local_steps: int
     examples_per_step: Number
-    """Consumed by all ranks."""
+    """Examples that all ranks consume in a step."""
     sends: int
     """Times in a round that all of ``loads`` are sent."""
     loads: list[Load]
@@ -99,7 +99,7 @@ class Cost:
     tensors: int
     """Tensors for every parameter in each of them: 1, and the optimizer state where it travels along."""
     start_bytes: Number
-    """Sent more in the first round than in a later one; less where negative."""
+    """Bytes that the first round sends beyond a later one; fewer where negative."""
     since: int
     """The first round in which ``loads`` are sent."""
     side: int = 0
@@ -115,17 +115,17 @@ class Cost:
 
     @property
     def largest(self) -> PartCost:
-        """The ranks that need the most memory."""
+        """The part whose ranks need the most memory."""
         return max(self.parts, key=lambda part: part.memory.total)
 
     @property
     def received_elements(self) -> Number:
-        """A round as the paper counts it: what all ranks receive to train on, one way, own elements included."""
+        """Elements of a round as the paper counts: all that ranks receive to train on, one way, own ones included."""
         return self.sends * self.sent_part * self.spec.received(self.held)
 
     @property
     def round_bytes(self) -> Number:
-        """A round as MPI counts it: by all ranks, what stays on its rank left out; expected over deals."""
+        """Bytes of a round as MPI counts them: all ranks' sendings to others, expected over deals."""
         return self.sends * self.tensors * sum(load.sent for load in self.loads)
 
     def sent_bytes(self, first: int, rounds: int) -> Number:
@@ -152,7 +152,7 @@ def cost(
     shared_batch: bool = False,
     examples: int | None = None,
 ) -> Cost:
-    """The cost of a run on so many ranks, by its own method or another one or a rival.
+    """Return the cost of a run on so many ranks, by its own method, another one or a rival.
 
     ``shared_batch``: synchronous methods divide train.batch among the ranks, as in the paper's Figure 2; else every
     rank takes train.batch examples a step. ``examples``: all that there are to train on; where they are not known a
@@ -313,7 +313,7 @@ def _part_cost(
 def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
     """Bytes of a forward pass over a whole graph, its units spread over ranks where they can be; 0 for other networks.
 
-    Of the widest layer the input and what each of its products made; a sum over neighbours has the place of the input.
+    These are the input and all products of the widest layer; a sum over neighbours takes the place of the input.
     """
     nodes = architecture.nodes[1]
     if not nodes:

@@ -33,21 +33,21 @@ FLOPS_A_BYTE = 100
 COUNT = 8
 """Bytes of the number of values that a unit's moments are taken over."""
 RANKED = 8 * Ranking.size
-"""And those of ranked labels."""
+"""Bytes of the totals of ranked labels."""
 PART = 8 * (2 + 2 * TOP)
-"""Bytes of what a rank tells of an example's labels that it has."""
+"""Bytes that a rank sends about its part of an example's labels."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Parameters that are sharded together, for the leaves that have them have them together."""
+    """Parameters that are sharded together, because leaves share them."""
 
     names: tuple[str, ...]
     nbytes: int
     gathered: int
     """Bytes that all ranks hand to MPI where they are gathered."""
     sharded: int
-    """And where they are sharded, in all passes; of tables whose rows are looked up at most."""
+    """Bytes where they are sharded, in all passes; an upper bound for tables whose rows are looked up."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class EvaluationPlan:
 
 
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """Bytes that training has on every rank, in every phase of a run, and that are free while it evaluates.
+    """Bytes that every phase of training takes on every rank, and that are free during an evaluation.
 
-    Of local graphs those of gradients alone: all ranks must find the same, and activations are as many as a rank's own
-    graph has nodes.
+    For local graphs only gradients count: all ranks must find the same number, and activations depend on a rank's own
+    graph.
     """
     memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
     local_graph = run.data.placement == "local" and architecture.nodes[1] > 0
@@ -81,7 +81,7 @@ MOST_LOGITS = 2**26
 
 
 def windows_together(batch: int, logits: int) -> int:
-    """Windows of text, or sparse rows, in a pass of an evaluation, of at most so many, each with that many logits."""
+    """Windows of text, or sparse rows, of an evaluation's pass: at most ``batch``, each with ``logits`` logits."""
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
@@ -113,7 +113,7 @@ def evaluation_plan(
     local: bool = False,
     spread: bool = False,
 ) -> EvaluationPlan:
-    """The plan of an evaluation on so many ranks, with ``room`` for gathered weights.
+    """Plan an evaluation on so many ranks, with ``room`` for gathered weights.
 
     ``passes``: the number of examples of each batch, the calibration's first. ``spread``: where the network's head is
     sharded only what is ranked first of its outputs is sent (`istmpi.multilabel.Parts`), and nothing in a calibration.
@@ -198,7 +198,7 @@ def _price(one: Weights, local: bool) -> tuple[Number, str]:
 def _choices(
     architecture: Architecture, ranks: int, passes: Sequence[int], sizes: dict[str, int], spread: bool
 ) -> Iterator[Weights]:
-    """The weights that can be sharded: of leaves that have a row for every rank."""
+    """Yield the weights that can be sharded: those of leaves with a row for every rank."""
     for paths in _together(architecture):
         names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))
         rows = min(architecture.parameters[name].pattern.axes[0].length(architecture.lengths) for name in names)
@@ -214,7 +214,7 @@ def _choices(
 
 
 def _together(architecture: Architecture) -> list[list[str]]:
-    """The leaves, those together that share a parameter."""
+    """Group the leaves that share a parameter."""
     groups: list[tuple[set[str], list[str]]] = []
     for path, names in architecture.leaves.items():
         touching = [group for group in groups if not group[0].isdisjoint(names)]
@@ -225,7 +225,7 @@ def _together(architecture: Architecture) -> list[list[str]]:
 
 
 def _pass_bytes(architecture: Architecture, path: str, ranks: int, examples: int) -> int:
-    """Bytes that all ranks hand to MPI for a sharded leaf in a forward pass over so many examples."""
+    """Count the bytes that all ranks hand to MPI for a sharded leaf in a forward pass over so many examples."""
     total = 0
     for operator in architecture.operators:
         if operator.module != path:

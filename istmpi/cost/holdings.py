@@ -28,14 +28,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Origin:
-    """Odds of who held an element in the round before, and as well of who will in the round after.
+    """The odds of an element's holders in the round before, which are those of the round after, too.
 
-    Of what does not stay with its holders: nobody, as it comes from its owner.
+    Elements that do not stay with their holders come from their owners: nobody held them.
     """
 
     nobody: Number
     others: Number
-    """Another rank than the one that holds it now."""
+    """The odds that another rank than the present holder held it."""
 
 
 class Holdings:
@@ -264,7 +264,7 @@ class Holdings:
 
     @cached_property
     def share_of_a_rank(self) -> Fraction:
-        """The fraction of the network that a rank trains that takes part, and so one example: the mean over ranks."""
+        """The fraction of the network that a participating rank trains, and so an example: the mean over ranks."""
         return Fraction(self.held_elements) / self.members / self.network_elements
 
     @cached_property

@@ -14,7 +14,7 @@ from istmpi.cost.counts import Cost, PartCost
 BACKWARD_SHARE = 2 / 3
 """The backward pass's part of a step's time; buckets that are sent during it hide behind it."""
 COMPUTING = 0.95
-"""The part of its time that a rank shall compute."""
+"""The fraction of its time that a rank shall compute."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
 
 
 def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
-    """Bits a second in each direction from which on a rank computes that part of its time; its link has no latency.
+    """Return the least rate, in bits a second each way, at which a rank computes that part of its time; no latency.
 
-    Infinite where no rate is enough, 0 where nothing is sent. What ranks wait for in a round is a sum of terms
+    It is infinite where no rate is enough, and 0 where nothing is sent. A round's waiting time is a sum of terms
     max(bytes * seconds a byte + fixed - hidden, 0), of which ever more are above 0 as a byte takes longer.
     """
     bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
@@ -104,6 +104,6 @@ def _deal_seconds(cost: Cost, cluster: Cluster) -> float:
 
 
 def epoch_seconds(cost: Cost, cluster: Cluster, examples: int) -> float:
-    """The time in which all ranks together consume so many examples."""
+    """Return the time in which all ranks together consume so many examples."""
     rounds = examples / float(cost.local_steps * cost.examples_per_step)
     return rounds * round_time(cost, cluster).total
