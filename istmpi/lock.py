@@ -91,7 +91,7 @@ class FolderLock:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         self._remove(text)
 
-    def _remove(self, said: str) -> None:
+    def _remove(self, text: str) -> None:
         """Remove the file if it still has this text; one process at a time may act on a file that is left over."""
         turn = self.path.with_name(f".{FILE}.turn")
         if not _link("", turn):  # without a text there is room for it on a full disk, too
@@ -99,7 +99,7 @@ class FolderLock:
                 turn.unlink(missing_ok=True)
             return
         try:
-            if _read(self.path) == said:
+            if _read(self.path) == text:
                 self.path.unlink(missing_ok=True)
         finally:
             turn.unlink(missing_ok=True)

@@ -81,7 +81,7 @@ MOST_LOGITS = 2**26
 
 
 def windows_together(batch: int, logits: int) -> int:
-    """Windows of text, or sparse rows, of an evaluation's pass: at most ``batch``, each with ``logits`` logits."""
+    """Return the windows of text, or sparse rows, of a pass: at most ``batch``, each with ``logits`` logits."""
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 

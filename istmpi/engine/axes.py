@@ -1,4 +1,4 @@
-"""Names for the axes of parameters, and who may hold which positions along them.
+"""Names for the axes of parameters, and the positions along them that a rank may hold.
 
 A pattern names every axis of a tensor: ``"hidden2 hidden1"`` is a matrix whose rows go with the units of hidden2 and
 whose columns with those of hidden1. Writing one name in two patterns is the rule that both deal out together.
@@ -26,7 +26,7 @@ from istmpi.errors import ConfigError
 _TOKEN = re.compile(r"\s*(?:(?P<literal>\d+)|(?P<name>[A-Za-z_]\w*)(?:\[(?P<unit>\d+)\])?|(?P<bracket>[()]))")
 
 Positions = range | np.ndarray
-"""Sorted positions along an axis: a range where they are contiguous, else int64 ``[count]``."""
+"""Sorted positions along an axis: a range where they are contiguous, otherwise int64 ``[count]``."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
 def narrowed(
     lengths: Mapping[str, int], parameters: Mapping[str, Parameter], units: Mapping[str, Positions]
 ) -> dict[str, int]:
-    """The lengths of a rank's subnet: dealt names count the units it holds, ``name[k]`` is 1 where it holds unit k."""
+    """Return the lengths of a rank's subnet: a dealt name's number of units; for ``name[k]`` 1 if it holds unit k."""
     narrow = dict(lengths)
     narrow.update((name, len(held)) for name, held in units.items())
     for parameter in parameters.values():
@@ -194,7 +194,7 @@ def narrowed(
 def with_odds(
     lengths: Mapping[str, int], patterns: Iterable[Pattern], dealt: Mapping[str, int]
 ) -> dict[str, int | Fraction]:
-    """The lengths of a subnet of which only the numbers of its units are known: ``name[k]`` is the odds of unit k."""
+    """Return the lengths of a subnet from its numbers of units alone: ``name[k]`` is the odds of unit k."""
     odds: dict[str, int | Fraction] = dict(dealt)
     for factor in (factor for pattern in patterns for axis in pattern.axes for factor in axis.factors):
         if factor.unit is not None and factor.name in dealt:
@@ -225,7 +225,7 @@ def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int
 
 
 def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> dict[str, Parameter]:
-    """The parameters and, for each, its optimizer's per-element state, which starts at zero and has the same axes."""
+    """Return the parameters and, for each, its optimizer's state per element, which starts at zero on the same axes."""
     extended = dict(parameters)
     for name, parameter in parameters.items():
         extended |= {Slot(name, kind): Parameter(parameter.pattern, parameter.dtype) for kind in slots}

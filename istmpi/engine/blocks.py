@@ -61,12 +61,12 @@ class Block:
 
     @property
     def is_first(self) -> bool:
-        """It is whole, or the first slab of one that is cut."""
+        """True for a whole block and for the first slab of a cut one."""
         return self.cut is None or self.cut[1] == 0
 
     @property
     def elements(self) -> int:
-        """Elements of the whole block that it is, or is a slab of, with those that are left out."""
+        """Elements of the whole block, of which it may be a slab, with those that are left out."""
         if self.cut is None:
             return prod(self.extent)
         axis, _, length = self.cut
@@ -83,14 +83,14 @@ class Block:
         return outer * (length * inner) + rest + start * inner
 
     def in_rows(self, elements: int) -> "Iterator[Block]":
-        """A whole block as slabs of some rows, at most so many elements unless one row has more."""
+        """Cut a whole block into slabs of rows, of at most so many elements unless one row has more."""
         step = max(elements // max(prod(self.extent[1:]), 1), 1)
         for start in range(0, self.extent[0], step):
             yield _slab(self, 0, start, min(start + step, self.extent[0]))
 
     @property
     def dense_nbytes(self) -> int:
-        """Bytes with what is left out."""
+        """Bytes with the elements that are left out."""
         return prod(self.extent) * self.itemsize
 
     @property
@@ -138,12 +138,12 @@ Message = Sequence[Block]
 
 
 def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
-    """Messages cut into rounds of at most ``capacity`` bytes a peer: ``[round][peer]``."""
+    """Cut messages into rounds of at most ``capacity`` bytes a peer: ``[round][peer]``."""
     return [list(rounds) for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())]
 
 
 def _cut(message: Message, capacity: int) -> Iterator[Message]:
-    """A message as a sequence of shorter ones; both ends cut alike, as the cuts follow from the shapes alone."""
+    """Cut a message into shorter ones; both ends cut alike, as the cuts follow from the shapes alone."""
     part: list[Block] = []
     room = capacity
     for block in message:
@@ -223,5 +223,5 @@ def _scatter(target: np.ndarray, index: Index, values: np.ndarray) -> None:
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's memory as integers of the element's size: moves any dtype unchanged, NumPy's or not."""
+    """Return the tensor's memory as integers of the element's size, which move any dtype unchanged."""
     return tensor.detach().view(_INTEGERS[tensor.element_size()]).numpy()

@@ -1,8 +1,8 @@
-"""The exchange between two rounds, carried out while the first one's last local steps are still taken (method.delay).
+"""The exchange between two rounds during the first one's last local steps (method.delay).
 
-Deals are known in advance. What nobody trains now and somebody will next is fetched from its owners from the round's
-beginning on. What a rank trains now and will not train next leaves some local steps before the end, as it is then: to
-its next holder, or home to its owner. What stays with its rank keeps all local steps.
+Deals are known in advance. Parameters that nobody trains now and somebody will next come from their owners from the
+round's beginning on. Parameters that a rank will not train next leave some local steps before the end, as they are
+then: to their next holder, or home to their owner. Parameters that stay with their rank keep all local steps.
 
 Between two rounds nothing is on its way, and ranks have all that they train next.
 """
@@ -52,7 +52,7 @@ def receive_buffers(
 class EarlyExchange:
     """The exchange behind a round, in the background. All ranks call the same methods in the same order.
 
-    ``communicator``: one on which nothing else goes on, and whose calls are counted in `finish`.
+    ``communicator``: one that nothing else uses, and whose calls are counted in `finish`.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class Departure:
 
 
 def layers(parameters: Mapping[str, Parameter]) -> list[list[str]]:
-    """Names by layer, in the network's order; what comes before the first matrix belongs to it."""
+    """Return names by layer, in the network's order; parameters before the first matrix belong to it."""
     by_layer: list[list[str]] = []
     has_matrix = True
     for name, parameter in parameters.items():
@@ -34,16 +34,16 @@ def layers(parameters: Mapping[str, Parameter]) -> list[list[str]]:
 
 
 FRAGMENTS = 4
-"""The number of fragments of a network with at least as many layers, where a run does not say it."""
+"""The default number of fragments of a network with at least as many layers."""
 
 
 def departures(
     parameters: Mapping[str, Parameter], fragments: int | None, steps: int, delay: int
 ) -> Sequence[Departure]:
-    """The departures of a round of so many local steps, in their order; all have arrived at its end.
+    """Return the departures of a round of so many local steps, in their order; all have arrived at its end.
 
     They are spread evenly up to the last step from which a fragment can arrive. ``delay`` is cut to what a round has
-    room for; what would leave before another has arrived leaves with the next one. No more fragments than layers.
+    room for; a fragment due before another's arrival leaves with the next one. No more fragments than layers.
     """
     delay = min(delay, steps - 1)
     every, last = layers(parameters), steps - delay

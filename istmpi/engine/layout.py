@@ -75,7 +75,7 @@ class Owners:
 
 @dataclass(frozen=True)
 class Replicated:
-    """Some ranks have everything, the others nothing; by default all ranks have everything."""
+    """A layout in which some ranks have everything, by default all, and the others nothing."""
 
     lengths: Mapping[str, int]
     ranks: int
@@ -101,12 +101,12 @@ class Replicated:
 
 
 def part_of(whole: torch.Tensor, layout: Layout, parameter: Parameter, rank: int) -> torch.Tensor:
-    """The part of a whole parameter that ``rank`` has in a layout: a copy."""
+    """Return a copy of the part of a whole parameter that ``rank`` has in a layout."""
     return whole[_index(layout, parameter, rank)].contiguous()
 
 
 def in_whole(part: torch.Tensor, layout: Layout, parameter: Parameter, rank: int) -> torch.Tensor:
-    """A whole parameter with the part that ``rank`` has in a layout, and zeros elsewhere."""
+    """Return a whole parameter with the part that ``rank`` has in a layout, and zeros elsewhere."""
     whole = part.new_zeros(parameter.pattern.shape(layout.lengths))
     whole[_index(layout, parameter, rank)] = part
     return whole
@@ -118,5 +118,5 @@ def _index(layout: Layout, parameter: Parameter, rank: int) -> tuple[np.ndarray,
 
 
 def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ...]:
-    """The shape of the part of a parameter that ``rank`` has in a layout."""
+    """Return the shape of the part of a parameter that ``rank`` has in a layout."""
     return tuple(len(layout.positions(axis, place, rank)) for place, axis in enumerate(parameter.pattern.axes))

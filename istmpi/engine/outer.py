@@ -24,7 +24,7 @@ class Outer:
     def __init__(self, lr: float = 1.0, momentum: float = 0.0, needs_start: bool = False):
         self.lr, self.momentum = lr, momentum
         self.idle = lr == 1 and momentum == 0 and not needs_start
-        """The weights stay where the round led."""
+        """True if the weights stay where the round led."""
         self.start: dict[str, torch.Tensor] = {}
 
     def begin(self, tensors: Tensors) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 BLOCK = 1024
 """Values of 4 bits that share a scale."""
 CHUNK = 4096
-"""Values of which the largest are sent."""
+"""Values in a chunk, of which the largest are sent."""
 
 
 def float4_bytes(count: int) -> int:
@@ -14,7 +14,7 @@ def float4_bytes(count: int) -> int:
 
 
 def top_k_entries(top: int, sizes: Sequence[int]) -> int:
-    """Values that are sent of tensors of these sizes: ``top`` of every chunk, of a shorter last one in proportion."""
+    """Count the values sent of tensors of these sizes: ``top`` of a chunk, in proportion of a shorter last one."""
     return sum(top * (size // CHUNK) + -(-top * (size % CHUNK) // CHUNK) for size in sizes)
 
 

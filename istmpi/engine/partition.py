@@ -1,4 +1,4 @@
-"""The deal: which units of each unit group every rank holds this round."""
+"""The deal: the units of each unit group that every rank holds in a round."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> list[int]:
-    """Sizes of the consecutive blocks that ``length`` units are cut into, one a rank.
+    """Return the sizes of the consecutive blocks into which ``length`` units are cut, one a rank.
 
     Without shares they differ by at most one. With shares they follow them by largest remainders, none below one unit.
     """

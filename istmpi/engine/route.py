@@ -28,9 +28,9 @@ class Leg:
     source: Layout | None = None
     target: Layout | None = None
     exclude: Partition | None = None
-    """Only elements that no rank has in this partition move, of what it deals out."""
+    """A partition of whose dealt parameters only those elements move that no rank has in it."""
     wire: Wire | None = None
-    """The form in which values travel; None: as they are."""
+    """The form in which values travel; None for values as they are."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Route:
     common: frozenset[str] = frozenset()
     """Parameters that stay on all ranks, which take their mean round a ring."""
     every: int = 1
-    """Rounds from one mean to the next."""
+    """The number of rounds from one mean to the next."""
     early: int = 0
-    """Weights leave that many local steps before the end of a round; the next round's pull begins with the round."""
+    """Local steps before a round's end at which weights leave; the next round's pull then begins with the round."""
     last: Collection[int] = ()
     """Rounds after which nothing leaves early."""
     wire: str = "float32"
@@ -67,7 +67,7 @@ class Route:
     def into(
         self, parameters: Parameters, round: int, before: Partition | None, present: Collection[str] = ()
     ) -> Iterator[Leg]:
-        """Yield what brings ranks what they train in a round: straight from holders, and from owners.
+        """Yield the legs that bring ranks the parameters of a round: straight from holders, and from owners.
 
         ``before``: the deal in which ranks hold what is dealt out; None where all is with its owners. ``present``:
         names of what every rank has already. The first values of a run, and what is common, travel as they are.
@@ -85,7 +85,7 @@ class Route:
             yield Leg(PULL, encoded, self.owners, now, before, self._wire(round, PULL))
 
     def out_of(self, parameters: Parameters, round: int) -> Iterator[Leg]:
-        """Yield what takes the weights of a round where they belong: round the ring, and to their owners."""
+        """Yield the legs that take a round's weights where they belong: round the ring, and to their owners."""
         after = self.deal(round + 1) if self.stays else None
         common = {name: parameter for name, parameter in parameters.items() if self.is_common(name)}
         dealt = {name: parameter for name, parameter in parameters.items() if name not in common}
@@ -97,7 +97,7 @@ class Route:
             yield Leg(PUSH, dealt, self.deal(round), self.owners, after, wire)
 
     def flushed(self, parameters: Parameters, round: int) -> Iterator[Leg]:
-        """Yield what brings the newest values to their owners behind a round after which nothing left early."""
+        """Yield the legs that bring the newest values to their owners after a round from which nothing left early."""
         if self.stays:
             deal = self.deal(round)
             yield Leg(FLUSH, _dealt(parameters, deal), deal, self.owners)

@@ -1,4 +1,4 @@
-"""The newest values of every parameter: where they are, and how they get to the ranks that train them and back.
+"""The newest values of every parameter: their places, and their way to the ranks that train them and back.
 
 Between rounds the rows of the store are the owners'. Newer values of what is dealt out may be with its holders, and
 those of what all ranks have in common are on every rank; `Shards.flush` brings them to the owners.
@@ -54,7 +54,7 @@ class Shards:
         self.alike: dict[str, torch.Tensor] = {}
         """Slots of which all ranks have the same values, whole, on this rank's device: an outer step's velocity."""
         self._mean_taken = True
-        """Say whether all ranks have the same values of what is common."""
+        """True if all ranks have the same values of the common parameters."""
         self._reached: dict[str, torch.Tensor] = {}
         self._arriving: MutableMapping[str, torch.Tensor] = {}
         self._leaving: MutableMapping[str, torch.Tensor] = {}

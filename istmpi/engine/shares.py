@@ -1,4 +1,4 @@
-"""Shares: what each rank is dealt in relation to the others, from round to round, and how they follow measured times.
+"""Shares: the relative amounts that ranks are dealt from round to round, which may follow measured times.
 
 As in AdapTrain a rank's next share is its present one divided by the square root of the seconds that its local steps
 take, scaled to a sum of 1. What a subnet costs grows with its share at least a little and at most with its square, so
@@ -12,17 +12,17 @@ from statistics import median
 AUTO = "auto"
 """The setting for shares that follow the measured times."""
 ROUNDS = 3
-"""Trained with the present shares before they may change; the median of their seconds counts, rank by rank."""
+"""Rounds with the present shares before they may change; the median of their seconds counts, rank by rank."""
 CHANGE = 0.05
-"""Shares change where one of them would by more than that."""
+"""The least relative change of a share for which shares change."""
 LEAST = 0.1
-"""The least share of a rank in relation to an equal one: a few units would be worth nothing."""
+"""The least share of a rank relative to an equal one: a few units would be worth nothing."""
 LEAD = 2
 """Rounds from a measured one to the first that may have other shares: the deal in between is drawn already."""
 
 
 def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
-    """The shares that follow from these and the ranks' seconds of local steps with them; their sum is 1."""
+    """Return the shares that follow from these and the ranks' seconds of local steps with them; their sum is 1."""
     next_shares = [share / sqrt(took) for share, took in zip(shares, seconds, strict=True)]
     total, least = sum(next_shares), LEAST / len(next_shares)
     next_shares = [max(share / total, least) for share in next_shares]
@@ -37,7 +37,7 @@ def equal(ranks: int) -> tuple[float, ...]:
 
 
 def share_of(rank: int) -> str:
-    """The field of a round's metrics that has a rank's share."""
+    """Return the field of a round's metrics that has a rank's share."""
     return f"rank{rank}_share"
 
 
@@ -65,7 +65,7 @@ class Shares:
         return next((shares for first, shares in reversed(self._log.items()) if first <= round), self._given)
 
     def known(self, round: int) -> dict[int, Sequence[float]]:
-        """The log of the rounds before, at and behind one: what was trained last, and all that is decided by then."""
+        """Return the log of the rounds before, at and after one: the last trained, and all decided by then."""
         rounds = range(max(round - 1, 0), round + 2)
         log: dict[int, Sequence[float]] = {}
         if self.changing and any(map(self.of, rounds)):
@@ -76,9 +76,9 @@ class Shares:
         return log
 
     def measured(self, round: int, seconds: Sequence[float]) -> tuple[float, ...] | None:
-        """Take the ranks' seconds of local steps of a round that is done; returns other shares where they should be.
+        """Take the ranks' seconds of local steps of a round that is done; return new shares if they should change.
 
-        They are for `change`. Rounds count that were trained with the present shares, as long as no others are to come.
+        They are for `change`. Only rounds with the present shares count, and only while no others are to come.
         """
         if not self.follows or self.ranks == 1 or max(self._log, default=0) > round or not all(seconds):
             return None
@@ -91,7 +91,7 @@ class Shares:
         return next_shares if change > CHANGE else None
 
     def go_on(self, log: Mapping[int, Sequence[float]], ranks: int) -> None:
-        """Take over what so many ranks had in their log; they begin anew on another number, and a given log counts."""
+        """Take over the log of so many ranks; shares begin anew on another number of ranks, and a given log stays."""
         if self.follows and ranks == self.ranks:
             self._log = dict(sorted(log.items()))
 

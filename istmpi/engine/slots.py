@@ -1,4 +1,4 @@
-"""The names of what a store keeps: a parameter's own name, or that of a slot beside it."""
+"""The names of a store's tensors: a parameter's own name, or that of a slot beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Slot(str):
 
     parameter: str
     kind: str
-    """Its name beside any parameter: ``momentum_buffer``."""
+    """The slot's name beside any parameter: ``momentum_buffer``."""
 
     def __new__(cls, parameter: str, kind: str) -> Slot:
         self = super().__new__(cls, f"{parameter}/{kind}")
@@ -29,13 +29,13 @@ class Slot(str):
 
 
 def named(text: str) -> str | Slot:
-    """The name that stands in a file: a parameter's, or a slot's."""
+    """Parse a name from a file: a parameter's, or a slot's."""
     parameter, slash, kind = text.partition("/")
     return Slot(parameter, kind) if slash else text
 
 
 def parameter_of(name: str) -> str:
-    """The parameter that a name belongs to: itself, or the one that it is a slot of."""
+    """Return the parameter to which a name belongs: itself, or that of the slot."""
     return name.parameter if isinstance(name, Slot) else name
 
 
@@ -50,5 +50,5 @@ def without(names: Iterable[str], *kinds: str) -> list[str]:
 
 
 def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
-    """The kinds of slots among them, each once."""
+    """Return the kinds of slots among these names, each once."""
     return tuple(dict.fromkeys(name.kind for name in names if isinstance(name, Slot)))

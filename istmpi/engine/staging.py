@@ -1,4 +1,4 @@
-"""The way between device and host memory, from where MPI sends."""
+"""Copies between device and host memory, from which MPI sends."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ import torch
 
 
 def empty_on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Host tensors to receive values for these: the very same ones where they are in host memory already."""
+    """Return host tensors to receive values for these: the same ones where they are in host memory already."""
     return {
         name: tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
         for name, tensor in tensors.items()
@@ -19,7 +19,7 @@ def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def copy_from_host(staged: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
-    """The values that arrived in host memory, to where they are needed."""
+    """Copy values that arrived in host memory to the tensors that need them."""
     for name, tensor in tensors.items():
         if staged[name] is not tensor:
             tensor.copy_(staged[name])

@@ -1,4 +1,4 @@
-"""This rank's owned rows of every parameter: where the weights rest between rounds.
+"""This rank's owned rows of every parameter, in which the weights rest between rounds.
 
 No rank ever has the full network. Initial values are a function of the seed and of the element's global position
 alone, so the network is the same at any number of ranks.
@@ -16,7 +16,7 @@ from istmpi.engine.layout import Owners, part_shape
 from istmpi.engine.slots import Slot, weights_among
 
 _CHUNK = 2**20
-"""Elements drawn at a time: bounds the memory of the initialisation."""
+"""Elements drawn at a time, which bounds the memory of the initialisation."""
 
 
 class ParameterStore:
@@ -57,7 +57,7 @@ class ParameterStore:
                 flat[start : start + count] = torch.from_numpy(values).to(flat.dtype)
 
     def digest(self) -> int:
-        """64 bits of this rank's rows; the sum over ranks modulo 2**64 does not depend on the number of ranks."""
+        """Return 64 bits of this rank's rows; their sum over ranks modulo 2**64 is the same on any number of ranks."""
         total = 0
         for name, parameter in self.parameters.items():
             flat = self.tensors[name].view(-1)
@@ -71,7 +71,7 @@ class ParameterStore:
         return total % 2**64
 
     def not_finite(self) -> str:
-        """The first of this rank's weights that is not finite, as ``name[row, column] is nan``; empty where all are."""
+        """Return this rank's first weight that is not finite, as ``name[row, column] is nan``; empty where all are."""
         for name in weights_among(self.parameters):
             parameter, values = self.parameters[name], self.tensors[name]
             if torch.isfinite(values.sum()) or torch.isfinite(values).all():
@@ -83,7 +83,7 @@ class ParameterStore:
         return ""
 
     def keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take this rank's rows of what it has from tensors that hold whole parameters."""
+        """Take this rank's rows from tensors that hold whole parameters."""
         for name in self.parameters.keys() & tensors.keys():
             parameter = self.parameters[name]
             rows = self.owners.positions(parameter.pattern.axes[0], 0, self.rank)
@@ -92,7 +92,7 @@ class ParameterStore:
     def add_slots(self, slots: Collection[str]) -> None:
         """Add rows of zeros for these kinds of slots of every parameter, or for single slots.
 
-        Those that are there already stay as they are.
+        Slots that are there already stay as they are.
         """
         weights = {name: self.parameters[name] for name in weights_among(self.parameters)}
         kinds, requested = tuple(dict.fromkeys(getattr(slot, "kind", slot) for slot in slots)), {*slots}
@@ -107,7 +107,7 @@ class ParameterStore:
                 self.tensors[name] = self._zeros(parameter)
 
     def drop_slots(self, except_for: Collection[str]) -> None:
-        """Forget all other slots than these, which are said as in `add_slots`."""
+        """Remove all slots except these, which are named as in `add_slots`."""
         kept = {*except_for}
         for name in list(self.parameters):
             if isinstance(name, Slot) and kept.isdisjoint((name, name.kind)):
@@ -117,6 +117,6 @@ class ParameterStore:
         return torch.zeros(part_shape(self.owners, parameter, self.rank), dtype=getattr(torch, parameter.dtype))
 
     def first_element(self, parameter: Parameter) -> int:
-        """The global flat position of the first owned element."""
+        """Return the global flat position of the first owned element."""
         shape = parameter.pattern.shape(self.owners.lengths)
         return self.owners.rows(shape[0], self.rank).start * prod(shape[1:])

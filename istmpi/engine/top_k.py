@@ -1,4 +1,4 @@
-"""The largest of every 4,096 values, where they stand and perhaps as 2 bits each: what SparseLoCo sends of a network.
+"""The largest of every 4,096 values with their places, perhaps as 2 bits each: SparseLoCo's messages.
 
 Each tensor is cut into chunks of 4,096 values by itself; its last chunk may be shorter, and sends in proportion. Of all
 chunks one after the other:
@@ -40,7 +40,7 @@ class TopK:
         ]
 
     def encode(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Flat tensors as bytes."""
+        """Return flat tensors as bytes."""
         places, values = zip(*(chosen for tensor in tensors for chosen in self._chosen(tensor)))
         sent = _pack_places(torch.cat([each.reshape(-1) for each in places]))
         if not self.two_bits:
@@ -50,7 +50,7 @@ class TopK:
         return torch.cat([sent, packed, torch.cat(levels).view(torch.uint8).view(-1)])
 
     def decode(self, packed: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places among all values, one tensor's behind the other's, and the values there."""
+        """Return places among all values, one tensor's behind the other's, and the values there."""
         kept = torch.tensor(self.kept)
         starts = [first + start for first, size in self._placed() for start in range(0, size, CHUNK)]
         entries = top_k_entries(self.top, self.sizes)
@@ -68,7 +68,7 @@ class TopK:
         return [(sum(self.sizes[:number]), size) for number, size in enumerate(self.sizes)]
 
     def _chosen(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Places and values of whole chunks, and of what is left: ``[chunk, value]``."""
+        """Return places and values of whole chunks, and of the rest: ``[chunk, value]``."""
         whole = values.numel() // CHUNK * CHUNK
         chosen = []
         for part in (values[:whole].view(-1, CHUNK), values[whole:].view(1, -1)):
@@ -84,7 +84,7 @@ class TopK:
 
 
 def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of values ``[chunk, value]``, and the two levels of each chunk."""
+    """Return codes of values ``[chunk, value]``, and the two levels of each chunk."""
     magnitudes = values.abs()
     mean = magnitudes.mean(1, keepdim=True)
     above = magnitudes > mean

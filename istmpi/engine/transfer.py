@@ -168,7 +168,7 @@ class Transfer:
 
     @cached_property
     def _forms(self) -> dict[str, tuple[str, int]]:
-        """The form of every tensor, and its scales in a message."""
+        """Return the form of every tensor, and its scales in a message."""
         kind, dealt = self._wire.kind if self._wire else "float32", self._source.units | self._target.units
         forms = {name: form_of(kind, name, parameter) for name, parameter in self._parameters}
         lengths = self._source.lengths
@@ -184,7 +184,7 @@ class Transfer:
         return ranks[mine.start : mine.stop] if isinstance(mine, range) else ranks[mine]
 
     def _rounds(self, communicator: Communicator) -> Iterator[tuple[list[Message], list[Message]]]:
-        """Sends and receives, cut into as many rounds as the staging limit asks for: the same number on every rank."""
+        """Cut sends and receives into as many rounds as the staging limit asks for: the same number on every rank."""
         if self._largest_message <= self._capacity:
             yield self.sends, self.receives
             return
@@ -196,7 +196,7 @@ class Transfer:
 
     @property
     def _largest_message(self) -> int:
-        """A bound on the bytes of any message, the same on every rank."""
+        """Return a bound on the bytes of any message, the same on every rank."""
         return sum(
             parameter.itemsize
             * prod(
@@ -265,7 +265,7 @@ def _unpack(
 
 
 class _MeanByElement:
-    """The weighted means of elements that differ in who sends them, each as `_mean` computes it.
+    """The weighted means of elements with different senders, each as `_mean` computes it.
 
     ``target``: the tensor that they are for; needs as much memory three times while a transfer runs.
     """
@@ -298,7 +298,7 @@ class _MeanByElement:
 
 
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
-    """The weighted mean as the first copy plus the mean difference from it: equal copies give that very value."""
+    """Return the weighted mean as the first copy plus the mean difference from it: equal copies give their value."""
     (first, _), *others = copies
     if not others:
         return first

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from istmpi.engine.blocks import Block, Message
 
 _AT_ONCE = 2**18
-"""Values of which the scales are found at a time, if they are not all in one row."""
+"""Values whose scales are found at a time, if they are not all in one row."""
 
 VALUES_A_SCALE = 128
-"""Values that are expected at least for a scale in a message between an owner and a holder."""
+"""The least expected number of values for a scale in a message between an owner and a holder."""
 
 
 def form_of(kind: str, name: str, parameter: Parameter) -> str:
-    """The form of a tensor under a setting of method.wire.
+    """Return the form of a tensor under a setting of method.wire.
 
     Slots keep the eight bits of bfloat16, relative to each value: a second moment that became 0 would make a step as
     long as it likes. So do tensors of one axis, of which there are few.
@@ -40,12 +40,12 @@ def form_of(kind: str, name: str, parameter: Parameter) -> str:
 
 
 def value_bytes(form: str, parameter: Parameter) -> int:
-    """Bytes of a value in this form, without its scale."""
+    """Return the bytes of a value in this form, without its scale."""
     return FORMS[form] or parameter.itemsize
 
 
 def scales_of(form: str, parameter: Parameter, lengths: Mapping[str, int], groups: Mapping, ranks: int) -> int:
-    """The number of scales that every message has for a tensor of which it has anything: the same in all deals.
+    """Return the number of a tensor's scales in every message that has a part of it: the same in all deals.
 
     So their bytes are known without knowing which elements a message has. ``groups``: what is dealt out.
     """
@@ -79,7 +79,7 @@ class BlockCodec:
         out[block.scales * block.is_first :] = CODECS[block.form].round(values, key, places, by_value)
 
     def decode(self, block: Block, peer: int, coded: np.ndarray) -> np.ndarray:
-        """The values of a block of a peer's message to this rank, as the bits of float32."""
+        """Return the values of a block of a peer's message to this rank, as the bits of float32."""
         if block.scales and block.is_first:
             self._received[peer, block.name] = coded[: block.scales].copy()
         return self._decoded(block, coded, self._received.get((peer, block.name)))
@@ -94,13 +94,13 @@ class BlockCodec:
         return values.view(np.int32).reshape(block.shape)
 
     def through(self, block: Block, rank: int) -> np.ndarray:
-        """The values of a block that stays on this rank as they would arrive."""
+        """Return the values of a block that stays on this rank as they would arrive."""
         coded = np.empty(block.sent_nbytes, np.uint8)
         self.encode(block, rank, rank, coded)
         return self.decode(block, rank, coded)
 
     def _exponents(self, block: Block) -> np.ndarray:
-        """The exponents of a whole block's scales."""
+        """Return the exponents of a whole block's scales."""
         largest = np.zeros(block.scales, np.float32)
         for slab in block.in_rows(_AT_ONCE):
             values = np.abs(slab.packed(self._tensors[block.name]).reshape(-1).view(np.float32))
@@ -111,7 +111,7 @@ class BlockCodec:
 
 
 def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.ndarray]:
-    """The scales of a block's values, run after run, and how many values each run has."""
+    """Return the scales of a block's values, run after run, and the number of values of each run."""
     length = -(-block.elements // block.scales)
     if isinstance(places, range):
         groups = np.arange(places.start // length, -(-places.stop // length))

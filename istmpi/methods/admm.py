@@ -12,7 +12,7 @@ from istmpi.methods.replicated import OwnNetworks
 
 
 class ADMM(OwnNetworks):
-    """Every rank has weights and a dual of its own; the store has the consensus."""
+    """A method in which every rank has weights and a dual of its own; the store has the consensus."""
 
     def fetched(self) -> None:
         tensors = self.subnet.tensors

@@ -1,4 +1,4 @@
-"""A method of training: how a round is run, step by step.
+"""A method of training, which runs a round step by step.
 
 A method's `Method.round` is a generator: it brings this rank what it trains, yields each local step to whoever takes
 it, and sends what was trained where it belongs. A round commits, or it is dropped: then every rank has the values from
@@ -48,11 +48,11 @@ class Method(ABC):
     """
 
     averages_gradients = False
-    """Gradients leave the rank, so that all of them are dense."""
+    """True if gradients leave the rank, so that all of them are dense."""
     finished_within = 10.0
-    """Seconds: a round that takes no longer from where a stop is asked for is finished; another is dropped."""
+    """Seconds: a round that takes no longer after a request to stop is finished; another is dropped."""
     restores_itself = False
-    """The method itself takes up what a checkpoint has of this rank alone."""
+    """True if the method itself takes up a checkpoint's values of this rank alone."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -180,7 +180,7 @@ class Method(ABC):
         return self.job.batches.at(step)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what a local step makes smaller, and the loss on the batch's targets: by default the same."""
+        """Return the objective of a local step and the loss on the batch's targets: by default the same."""
         loss = self.loss(self._adjustment(self.forward(network, batch)), batch.targets)
         return loss, loss
 
@@ -197,7 +197,7 @@ class Method(ABC):
         return network(*batch.inputs)
 
     def holders(self, number: int) -> Layout:
-        """Return who trains what in a round: its deal, which all ranks made sure to have drawn alike."""
+        """Return the deal of a round, which all ranks made sure to have drawn alike."""
         if number not in self._deals:
             with self.job.clock("deal"):
                 deal = self._drawn(number)

@@ -35,7 +35,7 @@ _AT_ONCE = 2**27
 
 
 class Codistillation(OwnNetworks):
-    """The others' networks are fetched once a round; the optimizer's state is never reset."""
+    """A method that fetches the others' networks once a round, and never resets the optimizer's state."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -80,7 +80,7 @@ class Codistillation(OwnNetworks):
         return loss + self.loss(outputs, mean), loss
 
     def _fetch_others(self, mine: Mapping[str, torch.Tensor]) -> None:
-        """Every other rank's weights."""
+        """Fetch every other rank's weights."""
         communicator = self.job.communicator
         ranks = communicator.size
         peers = [rank for rank in range(ranks) if rank != communicator.rank]

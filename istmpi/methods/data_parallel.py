@@ -14,7 +14,7 @@ from istmpi.models.linear import linear_layers
 
 
 class DataParallel(ReplicatedMethod):
-    """Gradients are on their way to be averaged as soon as the backward pass has made them.
+    """A method that sends gradients to be averaged as soon as the backward pass has made them.
 
     The optimizer's state is never reset.
     """

@@ -1,6 +1,6 @@
-"""Downpour SGD (Dean et al. 2012): what a rank changed goes to a parameter server while the rank trains on.
+"""Downpour SGD (Dean et al. 2012): a rank's changes go to a parameter server while the rank trains on.
 
-What ranks changed in a round travels in the background of the next one. So the others' changes are one round old when
+The changes of a round travel in the background of the next one. So the others' changes are one round old when
 they arrive, and up to two when the next ones do: staleness is J to 2J local steps, whatever the timing.
 
     server <- server + mean over ranks of what they changed in the round before
@@ -17,7 +17,7 @@ from istmpi.methods.replicated import OwnNetworks
 
 
 class Downpour(OwnNetworks):
-    """Every rank has a network of its own; the store has the server's values."""
+    """A method in which every rank has a network of its own; the store has the server's values."""
 
     def fetched(self) -> None:
         tensors = self.subnet.tensors

@@ -1,9 +1,9 @@
 """Dynamic averaging (Kamp et al. 2018, arXiv 1807.03210): ranks average when one has gone far enough to be worth it.
 
-After every round each rank looks how far its weights are from the reference, the last mean that all ranks took. While
-no squared distance is above ``threshold`` times the reference's squared norm, nothing is sent. Else those ranks take
-their mean, with as many others at random, again and again, until the mean is near enough; from half of the ranks on
-all take it, and it is the next reference.
+After every round each rank measures how far its weights are from the reference, the last mean of all ranks. While
+no squared distance is above ``threshold`` times the reference's squared norm, nothing is sent. Otherwise the ranks with
+larger ones take their mean with as many others at random, again and again, until the mean is near enough; from half of
+the ranks on all take it, and it is the next reference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ REFERENCE = "reference"
 
 
 class DynamicAveraging(OwnNetworks):
-    """Every rank has a network of its own; the store has their mean when it is asked for."""
+    """A method in which every rank has a network of its own; the store has their mean when it is asked for."""
 
     def __init__(self, job: Job):
         super().__init__(job)

@@ -13,7 +13,7 @@ from istmpi.methods.replicated import OwnNetworks
 
 
 class EASGD(OwnNetworks):
-    """Every rank has a network of its own; the store has the center."""
+    """A method in which every rank has a network of its own; the store has the center."""
 
     @torch.no_grad()
     def exchange(self, number: int) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class IST(Method):
-    """Deal, fetch, J local steps, give, outer step."""
+    """A method of rounds: deal, fetch, J local steps, give, outer step."""
 
     @classmethod
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a method that a run has no room for: refused, not lowered in silence."""
+"""Refuses settings of a method for which a run has no room, and does not lower them in silence."""
 
 from __future__ import annotations
 

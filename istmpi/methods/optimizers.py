@@ -27,14 +27,14 @@ class OptimizerSpec:
     make: Callable[..., "torch.optim.Optimizer"]
 
     def state(self, slots: Mapping[str, "torch.Tensor"], steps: int) -> dict[str, Any]:
-        """The optimizer's own state of one parameter, from its slots and the local steps done so far."""
+        """Return the optimizer's own state of a parameter, from its slots and the local steps done so far."""
         import torch
 
         return {**slots, **({"step": torch.tensor(float(steps))} if self.counts_steps else {})}
 
 
 def optimizer_spec(settings: object) -> OptimizerSpec:
-    """The optimizer of a run's settings; ConfigError with the nearest name where there is none."""
+    """Return the optimizer of a run's settings; ConfigError with the nearest name where there is none."""
     if settings.name not in OPTIMIZERS:
         raise ConfigError(f"optimizer.name = {settings.name!r} is not known{did_you_mean(settings.name, OPTIMIZERS)}")
     return OPTIMIZERS[settings.name](settings)

@@ -1,4 +1,4 @@
-"""Methods by which every rank has the whole network and keeps it from round to round."""
+"""Methods in which every rank has the whole network and keeps it from round to round."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from istmpi.methods.job import Job
 
 
 class ReplicatedMethod(Method):
-    """The network is fetched once. What `each_rank` declares is saved, restored and rolled back here, for all methods.
+    """A method that fetches the network once, and saves, restores and rolls back the tensors of `each_rank`.
 
     An outer step is the method's own.
     """
@@ -67,7 +67,7 @@ class ReplicatedMethod(Method):
 
 
 class OwnNetworks(ReplicatedMethod):
-    """The ranks' networks differ between rounds; the store has what is worth evaluating when it is asked for."""
+    """A method whose ranks' networks differ between rounds; the store gets the one to evaluate on request."""
 
     def __init__(self, job: Job):
         super().__init__(job)

@@ -21,7 +21,7 @@ from istmpi.methods.replicated import ReplicatedMethod
 
 
 class SparseLoCo(ReplicatedMethod):
-    """Local steps; what all send, each to all others, and the outer step."""
+    """A method of local steps, an exchange of the largest values of all with all, and an outer step."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -53,7 +53,7 @@ class SparseLoCo(ReplicatedMethod):
             self.subnet.tensors[name].copy_(values)
 
     def _exchange(self) -> None:
-        """Move the weights by the mean of what all ranks send."""
+        """Move the weights by the mean of all ranks' values."""
         settings, communicator, starts = self.job.run.method, self.job.communicator, self._outer.start
         tensors = self.subnet.tensors
         for name, start in starts.items():

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 BLOCK = 2**16
-"""Rows that are settled at a time at the end of a round."""
+"""Rows settled at a time at the end of a round."""
 
 
 def bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
-    """The tables of a network that sum rows, and whose weights nobody else has."""
+    """Return the tables of a network that sum rows, and whose weights no other module has."""
     owners: dict[int, int] = {}
     for module in network.modules():
         for parameter in module.parameters(recurse=False):

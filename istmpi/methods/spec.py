@@ -47,17 +47,17 @@ def _no_copies(run: Run, ranks: int, slots: int) -> int:
 
 
 def trained(held: Holdings) -> int | Fraction:
-    """Elements of all networks that ranks train in a round."""
+    """Count the elements of all networks that ranks train in a round."""
     return held.held_elements
 
 
 def reduced(held: Holdings) -> int:
-    """Elements that all ranks receive in an all-reduce of the network."""
+    """Count the elements that all ranks receive in an all-reduce of the network."""
     return 2 * (held.ranks - 1) * held.network_elements
 
 
 def gathered(held: Holdings) -> int:
-    """Elements that all ranks receive when each gets the others' networks."""
+    """Count the elements that all ranks receive when each gets the others' networks."""
     return held.ranks * (held.ranks - 1) * held.network_elements
 
 
@@ -75,46 +75,46 @@ class MethodSpec:
     settings: tuple[Field, ...] = ()
     """Its own in [method], as `istmpi.settings.own` makes them: type, default, range and help."""
     sends_every_step: bool = False
-    """It sends in every local step, not once a round."""
+    """True if it sends in every local step, not once a round."""
     sends_since: Callable[[Run], int] = _first
     """The first round in which it sends."""
     sends_at_start: tuple[str, ...] = ()
-    """Collectives of the first round, which carry also what rests with the owners."""
+    """Collectives of the first round, which also carry the slots that rest with the owners."""
     overlaps: bool = False
-    """The messages of a step travel while its backward pass still runs."""
+    """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Holdings], int | Fraction] = trained
-    """Elements that all ranks receive each time, as the paper counts: what they train on, own ones included."""
+    """Elements that all ranks receive each time, as the paper counts them: all that they train, own ones included."""
     sent_part: Callable[[Run], int | Fraction] = _everything
-    """The part of what is `received` that is really sent."""
+    """The fraction of `received` that is really sent."""
     makes_communicators: bool = False
-    """Rounds make MPI communicators of their own."""
+    """True if rounds make MPI communicators of their own."""
     deals: bool = False
-    """Unit groups are dealt out, if the network has any."""
+    """True if unit groups are dealt out, where the network has any."""
     stays: bool = False
-    """Dealt parameters stay with their holders between two rounds, unless an outer step follows."""
+    """True if dealt parameters stay with their holders between two rounds, unless an outer step follows."""
     members: Callable[[Run, int], int] = _everybody
     """The number of ranks that take part in a round, of so many."""
     in_passes: bool = False
-    """A round is so many passes over a rank's data, not method.local_steps."""
+    """True if a round is so many passes over a rank's data, not method.local_steps."""
     synchronous: bool = False
-    """Ranks take the same step together: they may share one batch among them."""
+    """True if ranks take the same step together, so that they may share one batch."""
     learns_from_others: bool = False
-    """Each batch passes forward through the networks of all other ranks, too."""
+    """True if each batch passes forward through the networks of all other ranks, too."""
     outer_step: tuple[float, float] | None = None
     """Learning rate and momentum of the outer step after a round, if the run does not say; None where there is none."""
     always_carries: bool = False
-    """The optimizer's state is never reset, whatever the run says; it rests with the owners, and is not sent along."""
+    """True if the optimizer's state is never reset, whatever the run says; it rests with the owners and is not sent."""
     owned_tensors: int = 1
     """Tensors that an owner has for the rows of every parameter, slots left out."""
     delay_by_default: int = 0
     """method.delay, if the run does not say."""
     encodes: bool = False
-    """Values can travel in fewer bits in its rounds (method.wire)."""
+    """True if values can travel in fewer bits in its rounds (method.wire)."""
     copies: Callable[[Run, int, int], int] = _no_copies
     """Whole networks that a rank keeps beside the one it trains, on so many ranks and with so many slots stored."""
 
     def load(self) -> type[Method]:
-        """The class that runs its rounds; imports torch."""
+        """Return the class that runs its rounds; imports torch."""
         module, _, kind = self.rounds.partition(".")
         return getattr(importlib.import_module(f"istmpi.methods.{module}"), kind)
 
@@ -123,7 +123,7 @@ class MethodSpec:
         return run.method.wire if self.encodes else "float32"
 
     def require_wire(self, run: Run) -> None:
-        """ConfigError where what is to travel in fewer bits cannot."""
+        """Refuse, with a ConfigError, a method.wire that a run's method or values cannot have."""
         wire = run.method.wire
         if wire != "float32" and not self.encodes:
             raise ConfigError(
@@ -137,7 +137,7 @@ class MethodSpec:
             )
 
     def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        """The unit groups that are dealt out in a run; ConfigError for one that the network does not have."""
+        """Return the unit groups that are dealt out in a run; ConfigError for one that the network does not have."""
         if not self.deals:
             return ()
         for name in run.method.partition or ():
@@ -148,11 +148,11 @@ class MethodSpec:
         return architecture.default_groups if run.method.partition is None else run.method.partition
 
     def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
-        """The units that every rank has at least of each group of blocks that is dealt out in a run."""
+        """Return the least number of units that every rank has of each dealt group of blocks."""
         return {name: run.method.min_blocks for name in self.groups(run, architecture) if name in architecture.blocks}
 
     def shared(self, run: Run, architecture: Architecture) -> list[str]:
-        """The parameters that are not dealt out in a run."""
+        """Return the parameters that are not dealt out in a run."""
         groups = self.groups(run, architecture)
         return [name for name, parameter in architecture.parameters.items() if not parameter.pattern.dealt(groups)]
 
@@ -196,7 +196,7 @@ class MethodSpec:
     def deal(
         self, run: Run, architecture: Architecture, ranks: int, round: int, shares: Sequence[float] | None = None
     ) -> Partition:
-        """A round's deal, by default with the shares of the run's settings; ConfigError for one that cannot be made."""
+        """Return a round's deal, by default with the run's own shares; ConfigError for an impossible one."""
         from istmpi.engine.partition import Partition  # help must not wait for NumPy
 
         groups, least = self.groups(run, architecture), self.least(run, architecture)
@@ -204,11 +204,11 @@ class MethodSpec:
         return Partition.draw(architecture.lengths, groups, ranks, seed, round, shares, redeal, least)
 
     def shares(self, run: Run) -> tuple[float, ...] | None:
-        """The shares that a run's settings have themselves; None for equal ones, and where they change on the way."""
+        """Return the shares of a run's settings; None for equal ones, and for those that change during the run."""
         return None if isinstance(run.method.shares, str) else run.method.shares
 
     def require_changing_shares(self, run: Run, architecture: Architecture, ranks: int) -> None:
-        """ConfigError where shares of a run on so many ranks cannot change from round to round."""
+        """Refuse, with a ConfigError, changing shares that a run on so many ranks cannot have."""
         from istmpi.engine.partition import overlaps
 
         asked, groups, least = (
@@ -226,7 +226,7 @@ class MethodSpec:
                 )
 
     def outer(self, run: Run) -> tuple[float, float]:
-        """Learning rate and momentum of the outer step: as the run says, or else the method's own; 1, 0 for none."""
+        """Return learning rate and momentum of the outer step: the run's, otherwise the method's own; 1, 0 for none."""
         if self.outer_step is None:
             return 1.0, 0.0
         lr, momentum, settings = *self.outer_step, run.method
@@ -236,7 +236,7 @@ class MethodSpec:
         )
 
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
-        """The optimizer state that the store keeps beside every parameter between rounds."""
+        """Return the optimizer state that the store keeps beside every parameter between rounds."""
         keeps = self.always_carries or run.method.optimizer_state == "carry"
         return optimizer_spec(run.optimizer).slots if keeps else ()
 
@@ -246,7 +246,7 @@ class MethodSpec:
         return (*self.optimizer_slots(run), *([VELOCITY] if momentum else []))
 
     def moved(self, run: Run) -> int:
-        """Tensors for every parameter that each collective moves: 1, and the optimizer state that travels along."""
+        """Count a parameter's tensors that a collective moves: 1, and the optimizer state that travels along."""
         return 1 if self.always_carries else 1 + len(self.optimizer_slots(run))
 
     def sends_in_a_round(self, run: Run) -> int:
@@ -256,7 +256,7 @@ class MethodSpec:
     def stays_with_holders(self, run: Run, architecture: Architecture, ranks: int) -> bool:
         """Say whether dealt parameters stay with their holders between two rounds, as far as the next deal lets them.
 
-        What several ranks hold does not: owners take the mean.
+        Parameters that several ranks hold do not: owners take the mean.
         """
         from istmpi.engine.partition import overlaps
 
@@ -265,7 +265,7 @@ class MethodSpec:
         return bool(groups) and ranks > 1 and self.stays and self.outer(run) == (1, 0) and apart
 
     def delay(self, run: Run) -> int:
-        """Local steps during which what has left is on its way: as the run says, or else the method's own."""
+        """Return the local steps during which weights that have left travel: the run's, otherwise the method's own."""
         delay = self.delay_by_default if run.method.delay is None else run.method.delay
         return min(delay, run.method.local_steps - 1)
 
@@ -274,9 +274,9 @@ class MethodSpec:
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
     def require_delay(self, run: Run, architecture: Architecture, ranks: int) -> None:
-        """ConfigError where a run's weights are to leave their holders early, and do not stay with them at all.
+        """Refuse, with a ConfigError, early leaving of weights that do not stay with their holders at all.
 
-        And where a round has no room for what a setting asks for.
+        Settings for which a round has no room are refused, too.
         """
         from istmpi.methods.limits import require_room  # help must not wait for NumPy
 
@@ -292,7 +292,7 @@ class MethodSpec:
         raise ConfigError(f"method.delay = {run.method.delay} of {self.name} does not go with {why}. Leave one out.")
 
     def steps(self, run: Run, ranks: int, examples: int) -> int:
-        """Local steps of a rank in a round, on so many ranks and examples."""
+        """Return the local steps of a rank in a round, on so many ranks and examples."""
         if not self.in_passes:
             return run.method.local_steps
         per_rank = examples if run.data.placement == "shared" else -(-examples // ranks)

@@ -41,7 +41,7 @@ class _UnderWay:
 
 
 class StreamingDiLoCo(OwnNetworks):
-    """Ranks have networks of their own, and the same common values of all fragments; the store has these.
+    """A method in which ranks have networks of their own and common values of all fragments, which the store has.
 
     A stop is asked for beside each fragment, and ranks leave together when that has arrived: then none is under way.
     """

@@ -20,7 +20,7 @@ from istmpi.models.linear import release_gradients
 from istmpi.tasks import TASKS
 
 CLIP_OF_REGRESSION = 1.0
-"""The default for regression: a squared error has no largest gradient, and wide layers make steps too long."""
+"""The default clip for regression: a squared error has no largest gradient, and wide layers make steps too long."""
 
 Objective = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
 

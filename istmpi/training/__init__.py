@@ -1,1 +1,1 @@
-"""Training: the round loop, a whole run in its folder, a comparison of several, a measurement of the cluster."""
+"""The round loop, a whole run in its folder, a comparison of several runs, and a measurement of the cluster."""

@@ -1,4 +1,4 @@
-"""The best score on the validation split so far, and whether training has gone on without a better one for too long."""
+"""The best score on the validation split so far, and the end of patience without a better one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from istmpi.tasks import TASKS
 
 
 class Best:
-    """Told of every evaluation in order; of equal scores the first is the best. The same on all ranks if told alike."""
+    """A watch over evaluations, told of them in order; of equal scores the first is the best."""
 
     def __init__(self, higher_is_better: bool, patience: int):
         self._higher, self._patience = higher_is_better, patience
@@ -22,7 +22,7 @@ class Best:
     def of(run: Run, data: Dataset) -> Best | None:
         """Return the best score to watch if a run scores the validation split while it trains; otherwise None.
 
-        It does where it holds examples out, and where it asks what to do with their score. ConfigError where it asks
+        A run does so where it holds examples out and a setting uses their score. ConfigError where a setting asks
         for a split that is not there.
         """
         reasons = [f"train.patience = {run.train.patience}"] * (run.train.patience > 0)
@@ -42,13 +42,13 @@ class Best:
     def forget(self) -> None:
         """Begin anew."""
         self.round: int | None = None
-        """Rounds done when it was reached; None before the first evaluation."""
+        """Rounds done when the best score was reached; None before the first evaluation."""
         self.score: float | None = None
         self.without_better = 0
         """Evaluations since then."""
 
     def take(self, round: int, score: float) -> None:
-        """An evaluation after so many rounds."""
+        """Take the score of an evaluation after so many rounds."""
         better = self.score is None or (score > self.score if self._higher else score < self.score)
         if better and score == score:
             self.round, self.score, self.without_better = round, score, 0
@@ -56,7 +56,7 @@ class Best:
             self.without_better += 1
 
     def take_metrics(self, lines: Iterable[Mapping[str, Any]], rounds: int) -> None:
-        """The evaluations of the first ``rounds`` that a run's metrics tell of."""
+        """Take the evaluations of the first ``rounds`` from a run's metrics."""
         for line in lines:
             if "validation_score" in line and line["round"] <= rounds:
                 self.take(line["round"], line["validation_score"])

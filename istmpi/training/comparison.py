@@ -1,4 +1,4 @@
-"""Several methods on one run in one job, in turns: the same initial network, batches and evaluations for all of them.
+"""Trains several methods in turn in one job, all with the same initial network, batches and evaluations.
 
 The first repeat takes the run's own seed, the next ones the seeds after it; a seed decides the initial network, the
 placement of the data and every rank's batches, and all methods of a repeat have the same. They run one after the other,
@@ -63,16 +63,16 @@ class Turn:
 
 
 class ComparisonWatch(Watch):
-    """Looks on from rank 0; what it inherits is told of the run whose turn it is."""
+    """A watch on rank 0 over a comparison; the inherited methods are called for the run whose turn it is."""
 
     def begun(self, turn: Turn, number: int, count: int) -> None:
-        """A run begins, as number so many (from 1)."""
+        """Take note that a run begins, with its number from 1."""
 
     def skipped(self, turn: Turn) -> None:
-        """An earlier job has finished this run."""
+        """Take note that an earlier job has finished this run."""
 
     def failed(self, turn: Turn, error: IstmpiError) -> None:
-        """A run ended with an error; the others go on."""
+        """Take note that a run ended with an error; the others continue."""
 
 
 class Comparison:
@@ -128,7 +128,7 @@ class Comparison:
     def run_training(self, watch: ComparisonWatch | None = None) -> dict[str, IstmpiError]:
         """Run what is not finished yet; returns the errors of runs that failed, by the names of their folders.
 
-        Raises StoppedError on every rank, with all that was reached saved; a comparison made anew goes on from there.
+        Raises StoppedError on every rank, with all results saved; a comparison made anew resumes from there.
         """
         first = self._communicator.rank == 0
         watch = watch if watch and first else ComparisonWatch()
@@ -197,7 +197,7 @@ class Comparison:
 
 
 def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[Turn]:
-    """The runs of a comparison in the order in which they take place."""
+    """Return the runs of a comparison in their order."""
     every = run.evaluate.every or max(run.train.rounds // EVALUATIONS, 1)
     made = []
     for seed in range(run.train.seed, run.train.seed + repeats):
@@ -210,7 +210,7 @@ def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[
 
 
 def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
-    """The comparison's folder, which may yet have to be made."""
+    """Choose the comparison's folder, which may yet have to be made."""
     given, number = run.output.folder, 1
     path = Path(given or f"runs/compare-{run.name}")
     try:
@@ -225,7 +225,7 @@ def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
 
 
 def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: int) -> str:
-    """Why a comparison cannot go to a folder; empty where it can."""
+    """Return the reason why a comparison cannot go to a folder; empty where it can."""
     if not path.exists():
         return ""
     if not path.is_dir():

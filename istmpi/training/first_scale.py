@@ -10,7 +10,7 @@ from istmpi.models.architecture import Architecture
 def first_scale(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
     """Return the share of each dealt group that a first subnet has; ``run`` has the first method.
 
-    It stays with the weights from then on, whatever method goes on and on however many ranks.
+    The share stays with the weights from then on, whatever the later methods and numbers of ranks.
     """
     spec = spec_of(run.method.name)
     summed = {*network.blocks, *(group for groups in network.sums.values() for group in groups)}

@@ -1,4 +1,4 @@
-"""A run in its folder, from first round to end: record and checkpoints."""
+"""Trains a run in its folder from the first round to the end, with record and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from istmpi.training.watch import BestNetwork, Summary, Watch
 
 
 class KeptRun:
-    """A run that is set up, in its folder: trained to its end, with record and checkpoints."""
+    """A run that is set up in its folder; `run` trains it to its end."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class KeptRun:
         newest: Path | None,
         roll_call: HangWatch,
     ):
-        """``newest``: the checkpoint in the folder that the run resumes from, if it does."""
+        """Take a run that is set up; ``newest``: the checkpoint in the folder from which it resumes, if it does."""
         self._training, self._folder, self._watch, self._roll_call = training, folder, watch, roll_call
         self._communicator, self._lock, self._at_the_end = training.communicator, lock, at_the_end
         self._first = self._communicator.rank == 0
@@ -49,7 +49,7 @@ class KeptRun:
             self._watch.noticed(message)
 
     def begin(self, began: Sequence[str], start: Path | None, profile: int | None) -> None:
-        """Write down what is to be done, and tell of it."""
+        """Write down the settings and tell the watch."""
         training, folder = self._training, self._folder
         if self._first:
             folder.write(SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml())
@@ -65,7 +65,7 @@ class KeptRun:
         self._start, self._profile = start, profile
 
     def run(self, save_network: bool) -> Summary:
-        """Train to the end, and return how it ended; ``save_network``: it is not saved yet. Collective."""
+        """Train to the end and return the summary; ``save_network``: the network is not saved yet. Collective."""
         training, folder, communicator = self._training, self._folder, self._communicator
         saver = self._saver
         if self._start and not saver.newest and not training.done:
@@ -95,7 +95,7 @@ class KeptRun:
                 self._lock.require()
 
     def _train(self, rounds: Iterator[Progress], save_network: bool) -> Progress | None:
-        """Train to the end, with record and checkpoints; what is known after the last round, if there was one."""
+        """Train to the end with record and checkpoints; return the state after the last round, if there was one."""
         training, folder, saver, watch = self._training, self._folder, self._saver, self._watch
         run, network, progress = training.run, folder.path / NETWORK, None
         try:
@@ -138,9 +138,9 @@ class KeptRun:
 
 
 def recall_scores(training: Training, folder: RunFolder, note: Callable[[str], None]) -> None:
-    """Let a run that goes on know the scores on the validation split that its metrics tell of. Collective.
+    """Recall the validation scores of a resumed run from its metrics. Collective.
 
-    They begin anew where the network that is kept is not that of the best one.
+    They begin anew where the kept network is not the best one's.
     """
     best, communicator, path = training.best, training.communicator, folder.path / BEST
     if not best:

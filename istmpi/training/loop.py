@@ -1,4 +1,4 @@
-"""Training on every rank: check everything, train round by round, evaluate; its state can be saved and taken over."""
+"""Trains on every rank: checks everything, trains round by round, evaluates; its state can be saved and taken over."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Training:
         self.evaluator = Evaluator(self.run, size.architecture, size.dataset, self.store, self.communicator)
 
     def _have_the_right_size(self) -> None:
-        """Go on at the size of images that the round to come is to be trained on. Collective."""
+        """Change to the size of images on which the next round trains. Collective."""
         size = self.sizes[next(side for end, side in self._sides if self.rounds_done < end)]
         if size is self.size:
             return
@@ -158,7 +158,7 @@ class Training:
         self._go_on_at(size, tensors)
 
     def _phase(self) -> tuple[Run, int]:
-        """Return the run as its present method has it, and the round since which optimizer state is kept."""
+        """Return the run with its present method, and the round since which optimizer state is kept."""
         first, since, kept = 0, 0, True
         for phase, rounds in self.phases:
             if first <= self.rounds_done:
@@ -173,7 +173,7 @@ class Training:
         self.store.add_slots(kept)
 
     def _next_method(self, before: Method | None = None, restored: Mapping[str, torch.Tensor] | None = None) -> Method:
-        """Return the method of the next round, and have its slots in the store; ``before`` itself where it goes on."""
+        """Return the method of the next round with its slots in the store; ``before`` itself where it stays."""
         run, since = self._phase()
         if before and before.job.run is run:
             return before
@@ -205,9 +205,9 @@ class Training:
     def rounds(self) -> Iterator[Progress]:
         """Run the rounds that are left, one by one; DivergedError on every rank when the loss stops being finite.
 
-        When ``train.max_minutes`` are up the round under way is the last.
+        The round in which ``train.max_minutes`` are up is the last.
 
-        Ends early when ``stop`` was asked; the round under way is finished or dropped.
+        A stop that was asked for ends training early; the present round is finished or dropped.
         """
         run = self.run
         every = run.evaluate.rounds_between(run.train.rounds)
@@ -227,7 +227,7 @@ class Training:
 
     @property
     def ended(self) -> str:
-        """Why no further round is to be trained, in words; empty as long as one is."""
+        """The reason why there is no further round; empty as long as there is one."""
         if self.rounds_done >= self.run.train.rounds:
             return f"all {self.run.train.rounds} rounds are done"
         if self.time_is_up:
@@ -241,7 +241,7 @@ class Training:
         self.time_is_up = bool(limit) and self.tally.counts.seconds >= limit
 
     def _run_round(self) -> bool:
-        """Run one round; False when it was dropped. Time that no phase of the clock has is `other`."""
+        """Run a round; return False when it was dropped. Time outside the clock's phases is `other`."""
         self._have_the_right_size()
         method, number = self.method, self.rounds_done
         self.communicator.whereabouts.begin_round(number + 1)
@@ -276,7 +276,7 @@ class Training:
         return f"after {self.rounds_done} of {self.run.train.rounds} rounds"
 
     def evaluate(self, split: str = "test") -> Score:
-        """The full network's score on a split."""
+        """Return the full network's score on a split."""
         with self.clock("evaluate"):
             self.method.publish()
             self._calibrated = self.rounds_done
@@ -298,19 +298,19 @@ class Training:
 
     @property
     def checkpoint_due(self) -> bool:
-        """After this round; what is saved at the end of the run, or when it is stopped, is not counted."""
+        """True if a checkpoint is due after this round, not counting those at the end of a run or at a stop."""
         every, done = self.run.checkpoint.every, self.rounds_done
         return bool(every) and done % every == 0 and not self.done and not self.stop.reason
 
     def not_finite(self) -> str:
-        """A value of the network that is not finite, on whatever rank; empty where all are. Collective."""
+        """Return a value of the network that is not finite on some rank; empty where all are finite. Collective."""
         self.method.publish()
         return next(filter(None, self.communicator.allgather(self.store.not_finite())), "")
 
     def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
         """Return this rank's part of all that training resumes from, perhaps ``calibrated``. Collective.
 
-        DivergedError on every rank where that is not finite.
+        Raises DivergedError on every rank where a value is not finite.
         """
         if odd := self.not_finite():
             error = DivergedError(f"the network is not finite {self.position}: {odd}. It is not saved.")
@@ -347,9 +347,9 @@ class Training:
         )
 
     def resume(self, path: Path) -> list[str]:
-        """Take over the state of a checkpoint that any number of ranks saved; returns settings that changed since.
+        """Take over a checkpoint of any number of ranks; return the settings that changed since.
 
-        Raises ConfigError on every rank when it is the state of another run.
+        Raises ConfigError on every rank when it belongs to another run.
         """
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header

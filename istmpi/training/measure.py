@@ -34,7 +34,7 @@ SECONDS = 0.3
 """Seconds of a measurement; repetitions end with it."""
 MOST_REPETITIONS = 25
 TURN_SECONDS = 0.04
-"""Work that is shorter is repeated to fill this."""
+"""Seconds that shorter work is repeated to fill."""
 MOST_INNER = 1000
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 """Bytes that a rank sends to all others together."""
@@ -47,12 +47,12 @@ _NOISE = 0.1
 """The least fraction of the time that is left to the rest: fits need positive numbers."""
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
-"""A run on digits whose time is all overhead."""
+"""Settings of a run on digits whose time is all overhead."""
 TINY_ROUNDS = 12
 
 
 def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
-    """The cluster as this job's ranks find it, at the shapes of a run's subnets; the same on every rank."""
+    """Measure the cluster of this job's ranks, at the shapes of a run's subnets; the same result on every rank."""
     with communicator.on_this_host() as local:
         with communicator.agreed():
             device = choose_device(run.train.device, local)
@@ -85,7 +85,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
 
 
 def timed(communicator: Communicator, work: Callable[[], object]) -> float:
-    """Seconds of collective or local work: the median over repetitions of the slowest rank's; the first do not count.
+    """Measure the seconds of work: the median over repetitions of the slowest rank's time, the first left out.
 
     Short work is repeated without a pause in between, as training repeats its steps: on cores that ranks share, a
     single short call tells little.
@@ -109,9 +109,9 @@ def _slowest(communicator: Communicator, work: Callable[[], object], times: int)
 
 
 def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
-    """Coefficients, none negative, of the columns that give the seconds best, and the median relative error.
+    """Fit nonnegative coefficients of the columns to the seconds; return them and the median relative error.
 
-    Relative errors are what is made small. A coefficient that would be negative is zero and the others are fitted anew.
+    The fit minimises relative errors. A coefficient that would be negative is zero and the others are fitted anew.
     """
     table, measured = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
     used = list(range(table.shape[1]))
@@ -134,7 +134,7 @@ Point = tuple[float, float, float]
 
 
 def _link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
-    """α and β of what was measured, and the measurements. One rank has nobody to send to: both are zero."""
+    """Fit α and β to measurements, and return them with these; both are zero for a single rank."""
     if not points:
         return Link(0.0, 0.0), {}
     messages, sizes, seconds = zip(*points)
@@ -186,7 +186,7 @@ def _allreduce(communicator: Communicator) -> list[Point]:
 
 
 def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
-    """Seconds per byte handled and per byte averaged: what a pull and a push take beyond their messages."""
+    """Measure the seconds per byte handled and averaged that a pull and a push take beyond their messages."""
     constants, handled, averaged, beyond, rows = [], [], [], [], []
     for width in TRANSFER_WIDTHS:
         network = MLP(width, (max(width, communicator.size),) * 2, 10)
@@ -205,7 +205,7 @@ def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, di
 
 
 def _pull_and_push(communicator: Communicator, network: MLP, groups: Sequence[str]) -> float:
-    """Seconds of a pull and a push of a network of which these groups are dealt out."""
+    """Measure the seconds of a pull and a push of a network of which these groups are dealt out."""
     ranks, rank = communicator.size, communicator.rank
     owners = Owners(network.lengths, ranks)
     deal = Partition.draw(network.lengths, groups, ranks, 0, 0)
@@ -226,7 +226,7 @@ def _pull_and_push(communicator: Communicator, network: MLP, groups: Sequence[st
 def _products(
     run: Run, architecture: Architecture, communicator: Communicator, device: torch.device
 ) -> tuple[float, float, dict[str, Any]]:
-    """FLOP/s and seconds per product, from the three products of a layer at a run's shapes."""
+    """Measure FLOP/s and seconds per product with the three products of a layer at a run's shapes."""
     flops, counts, seconds, rows = [], [], [], []
     for batch, inputs, outputs in _shapes(run, architecture, communicator.size):
         shapes = (batch, inputs), (batch, outputs), (outputs, inputs)
@@ -249,7 +249,7 @@ def _products(
 
 
 def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int, int, int]]:
-    """Rows, inputs and outputs of a run's products, of those with most FLOPs; long ones with fewer rows."""
+    """Return rows, inputs and outputs of a run's products with the most FLOPs; long ones with fewer rows."""
     shapes = []
     for part in _subnets(run, architecture, ranks):
         for operator in architecture.operators:
@@ -262,7 +262,7 @@ def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int,
 
 
 def _subnets(run: Run, architecture: Architecture, ranks: int) -> list[PartCost]:
-    """The networks to measure: the whole one, and the largest subnets at P/2, P and 2P, as far as they can be built."""
+    """Return the networks to measure: the whole one, and the largest subnets at P/2, P and 2P that can be built."""
     groups = architecture.default_groups
     plain = run.override({"method.name": "ist", "method.partition": groups, "method.shares": None})
     most_ranks = min((architecture.lengths[name] for name in groups), default=1)
@@ -292,9 +292,9 @@ def _touch(
     speed: float,
     product: float,
 ) -> tuple[float, dict[str, Any]]:
-    """Seconds per byte of what a step touches beside its products: what bare steps of a run's subnets take beyond them.
+    """Measure the seconds per byte that a step touches: bare steps of a run's subnets without their products.
 
-    Memory that is fresh in every step, and weights that the last product has driven out of the caches, are in it.
+    They include memory that is fresh in every step, and weights that the last product drove out of the caches.
     """
     sizes, beyond, rows = [], [], []
     for part in _subnets(run, architecture, communicator.size):
@@ -321,7 +321,7 @@ def _touch(
 def _overheads(
     run: Run, communicator: Communicator, speed: float, product: float, touch: float
 ) -> tuple[float, float, float]:
-    """Seconds of a local step, a transfer and a deal whatever the sizes: those of a run with next to no network."""
+    """Measure the fixed seconds of a local step, a transfer and a deal, with a run that has next to no network."""
     with communicator.agreed():
         tiny = Run().override({**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device})
         tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})

@@ -1,4 +1,4 @@
-"""The network of a run, the same on every rank: one of the user's own is looked at on rank 0, and its table sent."""
+"""Builds a run's network, the same on every rank: rank 0 examines one of the user's own and sends its table."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ EXAMPLES = 16
 COMPARED = 4096
 """The number of outputs for these examples that are compared among the ranks."""
 ROUNDING = 1e-3
-"""The share of the largest output by which outputs may differ: several kinds of processors add in other orders."""
+"""The share of the largest output by which outputs may differ: kinds of processors add in different orders."""
 
 
 def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
-    """The network of a run for these data. Collective.
+    """Return the network of a run for these data. Collective.
 
     Raises the same ConfigError on every rank for one that cannot be trained, or that is another one on some rank.
     """
@@ -75,7 +75,7 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
 def _usable(
     run: Run, data: Dataset, own: OwnNetwork, tree: Mapping[str, Any], communicator: Communicator
 ) -> Architecture:
-    """The network of a table, tried on every rank; the same ConfigError on all where it cannot be built or run."""
+    """Build the network of a table and try it on every rank; the same ConfigError on all where that fails."""
     import torch
 
     from istmpi.models.table import Table
@@ -95,9 +95,9 @@ def _usable(
 def _require_same_outputs(
     run: Run, network: Architecture, inputs: tuple[torch.Tensor, ...], made: torch.Tensor, communicator: Communicator
 ) -> None:
-    """Refuse, with a ConfigError, a forward that makes something else of the same batch and weights on some rank.
+    """Refuse, with a ConfigError, a forward whose outputs for the same batch and weights differ on some rank.
 
-    Where that is so for two turns of a rank, too, it is random, and nothing is known.
+    Outputs that differ between two turns of one rank, too, are random, and prove nothing.
     """
     if run.data.placement == "local":
         inputs = communicator.broadcast_from_root(inputs)
@@ -137,7 +137,7 @@ def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
 
 
 def planned_network(run: Run, data: Dataset) -> InferredNetwork:
-    """The network of one's own of a run for these data, found in this process alone; ConfigError as in training."""
+    """Return the user's network of a run for these data, found in this process alone; ConfigError as in training."""
     from istmpi.models.examination import examine
     from istmpi.models.table import Table
     from istmpi.training.proof_cache import recall, remember
@@ -163,7 +163,7 @@ def _own(run: Run, data: Dataset) -> OwnNetwork:
 
 
 def _declared(run: Run, own: OwnNetwork, data: Dataset) -> Table:
-    """The table of a network of which it is known beforehand."""
+    """Return the table of a network that need not be built for it."""
     if own.graph:
         from istmpi.models.graph_table import graph_table
 
@@ -177,7 +177,7 @@ def _declared(run: Run, own: OwnNetwork, data: Dataset) -> Table:
 
 
 def _require_fitting_batches(run: Run, data: Dataset) -> None:
-    """Refuse, with a ConfigError, batches of a graph that cannot be."""
+    """Refuse, with a ConfigError, impossible batches of a graph."""
     how, batch, examples = run.data.graph, run.train.batch, len(data.train)
     if how == "full" and batch != 1:
         raise ConfigError(
@@ -200,12 +200,12 @@ def _with_nodes(network: InferredNetwork, run: Run, data: Dataset) -> InferredNe
 
 
 def size_of_example(run: Run, data: Dataset) -> tuple[float, float]:
-    """The nodes and edges of a batch of a graph, for each of its examples."""
+    """Return the nodes and edges of a batch of a graph, for each of its examples."""
     return data.train.size_of_example(run.train.batch, run.train.seed)
 
 
 def _ready(run: Run, table: Table, own: OwnNetwork) -> InferredNetwork:
-    """The network of a table and its code, that can be trained as the run says."""
+    """Return the network of a table and its code, ready for the run's training."""
     from istmpi.models.inferred import InferredNetwork
 
     network = InferredNetwork(run.model.name, table, run.model.dtype, own)

@@ -21,7 +21,7 @@ SENDS_NOTHING = ("deal", "compute", "wait", "other")
 
 @dataclass(frozen=True)
 class LastRound:
-    """The last round by itself; of one that was resumed in its middle, the part behind that."""
+    """The last round by itself."""
 
     seconds: float
     """Seconds on the slowest rank, from when all have come to it."""
@@ -30,15 +30,15 @@ class LastRound:
     examples: int
     """Examples consumed by all ranks."""
     phases: Mapping[str, float]
-    """Seconds by phase, the mean over ranks; of `evaluate` after the round and `save` before it, rank 0's."""
+    """Seconds by phase, the mean over ranks; rank 0's for `evaluate` after the round and `save` before it."""
     compute: tuple[float, ...]
     """Each rank's seconds of local steps."""
     wait: tuple[float, ...]
     """Each rank's seconds at the end of the local steps until all others were there."""
     exchange: tuple[float, ...] = ()
-    """Each rank's seconds in all that is sent."""
+    """Each rank's seconds of sending."""
     background: float = 0.0
-    """Seconds of sending in the background, the mean over ranks: what of it was waited for is in its phase as well."""
+    """Seconds of sending in the background, the mean over ranks; waiting for it counts in its phase as well."""
     shares: tuple[float, ...] = ()
     """Relative amounts that the ranks were dealt, where shares follow the measured times."""
 
@@ -58,7 +58,7 @@ class LastRound:
 
     @property
     def rates(self) -> tuple[float, float] | None:
-        """Examples and bytes a second, of all ranks; None where the clock saw no time pass."""
+        """Return the examples and bytes a second of all ranks; None where the clock saw no time pass."""
         return (self.examples / self.seconds, self.bytes / self.seconds) if self.seconds > 0 else None
 
     def followed_by(self, evaluating: Mapping[str, float]) -> LastRound:
@@ -96,19 +96,19 @@ class Progress:
     learning_rate: float
     """The rate of the round's last local step."""
     score: Score | None = None
-    """The full network's on the test split, where it was evaluated."""
+    """The full network's score on the test split, where it was evaluated."""
     score_name: str = ""
     ranks: int = 1
     last_round: LastRound | None = None
-    """None before a round of this job is done."""
+    """The last round; None before a round of this job is done."""
     time: float = field(default_factory=time.time)
-    """Unix time at which this was known."""
+    """The Unix time of this state."""
     validation: Score | None = None
     """The score on the validation split, where a run uses one; the test split is then scored at the end."""
     slowest: Slowest | None = None
     """The rank that held up the others in the rounds of this job; None where none did noticeably."""
     evaluating: float = 0.0
-    """The part of this job's time by now, on this rank, that went into evaluations."""
+    """The fraction of this job's time so far, on this rank, that went into evaluations."""
 
     def record(self) -> dict[str, str | int | float]:
         """Return all values under one name each, as metrics.jsonl and loggers have them."""

@@ -24,11 +24,11 @@ from istmpi.models.own import OwnNetwork
 from istmpi.models.table import Table, plain
 
 KEPT = 200
-"""The newest that are kept."""
+"""The number of tables that are kept, the newest ones."""
 
 
 def recall(network: OwnNetwork) -> dict[str, Any] | None:
-    """The table of a network that was examined before, as `Table.tree` gives it; None where there is none to trust."""
+    """Return the table of a network that was examined before, as a `Table.tree`; None where there is none to trust."""
     facts = _facts(network)
     if facts is None or (path := _path(facts)) is None:
         return None
@@ -85,7 +85,7 @@ def _facts(network: OwnNetwork) -> dict[str, Any] | None:
 
 
 def _path(facts: Mapping[str, Any]) -> Path | None:
-    """The file of a table that was made from these facts; None where the user has no folder."""
+    """Return the file of the table that was made from these facts; None where the user has no folder."""
     folder = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(folder):
         folder = os.path.join(os.path.expanduser("~"), ".cache")

@@ -1,4 +1,4 @@
-"""Training on small images first: the network and the data at each size, and what is carried from one to the next.
+"""Trains on small images first: makes network and data at each size, and carries parameters from one to the next.
 
 Parameters whose shapes do not depend on the size are carried, with their optimizer state; others start anew.
 """
@@ -27,7 +27,7 @@ class Size:
     """A run's network and data at one size of images, on one rank."""
 
     side: int
-    """0 for images as they are in the data."""
+    """The side of the images; 0 for images as they are in the data."""
     architecture: Architecture
     dataset: Dataset
     batches: Batches
@@ -93,10 +93,10 @@ def require_resizable(run: Run, network: Architecture) -> None:
 
 
 def carried(store: ParameterStore, network: Architecture, seed: int) -> ParameterStore:
-    """The store of a network for another size, which shares with the present one what does not depend on the size.
+    """Return the store of a network for another size; it shares the tensors that do not depend on the size.
 
-    All else has its initial values, from which an outer step's change of it counts. Slots are as they were for what is
-    carried, else zero.
+    The others have their initial values, from which an outer step counts their change. Slots of carried parameters
+    stay, others are zero.
     """
     owners, rank = store.owners, store.rank
     anew = starting_anew(store.parameters, owners.lengths, network)
@@ -117,7 +117,7 @@ def carried(store: ParameterStore, network: Architecture, seed: int) -> Paramete
 def starting_anew(
     parameters: Mapping[str, Parameter], lengths: Mapping[str, int], network: Architecture
 ) -> frozenset[str]:
-    """The parameters of a network for another size that these are not carried to: other axes, or another shape."""
+    """Return the parameters of another size's network that start anew: those with other axes or another shape."""
     anew = set()
     for name, parameter in network.parameters.items():
         needed = parameter.pattern

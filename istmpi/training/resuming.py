@@ -23,7 +23,7 @@ MAY_CHANGE = (
     "train.max_minutes",
     "train.patience",
 )
-"""Settings that a resumed run may have otherwise; the data may have moved, but not changed."""
+"""Settings that a resumed run may change; the data may have moved, but not changed."""
 WITHOUT_EFFECT = ("name", "train.threads", "train.device", "train.init", "evaluate.", "checkpoint.", "comm.", "output.")
 """Settings, or sections of them, that do not change what is learnt."""
 

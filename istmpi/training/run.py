@@ -1,4 +1,4 @@
-"""A whole run: set up in its folder, anew or to go on, and carried out."""
+"""Sets up a whole run in its folder, new or resumed, and carries it out."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def run_training(
 ) -> Summary | None:
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
-    ``watch`` and ``deadline`` count on rank 0 alone. ``resume``: a checkpoint or the folder of a run to go on from,
-    ``auto`` for this run's own folder if there is something in it; without it the folder must be new. What checkpoints
-    there lie beyond are set aside. Nobody else may be at work in the folder meanwhile. The run stops early at the
+    ``watch`` and ``deadline`` count on rank 0 alone. ``resume``: a checkpoint or the folder of a run to resume from,
+    ``auto`` for this run's own folder if there is something in it; without it the folder must be new. Checkpoints that
+    lie beyond are set aside. No other run may be at work in the folder meanwhile. The run stops early at the
     ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
-    ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was killed behind its
-    last round only has its summary made. Of the round ``profile``, from 1, a trace is left (`istmpi.training.trace`).
+    ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was killed after its
+    last round only has its summary made. ``profile``: a round, from 1, to trace (`istmpi.training.trace`).
 
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.
@@ -94,7 +94,7 @@ def run_training(
 
 
 def begun_with(training: Training) -> list[str]:
-    """Take what fits of the weights that the run says to begin with; what did, a line each. Collective."""
+    """Take the weights with which the run says to begin, as far as they fit; return its report. Collective."""
     with training.communicator.agreed():
         return begin_with(Path(training.run.train.init), training.architecture, training.store).lines
 
@@ -107,7 +107,7 @@ def _lock(folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[
 
 
 def _start(folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
-    """The checkpoint to go on from, every byte of it checked."""
+    """Return the checkpoint from which to resume, every byte of it checked."""
     if not resume:
         return None
     path = folder.path if resume == "auto" else Path(resume)

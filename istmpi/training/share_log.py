@@ -1,4 +1,4 @@
-"""A run's shares: as its settings or an earlier run's metrics have them, and followed from round to round."""
+"""Keeps a run's shares, from its settings or an earlier run's metrics, and follows measured times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shares_of(run: Run, communicator: Communicator) -> Shares:
 
 
 def require_fit(shares: Shares, spec: MethodSpec, run: Run, network: Architecture, first: bool) -> None:
-    """ConfigError where they change and a run's method, its ``first`` or the one of its finish, cannot have that."""
+    """Refuse, with a ConfigError, changing shares with a method of the run that cannot have them."""
     if shares.changing and (first or spec.groups(run, network)):
         spec.require_changing_shares(run, network, shares.ranks)
 
@@ -40,14 +40,14 @@ def require_fit(shares: Shares, spec: MethodSpec, run: Run, network: Architectur
 def followed(shares: Shares, method: Method, round: int, last: LastRound) -> LastRound:
     """Return a round with the shares that it was trained with, which then follow its times. Collective.
 
-    They stay as they are where a rank's subnet could not be built.
+    The shares stay as they are where a rank's subnet could not be built.
     """
     job = method.job
     if not shares.changing or not method.spec.groups(job.run, job.architecture):
         return last
     trained = tuple(shares.of(round) or equal(shares.ranks))
     next_shares = shares.measured(round, last.compute)
-    # Of shares for what comes behind the last round no line of the metrics would tell.
+    # The metrics have no line for shares that would count only after the last round.
     if next_shares and round + LEAD < job.run.train.rounds and _can_be_built(method, round + LEAD, next_shares):
         shares.change(round, next_shares)
     return replace(last, shares=trained)

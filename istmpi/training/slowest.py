@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 WORTH_SAYING = 0.05
-"""A rank is named where its local steps take so much longer than the others', and they wait so much of the time."""
+"""The least fraction of longer local steps, and of the others' waiting time, for which a rank is named."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Pace:
         self._seconds = 0.0
 
     def add(self, compute: Sequence[float], seconds: float) -> None:
-        """Another round; one in which a rank did not train says nothing of who is slow."""
+        """Add a round; one in which a rank did not train is left out, for it says nothing about slow ranks."""
         if not all(compute):
             return
         if len(compute) != len(self._compute):
@@ -44,7 +44,7 @@ class Pace:
         self._seconds += seconds
 
     def slowest(self, hosts: Sequence[str]) -> Slowest | None:
-        """The rank that holds up the others, each on one of these hosts; None where none does so noticeably."""
+        """Return the rank that noticeably holds up the others, or None; ``hosts`` are the ranks' hosts."""
         if len(self._compute) < 2 or not self._seconds > 0:
             return None
         longest = max(self._compute)

@@ -21,7 +21,7 @@ class Tally:
         self.began = 0.0, 0, 0
         """The time when the present round began, this rank's sent bytes until then, and its examples seen."""
         self.last_round: LastRound | None = None
-        """None before a round of this job is done."""
+        """The last round; None before a round of this job is done."""
         self.pace = Pace()
         self._before: dict[str, float] = {}
         self._beside = 0.0
@@ -29,11 +29,11 @@ class Tally:
         self._saving: dict[str, float] = {}
 
     def go_on_from(self, counts: Counts) -> None:
-        """Count on from there, as if no round had been measured."""
+        """Continue from these counts, as if no round had been measured."""
         self.counts, self.last_round, self.pace = counts, None, Pace()
 
     def begin(self, examples: int) -> None:
-        """A round begins, when all have come to it; this rank has seen so many ``examples``. Collective."""
+        """Begin a round when all ranks have come to it; this rank has seen so many ``examples``. Collective."""
         self._saving = self.since_the_round("save")
         self._communicator.barrier()
         self.began = time.perf_counter(), self._communicator.traffic.bytes, examples
@@ -53,11 +53,11 @@ class Tally:
         return last
 
     def count(self, last: LastRound, rounds: int, loss: float) -> None:
-        """Count a round that has ended, behind which so many ``rounds`` are done."""
+        """Count a round that has ended, after which so many ``rounds`` are done."""
         before, self.last_round = self.counts, last
         sums = before.examples + last.examples, before.seconds + last.seconds, before.bytes + last.bytes
         self.counts = Counts(rounds, 0, *sums, loss)
 
     def since_the_round(self, phase: str) -> dict[str, float]:
-        """This rank's seconds in a phase since the last round, where it was in it."""
+        """Return this rank's seconds in a phase since the last round, where it was in it."""
         return {name: seconds for name, seconds in self._clock.since(self._on_the_clock).items() if name == phase}

@@ -13,9 +13,9 @@ ROWS = 2**16
 
 
 def standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset:
-    """The data with targets of mean 0 and deviation 1 over the training examples, if a run wants that. Collective.
+    """Return data with targets of mean 0 and deviation 1 over the training examples, if a run wants that. Collective.
 
-    Where each rank has examples of its own, over those of all ranks.
+    Examples of all ranks count where each rank has its own.
     """
     if not TASKS[data.task].predicts_numbers or not run.data.standardise:
         return data

@@ -1,4 +1,4 @@
-"""``--profile ROUND``: what every rank does in a round, as one Chrome trace for ui.perfetto.dev or chrome://tracing.
+"""Writes the trace of ``--profile ROUND``: every rank's work in a round, for ui.perfetto.dev or chrome://tracing.
 
 It has a process for each rank, with the operators that torch's profiler sees; the phases of the round, and the
 evaluation and checkpoint behind it, as ranges around them; and in a row of its own each call that hands values to MPI.
@@ -37,7 +37,7 @@ Event = dict[str, Any]
 
 
 def require_round(round: int | None, rounds: int) -> None:
-    """Refuse, with a ConfigError, a round that a run of so many does not have."""
+    """Refuse, with a ConfigError, a round beyond the run's last one."""
     if round is not None and not 1 <= round <= rounds:
         raise ConfigError(f"--profile {round}: the run has rounds 1 to {rounds}. Name one of them.")
 
@@ -45,9 +45,9 @@ def require_round(round: int | None, rounds: int) -> None:
 def profiled(
     training: Training, round: int | None, folder: RunFolder, note: Callable[[str], None]
 ) -> Iterator[Progress]:
-    """The rounds of a training; of that round, and what the caller does behind it, a trace is left in the folder.
+    """Pass on the rounds of a training; leave a trace of one round, and of the caller's work behind it, in the folder.
 
-    Collective. ``note`` counts on rank 0; a trace that cannot be had is told to it, and the training goes on.
+    Collective. ``note`` counts on rank 0; it is told of a trace that cannot be had, and training continues.
     """
     if round is not None and round <= training.rounds_done:
         note(f"--profile {round}: that round is done already; nothing is profiled.")
@@ -97,7 +97,7 @@ def _recording(training: Training, round: int) -> Iterator[list[Event]]:
 
 
 def _call(sent: Sent, unix: float) -> Event:
-    """A call of MPI as an event."""
+    """Return a call of MPI as an event."""
     seconds = sent.ended - sent.began
     facts = {"bytes": sent.bytes, "MB/s": round(sent.bytes / seconds / 1e6, 3) if seconds > 0 else 0.0}
     at = (sent.began + unix) * 1e6
@@ -137,7 +137,7 @@ def _leave(
 
 
 def merged(per_rank: Sequence[Sequence[Event]], hosts: Sequence[str], whole: str) -> list[Event]:
-    """The events of all ranks, those of rank r in process r; times in µs since rank 0 began the ``whole`` round."""
+    """Merge the events of all ranks, rank r's in process r; times in µs since rank 0 began the ``whole`` round."""
     begins = [min((event["ts"] for event in events if event["name"] == whole), default=0.0) for events in per_rank]
     merged = []
     for rank, (events, host, begin) in enumerate(zip(per_rank, hosts, begins, strict=True)):

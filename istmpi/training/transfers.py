@@ -1,4 +1,4 @@
-"""ISTMPI_DEBUG=1: a line on stderr for each rank, round and transfer."""
+"""Prints a line for each rank, round and transfer on stderr, for ISTMPI_DEBUG=1."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def following(
 
 
 class TransferLines:
-    """Prints a line for all calls of a kind in a phase, once the phase is left; it has no message of its own."""
+    """A printer of a line for all calls of a kind in a phase, once the phase is left."""
 
     def __init__(self, rank: int, rounds_done: Callable[[], int]):
         self._rank, self._rounds_done = rank, rounds_done
@@ -50,7 +50,7 @@ class TransferLines:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Between entering and leaving a phase."""
+        """A context for the time between entering and leaving a phase."""
         self._inside.append([])
         round = self._rounds_done() + (name not in ("evaluate", "save"))
         try:

@@ -33,13 +33,13 @@ class Summary:
     ranks: int
     score_name: str
     last: Progress
-    """After the last round, with its score."""
+    """The state after the last round, with its score."""
     seconds: dict[str, float]
     """Mean seconds of the ranks by phase."""
     data: str = ""
     """A fingerprint of the training data; empty where each rank has its own."""
     ended: str = ""
-    """Why no further round was trained."""
+    """The reason why no further round was trained."""
     best: BestNetwork | None = None
     """The best network of a run that keeps it."""
     slowest: Slowest | None = None
@@ -47,27 +47,27 @@ class Summary:
 
     @property
     def examples_per_second(self) -> float:
-        """Consumed by all ranks, evaluations left out."""
+        """Examples a second of all ranks, evaluations left out."""
         return self.last.examples / self.last.seconds
 
 
 class Watch:
-    """Looks on from rank 0 while a run is carried out; override what is of interest."""
+    """A watch on rank 0 while a run is carried out; override the methods of interest."""
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         """Take note that all is checked and set up."""
 
     def progressed(self, progress: Progress) -> None:
-        """A round is done."""
+        """Take note that a round is done."""
 
     def noticed(self, message: str) -> None:
         """Take a message that the user should know and that does not end the run."""
 
     def finished(self, summary: Summary) -> None:
-        """The run is done."""
+        """Take note that the run is done."""
 
     def already_finished(self, folder: RunFolder) -> None:
-        """An earlier job has done the run: nothing was left to do."""
+        """Take note that an earlier job has done the run: nothing was left to do."""
 
     def closed(self, error: IstmpiError | None) -> None:
-        """A run that was started is over: done, or ended by an error, as a stop is one."""
+        """Take note that a started run is over: done, or ended by an error such as a stop."""
