@@ -1,8 +1,8 @@
 """Locks a folder for one run at a time: a file in it says whose it is.
 
-It is made in one step that fails where it is there already, as on every file system that ranks share: locks of the
-system's own are often missing there, or hold on one host alone. What a killed run leaves is known to be left over when
-its process is gone, on the same host, or else when nobody has touched the file for a while.
+The file is made in one step that fails if it is there already, which works on every file system that ranks share: the
+system's own locks are often missing there, or hold on one host alone. The file of a killed run is known to be left over
+when its process is gone, on the same host, and otherwise when nobody has touched the file for a while.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 class FolderLock:
     """A lock that holds a folder, made if it is not there, until it is released or this process ends.
 
-    ``note`` is told when it takes long to see whether somebody else holds it. ConfigError where somebody does, or where
-    it cannot be written.
+    ``note`` is told if it takes long to see whether another run holds the folder. Raises ConfigError if one does, or if
+    the folder cannot be written.
     """
 
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):

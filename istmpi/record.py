@@ -40,9 +40,9 @@ class RunFolder:
     def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
         """Return a new folder, yet to be made: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
 
-        With ``resume`` it may be a run's already: the wanted one, runs/NAME for ``auto``, or the one that the file or
-        folder to go on from lies in. Raises ConfigError for a folder with anything else in it: nothing of others is
-        ever overwritten.
+        With ``resume`` it may be a run's already: the wanted one, runs/NAME for ``auto``, or the folder around the file
+        or folder from which to resume. Raises ConfigError for a folder with anything else in it: files of others are
+        never overwritten.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume}: there is no such file or folder.")

@@ -1,8 +1,8 @@
 """Reads initial weights: from a network of istmpi's, a file of safetensors, or a state dict that torch saved.
 
-What has the name and the shape of a parameter is taken; all else begins as it would have. A file of another program
-has the weights of the full network as they stand, one of istmpi's those that `istmpi.models.architecture` scales: they
-are taken so that the full network makes of them what it made there.
+Tensors with the name and the shape of a parameter are taken; other parameters begin as they would have. A file of
+another program has the weights of the full network as they stand, a file of istmpi's has weights that
+`istmpi.models.architecture` scales: they are taken so that the full network computes the same with them.
 """
 
 from __future__ import annotations

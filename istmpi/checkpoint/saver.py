@@ -75,11 +75,11 @@ def _output(path: Path) -> Iterator[None]:
 class Saver:
     """Commits a run's checkpoints one after the other, by default in the background. Collective, except `close`.
 
-    A checkpoint that cannot be written is reported to ``warn`` on rank 0 and the run goes on; after
-    ``settings.max_failures`` in a row the next call raises OutputError. ``start``: the valid checkpoint that the run
-    goes on from, if it does. ``communicators_are_made``: by the training, in its rounds. Parallel HDF5 makes one for
-    every file, and two threads that make communicators may wait for each other for ever: then it saves in the
-    foreground.
+    A checkpoint that cannot be written is reported to ``warn`` on rank 0 and the run continues; after
+    ``settings.max_failures`` in a row the next call raises OutputError. ``start``: the valid checkpoint from which the
+    run resumes, if it does. ``communicators_are_made``: true if rounds of training make communicators. Parallel HDF5
+    makes one for every file, and two threads that make communicators may wait for each other for ever: it then saves
+    in the foreground.
     """
 
     def __init__(

@@ -98,8 +98,8 @@ def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
     """Fill the store; return the values that this rank alone had.
 
-    On another number of ranks nobody has such values: all go on from what the store has, the mean of them mostly. So
-    they do from a round that an earlier version stopped in its middle.
+    There are none on another number of ranks: all ranks resume from the store, which mostly has their mean. They also
+    do so from a round that an earlier version stopped in its middle.
     """
     header = checkpoint.header
     slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]

@@ -1,8 +1,8 @@
 """Counts the cost of a run from the named axes alone: no MPI, no torch, no training.
 
-`counts` has bytes, FLOPs and memory, in closed form over ranks, `one_round` the bytes of one deal; `rivals` what others
-run; `cluster` and `time` what that takes in seconds on a network; `survey` all of it over many numbers of ranks;
-`advice` what to do.
+`counts` has bytes, FLOPs and memory, in closed form over ranks; `one_round` the bytes of one deal; `rivals` the methods
+of others; `cluster` and `time` the seconds on a network; `survey` all of it over many numbers of ranks; `advice` the
+best way to run.
 """
 
 from istmpi.cost.counts import Cost, cost, phase_costs

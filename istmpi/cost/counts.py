@@ -154,10 +154,10 @@ def cost(
 ) -> Cost:
     """Return the cost of a run on so many ranks, by its own method, another one or a rival.
 
-    ``shared_batch``: synchronous methods divide train.batch among the ranks, as in the paper's Figure 2; else every
-    rank takes train.batch examples a step. ``examples``: all that there are to train on; where they are not known a
-    round has method.local_steps also for a method that counts in passes. Raises ConfigError for an unknown method or a
-    deal that cannot be made.
+    ``shared_batch``: synchronous methods divide train.batch among the ranks, as in the paper's Figure 2; otherwise
+    every rank takes train.batch examples a step. ``examples``: the number of training examples; without it a round has
+    method.local_steps also for a method that counts in passes. Raises ConfigError for an unknown method or a deal that
+    cannot be made.
     """
     name = method or run.method.name
     spec = counted(name)
@@ -196,7 +196,7 @@ def cost(
         hopping = HOP.load(wired)
         later = PULL.load(wired).sent + (hopping.sent if hopping else 0)
         first = moved * PULL.load(Holdings(*dealing)).sent - tensors * later
-    # Of what stays on all ranks: where the network is another one in every round, or a mean is not taken in each.
+    # Copies of undealt parameters: for a network that changes in every round, or a mean that is not taken in each.
     staying = by_ring and (run.method.share_every > 1 or any(name in architecture.blocks for name in groups))
     parts = []
     for part in held.parts:

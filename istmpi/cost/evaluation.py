@@ -2,15 +2,15 @@
 
 Weights come to the examples (*gathered*: every rank has the whole weight) or examples to the weights (*sharded*: a leaf
 keeps the rows that its ranks own, and its outputs are gathered). The rule: **gathered weights take no more memory than
-the gradients and activations of training, which are free meanwhile**, so that an evaluation raises no rank's peak; as
-far as that leaves a choice, a leaf is what sends fewer bytes. Where something is sharded all ranks pass the same
-examples, and each computes all that lies between; where nothing is, each passes its share. So fewer bytes alone are no
-reason where that would take longer (`FLOPS_A_BYTE`).
+the gradients and activations of training, which are free meanwhile**, so that an evaluation raises no rank's peak. As
+far as that leaves a choice, each leaf sends as few bytes as it can. All ranks pass the same examples if any leaf is
+sharded, and each computes everything in between; otherwise each passes its share of them. So fewer bytes are no reason
+to shard where that would take longer (`FLOPS_A_BYTE`).
 
-Local examples stay on their rank: for them a sharded leaf's rows are brought in every pass, one owner's at a time, so
-that memory alone decides; of local graphs, whose sizes differ, that of gradients (a graph is one pass: sharding it
-sends no more). What a pass itself makes (`pass_bytes`) is bounded by evaluate.batch and
-evaluate.calibration_examples; it is not counted there.
+Local examples stay on their rank: a sharded leaf's rows come to them in every pass, one owner's at a time, so that
+memory alone decides. For local graphs, whose sizes differ, it is the memory of gradients (a graph is one pass: sharding
+sends no more). The values of a pass (`pass_bytes`) are bounded by evaluate.batch and evaluate.calibration_examples, and
+are not counted there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,9 +88,9 @@ def windows_together(batch: int, logits: int) -> int:
 def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
     """Bytes that a pass of an evaluation makes at least: its examples, and the widest outputs before and behind a norm.
 
-    Of as many examples as evaluate.batch says, or of a rank's share of those to calibrate on, if there are so many; of
-    fewer windows of text; of a graph all nodes, with a share of their units. A residual block takes up to 2.5 times as
-    much, which has the stream beside.
+    A pass has evaluate.batch examples, or a rank's share of those to calibrate on if these are more; fewer windows of
+    text; all nodes of a graph, with a share of their units. A residual block, with the stream beside it, takes up to
+    2.5 times as much.
     """
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
@@ -115,8 +115,8 @@ def evaluation_plan(
 ) -> EvaluationPlan:
     """Plan an evaluation on so many ranks, with ``room`` for gathered weights.
 
-    ``passes``: the number of examples of each batch, the calibration's first. ``spread``: where the network's head is
-    sharded only what is ranked first of its outputs is sent (`istmpi.multilabel.Parts`), and nothing in a calibration.
+    ``passes``: the number of examples of each batch, the calibration's first. ``spread``: a sharded
+    head sends only its highest outputs (`istmpi.multilabel.Parts`), and nothing in a calibration.
     """
     sizes = {name: _nbytes(parameter, architecture) for name, parameter in architecture.parameters.items()}
     if architecture.unitwise and architecture.nodes[1] and ranks > 1 and not local:

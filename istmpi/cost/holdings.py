@@ -41,14 +41,14 @@ class Origin:
 class Holdings:
     """The amount of the parameters that each rank is dealt, and the part of it that it owns already.
 
-    ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. ``least``: so many units
-    of a group each rank has, some together with others (`istmpi.engine.partition`). ``members``: so many
-    ranks take part in a round, by default all; they are drawn at random, so sizes over all ranks are expected ones.
-    ``redeal``: what is dealt out stays with its holders until the next deal, in which that fraction of the units
-    changes places; None where all is flushed to its owners between two rounds. ``shared_every``: what is not dealt out
-    stays on all ranks, which take its mean every so many rounds; 0 where it is flushed to its owners, too.
-    ``wire``: how values travel (method.wire). What travels then counts the ``slots`` that go along with each parameter,
-    too, for their values have other sizes; scales are counted of all messages between two ranks.
+    ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. ``least``: the least
+    number of a group's units for each rank, some of them shared with others (`istmpi.engine.partition`). ``members``:
+    the number of ranks that take part in a round, by default all; they are drawn at random, so sizes over all ranks are
+    expected ones. ``redeal``: the fraction of units that change places in the next deal, while the others stay with
+    their holders; None where all are flushed to their owners between two rounds. ``shared_every``: the number of rounds
+    after which ranks take the mean of undealt parameters, which stay on all ranks; 0 where they are flushed, too.
+    ``wire``: the form of values that travel (method.wire). Traffic then includes the ``slots`` of each parameter, for
+    their values have other sizes, and the scales of all messages between two ranks.
 
     Raises ConfigError for a deal that cannot be made.
     """

@@ -94,7 +94,7 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "ranks": ranks,
         "local_steps": steps,
         "examples_per_step": examples,
-        # As the paper counts: one way, own elements included.
+        # The paper counts so: one way, own elements included.
         "received_floats_per_step": received / steps,
         "received_floats_per_step_and_rank": received / steps / ranks,
         "received_floats_per_example": received / steps / examples,
@@ -171,8 +171,8 @@ def _first(holds: Callable[[int], bool], least: int, most: int) -> int | None:
 def widest(scenario: Scenario, method: str, ranks: int, memory: float) -> dict[str, int] | None:
     """Find the lengths of the largest network, all dealt widths scaled alike, that fits every rank's ``memory``.
 
-    None where not even a unit for each rank fits, or no width can be scaled. Activations count, the process with its
-    libraries does not.
+    The result is None where not even a unit for each rank fits, or no width can be scaled. Activations count, the
+    process with its libraries does not.
     """
     full, groups = scenario.architecture.lengths, scenario.architecture.groups
     if not groups:

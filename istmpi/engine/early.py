@@ -81,7 +81,7 @@ class EarlyExchange:
         self._work.put(lambda: self._move(PULL, store.tensors, self._arriving))
 
     def leave(self, trained: Mapping[str, torch.Tensor]) -> None:
-        """Send what leaves with the values that are trained by now."""
+        """Send the parameters that leave, with their values by now."""
         for name, values in self._leaving.items():
             values.copy_(trained[name])
         self._held.flushed = False  # owners get other values
@@ -95,7 +95,7 @@ class EarlyExchange:
         return self._work.seconds
 
     def assemble(self, trained: Mapping[str, torch.Tensor]) -> HeldParts:
-        """Return this rank's part of the next deal: what has arrived, and what stays as it is trained by now."""
+        """Return this rank's part of the next deal: parameters that arrived, and those that stay with their values by now."""
         self._hop.stay(trained, self._arriving)
         return HeldParts(self._following, self._arriving)
 

@@ -106,9 +106,9 @@ class Partition:
     ) -> "Partition":
         """Deal every group at random without replacement: the same on every rank, a pure function of its arguments.
 
-        Of a group that has ``least`` a rank holds so many units, or all that there are, where its P-th would be fewer:
-        in the random order, going on from the first behind the last, it takes those from its place on. Then ranks may
-        hold a unit together, and a weight between such groups.
+        A rank holds at least ``least`` units of a group, or all if there are fewer: it takes them from its place on in
+        the random order, which continues from the last to the first. Then several ranks may hold a unit, and a weight
+        between such groups.
 
         Each group has its own generator, keyed by (seed, group, round): a further layer reshuffles no other. With
         ``redeal`` below 1 only that fraction of a group's units change places each round (among themselves), and

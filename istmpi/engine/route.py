@@ -69,8 +69,8 @@ class Route:
     ) -> Iterator[Leg]:
         """Yield the legs that bring ranks the parameters of a round: straight from holders, and from owners.
 
-        ``before``: the deal in which ranks hold what is dealt out; None where all is with its owners. ``present``:
-        names of what every rank has already. The first values of a run, and what is common, travel as they are.
+        ``before``: the deal in which ranks hold dealt parameters; None where all are with their owners. ``present``:
+        names that every rank has already. A run's first values and the common parameters travel as they are.
         """
         now, exact = self.deal(round), round == 0 and (self.stays or bool(self.common))
         if before:
@@ -106,13 +106,13 @@ class Route:
             yield Leg(MEAN, common)
 
     def mean_is_due(self, round: int) -> bool:
-        """Say whether ranks take the mean of what is common at the end of a round."""
+        """Say whether ranks take the mean of the common parameters at the end of a round."""
         return (round + 1) % self.every == 0
 
     def recovered(self, round: int) -> Partition | None:
         """Return the deal whose parts ranks take back from the owners before a job's first round; None for none.
 
-        Hops round their values, and what stays is exact: so a resumed run must first restore which rank kept what.
+        Hops round their values, and values that stay are exact: a resumed run must first restore who kept which.
         """
         if self.stays and (self.early or (round and self.wire != "float32")):
             return self.deal(round if self.early else round - 1)

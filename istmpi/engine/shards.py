@@ -1,7 +1,7 @@
 """The newest values of every parameter: their places, and their way to the ranks that train them and back.
 
-Between rounds the rows of the store are the owners'. Newer values of what is dealt out may be with its holders, and
-those of what all ranks have in common are on every rank; `Shards.flush` brings them to the owners.
+Between rounds the rows of the store are the owners'. Newer values of dealt parameters may be with their holders, and
+those of common parameters are on every rank; `Shards.flush` brings them to the owners.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Shards:
         self._restored = dict(restored or {})
         self._held: HeldParts | None = None
         self._common: dict[str, torch.Tensor] = {}
-        """Tensors that all ranks have, on this rank's device; empty where they are to come from the owners."""
+        """Tensors that all ranks have, on this rank's device; empty where they must come from the owners."""
         self.alike: dict[str, torch.Tensor] = {}
         """Slots of which all ranks have the same values, whole, on this rank's device: an outer step's velocity."""
         self._mean_taken = True
@@ -99,13 +99,13 @@ class Shards:
         return self._early is not None
 
     def send_early(self, trained: Tensors) -> None:
-        """Send what leaves before the round ends, where anything does."""
+        """Send the parameters that leave before the round ends, if any do."""
         if self._early:
             with self._clock(HOP):
                 self._early.leave(trained)
 
     def give(self, round: int, trained: Tensors) -> None:
-        """Send what was trained where it belongs: mean round the ring, push to owners, or what arrived early."""
+        """Send trained values where they belong: a mean round the ring, a push to owners, or the early exchange."""
         route, parameters = self.route, self.store.parameters
         moved = {name: parameters[name] for name in parameters if name in trained}
         for leg in route.out_of(moved, round):
@@ -121,7 +121,7 @@ class Shards:
         self._common = common if route.every == 1 else {name: values.clone() for name, values in common.items()}
 
     def outer_step(self) -> None:
-        """Follow the round's change by the outer step, and let the owners have what is common."""
+        """Follow the round's change by the outer step, and give the owners the common parameters."""
         if not self._common:
             self.outer.step(self.store.tensors, self._reached)
         elif self._mean_taken:
@@ -185,11 +185,11 @@ class Shards:
         return [part.view(values.shape) for part, values in zip(parts, like, strict=True)]
 
     def of_this_rank(self) -> dict[str, torch.Tensor]:
-        """Return the values of what is common that other ranks do not have, whole, in host memory."""
+        """Return the values of common parameters that other ranks do not have, whole, in host memory."""
         return self._restored if self._mean_taken else on_host(self._common)
 
     def keep(self, tensors: Tensors) -> None:
-        """Let the owners have their rows of tensors that every rank has."""
+        """Give the owners their rows of tensors that every rank has."""
         with self._clock(PUSH):
             self.store.keep(on_host(tensors))
 

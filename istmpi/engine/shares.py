@@ -44,8 +44,8 @@ def share_of(rank: int) -> str:
 class Shares:
     """The shares of every round of a run on so many ranks: those of its settings, or those of a log.
 
-    ``log`` has them by the first round that was, or is to be, trained with them; before that they are equal. With
-    ``follows`` it goes on by itself.
+    ``log`` has shares by the first round that was, or is to be, trained with them; before that they are equal. With
+    ``follows`` the log grows by itself.
     """
 
     def __init__(

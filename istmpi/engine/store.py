@@ -22,10 +22,10 @@ _CHUNK = 2**20
 class ParameterStore:
     """The owned rows of named tensors, in host memory.
 
-    ``tensors[name]`` has the shape of this rank's part in ``owners``. What is kept beside a parameter, optimizer state
-    for one, has the name of a `Slot` and the parameter's axes. ``scale`` is what goes with the weights: what the full
-    network multiplies the contributions of each unit group by (`istmpi.models.architecture.Architecture.factor`), which
-    is the share of them that a subnet trains with; ``fitted`` has what it multiplies them by instead, if that differs.
+    ``tensors[name]`` has the shape of this rank's part in ``owners``. A tensor beside a parameter, such as optimizer
+    state, has the name of a `Slot` and the parameter's axes. ``scale`` goes with the weights: the factors by which the
+    full network multiplies the contributions of each unit group (`istmpi.models.architecture.Architecture.factor`), the
+    share of them with which a subnet trains; ``fitted`` has the factors that take their place, where they differ.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int):

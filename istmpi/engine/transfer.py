@@ -47,8 +47,8 @@ class Transfer:
     ):
         """``weights``: how much each rank's values count in a mean; by default all the same.
 
-        ``exclude``: of what this deal deals out, only the elements that no rank has in it. ``wire``: in which form
-        values travel, and a rank's own copy of those of which the mean is taken; by default as they are.
+        ``exclude``: a deal; of the parameters that it deals out only those elements move that no rank has in it.
+        ``wire``: the form of values that travel, and of a rank's own copy in a mean; by default as they are.
         """
         self.rank = rank
         self.ranks = source.ranks

@@ -119,7 +119,7 @@ _ALL = (
         outer_step=(0.7, 0.9),
         always_carries=True,
         delay_by_default=1,
-        # What is common, its velocity, all of a round's start, and at most a whole network on its way.
+        # The common values, their velocity, the whole start of a round, and at most a whole network on its way.
         copies=lambda run, ranks, slots: 4 + slots + (METHODS["streaming-diloco"].outer(run)[1] != 0),
     ),
     # arXiv 2508.15706. Rounds of 30 local steps there.
@@ -159,7 +159,7 @@ _ALL = (
         outer_step=(1.0, 0.0),
         encodes=True,
     ),
-    # At most: what is sent where all ranks average in every round.
+    # The most that is sent: all ranks average in every round.
     MethodSpec(
         "dynamic-averaging",
         "ranks take the mean when one has gone far enough from the last one",

@@ -164,7 +164,7 @@ class Method(ABC):
         return self.shards.of_this_rank()
 
     def weights(self) -> Sequence[float] | None:
-        """Return how much each rank counts in the mean over holders; by default all the same."""
+        """Return each rank's weight in the mean over holders; by default all the same."""
         return None
 
     def first_step(self, number: int) -> int:
@@ -172,7 +172,7 @@ class Method(ABC):
         return number * self.job.run.method.local_steps
 
     def steps(self, number: int) -> int:
-        """Return how many local steps this rank takes in a round."""
+        """Return the number of local steps that this rank takes in a round."""
         return self.job.run.method.local_steps
 
     def batch(self, step: int) -> Batch:

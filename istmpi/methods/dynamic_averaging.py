@@ -50,7 +50,7 @@ class DynamicAveraging(OwnNetworks):
 
     def _synchronise(self, round: int) -> None:
         communicator, clock = self.job.communicator, self.job.clock
-        # One rank's word: a sum's last bit depends on processor and threads, and all must see the same members.
+        # Rank 0 decides: a sum's last bit depends on processor and threads, and all must see the same members.
         limit = communicator.broadcast_from_root(self.job.run.method.threshold * _squared(self._reference))
         distance = _squared(self._reference, self.subnet.tensors)
         with clock("wait"):

@@ -250,7 +250,7 @@ class MethodSpec:
         return 1 if self.always_carries else 1 + len(self.optimizer_slots(run))
 
     def sends_in_a_round(self, run: Run) -> int:
-        """Return how often a round sends all of ``sends``."""
+        """Return the number of times that a round sends all of ``sends``."""
         return run.method.local_steps if self.sends_every_step else 1
 
     def stays_with_holders(self, run: Run, architecture: Architecture, ranks: int) -> bool:
@@ -270,7 +270,7 @@ class MethodSpec:
         return min(delay, run.method.local_steps - 1)
 
     def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
-        """Return how many local steps before a round's end weights leave for their next holders or owners."""
+        """Return the local steps before a round's end at which weights leave for their next holders or owners."""
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
     def require_delay(self, run: Run, architecture: Architecture, ranks: int) -> None:

@@ -1,10 +1,10 @@
 """Trains several methods in turn in one job, all with the same initial network, batches and evaluations.
 
 The first repeat takes the run's own seed, the next ones the seeds after it; a seed decides the initial network, the
-placement of the data and every rank's batches, and all methods of a repeat have the same. They run one after the other,
-A B C A B C, so that what disturbs the machine for a while meets all of them. Before, every method trains one round of
-one local step (fedavg of one pass) that is thrown away: none pays for first connections and first pages, and a method
-that cannot train this run is found before anything is measured.
+placement of the data and every rank's batches, which all methods of a repeat share. Methods run one after the other,
+A B C A B C, so that a disturbance of the machine meets all of them. Beforehand every method trains a round of one local
+step (fedavg of one pass) that is thrown away: none pays for first connections and first pages, and a method that cannot
+train this run is found before anything is measured.
 """
 
 import gc
@@ -78,8 +78,8 @@ class ComparisonWatch(Watch):
 class Comparison:
     """The runs of one comparison; making it checks what can be checked at once. Every method is collective.
 
-    They go to ``run.output.folder``, each in a folder of its own, or to the first of runs/compare-NAME,
-    runs/compare-NAME-2, ... that is free or has this very comparison: then what is finished is not run again.
+    The runs go to ``run.output.folder``, each in a folder of its own, or to the first of runs/compare-NAME,
+    runs/compare-NAME-2, ... that is free or has this very comparison, whose finished runs are not run again.
     ``deadline`` and ``signals`` are those of `istmpi.training.run.run_training`, for all runs together.
 
     Raises ConfigError on every rank.

@@ -69,7 +69,7 @@ class KeptRun:
         training, folder, communicator = self._training, self._folder, self._communicator
         saver = self._saver
         if self._start and not saver.newest and not training.done:
-            saver.save(*training.state())  # so that --resume auto goes on from there, too
+            saver.save(*training.state())  # so that --resume auto resumes from there, too
             saver.wait()
         rounds = profiled(training, self._profile, folder, self._note)
         progress = self._train(rounds, save_network)

@@ -1,7 +1,7 @@
 """Writes the trace of ``--profile ROUND``: every rank's work in a round, for ui.perfetto.dev or chrome://tracing.
 
-It has a process for each rank, with the operators that torch's profiler sees; the phases of the round, and the
-evaluation and checkpoint behind it, as ranges around them; and in a row of its own each call that hands values to MPI.
+The trace has a process for each rank, with the operators that torch's profiler sees; the phases of the round, and the
+evaluation and checkpoint behind it, as ranges around them; and each call that hands values to MPI in a row of its own.
 Ranks on other hosts than rank 0's have other clocks: their round is drawn to begin when rank 0's does, for all leave
 the barrier before it together.
 """

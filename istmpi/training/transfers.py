@@ -72,6 +72,6 @@ class TransferLines:
             rate = f"{nbytes / seconds / 1e6:.1f}" if seconds > 0 else "-"
             times = f" x {len(these)}" * (len(these) > 1)
             figures = f"{nbytes} bytes, {seconds:.6f} s, {rate} MB/s"
-            # In one piece, for ranks share the line.
+            # Written in one piece, for ranks share the stream.
             sys.stderr.write(f"[rank {self._rank}] round {round}, {phase}: {call}{times}, {figures}\n")
         sys.stderr.flush()
