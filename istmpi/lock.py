@@ -95,7 +95,7 @@ class FolderLock:
         """Remove the file if it still has this text; one process at a time may act on a file that is left over."""
         turn = self.path.with_name(f".{FILE}.turn")
         if not _link("", turn):  # without a text there is room for it on a full disk, too
-            if _age(turn) > SECONDS_UNTIL_LEFT:  # of one that was killed right here
+            if _age(turn) > SECONDS_UNTIL_LEFT:  # the file of a process that was killed right here
                 turn.unlink(missing_ok=True)
             return
         try:

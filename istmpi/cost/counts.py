@@ -179,7 +179,7 @@ def cost(
     early = spec.leaves_early(run, architecture, ranks)
     tensors = moved = spec.moved(run)
     wired, wire = held, spec.wire(run)
-    if wire != "float32":  # what is handled, averaged and buffered are values for all that
+    if wire != "float32":  # values are handled, averaged and buffered as before
         tensors, wired = 1, Holdings(*dealing, *resting, wire, moved - 1)
         loads = [
             replace(collective.load(wired), handled=load.handled * moved, averaged=load.averaged * moved)
@@ -200,7 +200,7 @@ def cost(
     staying = by_ring and (run.method.share_every > 1 or any(name in architecture.blocks for name in groups))
     parts = []
     for part in held.parts:
-        # Its part as the round began; what leaves early, and what arrives meanwhile.
+        # Its part at the start of the round; parts that leave early, and parts that arrive meanwhile.
         copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * (
             stays + 2 * bool(early)
         )
@@ -275,7 +275,7 @@ def _part_cost(
         if operator.kind == "LabelBlocks" and sparse and not slots:  # its step is taken block by block
             ungraded += architecture.parameters[operator.parameter].size(part.lengths)
         forward, backward = operator.flops(part.lengths, batch)
-        if forward:  # else it looks up
+        if forward:  # otherwise it looks up
             products += (1 + others) * forward + backward
             input_gradient += forward * operator.of_input
             count += (1 + operator.gradients + others) * operator.calls

@@ -272,7 +272,7 @@ class Holdings:
         """The fraction of the network's elements that some rank trains in a round."""
         trained, apart = Fraction(0), {*self.groups} - self.overlapping.keys()
         for parameter in self.parameters.values():
-            if parameter.pattern.dealt(apart):  # else some rank has it, or all do
+            if parameter.pattern.dealt(apart):  # otherwise some rank has it, or all do
                 trained += sum(len(part.ranks) * parameter.size(part.lengths) for part in self.parts)
             else:
                 trained += parameter.size(self.lengths)

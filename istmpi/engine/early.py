@@ -95,7 +95,7 @@ class EarlyExchange:
         return self._work.seconds
 
     def assemble(self, trained: Mapping[str, torch.Tensor]) -> HeldParts:
-        """Return this rank's part of the next deal: parameters that arrived, and those that stay with their values by now."""
+        """Return this rank's part of the next deal: parts that arrived, and parts that stay as trained by now."""
         self._hop.stay(trained, self._arriving)
         return HeldParts(self._following, self._arriving)
 

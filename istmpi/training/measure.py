@@ -255,7 +255,7 @@ def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int,
         for operator in architecture.operators:
             rows, inputs, outputs = map(int, operator.shape.shape(part.part.lengths))
             rows *= run.train.batch**operator.examples
-            if inputs:  # else it looks up
+            if inputs:  # otherwise it looks up
                 shapes.append((min(rows, max(MOST_ELEMENTS // max(inputs, outputs), 1)), inputs, outputs))
     largest = sorted(dict.fromkeys(shapes), key=prod)[-MOST_SHAPES:]
     return [shape for shape in dict.fromkeys(shapes) if shape in largest]
