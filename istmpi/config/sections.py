@@ -64,7 +64,7 @@ DType = Annotated[Literal["float32", "float64"], "Type of the weights, and of al
 Scale = Annotated[
     Literal["share", "fitted", "none"],
     "The full network's factor of a sum over dealt units, where no batch normalisation is behind it: the share of "
-    "them that a subnet had, a factor fitted on training examples, or none.",
+    "them that a subnet had, a factor fitted on training examples (results/decoder.md), or none.",
 ]
 
 
@@ -234,7 +234,7 @@ class Train:
         tuple[tuple[Annotated[float, Meta(gt=0, le=1)], Count], ...],
         also(must="be pairs of a fraction of the rounds and a side in pixels, as [[0.4, 8], [0.6, 16]]"),
         "Images: fractions of the rounds, each with the side in pixels to which images are downscaled in them, the "
-        "data's own side last: [[0.4, 8], [0.6, 16]].",
+        "data's own side last: [[0.4, 8], [0.6, 16]] (results/growing.md).",
     ] = ()
     exit_weights: Annotated[
         tuple[NotNegative, ...],
@@ -279,7 +279,8 @@ class Evaluate:
     propensity: Annotated[
         tuple[NotNegative, NotNegative],
         also(must="be two numbers that are not negative, as [0.55, 1.5]"),
-        "Sparse rows with several labels: A and B of the odds that a true label is noted, for PSP@k.",
+        "Sparse rows with several labels: A and B of the odds that a true label is noted, for PSP@k "
+        "(Jain et al. 2016).",
     ] = (0.55, 1.5)
     calibration_examples: Annotated[
         Annotated[int, Meta(ge=2)] | None,
