@@ -23,7 +23,7 @@ from reporting import network, report
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
 from istmpi.comm.allreduce import MeanOverRanks
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 
 
 def join_gloo(communicator: Communicator) -> None:
@@ -80,7 +80,7 @@ def measure(width: int, repeats: int, communicator: Communicator) -> dict[str, s
     ranks = communicator.size
     shapes = {
         name: one.pattern.shape({"features": 4096, "hidden1": width, "labels": 10})
-        for name, one in MLP(4096, (width,), 10).parameters.items()
+        for name, one in mlp_network(4096, (width,), 10).parameters.items()
     }
     tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
     nbytes = sum(tensor.nbytes for tensor in tensors.values())

@@ -30,7 +30,7 @@ from time_plan import BATCH, FULL, NEVER, OF_A_SUBNET, Task, hidden_of, settings
 
 from istmpi.config import Run
 from istmpi.cost import Cost, cost
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 
 TITLES = {
     **NAMES,
@@ -101,7 +101,7 @@ def counted(task: Task, method: str) -> Cost:
     """A method's bytes and FLOPs, which the programs' counters equal."""
     features, *hidden, labels = shape(task, method)
     run = Run().override({"method.local_steps": LOCAL_STEPS, "train.batch": BATCH, **settings_of(method)})
-    return cost(run, MLP(features, hidden, labels, output_norm=True), RANKS)
+    return cost(run, mlp_network(features, hidden, labels, output_norm=True), RANKS)
 
 
 def seconds_a_step(record: Records, task: Task, method: str) -> float | None:

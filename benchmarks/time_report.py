@@ -35,7 +35,7 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.cluster import load
 from istmpi.cost.time import round_time
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 
 PAIRS = {"local SGD": ("local-sgd", "pytorch-local-sgd"), "data parallel": ("data-parallel", "pytorch-ddp")}
 BELOW = (0.0, 0.02, 0.05)
@@ -251,7 +251,7 @@ def scaling(scale: Scale, record: Records) -> list[dict]:
     most = max(clusters)
     run = Run().override({"method.local_steps": local_steps, "train.batch": BATCH})
     features, *hidden, labels = task.widths
-    network = MLP(features, hidden, labels, output_norm=True)
+    network = mlp_network(features, hidden, labels, output_norm=True)
 
     def flops(ranks: int) -> float:
         return record(Cell("machine", ranks))["flops"]

@@ -17,7 +17,7 @@ from istmpi.engine.slots import Slot, parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.methods.base import InterruptedRound
-from istmpi.models.architecture import BatchNormalisation
+from istmpi.models.table import BatchNormalisation
 
 Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 

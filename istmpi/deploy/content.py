@@ -13,7 +13,6 @@ from istmpi.deploy.layers import Layer, Values, chunks, dtype_of, shape_of
 from istmpi.deploy.program import EXAMPLES, chain_module, own_module, traced
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
-from istmpi.models.inferred import InferredNetwork
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Content:
 
     @property
     def own(self) -> bool:
-        return isinstance(self.network, InferredNetwork)
+        return not self.network.stages
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -88,7 +87,7 @@ class Content:
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
         """The whole network as a program, for examples as they are in the data."""
-        if isinstance(self.network, InferredNetwork):
+        if self.own:
             code = self.network.code
             if code.sparse or code.graph:
                 what = "sparse rows, of any length" if code.sparse else "a graph, of any size"

@@ -23,7 +23,6 @@ from istmpi.deploy.own_layers import own_state
 from istmpi.deploy.program import onnx_of, require_onnx_exporter, save
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing, require_free
-from istmpi.models.inferred import InferredNetwork
 
 Parts = Mapping[str, Callable[[BinaryIO], None]]
 """The files of an export by their names, each with what writes it; the first one may refer to the second."""
@@ -85,7 +84,7 @@ def export(
             moments = stored_moments(checkpoint)
         else:
             moments = CalibratedNetwork(checkpoint, calibrate_on, model).moments
-        if isinstance(network, InferredNetwork):
+        if not network.stages:
             own = own_state(checkpoint, moments, network)
             content = Content(checkpoint, network, own.layers, own.ties, own.untied, own.problem)
         else:

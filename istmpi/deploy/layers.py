@@ -10,7 +10,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from istmpi.checkpoint.reader import Checkpoint, Tensor
@@ -71,15 +70,14 @@ def plain_layers(checkpoint: Checkpoint, moments: Moments) -> list[Layer]:
         mean, std = (values.astype(dtype) for values in checkpoint.normalisation.whole)
         settings = {"num_features": len(mean), "eps": 0.0, "affine": False}
         layers.append(Layer("input", "BatchNorm1d", settings, {"running_mean": mean, "running_var": std**2}))
+    built = network.without_values({})
     for stage in network.stages:
-        with torch.device("meta"):
-            modules = network.stage(stage, network.lengths)
-        for place, (key, module) in enumerate(modules.named_children()):
+        for place, (key, module) in enumerate(built.get_submodule(stage).named_children()):
             name = f"{stage}_{key}" if place else stage
             tensors: dict[str, Values] = {
                 kind: checkpoint.tensors[f"{stage}.{key}.{kind}"] for kind in module.state_dict()
             }
-            factor = 1.0 if place else network.factor(stage, network.lengths, checkpoint.header.full_scale)
+            factor = 1.0 if place else network.factor(f"{stage}.{key}", network.lengths, checkpoint.header.full_scale)
             if factor != 1:
                 tensors["weight"] = Scaled(checkpoint.tensors[f"{stage}.{key}.weight"], factor)
             if isinstance(module, BatchNorm):

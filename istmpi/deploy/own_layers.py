@@ -10,7 +10,7 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments
 from istmpi.deploy.layers import Layer, Scaled, Values
 from istmpi.errors import ConfigError
-from istmpi.models.inferred import InferredNetwork
+from istmpi.models.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class OwnState:
     """Why the class cannot load this state; empty where it can."""
 
 
-def own_state(checkpoint: Checkpoint, moments: Moments, network: InferredNetwork) -> OwnState:
+def own_state(checkpoint: Checkpoint, moments: Moments, network: Architecture) -> OwnState:
     """The state of the plain class, with the calibration as running statistics.
 
     What the full network multiplies a product by is folded into its weight, and what it multiplies the end of a block

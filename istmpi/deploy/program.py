@@ -23,7 +23,7 @@ from istmpi.deploy.layers import Layer
 from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
 from istmpi.foreign import reason
-from istmpi.models.inferred import InferredNetwork
+from istmpi.models.architecture import Architecture
 from istmpi.optional import optional
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def chain_module(layers: Sequence[Layer], state: Mapping[str, torch.Tensor]) -> 
 
 
 def own_module(
-    network: InferredNetwork,
+    network: Architecture,
     state: Mapping[str, torch.Tensor],
     untied: Sequence[str],
     normalisation: tuple[np.ndarray, np.ndarray] | None,

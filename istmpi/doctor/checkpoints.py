@@ -15,7 +15,7 @@ from istmpi.config import Run
 from istmpi.doctor.finding import Finding, green, red
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import IstmpiError
-from istmpi.models import architecture
+from istmpi.models import mlp_network
 from istmpi.report.units import size
 from istmpi.tasks import REGRESSION
 
@@ -29,7 +29,7 @@ def writers(communicator: Communicator, folder: Path) -> list[Finding]:
     To be called when the folder is known to be shared and writable.
     """
     run = Run().override({"model.hidden": [_WIDTH]})
-    network = architecture(_WIDTH, 2, REGRESSION, run.model)
+    network = mlp_network(_WIDTH, [_WIDTH], 2)
     store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
     store.initialise(0)
     data = DataSummary("", "", REGRESSION, (_WIDTH,), 2, 0, 0)

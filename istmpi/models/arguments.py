@@ -5,14 +5,20 @@ Of each argument the class's docstring says what it is, in a clause that begins 
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from istmpi.models.own import FACTS
-from istmpi.names import NETWORKS
+from istmpi.names import SHIPPED
 from istmpi.settings import Field, Meta, checked
 
+DATA_ARGUMENTS = {
+    "shape": "the shape of an example",
+    "features": "how many numbers an example has",
+    "outputs": "how many classes there are, or numbers to predict",
+}
+"""What the data tell a constructor, by the name of its argument."""
 TYPES = {
     "int": int,
     "float": float,
@@ -30,9 +36,10 @@ SHARE = Annotated[float, Meta(ge=0, lt=1)]
 """Of dropout."""
 
 
-def arguments_of(network: str) -> Iterator[Field]:
+@cache
+def arguments_of(network: str) -> tuple[Field, ...]:
     """Name, described type and default of each argument that is no fact of the data."""
-    module, _, kind = NETWORKS[network].partition(":")
+    module, _, kind = SHIPPED[network].partition(":")
     path = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind)
@@ -40,15 +47,16 @@ def arguments_of(network: str) -> Iterator[Field]:
     clauses = described(ast.get_docstring(found) or "")
     arguments, dealt = made.args.args, _dealt(found)
     defaults = dict(zip([one.arg for one in arguments[-len(made.args.defaults) :]], made.args.defaults))
-    for one in arguments[1:]:
-        if one.arg not in FACTS:
-            kind = WIDTHS if one.arg in dealt else SHARE if one.arg == "dropout" else TYPES[ast.unparse(one.annotation)]
-            hint = Annotated[kind, Meta(description=clauses.get(one.arg, ""))]
-            yield one.arg, hint, _value(defaults[one.arg])
+    fields = []
+    for name, annotation in ((one.arg, one.annotation) for one in arguments[1:]):
+        if name not in DATA_ARGUMENTS:
+            kind = WIDTHS if name in dealt else SHARE if name == "dropout" else TYPES[ast.unparse(annotation)]
+            fields.append((name, Annotated[kind, Meta(description=clauses.get(name, ""))], _value(defaults[name])))
+    return tuple(fields)
 
 
 def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Arguments of one of `istmpi.names.DECLARED`, whose constructor may never see them; one width serves as a list.
+    """Arguments of a network with a table of its own, whose constructor may never see them; one width serves as a list.
 
     ConfigError names ``source`` and the first that its constructor could not take; names that it lacks are kept.
     """

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 
 from istmpi.engine.axes import Axis, Pattern
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.models.own import OwnNetwork
 from istmpi.models.proof import Place
+from istmpi.models.user import UserNetwork
 
 
 def declared(
-    network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Mapping[str, Mapping[Place, int]]
+    network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Mapping[str, Mapping[Place, int]]
 ) -> dict[str, dict[Place, tuple[int, int]]]:
     """For each width how its units lie on the axes that are declared: ``(a, b)`` of ``a * units * b``.
 
@@ -51,7 +51,7 @@ def declared(
 
 
 def _parsed(
-    network: OwnNetwork, name: str, text: object, lengths: Mapping[str, int], shape: tuple[int, ...]
+    network: UserNetwork, name: str, text: object, lengths: Mapping[str, int], shape: tuple[int, ...]
 ) -> tuple[Axis, ...]:
     """The axes of one parameter, which have its very shape."""
     try:

@@ -21,10 +21,10 @@ from istmpi.engine.axes import Pattern, with_odds
 from istmpi.errors import ConfigError
 from istmpi.models.blocks import ResidualBlock, inside, unit_of
 from istmpi.models.declared import declared
-from istmpi.models.own import OwnNetwork, Width
 from istmpi.models.proof import Place, Reading, Trial, one_thread
 from istmpi.models.residual import residual_blocks
 from istmpi.models.trainable import require_trainable
+from istmpi.models.user import UserNetwork, Width
 
 READINGS = 512
 """Most readings of one width that are tried."""
@@ -114,7 +114,7 @@ class Inferred:
         return prod(pattern.shape(lengths))
 
 
-def infer(network: OwnNetwork) -> Inferred:
+def infer(network: UserNetwork) -> Inferred:
     """Find and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all."""
     shapes = _shapes(network)
     built = network.build().eval()
@@ -137,7 +137,7 @@ def infer(network: OwnNetwork) -> Inferred:
     return Inferred(patterns, tuple(findings))
 
 
-def _shapes(network: OwnNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
+def _shapes(network: UserNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"), _WithoutValues():
         built = network.build(lengths)
     return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
@@ -159,7 +159,7 @@ class _WithoutValues(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _doubled(network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width) -> dict[Place, int] | str:
+def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width) -> dict[Place, int] | str:
     """What doubling a width does: each axis that doubles, and how many positions a unit has there; or what is wrong."""
     try:
         wider = _shapes(network, {width.name: 2 * width.length})
@@ -180,7 +180,7 @@ def _doubled(network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], width: 
     return ratios or "no parameter's shape depends on it"
 
 
-def _of_blocks(network: OwnNetwork, finding: Finding, findings: Sequence[Finding]) -> Finding:
+def _of_blocks(network: UserNetwork, finding: Finding, findings: Sequence[Finding]) -> Finding:
     if finding.problem != COUNTS:
         return finding
     lengths = {one.width.name: one.width.length for one in findings if one.proved}
@@ -189,7 +189,7 @@ def _of_blocks(network: OwnNetwork, finding: Finding, findings: Sequence[Finding
 
 
 def _proved(
-    network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]], fixed: Reading
+    network: UserNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]], fixed: Reading
 ) -> list[Finding]:
     """The readings of a width under which its units can be permuted, or why there is none; ``fixed``: as declared.
 

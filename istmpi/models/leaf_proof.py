@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models.inferred import built
+from istmpi.models.architecture import built
 from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
-from istmpi.models.own import OwnNetwork
 from istmpi.models.proof import one_thread
+from istmpi.models.user import UserNetwork
 
 UNITS = 4
 """Of each width in the small network, where the constructor takes so few."""
@@ -28,7 +28,7 @@ Leaves = dict[str, tuple[str, ...]]
 """The names of leaves' parameters by the names of their modules."""
 
 
-def proved_leaves(network: OwnNetwork, lengths: Mapping[str, int]) -> Leaves:
+def proved_leaves(network: UserNetwork, lengths: Mapping[str, int]) -> Leaves:
     """The layers of a network, with the names of their parameters, that compute alike wherever their rows lie."""
     for tried in ({name: min(UNITS, length) for name, length in lengths.items()}, lengths):
         try:
@@ -39,7 +39,7 @@ def proved_leaves(network: OwnNetwork, lengths: Mapping[str, int]) -> Leaves:
     return {}
 
 
-def _proved(network: OwnNetwork, lengths: Mapping[str, int]) -> Leaves:
+def _proved(network: UserNetwork, lengths: Mapping[str, int]) -> Leaves:
     """ConfigError where the network cannot be built and run at these lengths."""
     real = built(network, lengths).eval()
     leaves, generator = candidates(real), torch.Generator().manual_seed(0)
@@ -60,7 +60,7 @@ def _proved(network: OwnNetwork, lengths: Mapping[str, int]) -> Leaves:
 
 
 def _tried(
-    network: OwnNetwork, lengths: Mapping[str, int], values: Mapping[str, torch.Tensor], leaves: Leaves
+    network: UserNetwork, lengths: Mapping[str, int], values: Mapping[str, torch.Tensor], leaves: Leaves
 ) -> tuple[torch.Tensor | None, set[str]]:
     """The outputs with these leaves, None where it fails; and the parameters that were read elsewhere."""
     try:

@@ -25,8 +25,6 @@ class Linear(nn.Linear):
     that was recorded has had no backward pass.
     """
 
-    factor = 1.0
-    """What the product, not the bias, is multiplied by."""
     made: Callable[[int], None] | None = None
     _memory: torch.Tensor | None = None
     _awaited = 0
@@ -34,8 +32,6 @@ class Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Products ``[..., outputs]`` of ``[..., inputs]``."""
-        if self.factor != 1:
-            x = x * self.factor
         recorded = torch.is_grad_enabled() and self.weight.requires_grad
         if not recorded or self.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().forward(x)

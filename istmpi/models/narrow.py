@@ -11,7 +11,7 @@ from istmpi.engine.axes import Parameter, Pattern, Positions, narrowed
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.models.blocks import Blocks
-from istmpi.models.inferred import InferredNetwork
+from istmpi.models.tables import Facts, table_of
 
 if TYPE_CHECKING:
     import torch
@@ -37,12 +37,12 @@ class Narrow:
     """What some parameters have to be multiplied by, for ``scale`` cannot say it: a group of one unit is none."""
 
 
-def narrow_module(whole: InferredNetwork, held: Mapping[str, Positions], scale: Mapping[str, float]) -> Narrow:
+def narrow_module(whole: Architecture, held: Mapping[str, Positions], scale: Mapping[str, float]) -> Narrow:
     """The network of a plain module's subnet that holds these units; its code is run.
 
     ``scale`` is what the subnet is built with. Raises ConfigError for a subnet that the class cannot be.
     """
-    from istmpi.models.examination import examine
+    from istmpi.models.inspection import inspect
 
     own, absent = whole.code, _absent(whole.blocks, held)
     names = {new: name for name in whole.parameters if (new := _renumbered(name, absent)) is not None}
@@ -52,9 +52,10 @@ def narrow_module(whole: InferredNetwork, held: Mapping[str, Positions], scale: 
     widths |= {group: lengths[of] for group, of in groups.items() if group not in whole.blocks}
     settings = own.settings_at(widths)
     narrower = replace(own, settings=settings)
-    table = replace(examine(narrower), source=whole.table.source)
+    facts = Facts(narrower.inputs, narrower.outputs)
+    table = table_of(whole.name, facts, settings) or replace(inspect(narrower), source=whole.table.source)
     dtype = next(of.dtype for of in whole.parameters.values())
-    network = InferredNetwork(whole.name, table, dtype, narrower)
+    network = Architecture(whole.name, table, dtype, narrower)
     changed = {name: value for name, value in settings.items() if value != own.settings[name]}
     factors = scale_of(whole, network, lengths, scale, groups)
     folded = _folded(names, (whole, lengths, scale), (network, network.lengths, factors))
@@ -79,7 +80,7 @@ def scale_of(
 
 
 def require_same_outputs(
-    whole: InferredNetwork,
+    whole: Architecture,
     held: Mapping[str, Positions],
     scale: Mapping[str, float],
     narrow: Narrow,
@@ -115,15 +116,15 @@ def require_same_outputs(
 
 def _folded(
     names: Mapping[str, str],
-    whole: tuple[InferredNetwork, Mapping[str, int], Mapping[str, float]],
-    narrow: tuple[InferredNetwork, Mapping[str, int], Mapping[str, float]],
+    whole: tuple[Architecture, Mapping[str, int], Mapping[str, float]],
+    narrow: tuple[Architecture, Mapping[str, int], Mapping[str, float]],
 ) -> dict[str, float]:
     """By how much more each parameter's product, or end of a block, is multiplied in a subnet than in the network.
 
     ``whole``, ``narrow``: a network, lengths and a scale.
     """
 
-    def factor(name: str, network: InferredNetwork, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+    def factor(name: str, network: Architecture, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         module, _, kind = name.rpartition(".")
         product = network.factor(module, lengths, scale) if kind == "weight" else 1.0
         return product * network.end_factor(module, lengths, scale)
@@ -132,7 +133,7 @@ def _folded(
     return {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > 1e-12}
 
 
-def _refusal(whole: InferredNetwork, narrow: Narrow, problem: str) -> ConfigError:
+def _refusal(whole: Architecture, narrow: Narrow, problem: str) -> ConfigError:
     settings = ", ".join(f"{name} = {value!r}" for name, value in narrow.settings.items())
     return ConfigError(
         f"{whole.name}: a network of this class with {settings} {problem} than the subnet, for what its constructor "
@@ -164,7 +165,7 @@ def _renumbered(name: str, absent: Mapping[str, Iterable[int]]) -> str | None:
     return ".".join(renumbered)
 
 
-def _groups(whole: InferredNetwork, names: Mapping[str, str]) -> dict[str, str]:
+def _groups(whole: Architecture, names: Mapping[str, str]) -> dict[str, str]:
     """Of every group that of the whole network whose units it has: where blocks move up, their widths do.
 
     That a layer's width may have a name of its own, as one of a list of widths, does not change with its place.

@@ -15,6 +15,8 @@ from istmpi.engine.axes import Pattern
 
 Number = int | Fraction
 
+AGGREGATION = "Aggregation"
+"""The kind of a graph's sums over the neighbours of a node."""
 EPSILON = 1e-5
 """What PyTorch's normalisations add to a variance unless they are told otherwise."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models.own import OwnNetwork, Width
+from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
 """Of a width in the networks that are tried, where the constructor takes so few. Primes that divide no other factor of
@@ -37,7 +37,7 @@ Reading = Mapping[Place, tuple[int, int]]
 class Trial:
     """A small network in double precision, with random values, on which readings of a width are tried."""
 
-    def __init__(self, network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]], seed: int = 0):
+    def __init__(self, network: UserNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]], seed: int = 0):
         self._network = network
         self._width = width
         self._x, self.units, self._others, self._built = self._small(moving)

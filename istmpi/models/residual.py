@@ -17,8 +17,8 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.models.blocks import ResidualBlock
 from istmpi.models.leaves import without_values
-from istmpi.models.own import OwnNetwork, Width
 from istmpi.models.proof import EXAMPLES, alike, random_values
+from istmpi.models.user import UserNetwork, Width
 
 UNITS = 4
 """Of each width in the network that is tried, where the constructor takes so few."""
@@ -39,7 +39,7 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def residual_blocks(
-    network: OwnNetwork, width: Width, lengths: Mapping[str, int]
+    network: UserNetwork, width: Width, lengths: Mapping[str, int]
 ) -> tuple[tuple[ResidualBlock, ...], str]:
     """The residual blocks that an integer of the constructor counts, or what is wrong.
 
@@ -63,7 +63,7 @@ def residual_blocks(
     return (), f"it counts the modules of {path}, and the network cannot be run"
 
 
-def _lists(network: OwnNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
+def _lists(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
     with without_values():
         built = network.build(lengths)
     kinds = nn.Sequential, nn.ModuleList
@@ -71,7 +71,7 @@ def _lists(network: OwnNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
 
 
 def _residual(
-    network: OwnNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
+    network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> Iterator[ResidualBlock]:
     """Those modules of a network that are residual blocks."""
     calls = _calls(network, built, x, paths)
@@ -96,7 +96,7 @@ def _residual(
 
 
 def _calls(
-    network: OwnNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
+    network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> dict[str, list[Any]]:
     """Of each module what it was called with, and what it made, in a forward pass."""
     calls: dict[str, list[Any]] = {path: [] for path in paths}

@@ -19,12 +19,12 @@ from torch import nn
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
+from istmpi.models.architecture import built
 from istmpi.models.blocks import Blocks, inside, unit_of
-from istmpi.models.inferred import built
 from istmpi.models.operators import Operator
-from istmpi.models.own import OwnNetwork
 from istmpi.models.proof import one_thread
 from istmpi.models.recording import Record, Recorder
+from istmpi.models.user import UserNetwork
 
 EXAMPLES = 2
 """In the passes that are watched; batch statistics need two."""
@@ -48,7 +48,7 @@ class Traced:
 
 
 def trace(
-    network: OwnNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: nn.Module | None = None
+    network: UserNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: nn.Module | None = None
 ) -> Traced:
     """What a network computes, in terms of these widths and blocks of it; ConfigError where it cannot be run.
 
@@ -94,7 +94,7 @@ class _Family:
     """By the width that is doubled; the examples have no name."""
 
     @staticmethod
-    def of(network: OwnNetwork, lengths: Mapping[str, int], expected: Sequence[Record]) -> _Family | None:
+    def of(network: UserNetwork, lengths: Mapping[str, int], expected: Sequence[Record]) -> _Family | None:
         """The family at these lengths; None where a member cannot be built and run, or computes other things."""
         try:
             small = built(network, lengths)
@@ -138,11 +138,11 @@ def _power(doubled: int, size: int) -> int | None:
     return ratio.bit_length() - 1 if ratio and ratio & (ratio - 1) == 0 else None
 
 
-def _record(network: OwnNetwork, module: nn.Module, examples: int) -> list[Record]:
+def _record(network: UserNetwork, module: nn.Module, examples: int) -> list[Record]:
     return _recorder(network, module, examples).records
 
 
-def _recorder(network: OwnNetwork, module: nn.Module, examples: int) -> Recorder:
+def _recorder(network: UserNetwork, module: nn.Module, examples: int) -> Recorder:
     """What has seen a forward pass of a built network, as in training."""
     x = network.examples(examples, torch.get_default_dtype())
     recorder, fused = Recorder(module, *x), torch.backends.mkldnn.enabled

@@ -3,10 +3,10 @@
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models.own import OwnNetwork
+from istmpi.models.user import UserNetwork
 
 
-def require_trainable(network: OwnNetwork, module: nn.Module) -> None:
+def require_trainable(network: UserNetwork, module: nn.Module) -> None:
     """ConfigError for parameters or buffers that istmpi cannot train or keep."""
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     if not parameters:

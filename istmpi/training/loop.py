@@ -37,7 +37,6 @@ from istmpi.methods import logit_adjustment, spec_of
 from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.methods.survival import Survival
 from istmpi.models.architecture import Architecture
-from istmpi.models.inferred import InferredNetwork
 from istmpi.record import Clock
 from istmpi.tasks import CLASSIFICATION, TASKS
 from istmpi.training.best import Best
@@ -367,7 +366,7 @@ class Training:
             self.data_summary,
             self.store.scale,
             versions(),
-            self.architecture.table.tree() if isinstance(self.architecture, InferredNetwork) else {},
+            self.architecture.table.tree(),
             self.size.side,
             self.store.fitted,
             self._temperature if calibrated else 1.0,

@@ -15,11 +15,11 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from istmpi.models.architecture import built
 from istmpi.models.inference import infer
-from istmpi.models.inferred import built
-from istmpi.models.own import own_network
 from istmpi.models.proof import one_thread
 from istmpi.models.tracing import trace
+from istmpi.models.user import user_network
 
 FILE, LAYERED = Path(networks.__file__), Path(layered_networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
@@ -48,7 +48,7 @@ def alone():
 
 
 def traced(name, shape, **arguments):
-    own = own_network(name, shape, 10, arguments)
+    own = user_network(name, shape, 10, arguments)
     inferred = infer(own)
     return own, inferred, trace(own, inferred.widths, inferred.blocks)
 
@@ -61,7 +61,7 @@ def known(name):
 
 
 def residual(what):
-    own = own_network(f"{LAYERED}:Streams", SEQUENCE, 10, {"what": what})
+    own = user_network(f"{LAYERED}:Streams", SEQUENCE, 10, {"what": what})
     return trace(own, {"stream": 12, "hidden": 8}).residual
 
 

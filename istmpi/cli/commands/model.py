@@ -65,11 +65,11 @@ def command(
 
     from istmpi.models.inference import infer
     from istmpi.models.operators import flops
-    from istmpi.models.own import own_network
     from istmpi.models.table import dealt_by_default
     from istmpi.models.tracing import trace
+    from istmpi.models.user import user_network
 
-    own = own_network(network, example, outputs, _arguments(assignments), task)
+    own = user_network(network, example, outputs, _arguments(assignments), task)
     inferred = infer(own)
     traced = trace(own, inferred.widths, inferred.blocks)
     patterns, blocks = inferred.parameters.values(), inferred.blocks

@@ -15,13 +15,13 @@ from torch import nn
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
+from istmpi.models.architecture import built
 from istmpi.models.inference import infer
-from istmpi.models.inferred import built
 from istmpi.models.leaf_proof import proved_leaves
 from istmpi.models.norms import BatchNorm
-from istmpi.models.own import OwnNetwork
-from istmpi.models.table import NormEntry, ParameterEntry, Table
+from istmpi.models.table import BatchNormalisation, ParameterEntry, Table
 from istmpi.models.tracing import trace
+from istmpi.models.user import UserNetwork
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -31,7 +31,7 @@ UNIT_BY_UNIT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.PR
 EXAMPLES = 2
 
 
-def examine(network: OwnNetwork) -> Table:
+def inspect(network: UserNetwork) -> Table:
     """The table of a network; ConfigError in one line for whatever cannot be trained."""
     inferred = infer(network)
     again = built(network, seed=1)
@@ -60,7 +60,7 @@ def examine(network: OwnNetwork) -> Table:
         groups=inferred.lengths,
         undealt={of.width.name: of.problem for of in inferred.findings if not of.proved},
         parameters=parameters,
-        norms={name: NormEntry(*_norm(layer)) for name, layer in watched.norms.items()},
+        norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in watched.norms.items()},
         sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
         unscaled=_unscaled(inferred.parameters, inferred.blocks, layers, watched),
         stochastic=stochastic,
@@ -116,7 +116,7 @@ def _contents(values_by_name: Iterable[tuple[str, torch.Tensor]]) -> dict[str, t
     return found
 
 
-def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
+def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     """Watch one forward pass in evaluation; refuses batch normalisations that are not called once in it."""
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, BatchNorm)}
     calls = dict.fromkeys(norms, 0)
@@ -155,7 +155,7 @@ def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
     return _Watched(norms, frozenset(name for name, *_ in outputs), bare, exits, head)
 
 
-def _draws_random_numbers(network: OwnNetwork, module: nn.Module, exits: int) -> bool:
+def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> bool:
     """Whether a forward pass in training does.
 
     Refuses one without a gradient, one that changes a buffer, and one that returns more or fewer outputs than
@@ -227,7 +227,7 @@ def _unscaled(
 
 
 def _initial(
-    network: OwnNetwork,
+    network: UserNetwork,
     name: str,
     parameter: nn.Parameter,
     layers: list[_Layer],
@@ -252,7 +252,3 @@ def _initial(
         with_weights = (of.module for of in layers if isinstance(of.module, PRODUCTS + TRANSPOSED) and of.key == "bias")
         inputs = next((product.weight[0].numel() for product in with_weights), len(parameter))
     return max(inputs, 1) ** -0.5, 0.0
-
-
-def _norm(layer: BatchNorm) -> tuple[int, float]:
-    return layer.num_features, layer.eps

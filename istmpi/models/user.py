@@ -2,8 +2,8 @@
 
     FILE.py:Class        package.module:Class
 
-Arguments that are named after facts of the data (`FACTS`) are filled in from the data. All others are settings, whose
-names, types and defaults are the constructor's own.
+Arguments with a name among `DATA_ARGUMENTS` are filled in from the data. All others are settings, with the names, types
+and defaults of the constructor.
 """
 
 from __future__ import annotations
@@ -13,38 +13,42 @@ import importlib.util
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.exits import joined, outputs_of
+from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
 from istmpi.models.source import Source, source_of
-from istmpi.names import place_of
+from istmpi.models.tables import has_table
+from istmpi.names import SHIPPED, place_of
 from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-FACTS = {
-    "shape": "the shape of an example",
-    "features": "how many numbers an example has",
-    "outputs": "how many classes there are, or numbers to predict",
-}
-"""What the data tell a constructor, by the name of its argument."""
+_MISSING = inspect.Parameter.empty
 IN_A_ROW = 3
 """Features of the sparse rows that a network is tried on."""
 
 
-TAKES = {
+ACCEPTED_TASKS = {
     "xc": ("sparse rows", (MULTI_LABEL,)),
     "gcn": ("a graph", GRAPH_TASKS),
     "sage": ("a graph", GRAPH_TASKS),
 }
-"""What networks that take nothing else are for."""
+"""The tasks of networks that accept no other data."""
+_NOT_FOR_MLP = {
+    NEXT_TOKEN: "numbers, and these data are text. Use --model transformer.",
+    MULTI_LABEL: "all numbers of a row; these are sparse rows. Use --model xc.",
+    **dict.fromkeys(GRAPH_TASKS, "examples by themselves; this is a graph. Use --model gcn or sage."),
+}
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,12 @@ class Width:
 
 
 @dataclass(frozen=True)
-class OwnNetwork:
-    """A network's class with all arguments of its constructor; `own_network` makes it."""
+class UserNetwork:
+    """A network's class with all arguments of its constructor; `user_network` makes it."""
 
     name: str
-    kind: type[nn.Module]
+    load: Callable[[], tuple[type[nn.Module], Source]] = field(compare=False)
+    """Gives the class and the source that it is made from; called first where the class is needed."""
     facts: Mapping[str, Any]
     settings: Mapping[str, Any]
     inputs: tuple[int, ...]
@@ -76,9 +81,18 @@ class OwnNetwork:
     """Examples are sparse rows: numbers of features, where each row begins, and values."""
     graph: bool = False
     """Examples are nodes: features, where each node's list of neighbours begins and the last one ends, and these."""
-    source: Source = field(default_factory=Source, compare=False)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of those settings that have one."""
+
+    @property
+    def kind(self) -> type[nn.Module]:
+        """The class."""
+        return self.load()[0]
+
+    @property
+    def source(self) -> Source:
+        """The files that the class is made from."""
+        return self.load()[1]
 
     @property
     def widths(self) -> dict[str, Width]:
@@ -206,55 +220,76 @@ class OwnNetwork:
     @property
     def numbers(self) -> int:
         """That an exit makes of an example."""
-        return self.outputs * (_product(self.inputs) if self.tokens else 1)
+        return self.outputs * (prod(self.inputs) if self.tokens else 1)
 
 
-def own_network(
+def user_network(
     name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any], task: str = CLASSIFICATION
-) -> OwnNetwork:
+) -> UserNetwork:
     """The network FILE.py:Class or package.module:Class with these settings; ConfigError for whatever is wrong with it.
 
     ``shape``: of an example. Runs the code that is named.
     """
-    what, tasks = TAKES.get(name, ("", (task,)))
-    if task not in tasks:
-        raise ConfigError(f"model.name = {name!r} takes {what}, and these data are for {task}. Use another network.")
-    kind, source = _load(place_of(name))
-    facts = {"shape": tuple(shape), "features": _product(shape), "outputs": outputs}
-    try:
-        arguments = inspect.signature(kind).parameters
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: its constructor's arguments are not known ({error}).") from None
-    known = [
-        one
-        for one, of in arguments.items()
-        if one not in FACTS and of.kind in (of.KEYWORD_ONLY, of.POSITIONAL_OR_KEYWORD)
-    ]
+    _require_accepted(name, task)
+    facts = {"shape": tuple(shape), "features": prod(shape), "outputs": outputs}
+    if has_table(name):  # its class may stay unloaded: a plan needs no torch
+        facts.pop("shape")
+        arguments = dict.fromkeys(facts, _MISSING) | {argument: of for argument, _, of in arguments_of(name)}
+        load = cache(partial(_load, place_of(name)))
+    else:
+        loaded = _load(place_of(name))
+        arguments, load = _signature(name, loaded[0]), lambda: loaded
+    known = [argument for argument in arguments if argument not in DATA_ARGUMENTS]
     if "scale" in known:
         raise ConfigError(f"{name}: its argument scale has the name of a setting of istmpi's, model.scale. Rename it.")
     for setting in settings:
-        if setting in FACTS:
-            raise ConfigError(f"{name}: model.{setting} is {FACTS[setting]}, which the data tell. Leave it out.")
+        if setting in DATA_ARGUMENTS:
+            raise ConfigError(
+                f"{name}: model.{setting} is {DATA_ARGUMENTS[setting]}, which the data tell. Leave it out."
+            )
         if setting not in known:
             raise ConfigError(f"{name}: unknown setting model.{setting}{did_you_mean(setting, known, 'model.')}")
-    values = {}
-    for one in known:
-        if one in settings:
-            values[one] = settings[one]
-        elif arguments[one].default is not inspect.Parameter.empty:
-            values[one] = arguments[one].default
-        else:
+    defaults = {name: default for name, default in arguments.items() if name in known and default is not _MISSING}
+    values = {argument: settings.get(argument, defaults.get(argument, _MISSING)) for argument in known}
+    for argument, value in values.items():
+        if value is _MISSING:
             raise ConfigError(
-                f"{name}: its argument {one} has no default and is no fact of the data ({', '.join(FACTS)}). "
-                f"Give --set model.{one}=..., or a default."
+                f"{name}: its argument {argument} has no default and is no fact of the data "
+                f"({', '.join(DATA_ARGUMENTS)}). Give --set model.{argument}=..., or a default."
             )
     flat = "features" in arguments and "shape" not in arguments
     given = {fact: value for fact, value in facts.items() if fact in arguments}
     inputs = (facts["features"],) if flat else tuple(shape)
-    defaults = {one: arguments[one].default for one in known}
-    defaults = {one: value for one, value in defaults.items() if value is not inspect.Parameter.empty}
     kinds = task == NEXT_TOKEN, task == MULTI_LABEL, task in GRAPH_TASKS
-    return OwnNetwork(name, kind, given, values, inputs, outputs, *kinds, source, defaults)
+    return UserNetwork(name, load, given, values, inputs, outputs, *kinds, defaults)
+
+
+def require_known(name: str) -> None:
+    """Refuse, with a ConfigError, a setting model.name that names no network."""
+    if name not in SHIPPED and ":" not in name:
+        more = ". A network of your own is FILE.py:Class or package.module:Class."
+        raise ConfigError(f"model.name = {name!r} is not known{more if '.' in name else did_you_mean(name, SHIPPED)}")
+
+
+def _require_accepted(name: str, task: str) -> None:
+    if name == "mlp" and task in _NOT_FOR_MLP:
+        raise ConfigError(f"model.name = 'mlp' takes {_NOT_FOR_MLP[task]}")
+    what, tasks = ACCEPTED_TASKS.get(name, ("", (task,)))
+    if task not in tasks:
+        raise ConfigError(f"model.name = {name!r} takes {what}, and these data are for {task}. Use another network.")
+
+
+def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
+    """The arguments of a constructor that can be given by name, with their defaults."""
+    try:
+        parameters = inspect.signature(kind).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}: its constructor's arguments are not known ({error}).") from None
+    return {
+        argument: of.default
+        for argument, of in parameters.items()
+        if of.kind in (of.KEYWORD_ONLY, of.POSITIONAL_OR_KEYWORD) or argument in DATA_ARGUMENTS
+    }
 
 
 def _load(name: str) -> tuple[type[nn.Module], Source]:
@@ -319,13 +354,6 @@ def _is_number(value: Any) -> bool:
 
 def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value!r}" for name, value in values.items())
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total
 
 
 def _said(error: BaseException) -> str:
