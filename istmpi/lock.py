@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -39,17 +39,12 @@ class FolderLock:
     it cannot be written.
     """
 
-    def __init__(
-        self, folder: Path, note: Callable[[str], None] = lambda _: None, inherited: Collection[str] = (), own: str = ""
-    ):
-        """``own``: its `text`, if others know it; ``inherited``: those of processes that are gone if they hold it."""
+    def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
         self.path = folder / FILE
-        self._own = own or text_of_this_process()
+        self._own = text_of_this_process()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             require_file(self.path)
-            if (said := _read(self.path)) and said in inherited:
-                self._remove(said)
             while not _link(self._own, self.path):
                 self._await_end(note)
             self._remove_leftovers()
@@ -58,11 +53,6 @@ class FolderLock:
         self._released = threading.Event()
         with contextlib.suppress(RuntimeError):  # without a thread this host can still tell
             threading.Thread(target=self._touch, name="lock", daemon=True).start()
-
-    @property
-    def text(self) -> str:
-        """What tells this process's file from others."""
-        return self._own
 
     def require(self) -> None:
         """OutputError when somebody took the folder for left, as may happen to a process that was suspended."""

@@ -1,4 +1,4 @@
-"""The old spellings of settings and commands that still work; whoever types one is told the new one."""
+"""Old names of settings and commands, which still work with a warning; and settings that no longer exist."""
 
 import warnings
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ from istmpi.errors import ConfigError
 
 SETTINGS = {"method.resample": "method.redeal"}
 COMMANDS = {"calibrate": "measure"}
+GONE = {"comm.survive": False, "comm.buddies": True}
+"""Settings of earlier versions by the only value that a run may still have: the one with which they did nothing."""
 
 
 class RenamedWarning(FutureWarning):
@@ -21,8 +23,15 @@ def tell(old: str, new: str, source: str = "") -> None:
 
 
 def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[str, Any]:
-    """A tree of settings by their new names; ConfigError where one stands in it by both."""
+    """Return a tree of settings by their new names; ConfigError for one that is there twice or no longer exists."""
     tree = dict(tree)
+    for name, idle in GONE.items():
+        section, _, key = name.partition(".")
+        branch = tree.get(section)
+        if isinstance(branch, Mapping) and key in branch:
+            if branch[key] != idle:
+                raise ConfigError(f"{source}: {name} = {branch[key]!r}: this setting no longer exists. Leave it out.")
+            tree[section] = {other: value for other, value in branch.items() if other != key}
     for old, new in SETTINGS.items():
         section, _, key = old.partition(".")
         branch = tree.get(section)

@@ -151,11 +151,6 @@ class Saver:
         """The last checkpoint that is known to be valid."""
         return self._valid[-1] if self._valid else None
 
-    def give_up(self) -> None:
-        """Wait until what is under way has failed, with a communicator that is of no use any more; save no more."""
-        self._until_idle()
-        self.close()
-
     def close(self) -> None:
         """Let the thread end, when it has nothing left to do."""
         self._jobs.put(None)

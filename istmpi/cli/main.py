@@ -102,8 +102,6 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
         # that are slower to leave than another a launcher sends SIGTERM.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-    if together:
-        comm.leave_survivors(code)
     sys.exit(code)
 
 

@@ -72,8 +72,6 @@ class TrainingDisplay(Watch):
         self._follow(training)
 
     def _follow(self, training: Training, title: str = "round") -> None:
-        """Begin to show the progress of a run, in place of one whose first rank is lost."""
-        self._stop_view()
         self._rounds = training.run.train.rounds
         self._begun = time.monotonic()
         if self._way == "bar" and not self._showing.quiet:

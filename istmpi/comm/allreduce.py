@@ -182,8 +182,8 @@ class Background:
         if self._failure:
             raise self._failure
         self._communicator.meet()
-        backoff = Backoff(self._communicator.require_all)
-        with self._communicator.waiting("ring all-reduce"), self._communicator.kept_if_it_fails(self):
+        backoff = Backoff()
+        with self._communicator.waiting("ring all-reduce"):
             while self.busy:
                 backoff.wait_unless(self._advance())
         if self._communicator.size > 1:

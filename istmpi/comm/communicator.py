@@ -20,7 +20,6 @@ import numpy as np
 from istmpi.comm import mpi, objects
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.exchange import Exchange
-from istmpi.comm.guard import Guarded, keep, over
 from istmpi.comm.traffic import Traffic
 from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError
@@ -60,8 +59,6 @@ class Communicator:
         self._scratch: dict[str, np.ndarray] = {}
         self._hosts: int | None = None
         """On so many the ranks are; known from the first exchange on."""
-        self._kin: list[Any] = []
-        self._part_of: Communicator | None = None
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
         """A reused byte buffer: fresh memory for every transfer would cost a page fault for every 4 KiB."""
@@ -88,11 +85,10 @@ class Communicator:
         else:
             self.meet()
             exchange = Exchange(self, send, receive)
-            with self.waiting("exchange"), self.kept_if_it_fails(exchange):
-                backoff = Backoff(self.require_all)
+            with self.waiting("exchange"):
+                backoff = Backoff()
                 while not exchange.done:
                     backoff.wait_unless(exchange.advance())
-                self.require_all()
         self.traffic.add(sum(send[1]) - send[1][self.rank], "alltoallv", began)
 
     def allgatherv(self, mine: np.ndarray, counts: list[int]) -> np.ndarray:
@@ -202,33 +198,11 @@ class Communicator:
 
     def _wait(self, done: Callable[[], bool], call: str, peers: Sequence[int] = (), memory: object = ()) -> None:
         """Until it is done; ``peers``: whom it takes, by default all; ``memory``: what it reads and writes."""
-        # A request that was done, as MPI says, holds its memory no more; where it was not, MPI still writes there.
-        with self.kept_if_it_fails((done, memory)):
-            if not done():
-                with self.waiting(call, peers):
-                    backoff = Backoff(self.require_all)
-                    while not done():
-                        backoff.wait_unless(False)
-            self.require_all()
-
-    def require_all(self) -> None:
-        """Raise where this rank knows of one that is lost, in this group or in the one that it is part of. Local.
-
-        Only from communicators that are to `guard` against that.
-        """
-        for one in filter(None, (self, self._part_of)):
-            if isinstance(one.mpi, Guarded):
-                one.mpi.require_all()
-
-    @contextmanager
-    def kept_if_it_fails(self, requests: object) -> Iterator[None]:
-        """A block that waits for requests: `keep` them, and the memory that they may be about, when it raises."""
-        try:
-            yield
-        except Exception:
-            keep(requests, self._scratch)
-            self._scratch = {}
-            raise
+        if not done():
+            with self.waiting(call, peers):
+                backoff = Backoff()
+                while not done():
+                    backoff.wait_unless(False)
 
     def waiting(self, call: str, peers: Sequence[int] = ()) -> AbstractContextManager[None]:
         """A block in which this rank waits; ``peers``: for whom, by their numbers in the job, else for all."""
@@ -268,24 +242,6 @@ class Communicator:
             first.everywhere = True
             raise first
 
-    def cannot_lose_ranks(self) -> str:
-        """Why this MPI cannot go on without a rank, in a few words; empty where it can."""
-        return mpi.cannot_lose_ranks()
-
-    def tells_of_a_loss(self, error: BaseException) -> bool:
-        """Whether an exception is how MPI tells that a rank is gone, or that another rank has noticed it."""
-        return mpi.tells_of_a_loss(error)
-
-    def agree(self, through: bool) -> bool:
-        """Whether all ranks that are left say yes: the same answer on all of them, whoever is lost meanwhile."""
-        while True:
-            self._mpi.Ack_failed()
-            try:
-                return bool(self._mpi.Agree(int(through)))
-            except Exception as error:
-                if not self.tells_of_a_loss(error):
-                    raise
-
     @property
     def mpi(self) -> Any:
         """The mpi4py communicator, for a library that takes one."""
@@ -294,34 +250,7 @@ class Communicator:
     def duplicate(self) -> "Communicator":
         """The same ranks on a communicator of their own: what goes on there mixes with nothing here."""
         self._duplicates += 1
-        made = Communicator(self._mpi.Dup(), f"{self._name}.{self._duplicates}", self.ranks, self.whereabouts)
-        if isinstance(self._mpi, Guarded):
-            made.guard()
-        self._kin.append(made.mpi)
-        return made
-
-    def guard(self) -> None:
-        """From now on believe no collective call after a rank was lost: `Guarded`. Local."""
-        if not isinstance(self._mpi, Guarded):
-            self._mpi = Guarded(self._mpi)
-
-    def revoke(self) -> None:
-        """Have every call of all ranks that is under way on it or its duplicates fail, and every later one. Local."""
-        for each in (*self._kin, self._mpi):
-            each.Revoke()
-
-    def shrink(self) -> None:
-        """Be the communicator of those ranks alone that are left, in the same order; its duplicates are void."""
-        before = self._mpi.Get_group()
-        self._mpi = Guarded(self._mpi.Shrink())
-        left = self._mpi.Get_group()
-        self.ranks = tuple(self.ranks[place] for place in left.Translate_ranks(None, before))
-        left.Free()
-        before.Free()
-        self._name, self._hosts = f"{self._name}'", None
-        mpi.go_on_with(self.ranks)
-        self.rank, self.size = self._mpi.Get_rank(), self._mpi.Get_size()
-        self._kin = []
+        return Communicator(self._mpi.Dup(), f"{self._name}.{self._duplicates}", self.ranks, self.whereabouts)
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
@@ -332,7 +261,7 @@ class Communicator:
         group = self._mpi.Get_group().Incl(ranks)
         in_job = [self.ranks[rank] for rank in ranks]
         some = Communicator(self._mpi.Create_group(group), f"{self._name}:{in_job}", in_job, self.whereabouts)
-        some.traffic.followers, some._part_of = self.traffic.followers, self
+        some.traffic.followers = self.traffic.followers
         yield some
         self.traffic.bytes += some.traffic.bytes
         self.traffic.calls += some.traffic.calls
@@ -368,8 +297,6 @@ class Communicator:
         """One call of MPI_Testsome for all these requests, sent and received: whether any was done."""
         MPI = mpi.library_here()
 
-        if isinstance(self._mpi, Guarded):
-            requests = over(requests)
         return bool(requests) and bool(MPI.Request.Testsome(requests))
 
     @staticmethod

@@ -2,10 +2,7 @@
 
 import atexit
 import builtins
-import ctypes
-import os
 import sys
-import threading
 import time
 from types import TracebackType
 from typing import NoReturn
@@ -29,7 +26,7 @@ def final_barrier() -> None:
     Only for an end that every rank knows of.
     """
     MPI = mpi.if_up()
-    if MPI and not mpi.incomplete:
+    if MPI:
         MPI.COMM_WORLD.Barrier()
 
 
@@ -46,23 +43,6 @@ def end_stuck_job(error: StuckError) -> None:
     print(f"istmpi: {error}", file=sys.stderr, flush=True)
     time.sleep(PASSED_ON)
     mpi.if_up().COMM_WORLD.Abort(error.exit_code)
-
-
-def leave_survivors(code: int) -> None:
-    """End this process at once where ranks were lost, for MPI may wait for them for ever as it ends; else return."""
-    MPI = mpi.if_up()
-    if MPI and mpi.incomplete:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        threading.Timer(GRACE, os._exit, (code,)).start()
-        ctypes.CDLL(MPI.__file__).MPI_Finalize()  # without Python's lock
-        os._exit(code)
-
-
-def leave_the_lost(communicator: Communicator) -> None:
-    """Have this rank end by itself, as ranks are lost that nobody needs any more. Local."""
-    communicator.revoke()
-    mpi.incomplete = True
 
 
 def end_with_this_script(communicator: Communicator) -> None:

@@ -4,7 +4,6 @@ import ctypes
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 from istmpi.comm.stand_in import stand_in
@@ -50,9 +49,6 @@ def _initialise(MPI: Any) -> None:
     """MPI_Init_thread without Python's lock, which mpi4py keeps: other threads shall see who waits there for ever."""
     from mpi4py import rc
 
-    if _loses_ranks():
-        # Put over TCP, a long message to a rank that is lost meanwhile stops Open MPI 5 for ever in a lock of its own.
-        os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "send,inplace")
     level = getattr(MPI, f"THREAD_{rc.thread_level}".upper()) if rc.threads else MPI.THREAD_SINGLE
     try:
         call = ctypes.CDLL(MPI.__file__).MPI_Init_thread
@@ -104,47 +100,6 @@ _OF_THE_CONNECTION = (
     "ERR_PROC_FAILED_PENDING",
 )
 """Classes of MPI's errors that no wrong argument of ours leads to."""
-
-
-incomplete = False
-"""Ranks were lost, and this one went on without them: calls on all that were started fail."""
-speaker = 0
-"""The rank that tells what all know: the first of those that are left."""
-
-
-def go_on_with(ranks: Sequence[int]) -> None:
-    """Know that these alone are left. Of simulated ranks, which are all in one process, none leaves it."""
-    global incomplete, speaker
-    if stand_in() is None:
-        incomplete, speaker = True, ranks[0]
-
-
-def tells_of_a_loss(error: BaseException) -> bool:
-    """Whether an exception is how MPI tells that a rank is gone, or that another rank has noticed it."""
-    MPI = if_up()
-    if MPI is None or not isinstance(error, MPI.Exception):
-        return False
-    return error.Get_error_class() == MPI.ERR_REVOKED or bool(lost_connection(error))
-
-
-def cannot_lose_ranks() -> str:
-    """Why this MPI cannot go on without a rank, in a few words; empty where it can (ULFM)."""
-    MPI = library_here()
-    if stand_in() is not None:
-        return "" if MPI.survives else "these simulated ranks end with any of them"
-    name, version = MPI.get_vendor()
-    if name != "Open MPI" or version < (5,):
-        return f"{library()} is not Open MPI 5"
-    if not _loses_ranks():
-        return f"{library()} was started without mpirun --with-ft ulfm"
-    return ""
-
-
-_SWITCHED_ON = "OMPI_MCA_mpi_ft_enable"
-
-
-def _loses_ranks() -> bool:
-    return os.environ.get(_SWITCHED_ON, "0").lower() in ("1", "true", "yes", "enabled", "t", "y")
 
 
 def library() -> str:

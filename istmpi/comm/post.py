@@ -1,7 +1,6 @@
 """Messages that a thread of one rank sends to a thread of another, and that neither of them ever waits for."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from istmpi.comm import mpi
@@ -43,15 +42,14 @@ class Post:
         self._arriving = [(source, request) for source, request, (done, _) in tried if not done]
         return [(source, value) for source, _, (done, value) in tried if done]
 
-    def close(self, look: Callable[[], None]) -> None:
-        """Receive what is still under way, to no end, and free the communicator; ``look`` may raise. Collective.
+    def close(self) -> None:
+        """Receive what is still under way, to no end, and free the communicator. Collective.
 
         Every message was sent so that it is done only once it is received: when all ranks have come to a barrier with
         none of their own under way, there is none.
         """
 
         def drain() -> None:
-            look()
             self.received()
             time.sleep(_BETWEEN_LOOKS)
 

@@ -142,18 +142,16 @@ class RollCall:
         if self._thread.is_alive():
             self._thread.join(None if together else 1.0)
         if together and self._post:
-            # A lost rank closes nothing, and who noticed it waits for nobody.
-            self._post.close(self._communicator.require_all)
+            self._post.close()
 
     def _serve(self) -> None:
         while not self._closing.wait(_SHORT_TICK if self._roll or self._end else _TICK):
             try:
-                self._communicator.require_all()
                 self._look(time.monotonic())
             except OSError:
                 continue  # the system has no file descriptor left, or no memory: the next look may succeed
             except Exception as error:
-                if not mpi.tells_of_a_loss(error):
+                if not mpi.lost_connection(error):
                     raise
                 return  # a rank is gone, and those who talk with it say so
 

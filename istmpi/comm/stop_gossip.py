@@ -4,7 +4,6 @@ from typing import Any
 
 from istmpi.comm import mpi
 from istmpi.comm.communicator import Communicator
-from istmpi.comm.guard import keep
 
 
 class StopGossip:
@@ -34,10 +33,6 @@ class StopGossip:
             return ""
         self._received_from.add(status.source)
         return self._mpi.recv(source=status.source)
-
-    def give_up(self) -> None:
-        """Wait for nothing that is under way, as a rank is lost. Local."""
-        keep(*self._sent)
 
     def settle(self) -> None:
         """Receive what is still under way."""

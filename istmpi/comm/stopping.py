@@ -27,9 +27,6 @@ class StopSign:
 
     def __init__(self, communicator: Communicator, file: Path | None = None, deadline: float | None = None):
         self.reason = ""
-        self.survives = False
-        """A lost rank is no reason to end here."""
-        self._communicator = communicator
         self._rank = communicator.rank
         self._gossip = StopGossip(communicator)
         self._signal = ""
@@ -40,24 +37,10 @@ class StopSign:
 
     def asked(self) -> bool:
         """Whether this rank knows of a wish to stop; it passes the wish on. Cheap enough for every local step."""
-        try:
-            if not self.reason and (reason := self._signal or self._look() or self._gossip.poll()):
-                self.reason = reason
-                self._gossip.notify(reason)
-        except Exception as error:
-            if not (self.survives and self._communicator.tells_of_a_loss(error)):
-                raise  # else the ranks find out where they meet
+        if not self.reason and (reason := self._signal or self._look() or self._gossip.poll()):
+            self.reason = reason
+            self._gossip.notify(reason)
         return bool(self.reason)
-
-    def renewed(self) -> StopGossip:
-        """How wishes are passed on among the ranks that are left; takes the place of the one before. Collective."""
-        return StopGossip(self._communicator)
-
-    def go_on(self, gossip: StopGossip, reasons: list[str]) -> None:
-        """Have another way to pass wishes on, and the first reason that one of the ranks has."""
-        self._gossip.give_up()
-        self._gossip, self._rank = gossip, self._communicator.rank
-        self.reason = next(filter(None, reasons), "")
 
     @property
     def cure(self) -> str:

@@ -427,13 +427,6 @@ class Comm:
             "0 waits for ever.",
         ),
     ] = 30.0
-    survive: Annotated[
-        bool, Meta(description="Go on without a rank that is lost, where the MPI can (mpirun --with-ft ulfm).")
-    ] = False
-    buddies: Annotated[
-        bool,
-        Meta(description="With survive each rank keeps a copy of its neighbour's weights, once a round."),
-    ] = True
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from fractions import Fraction
 from math import prod
 
 from istmpi.config import Run
-from istmpi.cost import buddies
 from istmpi.cost.collectives import COLLECTIVES, HOP, PULL, Load, beside_steps
 from istmpi.cost.holdings import Holdings, Number, Part
 from istmpi.cost.rivals import counted
@@ -103,8 +102,6 @@ class Cost:
     """Sent more in the first round than in a later one; less where negative."""
     since: int
     """The first round in which ``loads`` are sent."""
-    copied: Number = 0
-    """Bytes that all ranks send to their buddies in a round, in the background of its local steps."""
     side: int = 0
     """Of the images that it trains on, downscaled; 0 where they are as they are in the data."""
 
@@ -129,7 +126,7 @@ class Cost:
     @property
     def round_bytes(self) -> Number:
         """A round as MPI counts it: by all ranks, what stays on its rank left out; expected over deals."""
-        return self.sends * self.tensors * sum(load.sent for load in self.loads) + self.copied
+        return self.sends * self.tensors * sum(load.sent for load in self.loads)
 
     def sent_bytes(self, first: int, rounds: int) -> Number:
         """Of so many rounds by this method from that round of a run on, its start included."""
@@ -206,20 +203,12 @@ def cost(
         first = moved * PULL.load(Holdings(*dealing)).sent - tensors * later
     # Of what stays on all ranks: where the network is another one in every round, or a mean is not taken in each.
     staying = by_ring and (run.method.share_every > 1 or any(name in architecture.blocks for name in groups))
-    parts, copied, at_first = [], 0, 0
+    parts = []
     for part in held.parts:
         # Its part as the round began; what leaves early, and what arrives meanwhile.
         copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * (
             stays + 2 * bool(early)
         )
-        if run.comm.survive and ranks > 1:  # what was trained
-            copies += (moved if groups else 1 + stored) * held.bytes(part)
-        if buddies.copies(run, ranks):
-            own, rows = buddies.copied_bytes(held, part)
-            # A neighbour's rows; its parts of two rounds, and what is on its way.
-            copies += owned + 3 * moved * (own + rows)
-            copied += len(part.ranks) * moved * (own + rows)
-            at_first += len(part.ranks) * moved * rows
         copies += (moved * staying + step) * held.shared_bytes
         sparse = made.name == "sgd" and not run.optimizer.clip and not spec.synchronous
         inside = batch * Fraction(architecture.nodes[0])
@@ -235,11 +224,8 @@ def cost(
         loads=loads,
         sent_part=spec.sent_part(run),
         tensors=tensors,
-        start_bytes=(1 + stored) * sum(COLLECTIVES[name].load(held).sent for name in spec.sends_at_start)
-        + first
-        - at_first,
+        start_bytes=(1 + stored) * sum(COLLECTIVES[name].load(held).sent for name in spec.sends_at_start) + first,
         since=spec.sends_since(run),
-        copied=copied,
     )
 
 

@@ -39,19 +39,7 @@ def library(communicator: Communicator) -> list[Finding]:
             f"the library offers thread level {level}: checkpoints cannot be written in the background",
             "Use a library with MPI_THREAD_MULTIPLE, and set no MPI4PY_RC_THREAD_LEVEL.",
         )
-    return [found, threads, *lost_ranks(communicator)]
-
-
-def lost_ranks(communicator: Communicator) -> list[Finding]:
-    """Whether the others can go on where a rank is lost; nothing to be told of one rank alone. Collective."""
-    reasons = list(filter(None, communicator.allgather(communicator.cannot_lose_ranks())))
-    if communicator.size == 1:
-        return []
-    if reasons:
-        return [
-            green("survival", f"a lost rank ends the job, which checkpoints are for; train --survive: {reasons[0]}")
-        ]
-    return [green("survival", "the others can go on without a lost rank: train --survive")]
+    return [found, threads]
 
 
 def cores(communicator: Communicator) -> list[Finding]:

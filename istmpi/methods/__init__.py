@@ -72,7 +72,6 @@ _ALL = (
         stays=True,
         outer_step=(1.0, 0.0),
         encodes=True,
-        survives=True,
     ),
     MethodSpec(
         "local-sgd",
@@ -81,7 +80,6 @@ _ALL = (
         "local_sgd.LocalSGD",
         sends_at_start=("pull",),
         outer_step=(1.0, 0.0),
-        survives=True,
         copies=_outer_copies,
         encodes=True,
     ),
@@ -97,7 +95,6 @@ _ALL = (
         synchronous=True,
         always_carries=True,
         encodes=True,
-        survives=True,
     ),
     # arXiv 2311.08105. Rounds are long, some 100 local steps, and the local optimizer is usually AdamW.
     MethodSpec(
@@ -107,7 +104,6 @@ _ALL = (
         "local_sgd.LocalSGD",
         sends_at_start=("pull",),
         outer_step=(0.7, 0.9),
-        survives=True,
         copies=_outer_copies,
         encodes=True,
     ),

@@ -37,7 +37,6 @@ from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.methods.optimizers import optimizer_spec
 from istmpi.methods.outer import Outer
 from istmpi.methods.sparse_rows import SparseRows, bags
-from istmpi.methods.survival import Survival
 from istmpi.models.architecture import Architecture
 from istmpi.models.label_blocks import defer, label_layers
 from istmpi.record import Clock
@@ -49,7 +48,6 @@ CLIP_OF_REGRESSION = 1.0
 if TYPE_CHECKING:
     from istmpi.config import Run
     from istmpi.exits import Outputs
-    from istmpi.methods.survival import Values
 
 
 @dataclass
@@ -69,8 +67,6 @@ class Job:
     """The round since which optimizer state has been kept, where it is kept from round to round."""
     shares: Shares | None = None
     """Of every round; None for those of the run's settings."""
-    survival: Survival | None = None
-    """What is kept for the loss of a rank, where that is to be survived."""
 
 
 @dataclass
@@ -131,18 +127,14 @@ class Method(ABC):
         Raises DivergedError on every rank when the loss or the weights of any rank stop being finite; the store then
         still has the weights from before the round, or from where the round was gone on with.
         """
-        store, survival = self.job.store, self.job.survival
+        store = self.job.store
         self.begin(round, resume_from)
-        if survival:
-            survival.begun(round, self.values(), self.steps(round), resume_from.local_steps)
         try:
             outcome = self.local_steps(round, resume_from)
         except DivergedError:
             self.go_back()
             raise
         self.settle()
-        if survival:
-            survival.trained()
         if isinstance(outcome, InterruptedRound):
             store.add_slots((*self.optimizer_spec.slots, *self.outer.slots_inside))
             outcome.tensors = self.suspend(round)
@@ -170,10 +162,6 @@ class Method(ABC):
         """Have everything as it is after the last local step."""
         if self._sparse_rows:
             self._sparse_rows.finish()
-
-    def values(self) -> Values:
-        """What this rank has of the round under way, for a method that can lose ranks (`MethodSpec.survives`)."""
-        raise NotImplementedError
 
     def go_back(self) -> None:
         """Have the values from before the round again, where it diverged and the store does not have them."""
@@ -317,8 +305,6 @@ class Method(ABC):
                 losses.append(loss.detach())
                 self.examples += batch.examples
                 self.after_update(local_step + 1)
-                if self.job.survival:
-                    self.job.survival.layers[-1].local_steps = local_step + 1
             done = resume_from.local_steps + len(losses)
             losses = (
                 torch.cat([resume_from.losses, torch.stack(losses).float().cpu()]) if losses else resume_from.losses
@@ -364,16 +350,9 @@ class Method(ABC):
         self.job.stop.asked()
         complete = mine.local_steps >= self.steps(round)
         loss = float(mine.losses.mean()) if len(mine.losses) else None
-        survival = self.job.survival
-        if survival:
-            survival.layers[-1].loss = loss if step is None else math.nan
         with self.job.clock("wait"):
-            if survival:
-                survival.arrived()
             untrained = round == 0 and step == 1 and bool(len(bad))
             reports = self.job.communicator.allgather((loss, step, complete, self.job.stop.reason, untrained))
-        if survival:
-            survival.settled()
         losses, steps, done, reasons, untrained = zip(*reports, strict=True)
         # The earliest step tells where it began: averaged gradients have spread it to all ranks by the next.
         bad_steps = [(step, rank) for rank, step in enumerate(steps) if step is not None]

@@ -35,7 +35,6 @@ from istmpi.methods.base import InterruptedRound, Job, Method
 from istmpi.methods.held import Held
 from istmpi.methods.shared import Shared
 from istmpi.methods.spec import START, VELOCITY
-from istmpi.methods.survival import Values
 from istmpi.models.architecture import Architecture
 from istmpi.models.linear import release_gradients
 
@@ -187,9 +186,6 @@ class IST(Method):
             Transfer(some, store.owners, self._holders, store.rank, exclude=exclude, wire=how) for some, how in pulls
         ]
 
-    def values(self) -> Values:
-        return Values(self._holders, self._moved(), self.tensors)
-
     def _push(
         self, exclude: Partition | None = None, wire: Wire | None = None
     ) -> tuple[Transfer, dict[str, torch.Tensor]]:
@@ -202,15 +198,6 @@ class IST(Method):
             push = Transfer(moved, self._holders, store.owners, store.rank, None, self.weights(), exclude, wire)
             trained = on_host({name: self.tensors[name] for name in moved})
             push.run(trained, store.tensors, self.job.communicator)
-        if self.job.survival:
-
-            def of(rank: int) -> Transfer:
-                return (
-                    push if rank == store.rank else Transfer(moved, self._holders, store.owners, rank, exclude=exclude)
-                )
-
-            groups = self._holders.held(store.rank)
-            self.job.survival.pushed(of, [name for name, one in moved.items() if one.pattern.dealt(groups)])
         self.optimizer, self.tensors, self._held = None, {}, None
         return push, trained
 

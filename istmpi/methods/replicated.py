@@ -10,7 +10,6 @@ from istmpi.engine.layout import Replicated
 from istmpi.engine.slots import parameter_of, without
 from istmpi.engine.transfer import Transfer
 from istmpi.methods.base import InterruptedRound, Job, Method
-from istmpi.methods.survival import Values
 from istmpi.models.linear import release_gradients
 
 
@@ -49,12 +48,6 @@ class ReplicatedMethod(Method):
             pull.run(store.tensors, arriving, self.job.communicator)
             copy_from_host(arriving | resume_from.tensors, kept)
             self.job.communicator.release_scratch()  # nothing moves like this until the run goes on another time
-
-    def values(self) -> Values:
-        store = self.job.store
-        whole = Replicated(store.owners.lengths, store.owners.ranks)
-        known = {name: of for name, of in store.parameters.items() if name in self.tensors}
-        return Values(whole, known, self.tensors, self.outer.start)
 
     def _renew(self, round: int, resume_from: InterruptedRound) -> None:
         kept = {name: values for name, values in self.tensors.items() if name in self.job.store.parameters}

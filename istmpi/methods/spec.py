@@ -115,21 +115,6 @@ class MethodSpec:
     copies: Callable[[Run, int, int], int] = _no_copies
     """Whole networks that a rank keeps beside the one it trains, on so many ranks and with so many slots stored."""
 
-    survives: bool = False
-    """The others can go on where a rank is lost."""
-
-    def dies_with_a_rank(self, run: Run, architecture: Architecture) -> str:
-        """Why a run of this method cannot go on without a rank; empty where it can."""
-        if not self.survives:
-            return f"{self.name} cannot go on without a rank"
-        if self.deals and (self.outer(run) != (1, 0) or self.shared_step(run) != (1, 0)):
-            return f"an outer step of {self.name} cannot go on without a rank"
-        if self.deals and run.method.shares is not None:
-            return "method.shares names one share a rank"
-        if self.stays and self.delay(run):
-            return f"{self.name} with method.delay = {run.method.delay} cannot go on without a rank"
-        return ""
-
     def load(self) -> type[Method]:
         """The class that runs its rounds; imports torch."""
         module, _, kind = self.rounds.partition(".")

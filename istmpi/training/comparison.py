@@ -199,7 +199,6 @@ class Comparison:
 def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[Turn]:
     """The runs of a comparison in the order in which they take place."""
     every = run.evaluate.every or max(run.train.rounds // EVALUATIONS, 1)
-    run = run.override({"comm.survive": False})  # on fewer ranks the rest would be another comparison
     made = []
     for seed in range(run.train.seed, run.train.seed + repeats):
         for name in dict.fromkeys(methods):

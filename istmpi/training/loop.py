@@ -35,13 +35,12 @@ from istmpi.exits import require_fitting
 from istmpi.foreign import staying
 from istmpi.methods import logit_adjustment, spec_of
 from istmpi.methods.base import InterruptedRound, Job, Method
-from istmpi.methods.survival import Survival
 from istmpi.models.architecture import Architecture
 from istmpi.record import Clock
 from istmpi.tasks import CLASSIFICATION, TASKS
 from istmpi.training.best import Best
 from istmpi.training.first_scale import first_scale
-from istmpi.training.progress import Counts, Loss, Progress
+from istmpi.training.progress import Counts, Progress
 from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
 from istmpi.training.resuming import Present, changes_since
 from istmpi.training.same_data import contents, require_same_everywhere, summary
@@ -87,7 +86,7 @@ class Training:
         self.time_is_up = False
         self.data_summary = summary(run, self.sizes[0].dataset)
         self.stop = stop or StopSign(communicator)
-        self.rounds_done = self.local_step = self._most_steps = self._told_losses = 0
+        self.rounds_done = self.local_step = self._most_steps = 0
         self._temperature = 1.0
         self._interrupted = InterruptedRound()
         self._calibrated: tuple[int, int] | None = None
@@ -101,12 +100,6 @@ class Training:
             if communicator.rank == 0:
                 require_storable(self._header(), deployment_pieces({}, {}, inputs_of(self.dataset), 0))
         self.store.initialise(run.train.seed)
-        self.survival: Survival | None = None
-        self.untold = False
-        """A round is done of which nobody was told: a rank was lost before that."""
-        self.members = list(enumerate(self.hosts))
-        """The number with which each rank was started, and its host."""
-        self.losses: list[Loss] = []
         self.method = self._next_method()
         self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
 
@@ -191,7 +184,6 @@ class Training:
             self.stop,
             since,
             self.shares,
-            self.survival,
         )
         return spec.load()(job)
 
@@ -210,10 +202,9 @@ class Training:
         run = self.run
         every = run.evaluate.rounds_between(run.train.rounds)
         with staying(), told(self.communicator, self.clock, lambda: self.rounds_done):
-            while self.untold or not (self.done or self.stop.reason):
-                if not self.untold and not self._run_round():
+            while not (self.done or self.stop.reason):
+                if not self._run_round():
                     return
-                self.untold = False
                 self._look_at_the_clock()
                 due = self.done or (self.rounds_done % every == 0 and not self.stop.reason)
                 validation = self._validate() if due and self.best else None
@@ -266,16 +257,6 @@ class Training:
         self.tally.count(last, self.rounds_done, self.local_step, loss)
         return not stopped
 
-    def go_on_from(self, counts: Counts) -> None:
-        """Have another store, communicator and data, which are there already, from where so much was done. Local."""
-        self.tally.go_on_from(counts)
-        self.rounds_done, self.local_step = counts.rounds, counts.local_step
-        self._interrupted, self._calibrated = InterruptedRound(counts.local_step), None
-        self.shares = shares_of(self.run, self.communicator)
-        self.method = self._next_method()
-        self.evaluator = Evaluator(self.run, self.architecture, self.dataset, self.store, self.communicator)
-        self._look_at_the_clock()
-
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
         """What is known after the last round."""
         done, steps = (self.method.first_step(rounds) for rounds in (self.rounds_done, self.run.train.rounds))
@@ -284,8 +265,7 @@ class Training:
         last = tally.last_round and tally.last_round.followed_by(tally.since_the_round("evaluate"))
         known = self.rounds_done, done, counts.examples, counts.seconds, counts.bytes, counts.loss, rate
         known = *known, score, self.score_name, self.communicator.size, last
-        new, self._told_losses = self.losses[self._told_losses :], len(self.losses)
-        more = {"validation": validation, "slowest": tally.pace.slowest(self.hosts), "losses": tuple(new)}
+        more = {"validation": validation, "slowest": tally.pace.slowest(self.hosts)}
         spent = self.clock.seconds
         return Progress(*known, **more, evaluating=spent["evaluate"] / (sum(spent.values()) or 1.0))
 

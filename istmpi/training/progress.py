@@ -79,22 +79,6 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Loss:
-    """A rank that was lost, and that the others go on without."""
-
-    round: int
-    """In which that was, counted from 1."""
-    rank: int
-    """Its number when the run was started."""
-    host: str
-    seconds: float
-    """From when it was noticed until the others went on."""
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host}"
-
-
-@dataclass(frozen=True)
 class Progress:
     """What is known after a round; evaluations count neither in its seconds nor in its bytes."""
 
@@ -123,8 +107,6 @@ class Progress:
     """As ``score``, on the validation split, where a run has one in use; then the test split is scored at the end."""
     slowest: Slowest | None = None
     """The rank that held up the others in the rounds of this job; None where none did noticeably."""
-    losses: tuple[Loss, ...] = ()
-    """Ranks that were lost since the round before."""
     evaluating: float = 0.0
     """The part of this job's time by now, on this rank, that went into evaluations."""
 
@@ -148,9 +130,6 @@ class Progress:
             line |= {f"validation_{name}": of for name, of in _scores(self.validation, "").items()}
         if self.last_round:
             line |= _last_round(self.last_round)
-        if self.losses:
-            line["lost"] = "; ".join(map(str, self.losses))
-            line["lost_seconds"] = round(max(loss.seconds for loss in self.losses), 3)
         return line
 
 

@@ -20,7 +20,6 @@ from istmpi.lock import FolderLock
 from istmpi.record import SUMMARY, RunFolder, home
 from istmpi.training.kept_run import KeptRun, recall_scores
 from istmpi.training.loop import Training
-from istmpi.training.survival import protect, require_survivable
 from istmpi.training.trace import require_round
 from istmpi.training.watch import Summary, Watch
 
@@ -35,7 +34,6 @@ def run_training(
     signals: bool = False,
     stop: StopSign | None = None,
     profile: int | None = None,
-    heir: Callable[[], Watch] = Watch,
 ) -> Summary | None:
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
@@ -45,7 +43,6 @@ def run_training(
     ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
     ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was killed behind its
     last round only has its summary made. Of the round ``profile``, from 1, a trace is left (`istmpi.training.trace`).
-    Where the run survives the loss of rank 0, ``heir`` makes the watch of the rank in its place.
 
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.
@@ -54,18 +51,9 @@ def run_training(
     watch = watch or Watch()
     note = watch.noticed if first else lambda _: None
     with ExitStack() as locks, ExitStack() as at_the_end:
-        if run.comm.survive and not communicator.cannot_lose_ranks():
-            communicator.guard()
-        path, wished = home(run.output.folder, run.name), str
-
-        def call_roll(tell: Callable[[str], None]) -> RollCall:
-            if communicator.rank:
-                tell = partial(print, "istmpi:", file=sys.stderr, flush=True)
-            roll_call = RollCall(communicator, run.comm.patience, path, tell, wished)
-            at_the_end.push(roll_call)
-            return roll_call
-
-        roll_call = call_roll(note)
+        tell = partial(print, "istmpi:", file=sys.stderr, flush=True) if communicator.rank else note
+        roll_call = RollCall(communicator, run.comm.patience, home(run.output.folder, run.name), tell)
+        at_the_end.push(roll_call)
         with communicator.agreed():
             require_round(profile, run.train.rounds)
             folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
@@ -74,15 +62,11 @@ def run_training(
         with communicator.agreed():
             lock = _lock(folder, resume, locks, note) if first and path.exists() else None
         stop = stop or StopSign(communicator, path / STOP_FILE, deadline)
-        wished = stop.wished
-        roll_call.of_run(path, wished)
+        roll_call.of_run(path, stop.wished)
         if signals:
             stop.listen()
         start = _start(folder, resume, communicator, note)
         training = Training(run, communicator, stop)
-        if run.comm.survive:
-            with communicator.agreed():
-                require_survivable(training)
         if start:
             for change in training.resume(start):
                 note(f"changed since {start}: {change}")
@@ -104,11 +88,9 @@ def run_training(
                     note(f"set aside, for the run resumes from {start}: {path}")
         inside = first and start and next((path for path in listed(folder.path) if path.samefile(start)), None)
         inside = communicator.broadcast_from_root(inside)
-        if run.comm.survive and communicator.size > 1:
-            protect(training)
-        carried = KeptRun(training, folder, watch, heir, lock, at_the_end, inside, roll_call, call_roll)
-        carried.begin(began, start, profile)
-        return carried.out(save_network=not trained)
+        kept = KeptRun(training, folder, watch, lock, at_the_end, inside, roll_call)
+        kept.begin(began, start, profile)
+        return kept.run(save_network=not trained)
 
 
 def begun_with(training: Training) -> list[str]:

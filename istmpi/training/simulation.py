@@ -34,16 +34,13 @@ from istmpi.training.watch import Summary, Watch
 def simulated_training(
     run: Run, ranks: int, faults: Faults, watch: Watch | None = None, resume: str = "", deadline: float | None = None
 ) -> Outcome:
-    """Train a run in its folder as `run_training` does, on simulated ranks; the outcome is not looked at.
-
-    ``watch`` follows whichever rank is the first: all are in this process.
-    """
+    """Train a run in its folder as `run_training` does, on simulated ranks; the outcome is not looked at."""
     run, watch = usable(run), watch or Watch()
 
     def program(communicator: Communicator) -> Summary | None:
-        return run_training(run, communicator, watch, resume, deadline, heir=lambda: watch)
+        return run_training(run, communicator, watch, resume, deadline)
 
-    return simulate(program, ranks, faults, survives=run.comm.survive)
+    return simulate(program, ranks, faults)
 
 
 def usable(run: Run) -> Run:
@@ -122,8 +119,7 @@ class Schedules:
             raise ConfigError(
                 "method.shares = 'auto' follows measured seconds, which no schedule repeats. Give shares, or none."
             )
-        # The law is that of a job which ends with any rank, and is resumed.
-        self._run, self._ranks, self._kinds = usable(run).override({"comm.survive": False}), ranks, kinds
+        self._run, self._ranks, self._kinds = usable(run), ranks, kinds
 
     @cached_property
     def _undisturbed(self) -> Outcome:

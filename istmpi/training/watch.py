@@ -10,7 +10,7 @@ from istmpi.errors import IstmpiError
 from istmpi.evaluation.evaluator import Score
 from istmpi.record import RunFolder
 from istmpi.training.loop import Training
-from istmpi.training.progress import Loss, Progress
+from istmpi.training.progress import Progress
 from istmpi.training.slowest import Slowest
 
 
@@ -44,8 +44,6 @@ class Summary:
     """Of a run that keeps it."""
     slowest: Slowest | None = None
     """The rank that held up the others in the rounds of this job, where one did."""
-    losses: tuple[Loss, ...] | None = None
-    """Ranks that were lost, and that the others went on without; None where there are none."""
 
     @property
     def examples_per_second(self) -> float:

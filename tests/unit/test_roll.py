@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from istmpi.comm import mpi, overdue, within_deadlines, world
-from istmpi.comm.io_count import MUCH, bytes_of_others
+from istmpi.comm import world
+from istmpi.comm.io_count import bytes_of_others
 from istmpi.comm.launcher import process_facts, starter
 from istmpi.comm.roll import Member, Missing, Sighting, all_here, deadline, line, missing, stuck
 from istmpi.comm.stacks import keep
@@ -229,19 +229,3 @@ def test_stacks_do_not_wait_for_a_disk_that_hangs(tmp_path, monkeypatch):
     assert (
         keep({0: "its threads"}, tmp_path) == f"Stacks cannot be written to {tmp_path / 'stacks'} (it does not answer)."
     )
-
-
-@pytest.mark.parametrize("sends", [True, False])
-def test_a_recovery_that_gets_on_is_not_ended(tmp_path, monkeypatch, sends):
-    ended = threading.Event()
-    monkeypatch.setattr(mpi, "threads_may_call", lambda: True)
-    monkeypatch.setattr(overdue, "end_stuck_job", lambda error: ended.set())
-    monkeypatch.setattr(overdue.threading, "Timer", lambda *_: threading.Thread())
-    (tmp_path / "file").write_bytes(bytes(2 * MUCH))
-    over = time.monotonic() + 2.5
-    with within_deadlines(world(), 0.05, tmp_path):  # two times ten times that, for there was no round yet
-        while time.monotonic() < over:
-            if sends:
-                (tmp_path / "file").read_bytes()
-            time.sleep(0.1)
-    assert ended.is_set() == (not sends)

@@ -139,33 +139,13 @@ def test_a_lost_rank_ends_the_command_as_it_ends_mpirun(tmp_path):
     assert err.startswith("istmpi: rank ") and err.endswith("the job ended, as a launcher ends it.\n")
 
 
-def test_with_survive_the_others_of_a_lost_rank_go_on_or_say_why_they_do_not(tmp_path):
-    run = tmp_path / "small.toml"
-    run.write_text(small_run(train__rounds=6, method__local_steps=2).toml())
-    for lost, expected in (1, 0), (0, 76):
-        (seed, *_) = (
-            seed
-            for seed in range(999)
-            for kill in Faults.drawn(seed, 2).kills
-            if kill.rank == lost and 300 < kill.call < 400
-        )
-        code, out, err = istmpi(
-            "simulate", run, "--ranks", 2, "--faults", seed, "--survive", "--out", tmp_path / str(lost)
-        )
-        assert code == expected and f"; came about: rank {lost} was killed" in out, err
-        assert ("1 rank went on" in out) == (expected == 0)
-        assert err.startswith("istmpi: the job ends: 1 of 2 ranks have lost the others, which may be") == (lost == 0), (
-            err
-        )
-
-
 def test_the_command_tries_schedules_and_tells_findings(tmp_path):
     run = tmp_path / "small.toml"
     run.write_text(small_run(**SHORT).toml())
     code, out, err = istmpi("simulate", run, "--ranks", 2, "--schedules", 3, "--faults", 5, "--kinds", "stops")
     assert code == 0, err
     assert out.startswith("3 schedules of 2 ranks in ") and out.endswith("): 0 findings\n")
-    for option in (["--survive"], ["--resume", "auto"], ["--json"], ["--progress", "lines"], ["-v"]):
+    for option in (["--resume", "auto"], ["--json"], ["--progress", "lines"], ["-v"]):
         code, _, err = istmpi("simulate", "--schedules", 1, *option)
         assert code == 2
         assert err.startswith(f"istmpi: {option[0]} does not go with --schedules, which tells findings alone.")

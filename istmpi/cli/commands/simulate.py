@@ -38,7 +38,6 @@ KINDS = "delays,stops,slow,kills"
     metavar="N",
     help="Try the seeds SEED (0) to SEED+N-1, and tell findings.",
 )
-@click.option("--survive", is_flag=True, help="Go on without a rank that is lost (comm.survive).")
 @click.option(
     "--resume", default="", metavar="auto|PATH", help="Resume from a checkpoint, or this run's own folder (auto)."
 )
@@ -50,7 +49,6 @@ def command(
     faults: int | None,
     kinds: str,
     schedules: int | None,
-    survive: bool,
     resume: str,
     progress: str | None,
     quiet: bool,
@@ -67,19 +65,17 @@ def command(
 
     Without --faults the result is that of mpirun -n P, bit for bit. A seed draws how long calls and messages take, and
     in which order messages arrive where MPI leaves that open; perhaps a rank that stands still for a while (stops), is
-    slower (slow) or is lost (kills), which ends the job with exit code 137; with --survive the others go on.
+    slower (slow) or is lost (kills), which ends the job with exit code 137.
 
     With --schedules N nothing is written: each schedule must end, with the bits of the undisturbed run; one with a lost
     rank is resumed and must come to its weights. Exit code 1 where any does not.
     """
-    given_too = {"--survive": survive, "--resume": resume, "--progress": progress, "-v": verbose, "--json": as_json}
+    given_too = {"--resume": resume, "--progress": progress, "-v": verbose, "--json": as_json}
     if schedules and (other := next((option for option, value in given_too.items() if value), "")):
         raise click.UsageError(f"{other} does not go with --schedules, which tells findings alone.")
     drawn = tuple(filter(None, (kind.strip() for kind in kinds.split(","))))
     if unknown := sorted(set(drawn) - set(KINDS.split(","))):
         raise ConfigError(f"--kinds {kinds}: {unknown[0]} is no kind of fault; known: {KINDS}.")
-    if survive:
-        assignments = (*assignments, "comm.survive=true")
     resolved = resolve(run or DEFAULT, assignments, given)
     if schedules:
         _try(resolved, ranks, range(faults or 0, (faults or 0) + schedules), drawn, quiet)

@@ -1,6 +1,6 @@
 """``istmpi train``: one run on all ranks of this job."""
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -27,11 +27,6 @@ DEFAULT = "digits"
     metavar="auto|PATH",
     help="Resume from a checkpoint, a run's folder, or this run's own folder (auto).",
 )
-@click.option(
-    "--survive",
-    is_flag=True,
-    help="Go on without a rank that is lost (comm.survive); Open MPI 5, mpirun --with-ft ulfm.",
-)
 @walltime
 @logging
 @click.option(
@@ -45,7 +40,6 @@ def command(
     assignments: tuple[str, ...],
     sync_checkpoints: bool,
     resume: str,
-    survive: bool,
     stop_before_walltime: float | None,
     log: tuple[str, ...],
     profile: int | None,
@@ -86,8 +80,6 @@ def command(
         raise click.UsageError("--ranks goes with --dry-run; to train on P ranks use mpirun -n P.")
     if sync_checkpoints:
         assignments = (*assignments, "checkpoint.wait=true")
-    if survive:
-        assignments = (*assignments, "comm.survive=true")
     if dry_run:
         from istmpi.cli.plan import show
 
@@ -110,25 +102,14 @@ def command(
         from istmpi.cli.progress import TrainingDisplay
         from istmpi.loggers.logged_watch import LoggedWatch
         from istmpi.training.run import run_training
-        from istmpi.training.watch import Watch
 
-    displays = []
-    with ExitStack() as until_the_end:
-
-        def watching() -> Watch:
-            displays.append(until_the_end.enter_context(TrainingDisplay(shown)))
-            return LoggedWatch(displays[-1], loggers)
-
-        watch = watching() if communicator.rank == 0 else None
-        run_training(resolved, communicator, watch, resume, stop_at, signals=True, profile=profile, heir=watching)
-    try:
-        with communicator.agreed():
-            for display in displays:
-                display.plots()
-    except Exception as error:
-        if not (resolved.comm.survive and communicator.tells_of_a_loss(error)):
-            raise
-        comm.leave_the_lost(communicator)  # the run is done, and told
+    display = TrainingDisplay(shown) if communicator.rank == 0 else None
+    with display or nullcontext():
+        watch = LoggedWatch(display, loggers) if display else None
+        run_training(resolved, communicator, watch, resume, stop_at, signals=True, profile=profile)
+    with communicator.agreed():
+        if display:
+            display.plots()
 
 
 def _asked(run: str | None, resume: str) -> tuple[str, str, str | None]:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from istmpi.comm.communicator import Communicator
-from istmpi.comm.mpi import tells_of_a_loss
 from istmpi.comm.simulated.communicator import Job
 from istmpi.comm.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Split, Stop
 from istmpi.comm.simulated.library import SimulatedMPI
 from istmpi.comm.simulated.network import KILLED, Context, Network
 from istmpi.comm.simulated.scheduler import Ended, Task
 from istmpi.comm.stand_in import stand_in_here
-from istmpi.errors import IstmpiError, SimulationError
+from istmpi.errors import IstmpiError
 
 __all__ = [
     "DELAYS",
@@ -69,15 +68,13 @@ class Outcome:
 UNDISTURBED = Faults()
 
 
-def simulate(
-    program: Callable[[Communicator], Any], ranks: int, faults: Faults = UNDISTURBED, survives: bool = False
-) -> Outcome:
+def simulate(program: Callable[[Communicator], Any], ranks: int, faults: Faults = UNDISTURBED) -> Outcome:
     """Run a program on simulated ranks: it is called once for each, with a communicator of all.
 
-    What happens is a function of the program and the faults alone. ``survives``: a rank that is killed does not end
-    the job; the others meet errors as MPI has them with ULFM. An exception that not all ranks know of ends the job.
+    What happens is a function of the program and the faults alone. A rank that is killed, and an exception that not
+    all ranks know of, end the job.
     """
-    network = Network(ranks, faults, survives)
+    network = Network(ranks, faults)
     job, world = Job(network), Context(network, range(ranks))
     results, errors = [None] * ranks, [None] * ranks
 
@@ -92,7 +89,6 @@ def simulate(
             if isinstance(error, IstmpiError) and error.everywhere:
                 errors[task.rank] = error
             else:
-                error = _of_a_loss(error, network) or error
                 error.simulated_rank = task.rank
                 network.scheduler.end(error)
 
@@ -110,13 +106,3 @@ def simulate(
         scheduler.now,
         network.trace,
     )
-
-
-def _of_a_loss(error: BaseException, network: Network) -> SimulationError | None:
-    """The end of a job by a rank that met a loss and could not go on; None where an error is of another kind."""
-    lost = next((fault for fault in reversed(network.happened) if "stopped" not in fault), "")
-    if not (lost and tells_of_a_loss(error)):
-        return None
-    end = SimulationError(f"{lost}; another rank could not go on without it ({error}).")
-    end.exit_code, end.__cause__ = KILLED, error
-    return end

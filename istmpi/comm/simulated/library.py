@@ -31,8 +31,6 @@ class SimulatedMPI:
 
     def __init__(self, job: Job, world: Context, rank: int):
         self._network, self._rank = job.network, rank
-        self.survives = job.network.survives
-        """Its ranks can go on without one of them, as with ULFM."""
         self.COMM_WORLD = SimulatedCommunicator(job, world, rank)
         self.COMM_SELF = SimulatedCommunicator(job, Context(job.network, [rank]), rank)
 

@@ -28,12 +28,11 @@ _COMM = str(Path(__file__).parents[1])
 
 
 class Network:
-    """A job's ranks. ``survives``: they learn of each other's end as with ULFM; else the job ends with any of them."""
+    """A job's ranks; it ends with any of them."""
 
-    def __init__(self, ranks: int, faults: Faults, survives: bool):
+    def __init__(self, ranks: int, faults: Faults):
         self.scheduler = Scheduler(ranks, self.standstill)
         self.weather = Weather(faults)
-        self.survives = survives
         self.messages: Counter[str] = Counter()
         """How many were sent, and with how many bytes."""
         self.trace = 0
@@ -143,13 +142,9 @@ class Network:
         for request in self.pending(task.rank):
             request.undo()
         self._cut(lambda source, destination: source == task.rank != destination)
-        if self.survives:
-            for other in self.scheduler.left():
-                self.scheduler.after(self.weather.noticing(), self._notice, (other.rank, task.rank))
-        else:
-            end = SimulationError(f"{self.happened[-1]}; the job ended, as a launcher ends it.")
-            end.exit_code = KILLED
-            self.scheduler.after(self.weather.noticing(), self.scheduler.end, end)
+        end = SimulationError(f"{self.happened[-1]}; the job ended, as a launcher ends it.")
+        end.exit_code = KILLED
+        self.scheduler.after(self.weather.noticing(), self.scheduler.end, end)
         self.scheduler.pause(task)
 
     def _split(self, split: Split, task: Task) -> None:
