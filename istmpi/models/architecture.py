@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.blocks import ResidualBlock
 from istmpi.models.operators import AGGREGATION
-from istmpi.models.table import Table
+from istmpi.models.table import ResidualBlock, Table
 from istmpi.models.tables import has_table
 from istmpi.names import class_of
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from istmpi.engine.axes import Parameter, Pattern, Positions, narrowed
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
-from istmpi.models.blocks import Blocks
+from istmpi.models.table import Blocks
 from istmpi.models.tables import Facts, table_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def require_same_outputs(
     """
     import torch
 
-    from istmpi.models.proof import alike
+    from istmpi.models.trials import alike
 
     network = narrow.network
     shapes = {name: of.pattern.shape(network.lengths) for name, of in network.parameters.items()}

@@ -7,12 +7,11 @@ it (`istmpi.models.inspection`). Checkpoints have it as JSON, so that they can b
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from istmpi.engine.axes import Pattern
-from istmpi.models.blocks import Blocks, ResidualBlock
+from istmpi.engine.axes import Axis, Factor, Pattern
 from istmpi.models.operators import EPSILON, Operator
 
 
@@ -31,6 +30,22 @@ class BatchNormalisation:
 
     units: int
     epsilon: float = EPSILON
+
+
+@dataclass(frozen=True)
+class ResidualBlock:
+    """A module that adds the outputs of its ``ends``, layers inside it, to its input; all by their names."""
+
+    path: str
+    ends: tuple[str, ...]
+
+    def has(self, name: str) -> bool:
+        """Return True if a module, or a parameter, is the block's own."""
+        return name == self.path or name.startswith(f"{self.path}.")
+
+
+Blocks = Mapping[str, Sequence[ResidualBlock]]
+"""The units of each group whose units are blocks that are dealt out whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +186,20 @@ def dealt_by_default(
     for axis in (axis for pattern in patterns for axis in pattern.axes):
         inside |= {*[factor.name for factor in axis.factors if factor.name in open_to][1:]}
     return tuple(group for group in open_to if group not in inside) or open_to
+
+
+def unit_of(blocks: Blocks, name: str) -> Factor | None:
+    """The unit that a module, or a parameter, is part of: ``blocks[3]``; None if it is on every rank."""
+    units = ((group, number, block) for group, several in blocks.items() for number, block in enumerate(several))
+    return next((Factor(group, 1, number) for group, number, block in units if block.has(name)), None)
+
+
+def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
+    """The axes of something that is part of a unit: empty where a rank does not hold it."""
+    if unit is None:
+        return pattern
+    first, *others = pattern.axes
+    return Pattern((Axis((unit, *first.factors)), *others))
 
 
 def plain(value: Any) -> Any:

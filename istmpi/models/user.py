@@ -1,4 +1,4 @@
-"""A network of the user's own: a class of a file or a package, and what its constructor says of it.
+"""A user's network: a class of a file or a package, with the arguments of its constructor.
 
     FILE.py:Class        package.module:Class
 
@@ -8,23 +8,18 @@ and defaults of the constructor.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.exits import joined, outputs_of
 from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
-from istmpi.models.source import Source, source_of
+from istmpi.models.source import Source, gradients_kept, load, short
 from istmpi.models.tables import has_table
 from istmpi.names import SHIPPED, place_of
 from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
@@ -33,33 +28,31 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_MISSING = inspect.Parameter.empty
 IN_A_ROW = 3
 """Features of the sparse rows that a network is tried on."""
-
-
 ACCEPTED_TASKS = {
     "xc": ("sparse rows", (MULTI_LABEL,)),
     "gcn": ("a graph", GRAPH_TASKS),
     "sage": ("a graph", GRAPH_TASKS),
 }
-"""The tasks of networks that accept no other data."""
+"""The data and the tasks of networks that accept no others."""
 _NOT_FOR_MLP = {
     NEXT_TOKEN: "numbers, and these data are text. Use --model transformer.",
     MULTI_LABEL: "all numbers of a row; these are sparse rows. Use --model xc.",
     **dict.fromkeys(GRAPH_TASKS, "examples by themselves; this is a graph. Use --model gcn or sage."),
 }
+_MISSING = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
 class Width:
-    """One integer of a constructor's arguments: a number, or an element of a sequence of numbers."""
+    """An integer among a constructor's arguments: a number, or an element of a sequence of numbers."""
 
     name: str
-    """As a unit group: the argument's name, with a number from 1 behind it for an element of a sequence."""
+    """Its name as a unit group: the argument's, with a number from 1 behind it for an element of a sequence."""
     argument: str
     place: int | None
-    """In the sequence."""
+    """Its place in the sequence."""
     length: int
 
 
@@ -69,20 +62,20 @@ class UserNetwork:
 
     name: str
     load: Callable[[], tuple[type[nn.Module], Source]] = field(compare=False)
-    """Gives the class and the source that it is made from; called first where the class is needed."""
+    """A function that gives the class and its source; called where the class is first needed."""
     facts: Mapping[str, Any]
     settings: Mapping[str, Any]
     inputs: tuple[int, ...]
     """The shape of an example as ``forward`` gets it."""
     outputs: int
     tokens: bool = False
-    """Examples are numbers of tokens below ``outputs``, and of each the outputs are what may follow it."""
+    """Examples are numbers of tokens below ``outputs``; the outputs for each are what may follow it."""
     sparse: bool = False
     """Examples are sparse rows: numbers of features, where each row begins, and values."""
     graph: bool = False
     """Examples are nodes: features, where each node's list of neighbours begins and the last one ends, and these."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of those settings that have one."""
+    """The defaults of the settings that have one."""
 
     @property
     def kind(self) -> type[nn.Module]:
@@ -96,7 +89,7 @@ class UserNetwork:
 
     @property
     def widths(self) -> dict[str, Width]:
-        """The integers among the settings, by name: what may be a width of the network, and perhaps dealt out."""
+        """The integers among the settings, by name: each may be a width of the network, and perhaps dealt out."""
         widths = []
         for argument, value in self.settings.items():
             if _is_number(value):
@@ -113,6 +106,11 @@ class UserNetwork:
             raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of arguments, as ('hidden',).")
         return tuple(width.name for width in self.widths.values() if {width.name, width.argument} & {*names})
 
+    @property
+    def numbers(self) -> int:
+        """The numbers that an exit makes for an example."""
+        return self.outputs * (prod(self.inputs) if self.tokens else 1)
+
     def settings_at(self, lengths: Mapping[str, int]) -> dict[str, Any]:
         """The settings with other lengths in place of some widths."""
         settings = dict(self.settings)
@@ -127,13 +125,13 @@ class UserNetwork:
         return settings
 
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
-        """The network with other lengths in place of some widths; ConfigError where its constructor refuses them."""
+        """The network with other lengths in place of some widths; ConfigError if its constructor refuses them."""
         from torch import nn
         from torch.nn.parameter import is_lazy
 
         arguments = {**self.facts, **self.settings_at(lengths or {})}
         try:
-            with _gradients_kept(), warnings.catch_warnings():
+            with gradients_kept(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # they are refused in one line
                 built = self.kind(**arguments)
         except KeyboardInterrupt:
@@ -143,7 +141,7 @@ class UserNetwork:
             changed = {name: value for name, value in self.defaults.items() if arguments[name] is not value}
             cure = f"Its defaults: {_listed(changed)}" if changed else "Correct it, or give other arguments"
             raise ConfigError(
-                f"{self.name}: its constructor fails{' with ' * bool(shown)}{shown}: {_said(error)}. {cure}."
+                f"{self.name}: its constructor fails{' with ' * bool(shown)}{shown}: {short(error)}. {cure}."
             ) from error
         if not isinstance(built, nn.Module):
             raise ConfigError(f"{self.name}: its class makes {type(built).__name__}, which is no torch.nn.Module.")
@@ -155,26 +153,21 @@ class UserNetwork:
                 )
         return built
 
-    def examples(self, count: int, dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Tensor, ...]:
+    def examples(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         """Random examples as inputs of ``forward``, the same in every call."""
         import torch
 
         generator = torch.Generator().manual_seed(count)
         if self.tokens:
-            return (torch.randint(self.outputs, (count, *self.inputs), generator=generator).to(device),)
+            return (torch.randint(self.outputs, (count, *self.inputs), generator=generator),)
         if self.sparse:
             columns = torch.randint(self.inputs[0], (count * IN_A_ROW,), generator=generator)
             values = torch.randn(count * IN_A_ROW, generator=generator, dtype=torch.float64).to(dtype)
-            return columns.to(device), torch.arange(0, len(columns), IN_A_ROW, device=device), values.to(device)
-        values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64).to(dtype).to(device)
+            return columns, torch.arange(0, len(columns), IN_A_ROW), values
+        values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64).to(dtype)
         if self.graph:  # a path: each node but the first hears from the one before
-            offsets = (torch.arange(count + 1) - 1).clamp(min=0)
-            return values, offsets.to(device), torch.arange(count - 1).to(device)
+            return values, (torch.arange(count + 1) - 1).clamp(min=0), torch.arange(count - 1)
         return (values,)
-
-    def count_of(self, inputs: Sequence[torch.Tensor]) -> int:
-        """How many examples a batch's inputs are."""
-        return len(inputs[1 if self.sparse else 0])
 
     def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
         """The outputs ``[b, exits * numbers]`` for a batch's inputs, those of all exits side by side.
@@ -199,58 +192,57 @@ class UserNetwork:
             if self.graph:
                 given = f"on a graph of {len(inputs[0])} nodes"
                 cure = "It comes as features, offsets and columns: node i hears from columns[offsets[i]:offsets[i + 1]]"
-            raise ConfigError(f"{self.name}: its forward fails {given}: {_said(error)}. {cure}.") from error
-        count = self.count_of(inputs)
+            raise ConfigError(f"{self.name}: its forward fails {given}: {short(error)}. {cure}.") from error
+        self._require_outputs(returned, inputs)
+        return joined([outputs.flatten(1) for outputs in outputs_of(returned)])
+
+    def _require_outputs(self, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
+        """Refuse, with a ConfigError, outputs of another shape or kind than the data need."""
+        import torch
+
+        count = len(inputs[1 if self.sparse else 0])
+        expected = (count, *(inputs[0].shape[1:] if self.tokens else ()), self.outputs)
         for number, outputs in enumerate(outputs_of(returned) or (returned,), 1):
             of = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-            wanted = (count, *(inputs[0].shape[1:] if self.tokens else ()), self.outputs)
-            if shape != wanted:
+            if shape != expected:
                 raise ConfigError(
                     f"{self.name}: its forward returns {shape}{of} for {count} examples; the data need "
-                    f"{wanted}. Its argument outputs is filled in with that {self.outputs}."
+                    f"{expected}. Its argument outputs is filled in with that {self.outputs}."
                 )
             if not outputs.is_floating_point():
                 raise ConfigError(
                     f"{self.name}: its forward returns numbers of {outputs.dtype}{of}; the data need floating-point "
                     f"numbers. Return the scores themselves, for classes their logits."
                 )
-        return joined([one.flatten(1) for one in outputs_of(returned)])
-
-    @property
-    def numbers(self) -> int:
-        """That an exit makes of an example."""
-        return self.outputs * (prod(self.inputs) if self.tokens else 1)
 
 
 def user_network(
     name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any], task: str = CLASSIFICATION
 ) -> UserNetwork:
-    """The network FILE.py:Class or package.module:Class with these settings; ConfigError for whatever is wrong with it.
+    """The network of this name with these settings; ConfigError for whatever is wrong with it.
 
-    ``shape``: of an example. Runs the code that is named.
+    ``shape``: that of an example. Runs the code of FILE.py:Class or package.module:Class.
     """
     _require_accepted(name, task)
     facts = {"shape": tuple(shape), "features": prod(shape), "outputs": outputs}
     if has_table(name):  # its class may stay unloaded: a plan needs no torch
         facts.pop("shape")
-        arguments = dict.fromkeys(facts, _MISSING) | {argument: of for argument, _, of in arguments_of(name)}
-        load = cache(partial(_load, place_of(name)))
+        arguments = dict.fromkeys(facts, _MISSING) | {argument: default for argument, _, default in arguments_of(name)}
+        loader = cache(partial(load, place_of(name)))
     else:
-        loaded = _load(place_of(name))
-        arguments, load = _signature(name, loaded[0]), lambda: loaded
-    known = [argument for argument in arguments if argument not in DATA_ARGUMENTS]
-    if "scale" in known:
+        loaded = load(place_of(name))
+        arguments, loader = _signature(name, loaded[0]), lambda: loaded
+    defaults = {argument: default for argument, default in arguments.items() if argument not in DATA_ARGUMENTS}
+    if "scale" in defaults:
         raise ConfigError(f"{name}: its argument scale has the name of a setting of istmpi's, model.scale. Rename it.")
     for setting in settings:
         if setting in DATA_ARGUMENTS:
-            raise ConfigError(
-                f"{name}: model.{setting} is {DATA_ARGUMENTS[setting]}, which the data tell. Leave it out."
-            )
-        if setting not in known:
-            raise ConfigError(f"{name}: unknown setting model.{setting}{did_you_mean(setting, known, 'model.')}")
-    defaults = {name: default for name, default in arguments.items() if name in known and default is not _MISSING}
-    values = {argument: settings.get(argument, defaults.get(argument, _MISSING)) for argument in known}
+            fact = DATA_ARGUMENTS[setting]
+            raise ConfigError(f"{name}: model.{setting} is {fact}, which the data tell. Leave it out.")
+        if setting not in defaults:
+            raise ConfigError(f"{name}: unknown setting model.{setting}{did_you_mean(setting, defaults, 'model.')}")
+    values = {argument: settings.get(argument, default) for argument, default in defaults.items()}
     for argument, value in values.items():
         if value is _MISSING:
             raise ConfigError(
@@ -258,10 +250,18 @@ def user_network(
                 f"({', '.join(DATA_ARGUMENTS)}). Give --set model.{argument}=..., or a default."
             )
     flat = "features" in arguments and "shape" not in arguments
-    given = {fact: value for fact, value in facts.items() if fact in arguments}
-    inputs = (facts["features"],) if flat else tuple(shape)
-    kinds = task == NEXT_TOKEN, task == MULTI_LABEL, task in GRAPH_TASKS
-    return UserNetwork(name, load, given, values, inputs, outputs, *kinds, defaults)
+    return UserNetwork(
+        name,
+        loader,
+        {fact: value for fact, value in facts.items() if fact in arguments},
+        values,
+        inputs=(facts["features"],) if flat else tuple(shape),
+        outputs=outputs,
+        tokens=task == NEXT_TOKEN,
+        sparse=task == MULTI_LABEL,
+        graph=task in GRAPH_TASKS,
+        defaults={argument: default for argument, default in defaults.items() if default is not _MISSING},
+    )
 
 
 def require_known(name: str) -> None:
@@ -274,9 +274,9 @@ def require_known(name: str) -> None:
 def _require_accepted(name: str, task: str) -> None:
     if name == "mlp" and task in _NOT_FOR_MLP:
         raise ConfigError(f"model.name = 'mlp' takes {_NOT_FOR_MLP[task]}")
-    what, tasks = ACCEPTED_TASKS.get(name, ("", (task,)))
+    data, tasks = ACCEPTED_TASKS.get(name, ("", (task,)))
     if task not in tasks:
-        raise ConfigError(f"model.name = {name!r} takes {what}, and these data are for {task}. Use another network.")
+        raise ConfigError(f"model.name = {name!r} takes {data}, and these data are for {task}. Use another network.")
 
 
 def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
@@ -292,70 +292,9 @@ def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
     }
 
 
-def _load(name: str) -> tuple[type[nn.Module], Source]:
-    """The class, and what it is made from."""
-    from torch import nn
-
-    path, _, wanted = name.rpartition(":")
-    if not path or not wanted.isidentifier():
-        raise ConfigError(f"--model {name}: give FILE.py:Class or package.module:Class.")
-    try:
-        with _gradients_kept():
-            module = _module_of_file(Path(path), name) if path.endswith(".py") else importlib.import_module(path)
-    except (ConfigError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise ConfigError(
-            f"--model {name}: {path} cannot be imported: {_said(error)}. Python itself must be able to import it."
-        ) from error
-    kind = getattr(module, wanted, None)
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        networks = [
-            key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, nn.Module)
-        ]
-        problem = "has no class" if kind is None else "has something else than a torch.nn.Module as"
-        others = did_you_mean(wanted, networks) if networks else ", nor has it any torch.nn.Module."
-        raise ConfigError(f"--model {name}: {path} {problem} {wanted}{others}")
-    try:
-        return kind, source_of(kind, module)
-    except OSError as error:
-        raise ConfigError(f"--model {name}: its source cannot be read: {_said(error)}.") from error
-
-
-@contextmanager
-def _gradients_kept() -> Iterator[None]:
-    """A context for code that may not turn gradients off for all that comes behind it; RuntimeError where it does."""
-    import torch
-
-    before = torch.is_grad_enabled()
-    yield
-    if torch.is_grad_enabled() != before:
-        torch.set_grad_enabled(before)
-        raise RuntimeError("it turns gradients off for the whole program; use torch.no_grad() as a context")
-
-
-def _module_of_file(path: Path, name: str) -> Any:
-    """A file as a module; what it imports from its own folder is found."""
-    if not path.is_file():
-        raise ConfigError(f"--model {name}: there is no file {path}.")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
-    return module
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value!r}" for name, value in values.items())
-
-
-def _said(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:200].rstrip(".")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

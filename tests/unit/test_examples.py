@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from istmpi.models.blocks import ResidualBlock
 from istmpi.models.inspection import inspect
+from istmpi.models.table import ResidualBlock
 from istmpi.models.user import user_network
 from istmpi.tasks import NEXT_TOKEN
 

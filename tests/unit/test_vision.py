@@ -15,8 +15,8 @@ from istmpi.models import architecture
 from istmpi.models.architecture import Architecture, built
 from istmpi.models.inspection import inspect
 from istmpi.models.operators import flops
-from istmpi.models.proof import one_thread
 from istmpi.models.tracing import trace
+from istmpi.models.trials import one_thread
 from istmpi.models.user import user_network
 
 IMAGE, IMAGENET = (3, 16, 16), (3, 224, 224)
