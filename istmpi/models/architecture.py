@@ -6,6 +6,7 @@ It knows nothing of ranks, deals or MPI, and needs torch only where a module is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ class Architecture:
     """
 
     nodes: tuple[float, int] = (1, 0)
-    """Of a graph, of which a node is an example here: the nodes of what a batch counts, and all of them."""
+    """The nodes of a graph that a batch's example has, and all of them; a node is an example in other figures here."""
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
@@ -47,11 +48,10 @@ class Architecture:
         self.operators, self.inexact, self.stochastic = table.operators, table.inexact, table.stochastic
         self.blocks, self.exits, self.head, self.stages = table.blocks, table.exits, table.head, table.stages
         self.default_groups = table.dealt
-        self._blocks = [block for blocks in table.blocks.values() for block in blocks]
 
     @property
     def unitwise(self) -> bool:
-        """Of a graph: `istmpi.evaluation.spread_units` knows all that is between its leaves; the last makes outputs."""
+        """The network is of a graph, and `istmpi.evaluation.spread_units` knows all that is between its leaves."""
         return any(operator.kind == AGGREGATION for operator in self.operators)
 
     @property
@@ -62,7 +62,7 @@ class Architecture:
         return self._code
 
     def with_code(self, code: UserNetwork) -> Architecture:
-        """The same network, that can be built; ConfigError where this code makes another one."""
+        """This network, ready to be built; ConfigError if the code makes another one."""
         ready = Architecture(self.name, self.table, self._dtype, code)
         ready.require_usable(self.lengths)
         return ready
@@ -86,28 +86,24 @@ class Architecture:
         widths = ", ".join(f"{name} {length}" for name, length in self.lengths.items())
         return f"with {widths}" if widths else "with no width that can be dealt out"
 
-    # ---- what products are multiplied by
-
     def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
-        """What a module's product (not its bias) is multiplied by at the given lengths.
+        """The factor of a module's product (not of its bias) at the given lengths.
 
-        ``scale`` is for each unit group what the full network multiplies the contributions of its units by: the share
-        of them that a subnet has while it trains, as with dropout. A network with fewer units multiplies by as much
-        more. A group that is not named has 1. So the sums are as large in the full network as in any subnet; behind a
-        batch normalisation that makes no difference, and nothing is multiplied.
+        ``scale``: the factor of the contributions of each unit group in the full network, 1 by default. It is the share
+        of the units that a subnet has while it trains, as with dropout; a network with fewer units has a larger one in
+        proportion. So sums are as large in the full network as in any subnet. Behind a batch normalisation that makes
+        no difference, and nothing is multiplied.
         """
         return prod((self.contribution(group, lengths, scale) for group in self.sums.get(module, ())), start=1.0)
 
     def contribution(self, group: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
-        """What a network of these lengths multiplies by what each unit of a group contributes to a sum."""
+        """The factor, in a network of these lengths, of the contribution of each unit of a group to a sum."""
         return scale.get(group, 1.0) * (self.lengths[group] / lengths[group])
 
     def end_factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
-        """What all that a module makes is multiplied by: 1 unless it is the end of a block."""
+        """The factor of a module's outputs: 1 unless it is the end of a block."""
         groups = (group for group, blocks in self.blocks.items() if any(module in block.ends for block in blocks))
         return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
-
-    # ---- building
 
     def build(
         self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None, device: str = "cpu"
@@ -160,8 +156,9 @@ class Architecture:
         """The network as its class makes it, of the run's dtype, with PyTorch's own batch normalisations."""
         import torch
 
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
+        from istmpi.models.trials import seeded
+
+        with seeded():
             return self.code.build().to(getattr(torch, self._dtype))
 
     def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
@@ -178,17 +175,11 @@ class Architecture:
         return [block for unit, block in units if not lengths.get(unit, 1)]
 
     def _scale(self, network: nn.Module, lengths: Mapping[str, int], scale: Mapping[str, float]) -> None:
-        modules = dict(network.named_modules())
-        for name in self.sums:
-            if name in modules and (factor := self.factor(name, lengths, scale)) != 1:
-                modules[name].register_forward_pre_hook(
-                    lambda _, inputs, named, factor=factor: _scaled(inputs, named, factor), with_kwargs=True
-                )
-        for end in (end for block in self._blocks for end in block.ends):
-            if end in modules and (factor := self.end_factor(end, lengths, scale)) != 1:
-                modules[end].register_forward_hook(lambda _, __, output, factor=factor: output * factor)
-
-    # ---- refusals
+        for name, module in network.named_modules():
+            if (factor := self.factor(name, lengths, scale)) != 1:
+                module.register_forward_pre_hook(partial(_scaled, factor), with_kwargs=True)
+            if (factor := self.end_factor(name, lengths, scale)) != 1:
+                module.register_forward_hook(lambda _, __, output, factor=factor: output * factor)
 
     def require_dealable(self, groups: tuple[str, ...]) -> None:
         """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
@@ -222,7 +213,9 @@ class Architecture:
             network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()
             epsilons = {name: layer.eps for name, layer in self.batch_norm_layers(network).items()}
             absent = self._absent(lengths)
-            there = {name: norm for name, norm in self.batch_norms.items() if not any(of.has(name) for of in absent)}
+            there = {
+                name: norm for name, norm in self.batch_norms.items() if not any(block.has(name) for block in absent)
+            }
             if epsilons != {name: norm.epsilon for name, norm in there.items()}:
                 raise ConfigError(
                     f"{self.code.name}: its batch normalisations are others than were found in it before."
@@ -243,11 +236,10 @@ class Architecture:
         """
         if has_table(self.name):
             return None
-        import torch
+        from istmpi.models.trials import seeded
 
         network = self._trial()
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
+        with seeded():
             outputs = self.code.forward(network, *inputs)
         if not outputs.isfinite().all():
             odd = outputs[~outputs.isfinite()][0].item()
@@ -279,7 +271,9 @@ class Architecture:
         return network
 
 
-def _scaled(inputs: tuple[Any, ...], named: dict[str, Any], factor: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _scaled(
+    factor: float, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if inputs:
         return (inputs[0] * factor, *inputs[1:]), named
     return inputs, {**named, "input": named["input"] * factor}
@@ -295,9 +289,9 @@ def built(
     import torch
 
     from istmpi.models.norms import convert_batch_norms
+    from istmpi.models.trials import seeded
 
-    with torch.random.fork_rng(devices=[]), torch.device(device):
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed), torch.device(device):
         module = network.build(lengths)
     convert_batch_norms(module)
     return module

@@ -210,7 +210,7 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
 
 
 def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading) -> list[Finding]:
-    """The same, on one small network.
+    """The readings that one small network proves.
 
     A reading that no normalisation spans is enough where no other width lies on its axes: nothing can cross it.
     """
@@ -236,7 +236,7 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading) -> li
 
 
 def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
-    """One finding for each width, so that no two cross on an axis; the surest choose first."""
+    """A finding for each width, so that no two cross on an axis; the surest choose first."""
     chosen: dict[str, Finding] = {}
     for name in sorted(candidates, key=lambda name: candidates[name][0].spanned):
         for finding in candidates[name]:
@@ -279,7 +279,7 @@ def _readings(
 
 
 def _on(findings: Sequence[Finding], place: Place) -> list[tuple[int, Width]]:
-    widths = [(of.axes[place][1], of.width) for of in findings if of.proved and place in of.axes]
+    widths = [(it.axes[place][1], it.width) for it in findings if it.proved and place in it.axes]
     return sorted(widths, key=lambda pair: pair[0], reverse=True)
 
 

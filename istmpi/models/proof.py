@@ -55,7 +55,7 @@ class Trial:
             )
 
     def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
-        """As few units of as many widths as the constructor takes; widths that share an axis with this one stay.
+        """The network with the fewest units that the constructor takes; widths that share an axis with this one stay.
 
         Returns the examples, the units, the other widths that are smaller than in the full network, and the network.
         """
@@ -121,13 +121,13 @@ class Trial:
         for place, (outer, inner) in reading.items():
             if outer * inner > 1 and not self._matters(place, (outer, inner)):
                 return place[0]
-        return "" if any(self._matters(place, of) for place, of in reading.items()) else "any parameter"
+        return "" if any(self._matters(place, order) for place, order in reading.items()) else "any parameter"
 
-    def _matters(self, place: Place, of: tuple[int, int]) -> bool:
-        if (place, of) not in self._mattering:
-            outputs = self._run(self._permuted({place: of}, self._permutations[0]))
-            self._mattering[place, of] = not alike(outputs, self._expected)
-        return self._mattering[place, of]
+    def _matters(self, place: Place, order: tuple[int, int]) -> bool:
+        if (place, order) not in self._mattering:
+            outputs = self._run(self._permuted({place: order}, self._permutations[0]))
+            self._mattering[place, order] = not alike(outputs, self._expected)
+        return self._mattering[place, order]
 
     def spanned(self, reading: Reading) -> bool:
         """Return True if a network with some of the units differs from this one whose other units are silent."""

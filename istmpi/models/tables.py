@@ -1,4 +1,4 @@
-"""Tables of the networks that may be larger than one machine's memory: written down, without torch or an examination.
+"""Tables of the networks that may be larger than one machine's memory: written down, without torch or an inspection.
 
 Tests hold each to what `istmpi.models.inspection` finds of small networks, except for the sums over the neighbours of a
 node, which an inspection does not see.
@@ -188,9 +188,9 @@ def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]
     )
 
 
-def _require_known(settings: Mapping[str, Any], name: str, known: Collection[str]) -> None:
-    if settings[name] not in known:
-        raise ConfigError(f"model.{name} = {settings[name]!r} is not known{did_you_mean(settings[name], known)}")
+def _require_known(settings: Mapping[str, Any], name: str, names: Collection[str]) -> None:
+    if settings[name] not in names:
+        raise ConfigError(f"model.{name} = {settings[name]!r} is not known{did_you_mean(settings[name], names)}")
 
 
 def _groups(settings: Mapping[str, Any]) -> dict[str, int]:

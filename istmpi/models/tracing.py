@@ -36,7 +36,7 @@ class Traced:
     """The computation of a network's forward pass."""
 
     operators: tuple[Operator, ...]
-    """In the order in which they are first called."""
+    """The products, in the order in which they are first called."""
     normalised: tuple[Pattern, ...]
     """The numbers that each normalisation makes for an example."""
     inexact: tuple[str, ...]
@@ -89,7 +89,7 @@ class _Family:
     lengths: Mapping[str, int]
     records: Sequence[Record]
     doubled: Mapping[str, Sequence[Record]]
-    """By the width that is doubled; the examples have no name."""
+    """The records with a width doubled, by its name; the examples have an empty one."""
 
     @staticmethod
     def of(network: UserNetwork, lengths: Mapping[str, int], expected: Sequence[Record]) -> _Family | None:

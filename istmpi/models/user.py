@@ -203,16 +203,16 @@ class UserNetwork:
         count = len(inputs[1 if self.sparse else 0])
         expected = (count, *(inputs[0].shape[1:] if self.tokens else ()), self.outputs)
         for number, outputs in enumerate(outputs_of(returned) or (returned,), 1):
-            of = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
+            place = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             if shape != expected:
                 raise ConfigError(
-                    f"{self.name}: its forward returns {shape}{of} for {count} examples; the data need "
+                    f"{self.name}: its forward returns {shape}{place} for {count} examples; the data need "
                     f"{expected}. Its argument outputs is filled in with that {self.outputs}."
                 )
             if not outputs.is_floating_point():
                 raise ConfigError(
-                    f"{self.name}: its forward returns numbers of {outputs.dtype}{of}; the data need floating-point "
+                    f"{self.name}: its forward returns numbers of {outputs.dtype}{place}; the data need floating-point "
                     f"numbers. Return the scores themselves, for classes their logits."
                 )
 
@@ -286,9 +286,9 @@ def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name}: its constructor's arguments are not known ({error}).") from None
     return {
-        argument: of.default
-        for argument, of in parameters.items()
-        if of.kind in (of.KEYWORD_ONLY, of.POSITIONAL_OR_KEYWORD) or argument in DATA_ARGUMENTS
+        name: given.default
+        for name, given in parameters.items()
+        if given.kind in (given.KEYWORD_ONLY, given.POSITIONAL_OR_KEYWORD) or name in DATA_ARGUMENTS
     }
 
 
