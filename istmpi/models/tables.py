@@ -51,86 +51,62 @@ def has_table(name: str) -> bool:
 
 def mlp_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
     """The table of `istmpi.models.mlp.MLP`: every hidden layer is a unit group of its own."""
-    norm, bias, output_norm = settings["norm"], settings["bias"], settings["output_norm"]
+    norm, output_norm = settings["norm"], settings["output_norm"]
     _require_known(settings, "norm", NORMS)
     _require_known(settings, "activation", ACTIVATIONS)
-    groups = _groups(settings)
+    layers, fixed = _Layers(settings), {"features": facts.features, "labels": facts.outputs}
+    groups, lengths = layers.groups, fixed | layers.groups
     stages, before = (*groups, "labels"), ("features", *groups)
-    lengths = {"features": facts.features, **groups, "labels": facts.outputs}
     batch = [*groups] * (norm == "batch") + ["labels"] * output_norm
-    parameters, operators, leaves, sums = {}, [], {}, {}
     for stage, inputs in zip(stages, before):
         path, bound = f"{stage}.linear", lengths[inputs] ** -0.5
-        parameters[f"{path}.weight"] = ParameterEntry(f"{stage} {inputs}", bound, 0.0)
-        leaves[path] = (f"{path}.weight",)
-        if bias:
-            parameters[f"{path}.bias"] = ParameterEntry(stage, bound, 0.0)
-            leaves[path] += (f"{path}.bias",)
+        layers.add(path, inputs, stage, bound, bias=settings["bias"])
         if stage in groups and norm != "none":
-            parameters[f"{stage}.norm.weight"] = ParameterEntry(stage, 0.0, 1.0)
-            parameters[f"{stage}.norm.bias"] = ParameterEntry(stage, 0.0, 0.0)
+            layers.add_norm(f"{stage}.norm", stage)
         if inputs in groups and stage not in batch:
-            sums[path] = (inputs,)
-        operators.append(_product(path, inputs, stage, inputs == "features"))
-    return _table(
-        settings,
-        groups,
-        parameters=parameters,
+            layers.sums[path] = (inputs,)
+        layers.operators.append(_product(path, inputs, stage, of_input=inputs == "features"))
+    return layers.table(
         norms={stage: BatchNormalisation(lengths[stage]) for stage in batch},
-        sums=sums,
-        operators=tuple(operators),
         normalised=(*groups,) * (norm != "none") + ("labels",) * output_norm,
-        leaves=leaves,
         stages=stages,
-        fixed={"features": facts.features, "labels": facts.outputs},
+        fixed=fixed,
     )
 
 
 def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
     """The table of `istmpi.models.xc.XC`."""
-    norm, block, odds = settings["norm"], settings["label_block"], facts.odds
+    norm, block, outputs = settings["norm"], settings["label_block"], str(facts.outputs)
     _require_known(settings, "norm", NORMS)
     if block < 0:
         raise ConfigError(f"model.label_block = {block} must be 0 or more.")
-    groups = _groups(settings)
-    names = [*groups]
+    layers = _Layers(settings)
+    names, bounds = [*layers.groups], {name: width**-0.5 for name, width in layers.groups.items()}
     first, last = names[0], names[-1]
-    bounds = {name: width**-0.5 for name, width in groups.items()}
-    parameters = {
-        "bias": ParameterEntry(first, 0.0, 0.0),
-        "bag.weight": ParameterEntry(f"{facts.features} {first}", bounds[first], 0.0),
-    }
+    layers.parameters["bias"] = ParameterEntry(first, 0.0, 0.0)
+    layers.add("bag", first, str(facts.features), bounds[first], bias=False)
     bag = Operator(Pattern.parse(f"1 0 {first}"), "bag", "EmbeddingBag", "bag.weight", 1, 0, lookups=facts.in_a_row)
-    operators, leaves = [bag], {"bag": ("bag.weight",)}
-    hidden = {f"hidden.{number}": pair for number, pair in enumerate(zip(names, names[1:]))}
-
-    def add(path: str, before: str, width: str, centre: float = 0.0) -> None:
-        parameters[f"{path}.weight"] = ParameterEntry(f"{width} {before}", bounds[before], 0.0)
-        parameters[f"{path}.bias"] = ParameterEntry(width, bounds[before], centre)
-        leaves[path] = (f"{path}.weight", f"{path}.bias")
-
-    for path, (before, width) in hidden.items():
-        add(path, before, width)
-        operators.append(_product(path, before, width))
+    layers.operators.append(bag)
+    for number, (before, width) in enumerate(zip(names, names[1:])):
+        path = f"hidden.{number}"
+        layers.add(path, before, width, bounds[before])
+        layers.operators.append(_product(path, before, width))
+        if norm != "batch":
+            layers.sums[path] = (before,)
     if norm != "none":
         for number, name in enumerate(names):
-            parameters[f"norms.{number}.weight"] = ParameterEntry(name, 0.0, 1.0)
-            parameters[f"norms.{number}.bias"] = ParameterEntry(name, 0.0, 0.0)
-    add("output", last, str(facts.outputs), log(odds / (1 - odds)))
-    output = _product("output", last, str(facts.outputs), kind="LabelBlocks")
+            layers.add_norm(f"norms.{number}", name)
+    layers.add("output", last, outputs, bounds[last], centre=log(facts.odds / (1 - facts.odds)))
+    layers.sums["output"] = (last,)
+    output = _product("output", last, outputs, kind="LabelBlocks")
     if 0 < block < facts.outputs:  # logits are computed anew in the backward pass
         output = replace(output, gradients=3, block=block)
-    sums = {path: (before,) for path, (before, _) in hidden.items() if norm != "batch"}
-    return _table(
-        settings,
-        groups,
+    layers.operators.append(output)
+    widths = layers.groups.values() if norm == "batch" else ()
+    return layers.table(
         undealt={"label_block": "no parameter's shape depends on it"},
-        parameters=parameters,
-        norms={f"norms.{n}": BatchNormalisation(groups[name]) for n, name in enumerate(names) if norm == "batch"},
-        sums=sums | {"output": (last,)},
-        operators=(*operators, output),
+        norms={f"norms.{number}": BatchNormalisation(width) for number, width in enumerate(widths)},
         normalised=tuple(names) if norm != "none" else (),
-        leaves=leaves,
         head="output",
     )
 
@@ -156,36 +132,61 @@ _TABLES: dict[str, Callable[[Facts, Mapping[str, Any]], Table]] = {
 def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]) -> Table:
     """The table of layers with a product in each of these ``lists``."""
     _require_known(settings, "norm", ("layer", "none"))
-    groups = _groups(settings)
-    widths = [str(facts.features), *groups, str(facts.outputs)]
-    lengths = [facts.features, *groups.values()]
-    layers = list(enumerate(zip(widths, widths[1:])))
-    parameters, operators, leaves, sums = {}, [], {}, {}
+    layers = _Layers(settings)
+    widths = [str(facts.features), *layers.groups, str(facts.outputs)]
+    lengths = [facts.features, *layers.groups.values()]
+    pairs = list(enumerate(zip(widths, widths[1:])))
     for part in lists:
-        for number, (before, width) in layers:
-            path, bound = f"{part}.{number}", lengths[number] ** -0.5
-            parameters[f"{path}.weight"] = ParameterEntry(f"{width} {before}", bound, 0.0)
-            leaves[path] = (f"{path}.weight",)
-            if part == "own":
-                parameters[f"{path}.bias"] = ParameterEntry(width, bound, 0.0)
-                leaves[path] += (f"{path}.bias",)
+        for number, (before, width) in pairs:
+            layers.add(f"{part}.{number}", before, width, lengths[number] ** -0.5, bias=part == "own")
             if number:
-                sums[path] = (before,)
-    for number, (before, width) in layers:
-        operators += [_product(f"{part}.{number}", before, width, of_input=not number) for part in lists]
+                layers.sums[f"{part}.{number}"] = (before,)
+    for number, (before, width) in pairs:
+        layers.operators += [_product(f"{part}.{number}", before, width, of_input=not number) for part in lists]
         if "products" in lists:
-            parameters[f"biases.{number}.bias"] = ParameterEntry(width, 0.0, 0.0)
-        summed = before if not number and settings["aggregate_first"] else width
-        operators.append(Operator(Pattern.parse(f"1 0 {summed}"), "", AGGREGATION, gradients=1, lookups=facts.degree))
-    return _table(
-        settings,
-        groups,
-        parameters=parameters,
-        sums=sums,
-        operators=tuple(operators),
-        normalised=tuple(groups) if settings["norm"] == "layer" else (),
-        leaves=leaves,
-    )
+            layers.parameters[f"biases.{number}.bias"] = ParameterEntry(width, 0.0, 0.0)
+        shape = Pattern.parse(f"1 0 {before if not number and settings['aggregate_first'] else width}")
+        layers.operators.append(Operator(shape, "", AGGREGATION, gradients=1, lookups=facts.degree))
+    return layers.table(normalised=tuple(layers.groups) if settings["norm"] == "layer" else ())
+
+
+class _Layers:
+    """The parts of a table, layer by layer."""
+
+    def __init__(self, settings: Mapping[str, Any]):
+        self.settings = settings
+        self.groups = {f"hidden{number}": width for number, width in enumerate(settings["hidden"], 1)}
+        self.parameters: dict[str, ParameterEntry] = {}
+        self.leaves: dict[str, tuple[str, ...]] = {}
+        self.sums: dict[str, tuple[str, ...]] = {}
+        self.operators: list[Operator] = []
+
+    def add(self, path: str, before: str, width: str, bound: float, bias: bool = True, centre: float = 0.0) -> None:
+        """Add the weight of a product, ``[width, before]``, and perhaps its bias; ``centre``: that of the bias."""
+        self.parameters[f"{path}.weight"] = ParameterEntry(f"{width} {before}", bound, 0.0)
+        self.leaves[path] = (f"{path}.weight",)
+        if bias:
+            self.parameters[f"{path}.bias"] = ParameterEntry(width, bound, centre)
+            self.leaves[path] += (f"{path}.bias",)
+
+    def add_norm(self, path: str, name: str) -> None:
+        """Add the parameters of a normalisation."""
+        self.parameters[f"{path}.weight"] = ParameterEntry(name, 0.0, 1.0)
+        self.parameters[f"{path}.bias"] = ParameterEntry(name, 0.0, 0.0)
+
+    def table(self, **facts: Any) -> Table:
+        """The table, with other facts."""
+        return Table(
+            settings=self.settings,
+            groups=self.groups,
+            parameters=self.parameters,
+            sums=self.sums,
+            stochastic=self.settings["dropout"] > 0,
+            operators=tuple(self.operators),
+            preferred=tuple(self.groups),
+            leaves=self.leaves,
+            **facts,
+        )
 
 
 def _require_known(settings: Mapping[str, Any], name: str, names: Collection[str]) -> None:
@@ -193,14 +194,6 @@ def _require_known(settings: Mapping[str, Any], name: str, names: Collection[str
         raise ConfigError(f"model.{name} = {settings[name]!r} is not known{did_you_mean(settings[name], names)}")
 
 
-def _groups(settings: Mapping[str, Any]) -> dict[str, int]:
-    return {f"hidden{number}": width for number, width in enumerate(settings["hidden"], 1)}
-
-
 def _product(path: str, before: str, width: str, of_input: bool = False, kind: str = "Linear") -> Operator:
     shape = Pattern.parse(f"1 {before} {width}")
     return Operator(shape, path, kind, f"{path}.weight", 0, 1 if of_input else 2, of_input)
-
-
-def _table(settings: Mapping[str, Any], groups: Mapping[str, int], **facts: Any) -> Table:
-    return Table(settings=settings, groups=groups, stochastic=settings["dropout"] > 0, preferred=tuple(groups), **facts)
