@@ -13,7 +13,7 @@ from istmpi.engine.axes import narrowed
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.models.tables import Facts, has_table, table_of
-from istmpi.models.user import ACCEPTED_TASKS, user_network
+from istmpi.models.user import ACCEPTED_TASKS, require_known, user_network
 from istmpi.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def described(
 
     The code of a network whose table is not written down is run, for the shape of its data.
     """
+    require_known(run.model.name)
     run = run.with_implied()
     if has_table(run.model.name) and (layers is not None or shape is not None):
         return _without_data(run, layers, shape, sizes or Sizes())
