@@ -158,10 +158,11 @@ def _code(run: Run, data: Dataset) -> UserNetwork:
     from istmpi.models.user import require_known, user_network
 
     require_known(run.model.name)
-    if data.task in GRAPH_TASKS:
-        _require_fitting_batches(run, data)
     arguments = run.model.arguments_for(data.task)
-    return user_network(run.model.name, tuple(data.shape), data.outputs, arguments, data.task)
+    code = user_network(run.model.name, tuple(data.shape), data.outputs, arguments, data.task)
+    if code.graph:
+        _require_fitting_batches(run, code, data)
+    return code
 
 
 def _written_down(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
@@ -179,7 +180,7 @@ def _written_down(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
     return table_of(code.name, facts, code.settings)
 
 
-def _require_fitting_batches(run: Run, data: Dataset) -> None:
+def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None:
     """Refuse, with a ConfigError, batches of a graph that cannot be."""
     how, batch, most = run.data.graph, run.train.batch, len(data.train)
     if how == "full" and batch != 1:
@@ -188,12 +189,13 @@ def _require_fitting_batches(run: Run, data: Dataset) -> None:
         )
     if how == "clusters" and batch > most:
         raise ConfigError(f"train.batch = {batch} is more than the {most} clusters of {data.source}. Give fewer.")
-    layers = len(run.model.arguments.get("hidden", (0, 0))) + 1
-    if how == "neighbours" and has_table(run.model.name) and len(run.data.fanout) != layers:
-        raise ConfigError(
-            f"data.fanout = {list(run.data.fanout)} has {len(run.data.fanout)} numbers, but {run.model.name} has "
-            f"{layers} layers. Give one for each."
-        )
+    if how == "neighbours" and has_table(code.name):
+        layers = len(code.settings["hidden"]) + 1
+        if len(run.data.fanout) != layers:
+            raise ConfigError(
+                f"data.fanout = {list(run.data.fanout)} has {len(run.data.fanout)} numbers, but {code.name} has "
+                f"{layers} layers. Give one for each."
+            )
 
 
 def size_of_example(run: Run, data: Dataset) -> tuple[float, float]:
