@@ -37,7 +37,8 @@ class Architecture:
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
-        self.lengths = {**table.fixed, **table.groups}
+        lengths = {**table.fixed, **table.groups}
+        self.lengths = {name: lengths[name] for name in (("features", *table.stages) if table.stages else lengths)}
         self.groups = tuple(table.groups)
         self.parameters = {
             key: Parameter(Pattern.parse(entry.axes), dtype, entry.bound, entry.centre)
