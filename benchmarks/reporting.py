@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 RESULTS = Path(os.environ.get("ISTMPI_RESULTS", HERE / "results"))
 """Where reports go."""
 
@@ -34,9 +35,7 @@ def report(
     ``facts``: what else belongs into the file for programs. ``lines``: between the ranks of earlier jobs, of which a
     report is put together; without it the network is that of this process.
     """
-    command = " ".join(
-        [*launcher.split(), "python", f"benchmarks/{Path(sys.argv[0]).name}", *map(shlex.quote, sys.argv[1:])]
-    )
+    command = " ".join([*launcher.split(), "python", "-m", _module(Path(sys.argv[0])), *map(shlex.quote, sys.argv[1:])])
     record = {
         "title": title,
         "command": command,
@@ -55,13 +54,18 @@ def report(
     (folder / f"{name}.json").write_text(tree, encoding="utf-8")
 
 
+def _module(script: Path) -> str:
+    inside = script.resolve().relative_to(ROOT) if script.resolve().is_relative_to(ROOT) else script
+    return ".".join(inside.with_suffix("").parts).removesuffix(".__main__")
+
+
 def commit() -> str:
     """The commit of the code that is measured, and whether it was changed since; $ISTMPI_COMMIT where git is not."""
     if given := os.environ.get("ISTMPI_COMMIT"):
         return given
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(HERE.parent), *arguments], capture_output=True, text=True)
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else "unknown"
 
     changed = git(

@@ -192,9 +192,10 @@ def _report(source: str, printed: str | None, folder: Path) -> Mapping[str, Any]
 
 
 def _row(record: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The first row with these values; of a run's summary what is known after its last round."""
+    """The first row with these values, of a report or a comparison; a run's summary has its last score alone."""
     last = record.get("last") or {}
-    rows = record.get("rows") or [last.get("score") or {}]
+    compared = [row for comparison in record.get("comparisons", ()) for row in comparison["rows"]]
+    rows = record.get("rows") or compared or [last.get("score") or {}]
     return next((row for row in rows if all(str(row.get(key)) == str(value) for key, value in wanted.items())), None)
 
 
@@ -208,7 +209,7 @@ def _named(row: Mapping[str, Any]) -> str:
 
 
 def _obstacle() -> str:
-    from emulated import obstacle  # the page is made where istmpi is not installed
+    from benchmarks.emulated import obstacle  # the page is made where istmpi is not installed
 
     return obstacle()
 

@@ -8,7 +8,7 @@ from istmpi.errors import ConfigError
 
 SETTINGS = {"method.resample": "method.redeal"}
 COMMANDS = {"calibrate": "measure"}
-GONE = {"comm.survive": False, "comm.buddies": True}
+GONE = {"comm.survive": False, "comm.buddies": True, "method.shared_lr": 1.0, "method.shared_momentum": 0.0}
 """Settings of earlier versions by the only value that a run may still have: the one with which they did nothing."""
 
 

@@ -3,10 +3,7 @@
 import atexit
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -38,12 +35,3 @@ def pytest_runtest_protocol(item, nextitem):
     seconds = mark.args[0] if mark else float(item.config.getini("timeout"))
     item.add_marker(pytest.mark.timeout(seconds * max(patience(), SLOWER)), append=False)
     return (yield)
-
-
-@pytest.fixture(scope="module")
-def benchmarks() -> Iterator[Path]:
-    """The folder of the benchmarks, whose modules can be imported meanwhile."""
-    folder = Path(__file__).parents[1] / "benchmarks"
-    sys.path.insert(0, str(folder))
-    yield folder
-    sys.path.remove(str(folder))

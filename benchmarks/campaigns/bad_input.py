@@ -1,7 +1,7 @@
 """Files and command lines that make no sense, drawn from a seed, over all commands and readers of istmpi.
 
-    python benchmarks/campaign.py bad-input --cases 2000 --seed 1
-    python benchmarks/campaign.py bad-input --seed 1 --case 1234 --keep /tmp/case
+    python -m benchmarks.campaigns bad-input --cases 2000 --seed 1
+    python -m benchmarks.campaigns bad-input --seed 1 --case 1234 --keep /tmp/case
 
 Every case is a small valid file or command line with something wrong in it: a length, a type, a name, a checksum, a
 depth. It must be taken or be refused in one line, within limits of time and memory, and must leave nothing behind.
@@ -24,11 +24,11 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"  # before any library is loaded: a fork has but one thread
 os.environ["NO_COLOR"] = "1"
 
-from campaigns import forked  # noqa: E402
-from campaigns.bad import formats, graphs, layouts, networks, raw_data, records, rows, settings, tables  # noqa: E402
-from campaigns.bad.cases import TINY, Assets, Case, Maker  # noqa: E402
-from campaigns.libraries import libraries  # noqa: E402
-from reporting import HERE, report  # noqa: E402
+from benchmarks.campaigns import forked  # noqa: E402
+from benchmarks.campaigns.bad import formats, graphs, layouts, networks, raw_data, records, rows, settings, tables  # noqa: E402
+from benchmarks.campaigns.bad.cases import TINY, Assets, Case, Maker  # noqa: E402
+from benchmarks.campaigns.libraries import libraries  # noqa: E402
+from benchmarks.reporting import HERE, report  # noqa: E402
 
 READERS: dict[str, tuple[Maker, int]] = {
     "npz": (raw_data.npz, 12),
@@ -182,7 +182,7 @@ def _remove(folder: Path) -> None:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="campaign.py bad-input", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.campaigns bad-input", description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", type=int, default=2000, help="so many (2000)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, help="stop after so long")

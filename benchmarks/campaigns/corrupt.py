@@ -1,7 +1,7 @@
 """Damaged checkpoints and prepared files: each must be refused in one line, or say the very same as before.
 
-    python benchmarks/campaign.py corrupt --cases 2000 --seed 1
-    python benchmarks/campaign.py corrupt --seed 1 --case 1234 --keep FOLDER
+    python -m benchmarks.campaigns corrupt --cases 2000 --seed 1
+    python -m benchmarks.campaigns corrupt --seed 1 --case 1234 --keep FOLDER
 
 The files are real: of several kinds of runs on three ranks, and prepared from arrays, images and a table. A case is
 drawn from the seed and its number: a file, a damage (tests/support/damaging.py), and a command to try beside the
@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
-from campaigns import forked
-from campaigns.libraries import libraries
-from reporting import HERE, report
+
+from benchmarks.campaigns import forked
+from benchmarks.campaigns.libraries import libraries
+from benchmarks.reporting import HERE, report
 
 sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 

@@ -1,7 +1,7 @@
 """Lets a rank hang, and sees whether the job says which one, ends, and goes on as if nothing had been.
 
-    python benchmarks/campaign.py hang --minutes 30 --seed 1
-    MPIRUN=/usr/bin/mpirun python benchmarks/campaign.py hang --cases 12 --ranks 3
+    python -m benchmarks.campaigns hang --minutes 30 --seed 1
+    MPIRUN=/usr/bin/mpirun python -m benchmarks.campaigns hang --cases 12 --ranks 3
 
 A run, a rank and a moment are drawn from the seed. The rank is stopped (SIGSTOP), or stays in an endless loop in a
 local step, or its disk does not answer any more: what writes a checkpoint does not return. What has to hold: the job
@@ -26,10 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from campaigns.job import SECONDS_TO_START, Job, rounds_of, wait_until
-from campaigns.kill import Case, differences, draw, finish, newest
-from campaigns.libraries import WRITERS, libraries
-from reporting import HERE, report
+from benchmarks.campaigns.job import SECONDS_TO_START, Job, rounds_of, wait_until
+from benchmarks.campaigns.kill import Case, differences, draw, finish, newest
+from benchmarks.campaigns.libraries import WRITERS, libraries
+from benchmarks.reporting import HERE, ROOT, report
 
 KINDS = ("stopped", "loop", "disk")
 STUCK = 76
@@ -70,8 +70,8 @@ def drawn(chance: random.Random, number: int, ranks: int, folder: Path) -> Hang:
 def carry_through(hang: Hang, chance: random.Random) -> None:
     """Let it hang, let the same command go on, and compare with an undisturbed run."""
     case, out = hang.case, hang.case.folder / "run"
-    words = [sys.executable, str(Path(__file__).resolve()), hang.kind, str(hang.rank), str(hang.round)]
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(HERE.parent), str(HERE)))
+    words = [sys.executable, "-m", __name__, hang.kind, str(hang.rank), str(hang.round)]
+    os.environ["PYTHONPATH"] = str(ROOT)
     job = Job(case.folder, case.ranks, [*words, *case.command(out, 10**6)[1:]])
     try:
         before = CHECKPOINT * case.settings["checkpoint.every"] if hang.kind == "disk" else hang.round - 1
@@ -121,7 +121,7 @@ def _busy() -> float:
 
 def main(arguments: list[str]) -> int:
     """The campaign; 1 when anything was found."""
-    parser = argparse.ArgumentParser(prog="campaign.py hang", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.campaigns hang", description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", type=int, help="so many (60; with --minutes as many as there is time)")
     parser.add_argument("--minutes", type=float, help="after which no further one begins")
     parser.add_argument("--seed", type=int, default=0)
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> int:
         hangs = list(filter(None, pool.map(run, range(options.first, options.first + cases))))
     tell(hangs, options)
     if found := [hang for hang in hangs if hang.findings]:
-        print(f"campaign.py hang: {len(found)} with findings; they lie in {place}", file=sys.stderr)
+        print(f"benchmarks.campaigns hang: {len(found)} with findings; they lie in {place}", file=sys.stderr)
         return 1
     place.rmdir()
     return 0

@@ -1,8 +1,8 @@
 """Kills runs again and again, lets the same command go on, and compares what comes out with an uninterrupted run.
 
-    python benchmarks/campaign.py kill --minutes 30 --seed 1
-    python benchmarks/campaign.py kill --kills 300 --seed 1
-    MPIRUN=/usr/bin/mpirun python benchmarks/campaign.py kill --kills 50 --ranks 3 --minutes 20
+    python -m benchmarks.campaigns kill --minutes 30 --seed 1
+    python -m benchmarks.campaigns kill --kills 300 --seed 1
+    MPIRUN=/usr/bin/mpirun python -m benchmarks.campaigns kill --kills 50 --ranks 3 --minutes 20
 
 A run is drawn from the seed: method, optimizer, what is carried, arithmetic, normalisation, writer. One rank or all
 get SIGKILL as it starts or resumes, while a checkpoint is written, while it trains or evaluates, and as it ends. What
@@ -27,10 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import h5py
-from campaigns.job import SECONDS_TO_START, Job, rounds_of, wait_until
-from campaigns.libraries import WRITERS, libraries
-from reporting import HERE, report
 
+from benchmarks.campaigns.job import SECONDS_TO_START, Job, rounds_of, wait_until
+from benchmarks.campaigns.libraries import WRITERS, libraries
+from benchmarks.reporting import HERE, report
 from istmpi.methods import METHODS
 
 KILLS_OF_A_RUN = 8
@@ -226,7 +226,7 @@ def carry_through(case: Case, chance: random.Random, kills: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """The campaign; 1 when anything was found."""
-    parser = argparse.ArgumentParser(prog="campaign.py kill", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.campaigns kill", description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, help="of all runs together (300; with --minutes as many as there is time)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=2)
@@ -260,7 +260,7 @@ def main(arguments: list[str]) -> int:
     found = [case for case in cases if case.findings]
     tell(cases, options)
     if found:
-        print(f"campaign.py kill: {len(found)} runs with findings; they lie in {place}", file=sys.stderr)
+        print(f"benchmarks.campaigns kill: {len(found)} runs with findings; they lie in {place}", file=sys.stderr)
         return 1
     place.rmdir()
     return 0

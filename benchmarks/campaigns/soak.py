@@ -1,9 +1,8 @@
 """Many rounds of a tiny network: whether memory, open descriptors or threads of a rank grow with the rounds.
 
-    python benchmarks/campaign.py soak --minutes 30
-    python benchmarks/campaign.py soak --rounds 10000
-    MPIRUN=/usr/bin/mpirun python benchmarks/campaign.py soak --rounds 500 --ranks 2 --only "ist;local-sgd"
-    python benchmarks/campaign.py soak --survive --only "ist;local-sgd"      # with Open MPI 5
+    python -m benchmarks.campaigns soak --minutes 30
+    python -m benchmarks.campaigns soak --rounds 10000
+    MPIRUN=/usr/bin/mpirun python -m benchmarks.campaigns soak --rounds 500 --ranks 2 --only "ist;local-sgd"
 
 Every rank notes after each hundredth of the rounds, or each 20 of them, what its process has. The medians of the first
 tenth, the warm-up left out, and of the last are compared.
@@ -22,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
-from campaigns.libraries import WRITERS, libraries
-from reporting import HERE, report
+from benchmarks.campaigns.libraries import WRITERS, libraries
+from benchmarks.reporting import HERE, ROOT, report
 
 METHODS = {
     "ist": {"method.name": "ist"},
@@ -77,9 +76,8 @@ def main(arguments: list[str]) -> int:
             rows.append({"method": name, "figure": figure, "first": first, "last": last, "verdict": verdict})
     least = min(len(samples[0][figure]) for samples in per_rank for figure in FIGURES) * every
     title = f"{least:,} rounds{' or more' if options.minutes else ''} on {options.ranks} ranks"
-    title += ", with buddy copies" * options.survive
     notes = f"{NOTES} Writer of checkpoints: {WRITERS[-1]}. {libraries()}."
-    report("campaign-soak" + "-survive" * options.survive, title, rows, notes, folder=options.results)
+    report("campaign-soak", title, rows, notes, folder=options.results)
     return int(any(row["verdict"] == "grows" for row in rows))
 
 
@@ -99,14 +97,14 @@ def soak(
     launcher = os.environ.get("MPIRUN") or shutil.which("mpirun")
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         settings = {**TINY, **method, "train.rounds": rounds, "evaluate.every": every, "checkpoint.every": every}
-        settings |= {"output.folder": f"{folder}/run", "comm.survive": options.survive}
+        settings |= {"output.folder": f"{folder}/run"}
         words = [
             launcher,
-            *["--with-ft", "ulfm"] * options.survive,
             "-n",
             str(options.ranks),
             sys.executable,
-            __file__,
+            "-m",
+            __name__,
             folder,
             str(every),
             json.dumps(settings),
@@ -115,7 +113,7 @@ def soak(
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join((str(HERE.parent), str(HERE))),
+            "PYTHONPATH": str(ROOT),
         }
         done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
@@ -160,12 +158,11 @@ def held() -> dict[str, float]:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="campaign.py soak")
+    parser = argparse.ArgumentParser(prog="benchmarks.campaigns soak")
     parser.add_argument("--rounds", type=int, help="of each method (10,000; with --minutes as many as there is time)")
     parser.add_argument("--minutes", type=float, help="for all methods together")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="methods at a time (1)")
-    parser.add_argument("--survive", action="store_true", help="with comm.survive; Open MPI 5")
     parser.add_argument("--only", help=f"some of: {', '.join(METHODS)}; separated by ;")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     return parser.parse_args(arguments)

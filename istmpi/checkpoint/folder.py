@@ -24,8 +24,7 @@ _NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?\.h5")
 
 def name(header: Header) -> str:
     """The file's name; names sort as training went on."""
-    inside = f"-step-{header.local_step:06d}" * (header.local_step > 0)
-    return f"round-{header.round:08d}{inside}.h5"
+    return f"round-{header.round:08d}.h5"
 
 
 def listed(folder: Path) -> list[Path]:

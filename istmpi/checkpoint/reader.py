@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -33,8 +33,6 @@ from istmpi.hdf5 import (
     structure_errors,
     unheard,
 )
-from istmpi.methods import METHODS
-from istmpi.methods.spec import START, VELOCITY
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
 from istmpi.models.table import Table
@@ -195,18 +193,8 @@ class Checkpoint:
         return tuple(self.array("data/own")[rank].tolist()) if self._has("data/own") else None
 
     @property
-    def has_partial(self) -> bool:
-        """Each rank has something of its own in it."""
-        return self._has("partial/")
-
-    @property
-    def steps_of_begun_round(self) -> int | None:
-        """Local steps in the round that was stopped in its middle, of the rank that takes most; None between rounds."""
-        return self._dataset("partial/losses").shape[-1] if self.header.local_step else None
-
-    @property
-    def partial(self) -> dict[str, Tensor]:
-        """The tensors of which every rank has its own values, one rank's after the other along axis 0."""
+    def own(self) -> dict[str, Tensor]:
+        """Tensors of which every rank has its own values: one rank's after the other along axis 0."""
         paths = [path for path in self._datasets if path.startswith(("partial/model/", "partial/optim/"))]
         return {tensor.name: tensor for tensor in map(self._tensor, paths)}
 
@@ -237,12 +225,7 @@ class Checkpoint:
     def _misfits(self) -> Iterator[str]:
         """What is missing or of another shape, beside the parameters: of each of these groups, there is all or none."""
         data, lengths, norms = self.header.data, self.architecture.lengths, self.architecture.batch_norms
-        run = self.header.run
-        steps = any(METHODS[name].shared_step(run) != (1, 0) for name, _ in run.phases() if name in METHODS)
-        all_slots = [name for name in self.tensors if isinstance(name, Slot)]
-        # An outer step of what is not dealt out has slots of that alone.
-        some = [name for name in all_slots if steps and name.kind in (START, VELOCITY)]
-        slots = [kind for kind in kinds_of(all_slots) if not (steps and kind in (START, VELOCITY))]
+        slots = kinds_of(self.tensors)
         parameters = self.architecture.parameters
         found = self._datasets
         classes = {"input/classes": (data.outputs,)} if data.task == CLASSIFICATION else {}
@@ -255,8 +238,7 @@ class Checkpoint:
             {"input/offset": (prod(data.shape),)},
             {"output/offset": (data.outputs,)},
         ]
-        expected = self._of_a_stopped_round(found) | classes
-        expected |= {place(name): parameters[name.parameter].pattern.shape(lengths) for name in some}
+        expected = dict(classes)
         for group in groups:
             expected |= group if found.keys() & group.keys() else {}
         for path, shape in expected.items():
@@ -265,13 +247,6 @@ class Checkpoint:
             elif found[path].shape != shape:
                 yield f"{path} is {found[path].shape}, not {shape}"
         yield from structure_errors(self.file)
-
-    def _of_a_stopped_round(self, found: Mapping[str, h5py.Dataset]) -> dict[str, tuple[int, ...]]:
-        if not self.header.local_step:
-            return {}
-        ranks, losses = self.header.ranks, "partial/losses"
-        columns = found[losses].shape[1:2] if losses in found else ()
-        return {"partial/local_steps": (ranks,), losses: (ranks, max([self.header.local_step, *columns]))}
 
     def _has(self, prefix: str) -> bool:
         return any(path.startswith(prefix) for path in self._datasets)

@@ -16,8 +16,10 @@ from istmpi.data.dataset import Dataset
 from istmpi.engine.slots import Slot, parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
-from istmpi.methods.base import InterruptedRound
 from istmpi.models.table import BatchNormalisation
+
+STOPPED_START = "start"
+"""A kind of slot in files of earlier versions: where a round began that was stopped in its middle."""
 
 Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -75,25 +77,16 @@ def deployment_pieces(
             yield Piece(path, values.shape, dtype, values[:0], block=None)
 
 
-def partial_pieces(partial: InterruptedRound, store: ParameterStore, local_steps: int) -> Iterator[Piece]:
-    """What this rank alone has, of a round that was stopped in the middle or between two; one block for each rank.
-
-    ``local_steps``: of the rank that takes most of them in the round. Ranks stop after different numbers of steps: the
-    losses of those that are yet to come are NaN.
-    """
+def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> Iterator[Piece]:
+    """Yield the tensors of which every rank has its own values between rounds, whole: one block for each rank."""
     ranks, rank = store.owners.ranks, store.rank
-    losses = np.full((1, local_steps), np.nan, dtype=np.float32)
-    losses[0, : len(partial.losses)] = partial.losses.numpy()
-    done = np.array([partial.local_steps], dtype=np.int64)
-    yield Piece("partial/local_steps", (ranks,), "int64", done, rank, None, ranks, rank)
-    yield Piece("partial/losses", (ranks, local_steps), "float32", losses, rank, None, ranks, rank)
-    for name, values in partial.tensors.items():
+    for name, values in tensors.items():
         rows, *rest = values.shape
-        of = store.parameters[parameter_of(name)]
-        first, *other = of.pattern.axes
+        parameter = store.parameters[parameter_of(name)]
+        first, *other = parameter.pattern.axes
         axes = f"(ranks {str(first).strip('()')}) {' '.join(map(str, other))}".strip()
         shape = ranks * rows, *rest
-        yield Piece(f"partial/{place(name)}", shape, of.dtype, _bytes(values), rank * rows, axes, ranks, rank)
+        yield Piece(f"partial/{place(name)}", shape, parameter.dtype, _bytes(values), rank * rows, axes, ranks, rank)
 
 
 def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
@@ -102,26 +95,25 @@ def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
     return Piece("data/own", (ranks, len(contents)), "int64", values, rank, None, ranks, rank)
 
 
-def restore(checkpoint: Checkpoint, store: ParameterStore) -> InterruptedRound:
-    """Fill the store; returns what this rank alone had, of a round that was stopped in the middle perhaps.
+def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
+    """Fill the store; return the values that this rank alone had.
 
-    On another number of ranks nobody can go on with its own part of such a round: all go on from the mean, with as many
-    local steps left as the rank that had done most.
+    On another number of ranks nobody has such values: all go on from what the store has, the mean of them mostly. So
+    they do from a round that an earlier version stopped in its middle.
     """
     header = checkpoint.header
-    store.add_slots([name for name in checkpoint.tensors if isinstance(name, Slot)])
+    slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]
+    store.add_slots(slots)
     fill(checkpoint, store)
-    if not checkpoint.has_partial or header.ranks != store.owners.ranks:
-        return InterruptedRound(header.local_step)
-    mine = slice(store.rank, store.rank + 1)
-    losses = torch.from_numpy(checkpoint.array("partial/losses", mine)[0])
+    if header.ranks != store.owners.ranks or header.local_step:
+        return {}
     tensors = {}
-    for name, tensor in checkpoint.partial.items():
+    for name, tensor in checkpoint.own.items():
         rows = tensor.shape[0] // header.ranks
         dtype = store.tensors[parameter_of(name)].dtype
         tensors[name] = torch.empty((rows, *tensor.shape[1:]), dtype=dtype)
         tensor.read_bytes(rows * store.rank, rows * (store.rank + 1), _bytes(tensors[name]).reshape(-1))
-    return InterruptedRound(int(checkpoint.array("partial/local_steps", mine)[0]), losses[~losses.isnan()], tensors)
+    return tensors
 
 
 def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:

@@ -73,8 +73,7 @@ def entry(path: Path, folder: Path, verify: bool, read: Read = unheard) -> Entry
             facts |= {
                 "round": header.round,
                 "rounds": header.run.train.rounds,
-                "local_step": header.local_step,
-                "local_steps": None if in_passes else header.round * method.local_steps + header.local_step,
+                "local_steps": None if in_passes else header.round * method.local_steps,
                 "ranks": header.ranks,
                 "method": method.name,
             }
@@ -111,10 +110,9 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
         "format": FORMAT,
         "version": checkpoint.version,
         "header": header_values(checkpoint.header),
-        "steps_of_begun_round": checkpoint.steps_of_begun_round,
         "parameters": tensors[False],
         "optimizer": tensors[True],
-        "partial": [_tensor(tensor) for tensor in checkpoint.partial.values()],
+        "own": [_tensor(tensor) for tensor in checkpoint.own.values()],
         "calibrated": checkpoint.calibrated,
         "norms": {stage: _moments(*pair) for stage, pair in checkpoint.moments.items()},
         "input": _moments(*checkpoint.normalisation[:2]) if checkpoint.normalisation else None,

@@ -16,8 +16,7 @@ from istmpi.cost import compressed
 from istmpi.cost.holdings import Holdings, Number
 from istmpi.cost.pairs import pair_bytes
 from istmpi.engine.axes import Parameter
-from istmpi.engine.layout import Layout, Owners
-from istmpi.engine.partition import Partition
+from istmpi.engine.layout import Owners, Replicated
 from istmpi.engine.wire import form_of
 
 
@@ -46,35 +45,13 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Layouts:
-    """Who owns and who holds what in a given round."""
-
-    owners: Owners
-    holders: Layout
-    before: Partition | None = None
-    """The deal of the round before, where what is dealt out has stayed with its holders."""
-    after: Partition | None = None
-    """The next round's deal, where it will."""
-    by_ring: bool = False
-    """What is not dealt out stays on all ranks."""
-    first: bool = True
-    """Nobody has anything yet."""
-    due: bool = True
-    """This round ends with a mean of what stays on all ranks."""
-    wire: str = "float32"
-    """How values travel."""
-    pulled_exactly: bool = False
-    """What is pulled travels as it is for all that."""
-
-
-@dataclass(frozen=True)
 class Collective:
     """A way of sending: its load in general, and for one that istmpi runs the exact bytes of a given round."""
 
     load: Callable[[Holdings], Load | None]
     """None where it is not used."""
-    sent: Callable[[Mapping[str, Parameter], Layouts], np.ndarray] | None = None
-    """Bytes that each rank hands to MPI: ``[rank]`` int64."""
+    sent: Callable[[Mapping[str, Parameter], Owners, str], np.ndarray] | None = None
+    """Bytes that each rank hands to MPI when the whole network is sent, of method.wire: ``[rank]`` int64."""
 
     def of(self, run: Run) -> "Collective":
         """The same for every run."""
@@ -183,51 +160,28 @@ def _all_gather(held: Holdings) -> Load:
     return Load("alltoallv", held.ranks * busiest, held.ranks - 1, busiest, handled=2 * busiest, buffers=busiest)
 
 
-def _pulled(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
-    fetched = parameters if round.first else _travelling(parameters, round)
-    wire = "float32" if round.pulled_exactly else round.wire
-    return _off_rank(pair_bytes(fetched, round.owners, round.holders, round.before, wire))
-
-
-def _hopped(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
-    if round.before is None:
-        return np.zeros(round.owners.ranks, dtype=np.int64)
-    dealt = {name: one for name, one in parameters.items() if one.pattern.dealt(round.before.units)}
-    return _off_rank(pair_bytes(dealt, round.before, round.holders, wire=round.wire))
-
-
-def _pushed(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
-    travelling = _travelling(parameters, round)
-    return _off_rank(pair_bytes(travelling, round.holders, round.owners, round.after, round.wire))
-
-
-def _travelling(parameters: Mapping[str, Parameter], round: Layouts) -> Mapping[str, Parameter]:
-    if not round.by_ring:
-        return parameters
-    return {name: one for name, one in parameters.items() if one.pattern.dealt(round.holders.units)}
-
-
-def _shared(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
-    if not (round.by_ring and round.due):
-        return np.zeros(round.owners.ranks, dtype=np.int64)
-    travelling = _travelling(parameters, round)
-    return _reduced({name: one for name, one in parameters.items() if name not in travelling}, round)
-
-
-def _off_rank(moved: np.ndarray) -> np.ndarray:
-    return moved.sum(axis=1) - moved.diagonal()
-
-
-def _reduced(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
-    elements = {name: one.size(round.owners.lengths) for name, one in parameters.items()}
+def _reduced(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
+    elements = {name: one.size(owners.lengths) for name, one in parameters.items()}
     itemsize = next((one.itemsize for one in parameters.values()), 0)
-    forms = {name: form_of(round.wire, name, one) for name, one in parameters.items()}
-    return np.array(ring.sent_bytes(elements, itemsize, round.owners.ranks, forms))
+    forms = {name: form_of(wire, name, one) for name, one in parameters.items()}
+    return np.array(ring.sent_bytes(elements, itemsize, owners.ranks, forms))
 
 
-def _gathered(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
-    network = sum(one.size(round.owners.lengths) * one.itemsize for one in parameters.values())
-    return np.full(round.owners.ranks, (round.owners.ranks - 1) * network)
+def _averaged(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
+    everyone = Replicated(owners.lengths, owners.ranks)
+    pairs = pair_bytes(parameters, everyone, owners)
+    return pairs.sum(axis=1) - pairs.diagonal()
+
+
+def _spread(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
+    everyone = Replicated(owners.lengths, owners.ranks)
+    pairs = pair_bytes(parameters, owners, everyone)
+    return pairs.sum(axis=1) - pairs.diagonal()
+
+
+def _gathered(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
+    network = sum(one.size(owners.lengths) * one.itemsize for one in parameters.values())
+    return np.full(owners.ranks, (owners.ranks - 1) * network)
 
 
 def _fragments(run: Run) -> Collective:
@@ -246,8 +200,7 @@ def _fragments(run: Run) -> Collective:
             steps_behind=compressed.steps_behind(run),
         )
 
-    def sent(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
-        owners = round.owners
+    def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
         return np.array(compressed.fragments(run, parameters, owners.lengths, owners.ranks)).sum(axis=0)
 
     return Collective(load, sent)
@@ -268,23 +221,23 @@ def _largest(run: Run) -> Collective:
             buffers=held.ranks * message,
         )
 
-    def sent(parameters: Mapping[str, Parameter], round: Layouts) -> np.ndarray:
-        message = compressed.largest(run, parameters, round.owners.lengths)
-        return np.full(round.owners.ranks, (round.owners.ranks - 1) * message)
+    def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
+        message = compressed.largest(run, parameters, owners.lengths)
+        return np.full(owners.ranks, (owners.ranks - 1) * message)
 
     return Collective(load, sent)
 
 
-PULL = Collective(_pull, _pulled)
-PUSH = Collective(_push, _pushed)
-HOP = Collective(_hop, _hopped)
+PULL = Collective(_pull, _spread)
+PUSH = Collective(_push, _averaged)
+HOP = Collective(_hop)
 
 COLLECTIVES = {
     "pull": PULL,
     "push": PUSH,
     "hop": HOP,
     "server": Collective(_server),
-    "share": Collective(_share, _shared),
+    "share": Collective(_share),
     "all-reduce": Collective(_ring, _reduced),
     "all-gather": Collective(_all_gather, _gathered),
     "halving-doubling": Collective(_halving_doubling),

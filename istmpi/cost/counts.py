@@ -188,12 +188,7 @@ def cost(
         ]
     if early:
         loads = beside_steps(loads, run.method.local_steps, early)
-    lr, momentum = spec.shared_step(run)
-    # Of an outer step of what is not dealt out: where it started, and the velocity.
-    step = ((lr, momentum) != (1, 0)) + (momentum > 0)
     owned = held.owned_bytes * (spec.owned_tensors + stored)
-    if step:  # the owners have the start only between two rounds with no mean in between
-        owned += held.owned_shared_bytes * (step - (run.method.share_every == 1))
     buffers = max(load.buffers for load in loads)
     others = (ranks - 1) * spec.learns_from_others
     first = 0
@@ -209,7 +204,7 @@ def cost(
         copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * (
             stays + 2 * bool(early)
         )
-        copies += (moved * staying + step) * held.shared_bytes
+        copies += moved * staying * held.shared_bytes
         sparse = made.name == "sgd" and not run.optimizer.clip and not spec.synchronous
         inside = batch * Fraction(architecture.nodes[0])
         parts.append(_part_cost(part, held, architecture, inside, made, owned, buffers, copies, others, sparse))

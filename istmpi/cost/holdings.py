@@ -234,11 +234,6 @@ class Holdings:
         """Of what is not dealt out, once."""
         return sum(one.size(self.lengths) * one.itemsize for one in self.shared.values())
 
-    @cached_property
-    def owned_shared_bytes(self) -> int:
-        """Of the rows of what is not dealt out that an owner has; no rank has more."""
-        return _owned_bytes(self.shared, self.lengths, self.ranks)
-
     @property
     def shared(self) -> dict[str, Parameter]:
         """What is not dealt out."""

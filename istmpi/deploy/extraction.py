@@ -28,7 +28,6 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.files import appearing, require_free
 from istmpi.methods import spec_of
-from istmpi.methods.spec import VELOCITY
 from istmpi.models.architecture import Architecture
 from istmpi.models.narrow import Narrow, narrow_module, require_same_outputs
 from istmpi.models.norms import calibrate, moments_of
@@ -136,7 +135,7 @@ def _dealing(checkpoint: Checkpoint, whole: Architecture, round: int | None) -> 
     header, first, dealing = checkpoint.header, 0, []
     if round is not None and round >= header.run.train.rounds:
         raise ConfigError(f"--round {round}: the rounds of {checkpoint.path} are 0 to {header.run.train.rounds - 1}.")
-    done = header.round + (header.local_step > 0)
+    done = header.round
     for name, rounds in header.run.phases():
         run, last = header.run.override({"method.name": name}), first + rounds - 1
         if spec_of(name).groups(run, whole) and rounds:
@@ -184,7 +183,7 @@ def _filled(checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: N
     store = ParameterStore(network.parameters, network.lengths, 1, 0)
     store.scale = narrow.scale
     phases = [(spec_of(name), run.override({"method.name": name})) for name, _ in run.phases()]
-    kept = {kind for spec, of in phases for kind in (*spec.slots(of), *([VELOCITY] if spec.shared_step(of)[1] else []))}
+    kept = {kind for spec, of in phases for kind in spec.slots(of)}
     found = [kind for kind in kinds_of(checkpoint.tensors) if kind in kept]
     slots = {Slot(name, kind): Slot(of, kind) for name, of in narrow.names.items() for kind in found}
     slots = {name: of for name, of in slots.items() if of in checkpoint.tensors}

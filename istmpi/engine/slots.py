@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+VELOCITY = "velocity"
+"""The kind of slot that has an outer step's momentum."""
+
 
 class Slot(str):
     """The name of a tensor beside a parameter, with its axes: momentum, say. As text it is PARAMETER/SLOT.

@@ -45,21 +45,6 @@ _ALL = (
                 ge=1,
             ),
             own(
-                "shared_lr",
-                float,
-                1.0,
-                "How far to follow the change of what is not dealt out, from one mean to the next; 1: all the way.",
-                gt=0,
-            ),
-            own(
-                "shared_momentum",
-                float,
-                0.0,
-                "Nesterov's momentum of what is not dealt out, from mean to mean, as in DiLoCo.",
-                ge=0,
-                lt=1,
-            ),
-            own(
                 "shares",
                 tuple[float, ...] | str | None,
                 None,
@@ -77,7 +62,7 @@ _ALL = (
         "local-sgd",
         "every rank trains the whole network on its own batches; then the mean",
         ("all-reduce",),
-        "local_sgd.LocalSGD",
+        "ist.IST",
         sends_at_start=("pull",),
         outer_step=(1.0, 0.0),
         copies=_outer_copies,
@@ -101,7 +86,7 @@ _ALL = (
         "diloco",
         "local SGD whose mean is not taken over but followed, with Nesterov's momentum",
         ("all-reduce",),
-        "local_sgd.LocalSGD",
+        "ist.IST",
         sends_at_start=("pull",),
         outer_step=(0.7, 0.9),
         copies=_outer_copies,
@@ -205,6 +190,48 @@ _ALL = (
         learns_from_others=True,
         always_carries=True,
         copies=lambda run, ranks, slots: ranks + slots,  # the others'; all of a round's start
+    ),
+    # Boyd et al. 2011, section 7. What is sent is the sum of weights and dual.
+    MethodSpec(
+        "admm",
+        "ranks train towards a consensus, with a dual each that remembers how far they were from it",
+        ("all-reduce",),
+        "admm.ADMM",
+        settings=(
+            own("penalty", float, 0.01, "How strongly local steps are drawn to the consensus (ADMM's rho).", gt=0),
+        ),
+        sends_at_start=("pull",),
+        always_carries=True,
+        copies=lambda run, ranks, slots: 4 + slots,  # consensus, dual; both of a round's start
+    ),
+    # arXiv 1412.6651.
+    MethodSpec(
+        "easgd",
+        "ranks train their own networks, which an elastic force draws to a common center",
+        ("push", "pull"),
+        "easgd.EASGD",
+        settings=(
+            own("moving_rate", float, 0.9, "How far the center moves to the ranks' mean in a round.", gt=0, le=1),
+            own(
+                "order",
+                Literal["together", "round-robin"],
+                "together",
+                "Ranks meet the center of the round's start, or each the one that the rank before it left.",
+            ),
+        ),
+        sends_at_start=("pull",),
+        always_carries=True,
+        copies=lambda run, ranks, slots: 2 + slots,  # a round's start; all ranks' values of the owned rows
+    ),
+    # Dean et al. 2012.
+    MethodSpec(
+        "downpour",
+        "what ranks changed in a round reaches the others in the background of the next one",
+        ("all-reduce",),
+        "downpour.Downpour",
+        sends_at_start=("pull",),
+        always_carries=True,
+        copies=lambda run, ranks, slots: 5 + slots,  # server, change, what arrives; a round's start
     ),
 )
 

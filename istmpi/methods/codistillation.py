@@ -19,20 +19,17 @@ from torch.nn import functional
 from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
 from istmpi.engine.layout import Replicated
-from istmpi.engine.slots import Slot, weights_among
+from istmpi.engine.slots import weights_among
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
 from istmpi.exits import outputs_of
-from istmpi.methods.base import InterruptedRound, Job
+from istmpi.methods.job import Job
 from istmpi.methods.replicated import OwnNetworks
 from istmpi.models.architecture import Architecture
 from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from istmpi.config import Run
-
-STALE = "stale"
-"""The slot of this rank's weights from the beginning of a round that was stopped in the middle."""
 
 _AT_ONCE = 2**27
 """Bytes that all ranks together exchange in one go."""
@@ -44,7 +41,6 @@ class Codistillation(OwnNetworks):
     def __init__(self, job: Job):
         super().__init__(job)
         self._others: list[dict[str, torch.Tensor]] = []
-        self._stale: dict[str, torch.Tensor] = {}
 
     @classmethod
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
@@ -53,27 +49,24 @@ class Codistillation(OwnNetworks):
                 f"method.name = 'codistillation' needs predictions of classes, but this is {task}. Use another method."
             )
 
-    def begin(self, round: int, resume_from: InterruptedRound) -> None:
-        super().begin(round, resume_from)
-        before = self._before
-        self._stale = {name: resume_from.tensors.get(Slot(name, STALE), before[name]) for name in weights_among(before)}
-        if round >= self.job.run.method.burn_in:
-            self._fetch_others(self._stale)
+    def begin(self, number: int) -> None:
+        super().begin(number)
+        if number >= self.job.run.method.burn_in:
+            mine = self.of_this_rank()
+            self._fetch_others({name: mine[name] for name in weights_among(mine)})
 
-    def end(self, round: int) -> None:
-        super().end(round)
-        self._others, self._stale = [], {}
+    def exchange(self, number: int) -> None:
+        self._others = []
 
-    def suspend(self, round: int) -> Mapping[str, torch.Tensor]:
-        stale = {Slot(name, STALE): values for name, values in self._stale.items()}
-        self._others, self._stale = [], {}
-        return super().suspend(round) | stale
+    def rollback(self) -> None:
+        super().rollback()
+        self._others = []
 
     def fill_store(self) -> None:
         store = self.job.store
         first = Replicated(store.owners.lengths, store.owners.ranks, (0,))
         push = Transfer(store.parameters, first, store.owners, store.rank)
-        push.run(self.own(), store.tensors, self.job.communicator)
+        push.run(self.of_this_rank(), store.tensors, self.job.communicator)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = self.forward(network, batch)

@@ -1,12 +1,14 @@
 """Synchronous data parallel training: every rank has the whole network, gradients are averaged in every step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
+from istmpi import rng
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.data.batch import Batch
-from istmpi.methods.base import InterruptedRound, Job
+from istmpi.engine.shards import forms
+from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
 from istmpi.models.linear import linear_layers
 
@@ -24,43 +26,43 @@ class DataParallel(ReplicatedMethod):
         self._mean: MeanOverRanks | None = None
         self._vote: Callable[[], int] | None = None
 
-    def begin(self, round: int, resume_from: InterruptedRound) -> None:
-        super().begin(round, resume_from)
+    def begin(self, number: int) -> None:
+        super().begin(number)
         if self._mean is None:
             self._mean = self._hand_over_gradients()
 
-    def end(self, round: int) -> None:
-        self.store_rows()
+    def exchange(self, number: int) -> None:
+        self.shards.keep(self.subnet.tensors)
 
-    def suspend(self, round: int) -> Mapping[str, torch.Tensor]:
-        self.store_rows()
-        return {}
+    def rollback(self) -> None:
+        self.subnet.release()  # the owners have the values from before the round, and are asked for them
 
-    def asked_to_stop(self, local_step: int) -> bool:
-        """All ranks leave before the same step: they ask each other in one what they will do before the next."""
+    def leaves(self, local_step: int, steps: int) -> bool:
+        """Say whether all ranks leave: they ask each other in one step what they will do before the next."""
         stop = self._vote is not None and bool(self._vote())
-        last = local_step + 1 == self.job.run.method.local_steps
+        last = local_step + 1 == steps
         self._vote = None if stop or last else self.job.communicator.start_allreduce_max(self.job.stop.asked())
         return stop
 
     def batch(self, step: int) -> Batch:
-        wire = self.wire(step, "gradient")
-        self._mean.key = wire.key if wire else 0
+        self._mean.key = rng.key(self.job.run.train.seed, "wire", "gradient", step)
         return super().batch(step)
 
     def _hand_over_gradients(self) -> MeanOverRanks:
-        """Have every gradient handed over as soon as it is made, large ones in parts."""
-        parameters = dict(self.network.named_parameters())
+        """Hand every gradient over as soon as it is made, large ones in parts."""
+        network = self.subnet.network
+        parameters = dict(network.named_parameters())
         nbytes = {name: values.nbytes for name, values in parameters.items()}
-        mean = MeanOverRanks(nbytes, self.job.communicator, self.forms(parameters))
+        kinds = forms(self.spec.wire(self.job.run), {name: self.job.store.parameters[name] for name in parameters})
+        mean = MeanOverRanks(nbytes, self.job.communicator, kinds)
         for name, parameter in parameters.items():
             parameter.register_post_accumulate_grad_hook(lambda values, name=name: mean.add(name, values.grad))
-        for name, layer in linear_layers(self.network):
+        for name, layer in linear_layers(network):
             layer.made = lambda made, name=f"{name}.weight", weight=layer.weight: mean.add(name, weight.grad, made)
         return mean
 
     def before_update(self) -> None:
-        for name, parameter in self.network.named_parameters():
+        for name, parameter in self.subnet.network.named_parameters():
             if parameter.grad is None:  # a network of one's own may not have used it in this step
                 parameter.grad = torch.zeros_like(parameter)
                 self._mean.add(name, parameter.grad)

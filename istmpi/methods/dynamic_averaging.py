@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from istmpi import rng
-from istmpi.devices import copy_from_host, on_host
 from istmpi.engine.layout import Owners, Replicated, part_shape
 from istmpi.engine.slots import Slot, weights_among
+from istmpi.engine.staging import copy_from_host, on_host
 from istmpi.engine.transfer import Transfer
-from istmpi.methods.base import InterruptedRound, Job
+from istmpi.methods.job import Job
 from istmpi.methods.replicated import OwnNetworks
 
 REFERENCE = "reference"
@@ -25,28 +25,21 @@ REFERENCE = "reference"
 class DynamicAveraging(OwnNetworks):
     """Every rank has a network of its own; the store has their mean when it is asked for."""
 
-    common_slots = (REFERENCE,)
-
     def __init__(self, job: Job):
         super().__init__(job)
         self._reference: dict[str, torch.Tensor] = {}
 
-    def begin(self, round: int, resume_from: InterruptedRound) -> None:
-        first = not self.tensors
-        super().begin(round, resume_from)
-        if first:
-            self._reference = {
-                name: self.tensors.pop(Slot(name, REFERENCE), self.tensors[name].clone())
-                for name in weights_among(self.job.store.parameters)
-            }
+    def fetched(self) -> None:
+        for name in weights_among(self.job.store.parameters):
+            kept = self.shards.alike.get(Slot(name, REFERENCE))
+            self._reference[name] = self.subnet.tensors[name].clone() if kept is None else kept
 
-    def end(self, round: int) -> None:
-        super().end(round)
-        self._synchronise(round)
+    def exchange(self, number: int) -> None:
+        self._synchronise(number)
 
     def fill_store(self) -> None:
         store = self.job.store
-        own = self.own()
+        own = self.of_this_rank()
         here = Replicated(store.owners.lengths, store.owners.ranks)
         moved = {name: store.parameters[name] for name in own}
         Transfer(moved, here, store.owners, store.rank).run(own, store.tensors, self.job.communicator)
@@ -59,7 +52,7 @@ class DynamicAveraging(OwnNetworks):
         communicator, clock = self.job.communicator, self.job.clock
         # One rank's word: a sum's last bit depends on processor and threads, and all must see the same members.
         limit = communicator.broadcast_from_root(self.job.run.method.threshold * _squared(self._reference))
-        mine = _squared(self._reference, self.tensors)
+        mine = _squared(self._reference, self.subnet.tensors)
         with clock("wait"):
             drifts = communicator.allgather(mine)
         members = [rank for rank, drift in enumerate(drifts) if drift > limit]
@@ -75,7 +68,7 @@ class DynamicAveraging(OwnNetworks):
 
     def _average(self, members: Sequence[int], limit: float) -> bool:
         """Give members their mean, if it is near enough to the reference or they are all ranks. Collective."""
-        communicator, own = self.job.communicator, dict(self.own())
+        communicator, own = self.job.communicator, dict(self.of_this_rank())
         moved = {name: self.job.store.parameters[name] for name in own}
         everybody = len(members) == communicator.size
         with communicator.among(members) as some:
@@ -92,9 +85,9 @@ class DynamicAveraging(OwnNetworks):
             near = everybody or sum(communicator.allgather(distance)) <= limit
             if near and some:
                 Transfer(moved, owners, whole, some.rank).run(mean, own, some)
-                copy_from_host(own, {name: self.tensors[name] for name in own})
+                copy_from_host(own, {name: self.subnet.tensors[name] for name in own})
         if everybody:
-            self._reference = {name: self.tensors[name].clone() for name in self._reference}
+            self._reference = {name: self.subnet.tensors[name].clone() for name in self._reference}
         return near
 
     def _distance(self, mean: Mapping[str, torch.Tensor], owners: Owners, rank: int) -> float:

@@ -7,6 +7,7 @@ as often as it has examples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from istmpi.data.batch import Batch
@@ -14,7 +15,6 @@ from istmpi.data.batches import Batches
 from istmpi.engine.layout import Replicated
 from istmpi.engine.partition import draw_ranks
 from istmpi.errors import ConfigError
-from istmpi.methods.base import Job
 from istmpi.methods.ist import IST
 from istmpi.models.architecture import Architecture
 
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 class FedAvg(IST):
     """A round of IST in which the ranks that were drawn hold the whole network, and the others nothing."""
-
-    def __init__(self, job: Job):
-        super().__init__(job)
-        self._examples = job.communicator.allgather(job.batches.examples)
-        self._own_steps = job.run.method.epochs * job.batches.in_a_pass
 
     @classmethod
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
@@ -40,22 +35,22 @@ class FedAvg(IST):
                 f"examples, too few for {normalisation}. Use another train.batch, or normalisation."
             )
 
-    def drawn(self, round: int) -> tuple[int, ...]:
-        """The ranks that train in a round, ascending: the same on every rank."""
+    def drawn(self, number: int) -> tuple[int, ...]:
+        """Return the ranks that train in a round, ascending: the same on every rank."""
         run = self.job.run
-        return draw_ranks(self.job.communicator.size, run.method.fraction, run.train.seed, round)
+        return draw_ranks(self.job.communicator.size, run.method.fraction, run.train.seed, number)
 
-    def holders(self, round: int) -> Replicated:
-        return Replicated(self.job.architecture.lengths, self.job.communicator.size, self.drawn(round))
+    def holders(self, number: int) -> Replicated:
+        return Replicated(self.job.architecture.lengths, self.job.communicator.size, self.drawn(number))
 
-    def weights(self) -> list[int]:
-        return self._examples
+    def weights(self) -> Sequence[int]:
+        return self.job.communicator.allgather(self.job.batches.examples)
 
-    def first_step(self, round: int) -> int:
-        return round * self._own_steps
+    def first_step(self, number: int) -> int:
+        return number * self.job.run.method.epochs * self.job.batches.in_a_pass
 
-    def steps(self, round: int) -> int:
-        return self._own_steps if self.job.communicator.rank in self.drawn(round) else 0
+    def steps(self, number: int) -> int:
+        return self.first_step(1) if self.job.communicator.rank in self.drawn(number) else 0
 
     def batch(self, step: int) -> Batch:
         return self.job.batches.of_pass(*divmod(step, self.job.batches.in_a_pass))

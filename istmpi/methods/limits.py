@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from istmpi.models.architecture import Architecture
 
 
-def require_room(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
-    """ConfigError where method.delay, fragments or min_blocks is more than a round, or the network, has."""
+def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
+    """Refuse, with a ConfigError, method.delay, fragments, share_every or min_blocks that do not fit the run."""
     settings = run.method
     steps, delay, fragments = settings.local_steps, settings.delay, settings.fragments
     if delay is not None and delay >= steps and (spec.stays or spec.delay_by_default):
@@ -31,6 +31,11 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture) -> None
                 f"method.fragments = {fragments}: with this network, method.local_steps = {steps} and method.delay = "
                 f"{spec.delay(run)} there is room for {room}. Give at most {room}."
             )
+    if settings.share_every > 1 and "share" in spec.sends and ranks > 1 and spec.outer(run) != (1, 0):
+        raise ConfigError(
+            f"method.share_every = {settings.share_every} does not go with an outer step (outer_lr, outer_momentum), "
+            f"which owners take of all weights in every round. Leave one of the two out."
+        )
     for name in spec.least(run, architecture):
         blocks = architecture.lengths[name]
         if settings.min_blocks > blocks:

@@ -1,93 +1,87 @@
-"""What those methods share by which every rank has the whole network and keeps it from round to round."""
+"""Methods by which every rank has the whole network and keeps it from round to round."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
-from istmpi.devices import copy_from_host, empty_on_host, on_host
-from istmpi.engine.layout import Replicated
-from istmpi.engine.slots import parameter_of, without
-from istmpi.engine.transfer import Transfer
-from istmpi.methods.base import InterruptedRound, Job, Method
-from istmpi.models.linear import release_gradients
+from istmpi.engine.outer import Outer
+from istmpi.engine.staging import copy_from_host, on_host
+from istmpi.methods.base import Method
+from istmpi.methods.job import Job
 
 
 class ReplicatedMethod(Method):
-    """The network is fetched once; the optimizer is new in every round, unless its state is kept."""
+    """The network is fetched once. What `each_rank` declares is saved, restored and rolled back here, for all methods.
 
-    def begin(self, round: int, resume_from: InterruptedRound) -> None:
-        store = self.job.store
-        if not self.tensors:
-            self.network = self.build(self.job.architecture.lengths)
-            self._renew(round, resume_from)
-            weights = dict(self.network.named_parameters())
-            for name in store.parameters.keys() - self.tensors.keys():
-                self.tensors[name] = torch.empty_like(weights[parameter_of(name)].detach())
-            self._fetch(resume_from)
-        elif not self.spec.optimizer_slots(self.job.run):
-            self._renew(round, resume_from)
+    An outer step is the method's own.
+    """
 
-    def store_rows(self) -> None:
-        """Leave in the store this rank's rows of what every rank has."""
-        with self.job.clock("push"):
-            self.job.store.keep(on_host(self.tensors))
+    restores_itself = True
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self.shards.outer = Outer()
+        self._start: dict[str, torch.Tensor] = {}
+
+    def round(self, number: int) -> Iterator[int]:
+        self.begin(number)
+        self._start = {name: values.clone() for name, values in self.each_rank().items()}
+        yield from self.local_steps(number)
+        self.exchange(number)
+        self._start = {}
+
+    def begin(self, number: int) -> None:
+        """Have this rank's network and its optimizer; fetch them in the first round of a job. Collective."""
+        first = not self.subnet.tensors
+        self.build(number)
+        if first:
+            self.shards.fetch(number, self.subnet.tensors)
+            self.fetched()
+            own, restored = self.each_rank(), self.job.restored
+            copy_from_host(restored, {name: own[name] for name in restored if name in own})
+
+    def fetched(self) -> None:
+        """Make what goes beside the network, which has come from its owners; by default nothing."""
+        return
+
+    def exchange(self, number: int) -> None:
+        """Learn from the other ranks behind a round's local steps; by default nothing. Collective."""
+        return
+
+    def each_rank(self) -> dict[str, torch.Tensor]:
+        """Return the tensors, changed in place alone, of which every rank has its own values between rounds."""
+        return {}
+
+    def rollback(self) -> None:
+        own = self.each_rank()
+        for name, values in self._start.items():
+            own[name].copy_(values)
+
+    def of_this_rank(self) -> Mapping[str, torch.Tensor]:
+        return on_host(self.each_rank()) if self.subnet.tensors else self.job.restored
 
     def publish(self) -> None:
-        """The store has the network already; an evaluation may have the place of the gradients meanwhile."""
-        if self.tensors:
-            release_gradients(self.network)
-
-    def _fetch(self, resume_from: InterruptedRound) -> None:
-        store = self.job.store
-        whole = Replicated(store.owners.lengths, store.owners.ranks)
-        kept = {name: self.tensors[name] for name in store.parameters}
-        with self.job.clock("pull"):
-            arriving = empty_on_host(kept)
-            pull = Transfer(store.parameters, store.owners, whole, store.rank)
-            pull.run(store.tensors, arriving, self.job.communicator)
-            copy_from_host(arriving | resume_from.tensors, kept)
-            self.job.communicator.release_scratch()  # nothing moves like this until the run goes on another time
-
-    def _renew(self, round: int, resume_from: InterruptedRound) -> None:
-        kept = {name: values for name, values in self.tensors.items() if name in self.job.store.parameters}
-        self.optimizer, own = self.new_optimizer(self.network, round, resume_from)
-        self.tensors = kept | own
+        if self.subnet.tensors:
+            self.subnet.release_gradients()  # an evaluation has their memory meanwhile
 
 
 class OwnNetworks(ReplicatedMethod):
     """The ranks' networks differ between rounds; the store has what is worth evaluating when it is asked for."""
 
-    common_slots: tuple[str, ...] = ()
-    """Slots of the store of which all ranks have the same values."""
-
     def __init__(self, job: Job):
         super().__init__(job)
-        self._before: dict[str, torch.Tensor] = {}
         self._published = True
 
-    def begin(self, round: int, resume_from: InterruptedRound) -> None:
-        super().begin(round, resume_from)
+    def begin(self, number: int) -> None:
+        super().begin(number)
         self._published = False
-        self._before = {name: values.clone() for name, values in self.own().items()}
 
-    def end(self, round: int) -> None:
-        release_gradients(self.network)
-        self._before = {}
-
-    def suspend(self, round: int) -> Mapping[str, torch.Tensor]:
-        release_gradients(self.network)
-        self._before = {}
-        return self.own()
-
-    def go_back(self) -> None:
-        copy_from_host(self._before, {name: self.tensors[name] for name in self._before})
-
-    def own(self) -> Mapping[str, torch.Tensor]:
-        names = without(self.job.store.parameters, *self.common_slots) if self.tensors else []
-        return on_host({name: self.tensors[name] for name in names})
+    def each_rank(self) -> dict[str, torch.Tensor]:
+        return {name: self.subnet.tensors[name] for name in self.job.store.parameters if name in self.subnet.tensors}
 
     def publish(self) -> None:
+        super().publish()
         if not self._published:
             self.fill_store()
             self._published = True

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from istmpi.engine.slots import Slot
+from istmpi.engine.slots import VELOCITY
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods.optimizers import optimizer_spec
 from istmpi.settings import Field
@@ -19,14 +19,12 @@ from istmpi.settings import Field
 if TYPE_CHECKING:
     from istmpi.config import Run
     from istmpi.cost.holdings import Holdings
+    from istmpi.engine.layout import Layout
     from istmpi.engine.partition import Partition
+    from istmpi.engine.route import Route
     from istmpi.methods.base import Method
     from istmpi.models.architecture import Architecture
 
-VELOCITY = "velocity"
-"""The slot of an outer step's momentum."""
-START = "start"
-"""The slot of the weights from where an outer step's change is taken, only while training stands in between."""
 RING_BYTES = 2**20
 """From so many bytes on, what is on every rank goes round a ring: nearer to the line's rate than all to all, but in
 2(P-1) messages more a round."""
@@ -159,35 +157,41 @@ class MethodSpec:
         return [name for name, one in architecture.parameters.items() if not one.pattern.dealt(groups)]
 
     def shares_by_ring(self, run: Run, architecture: Architecture, ranks: int) -> bool:
-        """Whether what is not dealt out stays on all ranks, which take its mean by a ring all-reduce.
+        """Say whether what is not dealt out stays on all ranks, which take its mean by a ring all-reduce.
 
-        Else it is pulled and pushed with the rest. ConfigError where the run asks of it what cannot be.
+        Otherwise it is pulled and pushed with the rest.
         """
-        if "share" not in self.sends:
+        shared = self.shared(run, architecture)
+        if "share" not in self.sends or self.outer(run) != (1, 0) or ranks == 1 or not shared:
             return False
-        every, (lr, momentum), shared = run.method.share_every, self.shared_step(run), self.shared(run, architecture)
-        steps = (lr, momentum) != (1, 0)
-        said = f"method.shared_lr = {lr:g}, shared_momentum = {momentum:g}"
-        if steps and not shared:
-            raise ConfigError(
-                f"{said} do not go with a network that is dealt out down to its last parameter: they are for what "
-                f"is not. Leave them out, or deal out fewer groups (method.partition)."
-            )
-        if self.outer(run) != (1, 0):
-            if steps or (every > 1 and ranks > 1):
-                raise ConfigError(
-                    f"{said if steps else f'method.share_every = {every}'} {'do' if steps else 'does'} not go with an "
-                    f"outer step (outer_lr, outer_momentum), which owners take of all weights in every round. Leave "
-                    f"one of the two out."
-                )
-            return False
-        if ranks == 1:
-            return steps
         parameters = (architecture.parameters[name] for name in shared)
         nbytes = sum(one.size(architecture.lengths) * one.itemsize for one in parameters)
-        if not self.groups(run, architecture) or every > 1 or steps or nbytes * self.moved(run) >= RING_BYTES:
+        if not self.groups(run, architecture) or run.method.share_every > 1:
             return True
-        return bool(shared and self.leaves_early(run, architecture, ranks))  # what is at owners leaves at the end
+        return nbytes * self.moved(run) >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))
+
+    def route(self, run: Run, architecture: Architecture, ranks: int, deal: Callable[[int], Layout]) -> Route:
+        """Return the way of the weights through the rounds of a run; ``deal``: who trains what in a round."""
+        from istmpi.engine.layout import Owners  # help must not wait for NumPy
+        from istmpi.engine.route import Route
+
+        common: Sequence[str] = ()
+        if self.sends_at_start:
+            common = list(architecture.parameters)
+        elif self.shares_by_ring(run, architecture, ranks):
+            common = self.shared(run, architecture)
+        return Route(
+            Owners(architecture.lengths, ranks),
+            deal,
+            self.groups(run, architecture),
+            self.stays_with_holders(run, architecture, ranks),
+            frozenset(common),
+            run.method.share_every if "share" in self.sends else 1,
+            self.leaves_early(run, architecture, ranks),
+            run.last_rounds(),
+            self.wire(run),
+            run.train.seed,
+        )
 
     def deal(
         self, run: Run, architecture: Architecture, ranks: int, round: int, shares: Sequence[float] | None = None
@@ -231,10 +235,6 @@ class MethodSpec:
             momentum if settings.outer_momentum is None else settings.outer_momentum,
         )
 
-    def shared_step(self, run: Run) -> tuple[float, float]:
-        """Learning rate and momentum of the outer step of what is not dealt out alone; 1, 0 for none."""
-        return (run.method.shared_lr, run.method.shared_momentum) if "share" in self.sends else (1.0, 0.0)
-
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
         """The optimizer state that the store keeps beside every parameter between rounds."""
         keeps = self.always_carries or run.method.optimizer_state == "carry"
@@ -244,14 +244,6 @@ class MethodSpec:
         """All that the store keeps beside every parameter between rounds."""
         _, momentum = self.outer(run)
         return (*self.optimizer_slots(run), *([VELOCITY] if momentum else []))
-
-    def kept(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        """All that the store keeps between rounds: kinds of slots, and single slots of what is not dealt out."""
-        _, momentum = self.shared_step(run)
-        return (
-            *self.slots(run),
-            *(Slot(name, VELOCITY) for name in (self.shared(run, architecture) if momentum else ())),
-        )
 
     def moved(self, run: Run) -> int:
         """Tensors for every parameter that each collective moves: 1, and the optimizer state that travels along."""
@@ -288,7 +280,7 @@ class MethodSpec:
         """
         from istmpi.methods.limits import require_room  # help must not wait for NumPy
 
-        require_room(self, run, architecture)
+        require_room(self, run, architecture, ranks)
         if not (self.stays and self.delay(run)) or ranks == 1 or self.stays_with_holders(run, architecture, ranks):
             return
         if self.outer(run) != (1, 0):

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 import torch
 
 from istmpi.comm.allreduce import EncodedMean, MeanOverRanks
-from istmpi.devices import copy_from_host, on_host
 from istmpi.engine import float4
 from istmpi.engine.fragments import Departure, departures
-from istmpi.engine.slots import Slot, weights_among
-from istmpi.methods.base import InterruptedRound, Job
-from istmpi.methods.outer import Outer
+from istmpi.engine.outer import Outer
+from istmpi.engine.slots import VELOCITY, Slot, weights_among
+from istmpi.engine.staging import on_host
+from istmpi.methods.job import Job
 from istmpi.methods.replicated import OwnNetworks
-from istmpi.methods.spec import VELOCITY
 
 
 @dataclass
@@ -47,11 +46,8 @@ class StreamingDiLoCo(OwnNetworks):
     A stop is asked for beside each fragment, and ranks leave together when that has arrived: then none is under way.
     """
 
-    common_slots = (VELOCITY,)
-
     def __init__(self, job: Job):
         super().__init__(job)
-        self.outer = Outer()  # a round has none: each fragment takes its own
         settings = job.run.method
         self._departures = {
             one.leaves: one
@@ -65,19 +61,23 @@ class StreamingDiLoCo(OwnNetworks):
         self._under_way: _UnderWay | None = None
         self._asked = self._leaving = False
 
-    def begin(self, round: int, resume_from: InterruptedRound) -> None:
-        super().begin(round, resume_from)
+    def begin(self, number: int) -> None:
+        super().begin(number)
         self._common_before = dict(self._common)
         self._asked = self._leaving = False
 
-    def go_back(self) -> None:
-        super().go_back()
+    def fetched(self) -> None:
+        tensors = self.subnet.tensors
+        self._common = self.shards.alike | {name: tensors[name].clone() for name in weights_among(tensors)}
+
+    def rollback(self) -> None:
+        super().rollback()
         self._common = self._common_before
 
     def fill_store(self) -> None:
-        self.job.store.keep(on_host(self.tensors | self._common))
+        self.job.store.keep(on_host(self.subnet.tensors | self._common))
 
-    def asked_to_stop(self, local_step: int) -> bool:
+    def leaves(self, local_step: int, steps: int) -> bool:
         self._asked |= self.job.stop.asked()
         return self._leaving
 
@@ -87,23 +87,13 @@ class StreamingDiLoCo(OwnNetworks):
         if self._under_way and self._under_way.departure.arrives == done:
             self._arrive(self._under_way)
 
-    def _fetch(self, resume_from: InterruptedRound) -> None:
-        super()._fetch(InterruptedRound())
-        parameters = self.job.store.parameters
-        velocities = [name for name in parameters if isinstance(name, Slot) and name.kind == VELOCITY]
-        self._common = {name: self.tensors.pop(name) for name in velocities}
-        self._common |= {name: self.tensors[name].clone() for name in weights_among(parameters)}
-        own = {name: self.tensors[name] for name in resume_from.tensors if name in self.tensors}
-        copy_from_host(resume_from.tensors, own)
-
     def _depart(self, departure: Departure) -> None:
         communicator = self.job.communicator
-        own = {name: self.tensors[name] for name in departure.names}
+        own = {name: self.subnet.tensors[name] for name in departure.names}
         self._asked |= self.job.stop.asked()
         with self.job.clock("all-reduce"):
             vote = communicator.start_allreduce_max(self._asked)
-            if self._sparse_rows:
-                self._sparse_rows.finish()
+            self.subnet.settle()
             if self.job.run.method.differences == "float4":
                 parts = [(values - self._common[name]).float().view(-1) for name, values in own.items()]
                 flat, values = torch.cat(parts).cpu(), {}
@@ -131,8 +121,7 @@ class StreamingDiLoCo(OwnNetworks):
                 name: start + part.view(start.shape).to(start.device, start.dtype)
                 for (name, start), part in zip(starts.items(), parts, strict=True)
             }
-        if self._sparse_rows:
-            self._sparse_rows.finish()
+        self.subnet.settle()
         step = Outer(*self.spec.outer(self.job.run))
         for name, mean in means.items():
             step.start = {name: self._common[name]}
@@ -142,4 +131,4 @@ class StreamingDiLoCo(OwnNetworks):
                 stepped[velocity] = self._common[velocity].clone()
             step.step(stepped)
             self._common |= stepped
-            self.tensors[name].copy_(torch.lerp(mean, self.tensors[name], mix))
+            self.subnet.tensors[name].copy_(torch.lerp(mean, self.subnet.tensors[name], mix))

@@ -125,10 +125,7 @@ def _row(table: Table, *cells: object) -> None:
 
 
 def _steps(entry: Entry) -> str:
-    inside = f"{entry.local_step} in this round" if entry.local_step else ""
-    if entry.local_steps is None:
-        return inside
-    return f"{entry.local_steps} ({inside})" if inside else str(entry.local_steps)
+    return "" if entry.local_steps is None else str(entry.local_steps)
 
 
 def _classes(names: Sequence[str]) -> str:

@@ -59,9 +59,6 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     costs.add_row("memory: buffers, activations, copies", size(rest), "", size(whole.activations + whole.copies))
     costs.add_row("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, cost.ranks)), "", "")
     console.print(costs)
-    for said in dict.fromkeys(shared_step(run, phase) for phase, _ in phases):
-        if said:
-            console.print(said)
     if isinstance(run.method.shares, str):
         console.print(CHANGING)
     first = 0
@@ -79,15 +76,6 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     console.print(f"learning rate {learning_rate(run.optimizer, steps)}")
     if network.inexact:
         console.print(escape(inexact(network)))
-
-
-def shared_step(run: Run, cost: Cost) -> str:
-    """The outer step of what is not dealt out, in words; empty where there is none."""
-    (lr, momentum), every = cost.spec.shared_step(run), run.method.share_every
-    if (lr, momentum) == (1, 0):
-        return ""
-    when = f"every {every} rounds" if every > 1 else "after every round"
-    return f"outer step of shared weights ({size(cost.held.shared_bytes)}) {when}: lr {lr:g}, momentum {momentum:g}"
 
 
 def learning_rate(optimizer: Optimizer, steps: int) -> str:

@@ -15,11 +15,12 @@ from istmpi.checkpoint.state import (
     inputs_of,
     model_pieces,
     own_data_piece,
-    partial_pieces,
+    own_pieces,
     restore,
     versions,
 )
 from istmpi.comm import Communicator
+from istmpi.comm.clock import Clock
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
@@ -34,9 +35,9 @@ from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.exits import require_fitting
 from istmpi.foreign import staying
 from istmpi.methods import logit_adjustment, spec_of
-from istmpi.methods.base import InterruptedRound, Job, Method
+from istmpi.methods.base import Method
+from istmpi.methods.job import Job
 from istmpi.models.architecture import Architecture
-from istmpi.record import Clock
 from istmpi.tasks import CLASSIFICATION, TASKS
 from istmpi.training.best import Best
 from istmpi.training.first_scale import first_scale
@@ -86,10 +87,10 @@ class Training:
         self.time_is_up = False
         self.data_summary = summary(run, self.sizes[0].dataset)
         self.stop = stop or StopSign(communicator)
-        self.rounds_done = self.local_step = self._most_steps = 0
+        self.rounds_done = 0
         self._temperature = 1.0
-        self._interrupted = InterruptedRound()
-        self._calibrated: tuple[int, int] | None = None
+        self._calibrated: int | None = None
+        """The round after which moments were calibrated."""
         self.score_name = TASKS[self.dataset.task].score
         with communicator.agreed():
             network = self.architecture
@@ -137,41 +138,47 @@ class Training:
         """Which rounds train on images of which side, and what starts anew in between, in words."""
         return plan_in_words(self.run, self._sides, self.sizes)
 
-    def _go_on_at(self, size: Size) -> None:
+    def _go_on_at(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
         self.store = carried(self.store, size.architecture, self.run.train.seed)
         self.size, self._calibrated = size, None
-        self.method = self._next_method()
+        self.method = self._next_method(restored=restored)
         self.evaluator = Evaluator(self.run, size.architecture, size.dataset, self.store, self.communicator)
 
     def _have_the_right_size(self) -> None:
         """Go on at the size of images that the round to come is to be trained on. Collective."""
         size = self.sizes[next(side for end, side in self._sides if self.rounds_done < end)]
-        if size is self.size or self.local_step:
+        if size is self.size:
             return
         self.method.publish()
-        own = {name: values.clone() for name, values in self._own().items()}
         anew = starting_anew(self.store.parameters, self.store.owners.lengths, size.architecture)
-        self._go_on_at(size)
-        self._interrupted = InterruptedRound(
-            tensors={name: values for name, values in own.items() if parameter_of(name) not in anew}
-        )
+        own = self.method.of_this_rank()
+        own = {name: values.clone() for name, values in own.items() if parameter_of(name) not in anew}
+        self._go_on_at(size, own)
 
-    def _next_method(self, before: Method | None = None) -> Method:
-        """The method of the next round, and its slots in the store; ``before`` itself where it goes on."""
+    def _phase(self) -> tuple[Run, int]:
+        """Return the run as its present method has it, and the round since which optimizer state is kept."""
         first, since, kept = 0, 0, True
         for phase, rounds in self.phases:
             if first <= self.rounds_done:
                 run, since = phase, since if kept else first
                 kept = bool(spec_of(run.method.name).optimizer_slots(run))
             first += rounds
+        return run, since
+
+    def _keep_slots(self, run: Run) -> None:
+        kept = spec_of(run.method.name).slots(run)
+        self.store.drop_slots(except_for=kept)
+        self.store.add_slots(kept)
+
+    def _next_method(self, before: Method | None = None, restored: Mapping[str, torch.Tensor] | None = None) -> Method:
+        """Return the method of the next round, and have its slots in the store; ``before`` itself where it goes on."""
+        run, since = self._phase()
         if before and before.job.run is run:
             return before
-        spec = spec_of(run.method.name)
-        kept = spec.kept(run, self.architecture)
         if before:
             before.publish()
-            self.store.drop_slots(except_for=kept)
-        self.store.add_slots(kept)
+        if restored is None:
+            self._keep_slots(run)
         job = Job(
             run,
             self.architecture,
@@ -184,8 +191,9 @@ class Training:
             self.stop,
             since,
             self.shares,
+            restored or {},
         )
-        return spec.load()(job)
+        return spec_of(run.method.name).load()(job)
 
     @property
     def makes_communicators(self) -> bool:
@@ -197,7 +205,7 @@ class Training:
 
         When ``train.max_minutes`` are up the round under way is the last.
 
-        Ends early when ``stop`` was asked, perhaps in the middle of a round: `state` then has what is done of it.
+        Ends early when ``stop`` was asked; the round under way is finished or dropped.
         """
         run = self.run
         every = run.evaluate.rounds_between(run.train.rounds)
@@ -222,40 +230,31 @@ class Training:
             return f"all {self.run.train.rounds} rounds are done"
         if self.time_is_up:
             return f"train.max_minutes = {self.run.train.max_minutes:g} are over"
-        if self.best and self.best.exhausted and not self.local_step:
+        if self.best and self.best.exhausted:
             return self.best.told(self.score_name)
         return ""
 
     def _look_at_the_clock(self) -> None:
         limit = 60 * self.run.train.max_minutes
-        self.time_is_up = bool(limit) and not self.local_step and self.tally.counts.seconds >= limit
+        self.time_is_up = bool(limit) and self.tally.counts.seconds >= limit
 
     def _run_round(self) -> bool:
-        """Run one round, or what is left of it; False when it was stopped in the middle.
-
-        What no phase of the clock has is `other`.
-        """
+        """Run one round; False when it was dropped. Time that no phase of the clock has is `other`."""
         self._have_the_right_size()
-        before, method, number, loss = self._interrupted, self.method, self.rounds_done, self.tally.counts.loss
+        method, number = self.method, self.rounds_done
         self.communicator.whereabouts.begin_round(number + 1)
         examples = method.examples
         self.tally.begin(examples)
         with self.clock("other"):
-            outcome = method.run(number, before)
-            stopped = isinstance(outcome, InterruptedRound)
-            report = method.examples - examples, outcome.local_steps if stopped else 0, method.steps(number)
-            if not stopped:
-                self.rounds_done, self.local_step, self._interrupted, loss = number + 1, 0, InterruptedRound(), outcome
-                self.method = self._next_method(method)
-        last, done, self._most_steps = self.tally.end(*report)
-        last = followed(self.shares, method, number, last, whole=not (stopped or before.local_steps))
-        if stopped and done:
-            self.local_step, self._interrupted = done, outcome
-        elif stopped:
-            self.store.drop_slots(except_for=self.method.kept)
-            self._interrupted = InterruptedRound(tensors=self._own())
-        self.tally.count(last, self.rounds_done, self.local_step, loss)
-        return not stopped
+            loss = method.run(number)
+            if loss is None:
+                return False
+            self.rounds_done = number + 1
+            self.method = self._next_method(method)
+        last = self.tally.end(method.examples - examples)
+        last = followed(self.shares, method, number, last)
+        self.tally.count(last, self.rounds_done, loss)
+        return True
 
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
         """What is known after the last round."""
@@ -272,14 +271,13 @@ class Training:
     @property
     def position(self) -> str:
         """How far training got, in words."""
-        inside = f" and {self.local_step} of {self._most_steps} local steps" * (self.local_step > 0)
-        return f"after {self.rounds_done} of {self.run.train.rounds} rounds{inside}"
+        return f"after {self.rounds_done} of {self.run.train.rounds} rounds"
 
     def evaluate(self, split: str = "test") -> Score:
         """The full network's score on a split."""
         with self.clock("evaluate"):
             self.method.publish()
-            self._calibrated = self.rounds_done, self.local_step
+            self._calibrated = self.rounds_done
             self._fit_scale()
             try:
                 return self.evaluator.score(split)
@@ -302,9 +300,6 @@ class Training:
         every, done = self.run.checkpoint.every, self.rounds_done
         return bool(every) and done % every == 0 and not self.done and not self.stop.reason
 
-    def _own(self) -> Mapping[str, torch.Tensor]:
-        return self.method.own() or self._interrupted.tensors
-
     def not_finite(self) -> str:
         """A value of the network that is not finite, on whatever rank; empty where all are. Collective."""
         self.method.publish()
@@ -315,25 +310,21 @@ class Training:
 
         DivergedError on every rank where that is not finite.
         """
-        position = self.rounds_done, self.local_step
         if odd := self.not_finite():
             error = DivergedError(f"the network is not finite {self.position}: {odd}. It is not saved.")
             error.everywhere = True
             raise error
-        if calibrated and self._calibrated != position:
+        if calibrated and self._calibrated != self.rounds_done:
             self._fit_scale()
             self.evaluator.calibrate()
             self.evaluator.network.release()
-            self._calibrated = position
+            self._calibrated = self.rounds_done
         if calibrated and self.dataset.task == CLASSIFICATION:
             self._temperature = self.evaluator.temperature("validation" if self.best else "train")
-        moments = self.evaluator.network.moments if self._calibrated == position else {}
+        moments = self.evaluator.network.moments if self._calibrated == self.rounds_done else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank
         pieces = [*model_pieces(self.store), *deployment_pieces(moments, norms, inputs_of(self.dataset), rank)]
-        interrupted = self._interrupted if self.local_step else InterruptedRound(tensors=self._own())
-        if self.local_step or interrupted.tensors:
-            steps = self.communicator.allreduce_max(self.method.steps(self.rounds_done))
-            pieces += partial_pieces(interrupted, self.store, steps)
+        pieces += own_pieces(self.method.of_this_rank(), self.store)
         if self.run.data.placement == "local":
             pieces.append(own_data_piece(contents(self.dataset.train), self.store))
         return self._header(calibrated), pieces
@@ -342,7 +333,7 @@ class Training:
         return Header(
             self.run,
             self.communicator.size,
-            *astuple(replace(self.tally.counts, rounds=self.rounds_done, local_step=self.local_step)),
+            *astuple(replace(self.tally.counts, rounds=self.rounds_done, local_step=0)),
             self.data_summary,
             self.store.scale,
             versions(),
@@ -361,23 +352,19 @@ class Training:
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
             if header.side in self.sizes and header.side != self.size.side:
-                self._go_on_at(self.sizes[header.side])
+                self._go_on_at(self.sizes[header.side], {})
             changes = self._changes(checkpoint)
             self.shares.go_on(header.shares, header.ranks)
-            self.rounds_done, self.local_step = header.position
-            self.method = self._next_method(self.method)
-            self._interrupted = restore(checkpoint, self.store)
+            self.rounds_done = header.round
+            self._keep_slots(self._phase()[0])
+            restored = restore(checkpoint, self.store)
             if odd := self.store.not_finite():
                 raise DataError(f"{path}: {odd}; weights must be finite. Go on from an earlier checkpoint.")
-        counts = Counts(*header.position, header.examples, header.seconds, header.bytes, header.loss)
-        self.tally.go_on_from(counts)
+            if header.local_step:
+                changes.append("a version that stops inside rounds saved it: its round begins again from the mean")
+        self.method = self._next_method(restored=restored)
+        self.tally.go_on_from(Counts(header.round, 0, header.examples, header.seconds, header.bytes, header.loss))
         self._look_at_the_clock()
-        self._most_steps = self.communicator.allreduce_max(self.method.steps(self.rounds_done))
-        if header.ranks != self.communicator.size and self.local_step >= self._most_steps:
-            # The fastest of those ranks was through: nothing is left of the round for these.
-            self.rounds_done, self.local_step, self._interrupted = self.rounds_done + 1, 0, InterruptedRound()
-            self.store.drop_slots(except_for=self.method.kept)
-            self.tally.go_on_from(replace(counts, rounds=self.rounds_done, local_step=self.local_step))
         return changes
 
     def _changes(self, checkpoint: Checkpoint) -> list[str]:

@@ -25,7 +25,6 @@ from istmpi.engine.layout import Owners, part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
-from istmpi.methods.base import InterruptedRound
 from istmpi.methods.optimizers import optimizer_spec
 from istmpi.models import mlp_network
 from istmpi.models.architecture import Architecture
@@ -331,7 +330,7 @@ def _overheads(
     for number in range(TINY_ROUNDS):
         communicator.barrier()
         before = dict(clock)
-        training.method.run(number, InterruptedRound())
+        training.method.run(number)
         mine = {phase: seconds - before.get(phase, 0.0) for phase, seconds in clock.items()}
         spent.append({phase: max(communicator.allgather(seconds)) for phase, seconds in sorted(mine.items())})
     median = {phase: float(np.median([one[phase] for one in spent[1:]])) for phase in spent[-1]}

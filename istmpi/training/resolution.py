@@ -15,10 +15,9 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.images import require_sides, resized
 from istmpi.data.placement import place
 from istmpi.engine.axes import Parameter
-from istmpi.engine.slots import Slot, without
+from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
-from istmpi.methods.spec import START
 from istmpi.models.architecture import Architecture
 from istmpi.training.network import network_of
 
@@ -110,7 +109,7 @@ def carried(store: ParameterStore, network: Architecture, seed: int) -> Paramete
     for name, parameter in store.parameters.items():
         if isinstance(name, Slot) and name.parameter in made.parameters and name.parameter not in anew:
             made.parameters[name], made.tensors[name] = parameter, store.tensors[name]
-    made.add_slots([name for name in without(store.parameters, START) if isinstance(name, Slot)])
+    made.add_slots([name for name in store.parameters if isinstance(name, Slot)])
     made.scale, made.fitted = store.scale, store.fitted
     return made
 

@@ -37,8 +37,8 @@ def require_fit(shares: Shares, spec: MethodSpec, run: Run, network: Architectur
         spec.require_changing_shares(run, network, shares.ranks)
 
 
-def followed(shares: Shares, method: Method, round: int, last: LastRound, whole: bool) -> LastRound:
-    """A round with the shares that it was trained with, which then follow its times if it is ``whole``. Collective.
+def followed(shares: Shares, method: Method, round: int, last: LastRound) -> LastRound:
+    """Return a round with the shares that it was trained with, which then follow its times. Collective.
 
     They stay as they are where a rank's subnet could not be built.
     """
@@ -46,7 +46,7 @@ def followed(shares: Shares, method: Method, round: int, last: LastRound, whole:
     if not shares.changing or not method.spec.groups(job.run, job.architecture):
         return last
     trained = tuple(shares.of(round) or equal(shares.ranks))
-    wanted = shares.measured(round, last.compute) if whole else None
+    wanted = shares.measured(round, last.compute)
     # Of shares for what comes behind the last round no line of the metrics would tell.
     if wanted and round + LEAD < job.run.train.rounds and _can_be_built(method, round + LEAD, wanted):
         shares.change(round, wanted)

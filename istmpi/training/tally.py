@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from istmpi.comm import Communicator
-from istmpi.record import Clock
+from istmpi.comm.clock import Clock
 from istmpi.training.progress import Counts, LastRound
 from istmpi.training.slowest import Pace
 
@@ -39,27 +39,24 @@ class Tally:
         self.began = time.perf_counter(), self._communicator.traffic.bytes, examples
         self._before, self._beside = dict(self._clock.seconds), self._clock.background
 
-    def end(self, examples: int, done: int, steps: int) -> tuple[LastRound, int, int]:
-        """What the round took; and the most of all ranks' local steps that are ``done``, and that it has. Collective.
-
-        It takes as long as on the slowest rank. This rank has seen so many ``examples`` in it.
-        """
+    def end(self, examples: int) -> LastRound:
+        """Return what the round took: as long as on the slowest rank; this rank saw ``examples`` in it. Collective."""
         start, sent, _ = self.began
         took = time.perf_counter() - start
         phases, self._on_the_clock = self._clock.since(self._before), dict(self._clock.seconds)
-        mine = took, self._communicator.traffic.bytes - sent, examples, done, steps, phases
+        mine = took, self._communicator.traffic.bytes - sent, examples, phases
         per_rank = self._communicator.allgather((*mine, self._clock.background - self._beside))
-        took, sent, examples, done, steps, phases, background = zip(*per_rank, strict=True)
+        took, sent, examples, phases, background = zip(*per_rank, strict=True)
         last = LastRound.of(max(took), sum(sent), sum(examples), phases, self._saving)
         last = replace(last, background=sum(background) / len(background))
         self.pace.add(last.compute, last.seconds)
-        return last, max(done), max(steps)
+        return last
 
-    def count(self, last: LastRound, rounds: int, local_step: int, loss: float) -> None:
-        """A round that has ended, or was stopped, and how far training is behind it."""
+    def count(self, last: LastRound, rounds: int, loss: float) -> None:
+        """Count a round that has ended, behind which so many ``rounds`` are done."""
         before, self.last_round = self.counts, last
         sums = before.examples + last.examples, before.seconds + last.seconds, before.bytes + last.bytes
-        self.counts = Counts(rounds, local_step, *sums, loss)
+        self.counts = Counts(rounds, 0, *sums, loss)
 
     def since_the_round(self, phase: str) -> dict[str, float]:
         """This rank's seconds in a phase since the last round, where it was in it."""

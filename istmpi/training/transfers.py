@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from istmpi.comm import Communicator, Sent
-from istmpi.record import Clock
+from istmpi.comm.clock import Clock
 
 VARIABLE = "ISTMPI_DEBUG"
 

@@ -42,9 +42,9 @@ for number, words in enumerate(json.loads(commands)):
 
 
 @pytest.fixture
-def emulated(benchmarks):
+def emulated():
     """The module of the emulated cluster, benchmarks/emulated.py."""
-    import emulated
+    from benchmarks import emulated
 
     return emulated
 

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 from small import small_run
 
-from istmpi import record
+from istmpi.comm import clock
 from istmpi.data.batches import Batches
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DivergedError, StoppedError
 from istmpi.evaluation.evaluator import Evaluator
 from istmpi.methods.base import Method
 from istmpi.methods.codistillation import Codistillation
-from istmpi.methods.local_sgd import LocalSGD
+from istmpi.methods.ist import IST
 from istmpi.report.comparison import OFF_THE_CLOCK
 from istmpi.report.curves import read_curves
 from istmpi.training import kept_run, tally
@@ -45,7 +45,7 @@ def rounds_take(monkeypatch):
 
     def take(seconds):
         now = [0.0]
-        for module in (tally, record):
+        for module in (tally, clock):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
         _slower(monkeypatch, Method, "run", now, seconds)
         _slower(monkeypatch, Evaluator, "score", now, 1000 * seconds)
@@ -127,9 +127,9 @@ def test_the_rehearsal_is_too_short_for_a_warm_up(compared):
 
 def test_the_rehearsal_has_all_that_a_run_will_need(compared, monkeypatch):
     fetched, finished = [], []
-    fetch, run = Codistillation._fetch_others, LocalSGD.run
+    fetch, run = Codistillation._fetch_others, IST.run
     monkeypatch.setattr(Codistillation, "_fetch_others", lambda *all: fetched.append(True) or fetch(*all))
-    monkeypatch.setattr(LocalSGD, "run", lambda *all: finished.append(True) or run(*all))
+    monkeypatch.setattr(IST, "run", lambda *all: finished.append(True) or run(*all))
     compared(["codistillation"], train__rounds=10, method__finish="local-sgd:10%").rehearse()
     assert len(fetched) == len(finished) == 1
 
@@ -210,7 +210,11 @@ def test_minutes_end_a_run_that_reaches_nothing(compared, rounds_take, comm):
 
 
 def test_one_method_that_fails_does_not_end_the_others(compared, monkeypatch, comm):
-    def diverges(self, round, resume_from):
+    run = Method.run
+
+    def diverges(self, number):
+        if self.spec.name != "local-sgd":
+            return run(self, number)
         error = DivergedError("rank 0: the loss is no longer finite")
         error.everywhere = True
         raise error
@@ -222,7 +226,7 @@ def test_one_method_that_fails_does_not_end_the_others(compared, monkeypatch, co
             told.append((turn.folder.name, str(error)))
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalSGD, "run", diverges)
+        patched.setattr(Method, "run", diverges)
         comparison = compared(repeats=2)
         comparison.rehearse()
         failures = comparison.run_training(Told())

@@ -7,7 +7,6 @@ from istmpi.cost import cost, round_bytes
 from istmpi.cost.time import round_time
 from istmpi.engine.slots import kinds_of
 from istmpi.methods import METHODS
-from istmpi.methods.base import InterruptedRound
 from istmpi.models import mlp_network
 from istmpi.training import measure
 from istmpi.training.loop import Training
@@ -53,7 +52,7 @@ def test_predicted_bytes_are_the_counted_bytes(comm, method, model, case):
     training = Training(small_run(method__name=method, model__name=model, **changed), comm)
     for number in range(3):
         before = comm.traffic.bytes
-        training.method.run(number, InterruptedRound())
+        training.method.run(number)
         counted = comm.allgather(comm.traffic.bytes - before)
         assert counted == round_bytes(training.run, training.architecture, comm.size, number), f"round {number}"
         assert kinds_of(training.store.tensors) == training.method.spec.slots(training.run)

@@ -6,7 +6,6 @@ import pytest
 from small import small_run
 
 from istmpi.cost import round_bytes
-from istmpi.methods.base import InterruptedRound
 from istmpi.training.loop import Training
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -36,7 +35,7 @@ def test_a_network_of_another_package_learns_for_as_many_bytes_as_predicted(comm
     losses = []
     for number in range(3):
         before = comm.traffic.bytes
-        losses.append(training.method.run(number, InterruptedRound()))
+        losses.append(training.method.run(number))
         counted = comm.allgather(comm.traffic.bytes - before)
         assert counted == round_bytes(training.run, training.architecture, comm.size, number), f"round {number}"
     assert losses[2] < losses[1] < losses[0] and losses[2] < 0.95 * losses[0], losses

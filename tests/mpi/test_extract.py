@@ -20,7 +20,6 @@ from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError
 from istmpi.evaluation.sample import calibration_rows
-from istmpi.methods.base import InterruptedRound
 from istmpi.models.norms import calibrate, moments_of
 from istmpi.training.loop import Training
 
@@ -76,11 +75,12 @@ def test_it_computes_what_the_subnet_computes_in_training(comm, shared_tmp, name
     commit(path, *training.state(calibrated=True), "direct", comm)
     done = extract(path, mine, OfRank(comm.rank, comm.size, 1))
     assert {group: count for group, (count, _) in done.units.items()} == {
-        group: len(units) for group, units in training.method.deal(1).held(comm.rank).items()
+        group: len(units) for group, units in training.method.holders(1).held(comm.rank).items()
     }
 
-    training.method.begin(1, InterruptedRound())
-    network, data = training.method.network.eval(), training.dataset
+    training.method.build(1)
+    training.method.shards.fetch(1, training.method.subnet.tensors)
+    network, data = training.method.subnet.network.eval(), training.dataset
     layers = training.architecture.batch_norm_layers(network)
     sample = data.train.batch(calibration_rows(run, len(data.train), 1024))
     calibrate(network, layers, sample.to("cpu", torch.float64).inputs, moments_of)

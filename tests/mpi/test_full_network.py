@@ -268,7 +268,7 @@ def test_an_evaluation_needs_no_more_than_what_training_leaves_free(comm, method
     weights = sum(8 * one.size(network.lengths) for one in network.parameters.values())
     assert weights == sum(comm.allgather(sum(tensor.nbytes for tensor in training.store.tensors.values())))
     assert bool(evaluator.plan.sharded) == (weights > memory.gradients + memory.activations) == (method == "ist")
-    known = [*training.store.tensors.values(), *training.method._built[1].parameters()]
+    known = [*training.store.tensors.values(), *training.method.subnet.network.parameters()]
     with LiveBytes(known) as counter:
         assert evaluator.score() == score
     if method == "ist":

@@ -12,7 +12,6 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import DivergedError, IstmpiError
-from istmpi.methods.base import InterruptedRound
 from istmpi.methods.ist import IST
 from istmpi.training.loop import Training
 
@@ -33,7 +32,7 @@ def test_the_initial_network_is_that_of_one_rank(comm, method):
 
 def test_the_deal_is_the_same_on_every_rank_and_another_in_every_round(comm):
     training = Training(small_run(), comm)
-    deals = [training.method.deal(round) for round in range(4)]
+    deals = [training.method.holders(round) for round in range(4)]
     by_rank = comm.allgather([deal.digest for deal in deals])
     assert all(digests == by_rank[0] for digests in by_rank)
     if comm.size > 1:
@@ -90,12 +89,20 @@ def test_a_rank_of_fedavg_takes_its_examples_once_in_every_pass(comm):
     take = split.batch
     split.batch = lambda indices, key=None: (taken.append(sorted(indices.tolist())), take(indices, key))[1]
     for round in range(3):
-        training.method.run(round, InterruptedRound())
+        training.method.run(round)
     mine = sorted(row for batch in taken for row in batch)
     own = sorted(set(mine))
     assert len(own) == training.batches.examples
     assert mine == sorted(own * 2 * 3), "two passes in each of three rounds"
     assert training.method.examples == len(mine)
+
+
+def test_with_nothing_dealt_out_two_rounds_up_to_a_mean_are_one_of_twice_as_many_steps(comm):
+    state = {"method__optimizer_state": "carry", "optimizer__momentum": 0.5, "model__dtype": "float32"}
+    seldom, _ = trained(comm, method__partition=[], method__share_every=2, **state)
+    steps = {"method__local_steps": 6, "train__rounds": 2}
+    local, losses = trained(comm, method__name="local-sgd", **steps, **state)
+    assert_same_bits(whole(seldom), whole(local))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +247,7 @@ def test_weights_that_overflow_in_the_last_step_are_not_kept(comm):
     """Every loss is finite, as it is computed before the step that breaks the weights."""
     training = Training(small_run(model__norm="none", optimizer__lr=1e308, method__local_steps=1), comm)
     before = whole(training)
-    make = training.method.optimizer_spec.make
+    make = training.method.subnet.spec.make
 
     def breaking(parameters):
         parameters = list(parameters)
@@ -255,7 +262,7 @@ def test_weights_that_overflow_in_the_last_step_are_not_kept(comm):
         optimizer.step = then_break
         return optimizer
 
-    object.__setattr__(training.method.optimizer_spec, "make", breaking)
+    object.__setattr__(training.method.subnet.spec, "make", breaking)
     with pytest.raises(DivergedError, match="in round 1, local step 1"):
         next(training.rounds())
     assert_same_bits(whole(training), before)

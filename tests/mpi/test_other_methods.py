@@ -11,7 +11,6 @@ from torch.nn import functional
 from istmpi import rng
 from istmpi.engine.partition import draw_ranks
 from istmpi.errors import ConfigError
-from istmpi.methods.base import InterruptedRound
 from istmpi.training.loop import Training
 
 NO_NORM = {"model__norm": "none", "model__bias": True}
@@ -72,7 +71,7 @@ def test_ranks_that_were_not_drawn_neither_train_nor_send_for_themselves(comm):
     owned = sum(tensor.nbytes for tensor in training.store.tensors.values())
     per_rank = sum(comm.allgather(owned))
     before = comm.traffic.bytes
-    training.method.run(0, InterruptedRound())
+    training.method.run(0)
     assert bool(training.method.examples) == (comm.rank == drawn)
     # A rank that was not drawn hands out the rows that it owns; the drawn one sends all others theirs back.
     assert comm.traffic.bytes - before == (per_rank - owned if comm.rank == drawn else owned)
@@ -118,7 +117,7 @@ def test_without_a_violator_nothing_is_ever_sent(comm):
         for step in range(12):
             one.step(one.batches.at(step))
     for name, values in everyone[comm.rank].named().items():
-        np.testing.assert_allclose(training.method.tensors[name].numpy(), values, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(training.method.subnet.tensors[name].numpy(), values, rtol=0, atol=1e-12)
     everyone[0].weights = sum(one.weights for one in everyone) / comm.size
     assert_near(training, everyone[0].named())
 
@@ -151,9 +150,9 @@ def test_dynamic_averaging_is_what_its_authors_wrote(comm, threshold):
             everyone[rank].weights = mean
         reference = mean if len(members) == comm.size else reference
         seen.append(len(members))
-        training.method.run(round, InterruptedRound())
+        training.method.run(round)
         for name, values in everyone[comm.rank].named().items():
-            np.testing.assert_allclose(training.method.tensors[name].numpy(), values, rtol=0, atol=1e-10)
+            np.testing.assert_allclose(training.method.subnet.tensors[name].numpy(), values, rtol=0, atol=1e-10)
     assert {0, comm.size} <= set(seen), "rounds below the threshold, and above"
     assert comm.size < 5 or 2 in seen, "rounds in which some took their mean"
 
@@ -194,7 +193,7 @@ def test_codistillation_before_its_burn_in_is_training_alone(comm):
     for step in range(12):
         mine.step(mine.batches.at(step))
     for name, values in mine.named().items():
-        np.testing.assert_allclose(training.method.tensors[name].numpy(), values, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(training.method.subnet.tensors[name].numpy(), values, rtol=0, atol=1e-12)
     assert progress[-1].bytes == progress[0].bytes
     first = comm.broadcast_from_root(mine.named())
     assert_near(training, first, 1e-12)
@@ -235,7 +234,7 @@ def go_on(training, source, rounds):
         if name in source.store.tensors:
             tensor.copy_(source.store.tensors[name])
     for round in rounds:
-        training.method.run(round, InterruptedRound())
+        training.method.run(round)
     training.method.publish()
 
 

@@ -70,12 +70,10 @@ ATTENTION = {
         ),
         (
             "resnet by both",
-            BOTH
-            | {"method__min_blocks": 1, "method__share_every": 2, "train__rounds": 5}
-            | {"method__shared_lr": 0.7, "method__shared_momentum": 0.9},
+            BOTH | {"method__min_blocks": 1, "method__share_every": 2, "train__rounds": 5},
             {"blocks2": 3, "inner2": 5},
         ),
-        ("attention", ATTENTION | {"method__shared_momentum": 0.6, "train__rounds": 4}, {"heads": 7, "hidden": 9}),
+        ("attention", ATTENTION | {"train__rounds": 4}, {"heads": 7, "hidden": 9}),
         ("exits", RESNET | {"model__exits": [1], "train__exit_weights": [0.3, 1]}, {"inner1": 5, "inner2": 7}),
     ],
 )
@@ -147,7 +145,7 @@ def test_a_group_can_be_left_out_of_the_deal(comm):
     training, _ = own_trained(comm, **CONVOLUTIONAL, method__partition=["channels1"])
     assert dict(training.store.scale) == {"channels1": 1 / comm.size}
     if comm.size > 1:
-        assert training.method.build.__self__._built[0]["channels1"] < 7
+        assert training.method.subnet._lengths["channels1"] < 7
     with pytest.raises(ConfigError, match="chanels1 is no unit group of this model; did you mean channels1"):
         Training(own_run(**CONVOLUTIONAL, method__partition=["chanels1"]), comm)
 

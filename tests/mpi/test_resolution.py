@@ -41,7 +41,7 @@ def stop_at(training, round, step):
 
         def at(current, take=take):
             if current == number:
-                training.stop._signal = "a test"
+                training.stop._signal, training.method.finished_within = "a test", -1.0
             return take(current)
 
         size.batches.at = at
@@ -99,7 +99,6 @@ def test_it_goes_on_bit_for_bit_at_every_size(comm, shared_tmp, method):
         settings |= {"method__name": "ist", "method__delay": 1}
     elif method not in METHODS:
         settings |= {"method__name": "ist", "method__partition": ["hidden"], "method__share_every": 3}
-        settings |= {"method__shared_lr": 0.7, "method__shared_momentum": 0.9}
     expected, _ = own_trained(comm, **settings)
     for done in (1, 2, 3) if method == "ist" else (2,):
         training = Training(own_run(**settings), comm)

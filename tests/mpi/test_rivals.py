@@ -98,7 +98,7 @@ def test_streaming_diloco_is_what_its_authors_wrote(comm, differences, state):
     for name in common:
         np.testing.assert_allclose(found[name], common[name], rtol=0, atol=1e-6 if differences == "float4" else 1e-12)
     for name, values in everyone[comm.rank].named().items():
-        np.testing.assert_allclose(training.method.tensors[name].numpy(), values, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(training.method.subnet.tensors[name].numpy(), values, rtol=0, atol=1e-6)
     assert ranks == 1 or not np.allclose(everyone[0].named()["labels.linear.bias"], common["labels.linear.bias"], 1e-4)
 
 
@@ -146,7 +146,7 @@ def test_all_ranks_have_the_same_common_values_whoever_is_late(comm, differences
     assert_same_bits(whole(training), whole(expected))
     bits = comm.allgather({name: values.numpy().tobytes() for name, values in training.method._common.items()})
     assert all(one == bits[0] for one in bits)
-    own = comm.allgather(training.method.tensors["labels.linear.weight"].numpy().tobytes())
+    own = comm.allgather(training.method.subnet.tensors["labels.linear.weight"].numpy().tobytes())
     assert len({*own}) == comm.size
 
 
@@ -158,7 +158,7 @@ def test_ranks_leave_together_when_a_fragment_has_arrived_and_resume_bit_for_bit
     if comm.rank == comm.size - 1:
         stop_at(training, 1, 1)
     first = list(training.rounds())
-    assert (training.rounds_done, training.local_step) == (1, 5), "the first fragment is there after five steps"
+    assert training.rounds_done == 1, "they left when the first fragment was there, after five steps"
     again, second = resumed(comm, save(training, shared_tmp / "stopped.h5"), **settings)
     assert_same_bits(whole(again), whole(expected))
     assert [one.loss for one in first + second] == [one.loss for one in losses]
@@ -196,7 +196,7 @@ def test_sparse_loco_is_what_its_authors_wrote(comm, values, outer):
     found = whole(training)
     for name, each in common.items():
         np.testing.assert_allclose(found[name], each, rtol=0, atol=1e-10, err_msg=name)
-    own = training.method.own()
+    own = training.method.of_this_rank()
     for name, each in errors[comm.rank].items():
         np.testing.assert_allclose(own[Slot(name, "error")].numpy().ravel(), each, rtol=0, atol=1e-10)
 
@@ -216,7 +216,7 @@ def test_sparse_loco_that_sends_everything_is_local_sgd(comm, outer):
 def test_sparse_loco_leaves_all_ranks_with_the_same_weights(comm):
     training, _ = trained(comm, **SPARSE, optimizer__momentum=0.9, optimizer__lr=0.05)
     names = ["hidden1.linear.weight", "labels.linear.weight"]
-    bits = comm.allgather([training.method.tensors[name].numpy().tobytes() for name in names])
+    bits = comm.allgather([training.method.subnet.tensors[name].numpy().tobytes() for name in names])
     assert all(one == bits[0] for one in bits)
-    errors = comm.allgather(training.method.own()[Slot(names[0], "error")].numpy().tobytes())
+    errors = comm.allgather(training.method.of_this_rank()[Slot(names[0], "error")].numpy().tobytes())
     assert len({*errors}) == comm.size

@@ -151,7 +151,7 @@ def test_a_finish_goes_on_with_what_was_fitted(comm, shared_tmp):
     for _ in training.rounds():
         found.append(dict(training.store.fitted))
     assert found[1] == found[2] == found[3] and found[0].keys() == found[3].keys()
-    network, seen = training.method.build(training.architecture.lengths), []
+    network, seen = training.method.subnet.network, []
     network[1][0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     x = torch.ones(2, *training.architecture.example_shape, dtype=next(network.parameters()).dtype)
     network(x)
@@ -172,6 +172,6 @@ def test_behind_a_batch_normalisation_nothing_is_multiplied(comm):
     assert training.store.scale == {}
     assert all(
         not layer._forward_pre_hooks
-        for layer in training.method.build(training.architecture.lengths).modules()
+        for layer in training.method.subnet.network.modules()
         if isinstance(layer, torch.nn.Linear)
     )

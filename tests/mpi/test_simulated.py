@@ -18,9 +18,6 @@ RUNS = {
     "ist": small_run(),
     "ist, a tenth redealt": small_run(method__redeal=0.1, method__optimizer_state="carry", optimizer__momentum=0.9),
     "ist, an outer step": small_run(method__outer_momentum=0.6, method__outer_lr=0.8),
-    "ist, shared weights stepped": small_run(
-        method__partition=["hidden1"], method__shared_lr=0.7, method__shared_momentum=0.9
-    ),
     "ist, convolutions": own_run(
         model__name=CONVOLUTIONS, model__channels=[8, 16], model__hidden=16, train__rounds=2, method__local_steps=2
     ),

@@ -176,8 +176,6 @@ def train(oracle, lengths, run, weights, ranks):
     losses = []
     everybodys = [name for name in weights if _is_everybodys(oracle, name)]
     own = [{name: weights[name].clone() for name in everybodys} for _ in range(ranks)]
-    start = {name: weights[name].clone() for name in everybodys}
-    velocity = {name: torch.zeros_like(weights[name]) for name in everybodys}
     for round in range(run.train.rounds):
         least = dict.fromkeys(oracle.blocks, run.method.min_blocks)
         deal = Partition.draw(lengths, tuple(lengths), ranks, run.train.seed, round, None, 1.0, least)
@@ -199,12 +197,8 @@ def train(oracle, lengths, run, weights, ranks):
         means = {name: sum(one[name] for one in own) / ranks for name in everybodys}
         weights.update(means)
         if (round + 1) % run.method.share_every == 0:
-            lr, momentum = run.method.shared_lr, run.method.shared_momentum
             for name in everybodys:
-                change = means[name] - start[name]
-                velocity[name] = momentum * velocity[name] + change
-                weights[name] = start[name] + lr * (change + momentum * velocity[name])
-            start = {name: weights[name].clone() for name in everybodys}
+                weights[name] = means[name]
             own = [{name: weights[name].clone() for name in everybodys} for _ in range(ranks)]
         losses.append(float(np.mean(of_round)))
     return weights, losses

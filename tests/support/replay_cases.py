@@ -52,11 +52,6 @@ MLP = {
         for wire in ("bfloat16", "int8")
     },
     "ist, shared weights every second round": {"method__partition": ["hidden1"], "method__share_every": 2},
-    "ist, shared weights stepped": {
-        "method__partition": ["hidden1"],
-        "method__shared_lr": 0.7,
-        "method__shared_momentum": 0.9,
-    },
     "ist, shares of a file": {"method__shares": SHARES},
     "ist, patience": {"data__validation": 0.2, "evaluate__every": 1, "train__patience": 1, "optimizer__lr": 1e-30},
     "streaming-diloco": {"method__name": "streaming-diloco", "method__local_steps": 6, "method__fragments": 2},

@@ -1,4 +1,4 @@
-"""Training that is saved, stopped in the middle of a round, and resumed."""
+"""Training that is saved, stopped in the middle of a round, which drops that round, and resumed."""
 
 from small import small_run
 
@@ -18,8 +18,9 @@ def resumed(comm, path, **changed):
 
 
 def stop_at(training, round, step):
-    """Ask this rank to stop when it is about to take that step of that round."""
+    """Ask this rank to stop when it is about to take that step of that round, which is then dropped."""
     method = training.method
+    method.finished_within = -1.0
     take, number = method.batch, method.first_step(round) + step
 
     def batch(current):

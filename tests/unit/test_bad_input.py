@@ -439,8 +439,8 @@ def test_other_errors_are_our_own(capfd, monkeypatch):
 # ---- a sample of the campaign
 
 
-def test_a_sample_of_the_campaign_finds_nothing(benchmarks, tmp_path):
-    command = [sys.executable, benchmarks / "campaign.py", "bad-input", "--cases", "40", "--seed", "3"]
+def test_a_sample_of_the_campaign_finds_nothing(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.campaigns", "bad-input", "--cases", "40", "--seed", "3"]
     command += ["--results", tmp_path, "--seconds", str(patient(40))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patient(300))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -448,9 +448,9 @@ def test_a_sample_of_the_campaign_finds_nothing(benchmarks, tmp_path):
     assert rows[-1]["cases"] == 40 and len(rows) > 10, "most readers have their turn"
 
 
-def test_the_campaign_finds_what_is_wrong(benchmarks, tmp_path):
+def test_the_campaign_finds_what_is_wrong(tmp_path):
     """A command that ends in a traceback, in a signal, in two lines, with a file left or too late is each told."""
-    from campaigns.forked import Outcome, problems
+    from benchmarks.campaigns.forked import Outcome, problems
 
     def found(code=2, timed_out=False, out="", err="istmpi: no.\n", left=(), refused=False):
         return problems(Outcome(code, timed_out, out, err, left), refused, (0, 2))
@@ -464,10 +464,10 @@ def test_the_campaign_finds_what_is_wrong(benchmarks, tmp_path):
     assert found(left=(".x.tmp",)) == ["left behind: .x.tmp"]
 
 
-def test_the_campaign_finds_what_was_taken_as_something_else(benchmarks, tmp_path):
-    from campaigns.bad.cases import Case
-    from campaigns.bad.meanings import counts, examples, sparse_rows
-    from campaigns.forked import Outcome
+def test_the_campaign_finds_what_was_taken_as_something_else(tmp_path):
+    from benchmarks.campaigns.bad.cases import Case
+    from benchmarks.campaigns.bad.meanings import counts, examples, sparse_rows
+    from benchmarks.campaigns.forked import Outcome
 
     def found(right, out="", code=0, taken=False):
         case = Case([], right=right, taken=taken)

@@ -1,7 +1,6 @@
-"""The controls of benchmarks/controls.py: equal work, learning rates chosen without the test data."""
+"""IST's controls and rivals: equal budgets, and learning rates chosen without the test data."""
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -10,68 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("benchmarks")
-
-
-def test_a_narrow_network_computes_what_a_subnet_does_and_only_ist_never_redealt_falls_silent():
-    from controls_plan import tasks
-    from controls_report import counted
-    from time_plan import NARROW, NEVER, OF_A_SUBNET
-
-    for task in tasks():
-        counts = {method: counted(task, method) for method in OF_A_SUBNET}
-        assert len({one.flops("products") for one in counts.values()}) == 1
-        assert 0 < counts[NEVER].sent_bytes(0, 20) == counts[NEVER].sent_bytes(0, 1) < counts["ist"].sent_bytes(0, 2)
-        for method in NARROW:
-            assert counts[method].sent_bytes(0, 20) > counts["ist"].sent_bytes(0, 20)
-
-
-def test_the_learning_rate_is_the_best_on_the_validation_split_and_of_equals_the_usual_one():
-    from controls_plan import chosen, rate_cell, rates, tasks
-
-    task = tasks()[0]
-    low, usual, high = rates(task)
-    assert usual == task.lr and low < usual < high
-
-    def record_of(accuracies):
-        points = {lr: [{"step": 20 * k, "accuracy": value} for k in range(4)] for lr, value in accuracies.items()}
-        cells = {rate_cell(task, "ist", lr).name: {"points": one} for lr, one in points.items()}
-        return lambda cell: cells.get(cell.name)
-
-    assert chosen(record_of({low: 0.5, usual: 0.6, high: 0.7}), task, "ist") == high
-    assert chosen(record_of({low: 0.7, usual: 0.6, high: 0.7}), task, "ist") in (low, high)
-    assert chosen(record_of({low: 0.7, usual: 0.7, high: 0.7}), task, "ist") == usual
-    assert chosen(record_of({low: 0.5, usual: 0.6}), task, "ist") is None
-
-
-def test_an_earlier_reports_learning_rates_are_those_that_it_took(benchmarks):
-    from controls_plan import chosen, tasks
-    from controls_report import TITLES, named, with_rates_of
-    from time_plan import OF_A_SUBNET
-
-    report = json.loads((benchmarks / "results" / "controls.json").read_text())
-    taken = {(row["network"], row["method"]): float(row["taken"]) for row in report["rates"]}
-    record = with_rates_of(report, lambda cell: None)
-    for task in tasks():
-        for method in OF_A_SUBNET:
-            assert chosen(record, task, method) == taken[named(task, method), TITLES[method]]
-
-
-def test_rows_that_were_measured_once_more_take_the_place_of_the_earlier_ones():
-    from controls_report import with_rows_of
-
-    def row(method, accuracy, data="alike"):
-        about = {"ms a step": "-", "reached": "0.92 never; 0.9 in 40 steps"}
-        return {"network": "N", "data": data, "method": method, "accuracy": accuracy, **about}
-
-    earlier = {"rows": [row("A", 1), row("B", 2), row("B", 3, "an eighth each")]}
-    timed = {"ms a step": 50.0, "reached": "0.92 never; 0.9 in 40 steps, 2 s"}
-    assert with_rows_of(earlier, [row("C", 5), row("B", 4)], {("N", "A"): 0.05, ("N", "D"): 1.0}) == [
-        row("A", 1) | timed,
-        row("B", 4),
-        earlier["rows"][2],
-        row("C", 5),
-    ]
+MODULE = "benchmarks.time_to_accuracy.seconds"
 
 
 def archive_of(files):
@@ -88,7 +26,7 @@ def archive_of(files):
 
 def remade(kind, files):
     """The files of an archive's validation archive."""
-    from controls_data import REMAKE
+    from benchmarks.controls.validation_data import REMAKE
 
     made = io.BytesIO()
     with tarfile.open(fileobj=archive_of(files)) as source, tarfile.open(fileobj=made, mode="w") as target:
@@ -117,12 +55,9 @@ def test_no_image_for_testing_is_in_the_validation_data():
     }
 
 
-# ---- beside today's rivals
-
-
 def test_every_rival_has_the_same_budget_and_is_judged_on_the_validation_split():
-    from controls_rivals import METHODS, SETTINGS, chosen, controls, plan, tried
-    from rivals_tasks import TASKS
+    from benchmarks.controls.rivals import METHODS, SETTINGS, chosen, controls, plan, tried
+    from benchmarks.controls.tasks import TASKS
 
     task = TASKS["speech"]
     assert sorted(METHODS) == sorted(SETTINGS)
@@ -147,8 +82,8 @@ def test_every_rival_has_the_same_budget_and_is_judged_on_the_validation_split()
 
 
 def test_differences_are_taken_seed_by_seed():
-    from controls_rivals import differences
-    from rivals_tasks import TASKS
+    from benchmarks.controls.rivals import differences
+    from benchmarks.controls.tasks import TASKS
 
     accuracies = {"ist": (0.90, 0.94, 0.80), "ist-never": (0.89, 0.91)}
 
@@ -167,8 +102,8 @@ def test_differences_are_taken_seed_by_seed():
 
 
 def test_no_cell_is_planned_twice():
-    from controls_rivals import controls, plan, tried
-    from rivals_tasks import TASKS
+    from benchmarks.controls.rivals import controls, plan, tried
+    from benchmarks.controls.tasks import TASKS
 
     task, done = TASKS["speech"], {}
 
@@ -186,8 +121,8 @@ def test_no_cell_is_planned_twice():
 
 
 def test_a_row_says_the_mean_over_seeds_and_its_extremes():
-    from controls_rivals import controls, interval, rows, tried
-    from rivals_tasks import TASKS
+    from benchmarks.controls.rivals import controls, interval, rows, tried
+    from benchmarks.controls.tasks import TASKS
 
     task = TASKS["speech"]
     assert interval([0.8, 0.9]) == pytest.approx(0.6353)
@@ -200,7 +135,7 @@ def test_a_row_says_the_mean_over_seeds_and_its_extremes():
 
 
 def test_seconds_to_an_accuracy_are_those_of_training_between_two_evaluations():
-    from rivals_time import composed, reached, require_same, rows
+    from benchmarks.time_to_accuracy.seconds import composed, reached, require_same, rows
 
     timed = {
         "cell": "x",
@@ -229,9 +164,9 @@ def test_seconds_to_an_accuracy_are_those_of_training_between_two_evaluations():
 
 
 def test_further_seeds_are_accuracies_at_the_seconds_of_the_first():
-    from controls_rivals import tried
-    from rivals_tasks import TASKS
-    from rivals_time import composed, plan, rows
+    from benchmarks.controls.rivals import tried
+    from benchmarks.controls.tasks import TASKS
+    from benchmarks.time_to_accuracy.seconds import composed, plan, rows
 
     task = TASKS["speech-wide"]
     done = {cell.name: {"points": [{"accuracy": cell.lr}]} for cell in tried(task, "ist", "sharded", 8)}
@@ -251,21 +186,23 @@ def test_further_seeds_are_accuracies_at_the_seconds_of_the_first():
 def test_all_of_it_is_tuned_then_run_without_and_with_each_slow_network_and_told():
     from argparse import Namespace
 
-    from rivals_time import steps
+    from benchmarks.time_to_accuracy.seconds import steps
 
     options = Namespace(cells="c", task="cifar-wide", raw="r", results="o", seeds=5, without=["diloco"])
     tune, curves, *slow, told = (" ".join(command) for command in steps(options))
-    assert "controls_rivals.py --cells c --task cifar-wide --raw r --ranks 8 --seeds 1" in tune
-    measure = "rivals_time.py --cells c --task cifar-wide --seeds 5 --results o --without diloco"
+    assert "-m benchmarks.controls.rivals --cells c --task cifar-wide --raw r --ranks 8 --seeds 1" in tune
+    measure = (
+        "-m benchmarks.time_to_accuracy.seconds --cells c --task cifar-wide --seeds 5 --results o --without diloco"
+    )
     assert " -n 8 " in curves and curves.endswith(measure) and told.endswith(f"{measure} --report")
     assert [command.split("--rate ")[1].split()[0] for command in slow] == ["200mbit", "50mbit", "10mbit"]
     assert all("cluster --hosts 8 " in command and command.endswith(measure) for command in slow)
 
 
 def test_ways_to_send_have_the_settings_of_the_method_that_they_vary():
-    from controls_rivals import tried
-    from rivals_tasks import TASKS
-    from rivals_time import plan
+    from benchmarks.controls.rivals import tried
+    from benchmarks.controls.tasks import TASKS
+    from benchmarks.time_to_accuracy.seconds import plan
 
     task = TASKS["speech-wide"]
     done = {cell.name: {"points": [{"accuracy": cell.lr}]} for cell in tried(task, "ist-tenth", "sharded", 8)}
@@ -280,12 +217,12 @@ def test_ways_to_send_have_the_settings_of_the_method_that_they_vary():
     assert curves["ist-tenth-int8"].run({"control": Path("digits")}).evaluate.every < run.train.rounds
 
 
-def test_where_nothing_was_tuned_or_no_curve_is_known_one_line_says_so(tmp_path, benchmarks):
-    from controls_rivals import tried
-    from rivals_tasks import TASKS
+def test_where_nothing_was_tuned_or_no_curve_is_known_one_line_says_so(tmp_path):
+    from benchmarks.controls.rivals import tried
+    from benchmarks.controls.tasks import TASKS
 
     def refusal(**environment):
-        command = [sys.executable, benchmarks / "rivals_time.py", "--cells", tmp_path, "--results", tmp_path]
+        command = [sys.executable, "-m", MODULE, "--cells", tmp_path, "--results", tmp_path]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         return done.stderr

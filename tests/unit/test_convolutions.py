@@ -1,15 +1,11 @@
-"""The plan of benchmarks/convolutions.py: its cells, its controls, and what decides on the learning rate."""
+"""The plan of benchmarks.controls.convolutions: its cells, its controls, and what decides on the learning rate."""
 
 import io
 import tarfile
 
-import pytest
-
-pytestmark = pytest.mark.usefixtures("benchmarks")
-
 
 def test_every_cell_has_a_file_of_its_own_and_all_seeds_of_all_rows_are_there():
-    from convolutions_plan import Cell, cells, rate_rows, rows
+    from benchmarks.controls.convolutions_plan import Cell, cells, rate_rows, rows
 
     names = [Cell(row, 0).name for row in rate_rows()] + [cell.name for cell in cells()]
     assert len(set(names)) == len(names)
@@ -18,14 +14,14 @@ def test_every_cell_has_a_file_of_its_own_and_all_seeds_of_all_rows_are_there():
 
 
 def test_only_what_a_narrow_network_has_less_of_differs_from_the_whole_one():
-    from convolutions_plan import RESNET, THIN
+    from benchmarks.controls.convolutions_plan import RESNET, THIN
 
     assert THIN.settings(4) == THIN.settings() | {"model.dense": "[128,128]"}
     assert RESNET.settings(2) == RESNET.settings() | {"model.inner": "[8,16,32]"}
 
 
 def test_the_rate_of_a_family_is_the_best_in_the_mean_and_unknown_while_a_cell_is_missing():
-    from convolutions_plan import RATES, best_rate, rate_rows
+    from benchmarks.controls.convolutions_plan import RATES, best_rate, rate_rows
 
     methods = list(dict.fromkeys(row.method for row in rate_rows() if row.network.family == "vgg"))
     best_of_one = {RATES[0]: 0.9, RATES[1]: 0.5, RATES[2]: 0.1}  # the others agree on another one
@@ -39,8 +35,8 @@ def test_the_rate_of_a_family_is_the_best_in_the_mean_and_unknown_while_a_cell_i
 
 
 def test_no_image_for_testing_decides_on_the_rate_and_none_is_on_both_sides():
-    from convolutions import TRAIN, VALIDATION
-    from small_images import take_images
+    from benchmarks.controls.convolutions import TRAIN, VALIDATION
+    from benchmarks.controls.small_images import take_images
 
     raw, made = io.BytesIO(), io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:

@@ -28,7 +28,6 @@ from istmpi.methods.base import Method
 from istmpi.methods.optimizers import optimizer_spec
 from istmpi.models import architecture, mlp_network
 from istmpi.models.norms import BatchNorm
-from istmpi.report.tables import shared_step
 
 NETWORK = mlp_network(1000, (4000, 4000, 4000), 200, norm="none")
 W, IO, MID, BATCH = 36_800_000, 4_800_000, 32_000_000, 512
@@ -447,37 +446,6 @@ def test_an_outer_step_follows_where_a_method_takes_one(lr, momentum):
         wanted = run(name=name).override(given)
         assert spec.outer(wanted) == ((lr, momentum) if lr and takes else own)
         assert ("velocity" in spec.slots(wanted)) == (spec.outer(wanted)[1] > 0)
-
-
-@pytest.mark.parametrize("lr, momentum, copies", [(0.7, 0.0, 1), (0.7, 0.9, 2), (1.0, 0.9, 2)])
-@pytest.mark.parametrize("every", [1, 2])
-def test_an_outer_step_of_what_is_not_dealt_out_has_copies_of_that_and_sends_nothing_more(lr, momentum, copies, every):
-    network, without = mlp_network(64, (48, 600), 500, bias=True), run(partition=("hidden1",), share_every=every)
-    step = without.override({"method.shared_lr": lr, "method.shared_momentum": momentum})
-    shared = 4 * (600 + 2 * 600 + 500 * 600 + 500)  # bias and normalisation of hidden2, all of labels
-    for ranks in (1, 3):
-        plans = [cost(one, network, ranks) for one in (without, step)]
-        assert (plans[0].loads == plans[1].loads and plans[0].start_bytes == plans[1].start_bytes) or ranks == 1
-        assert plans[0].round_bytes == plans[1].round_bytes
-        before, after = (plan.largest.memory for plan in plans)
-        # One rank alone keeps shared values of its own from round to round for the step only.
-        assert after.copies - before.copies == shared * (copies + (ranks == 1 and every > 1))
-        rows = 4 * (3 * (600 // ranks) + -(-500 // ranks) * 601)
-        assert after.owned - before.owned == rows * (copies - (every == 1))
-    for number in range(2):
-        assert round_bytes(without, network, 3, number) == round_bytes(step, network, 3, number)
-    assert shared_step(step, plans[1]).endswith(f"lr {lr:g}, momentum {momentum:g}")
-    assert shared_step(without, plans[0]) == shared_step(step, cost(step, network, 3, "local-sgd")) == ""
-
-
-def test_an_outer_step_of_what_is_not_dealt_out_needs_some_of_it_and_no_other():
-    step, network = run(shared_lr=0.7, partition=("hidden2",)), mlp_network(6, (12, 8), 4)
-    for ranks in (1, 2):
-        with pytest.raises(ConfigError, match=r"shared_lr = 0.7, shared_momentum = 0 do not go with an outer step"):
-            cost(step.override({"method.outer_lr": 0.5}), network, ranks)
-        with pytest.raises(ConfigError, match="do not go with a network that is dealt out down to its last parameter"):
-            cost(step.override({"method.partition": None}), mlp_network(6, (12, 8), 4, norm="none"), ranks)
-    assert cost(step, network, 2, "diloco").round_bytes == cost(run(), network, 2, "diloco").round_bytes
 
 
 def test_more_ranks_than_units_are_refused_by_name():

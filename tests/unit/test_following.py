@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from istmpi.comm.clock import Clock
 from istmpi.errors import DataError
 from istmpi.evaluation.evaluator import Score
 from istmpi.loggers import open_loggers
 from istmpi.loggers.logged_watch import LoggedWatch
 from istmpi.loggers.logger import figures
-from istmpi.record import Clock, RunFolder
+from istmpi.record import RunFolder
 from istmpi.training.progress import LastRound, Progress
 from istmpi.training.trace import merged
 from istmpi.training.watch import Watch

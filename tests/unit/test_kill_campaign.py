@@ -4,16 +4,13 @@ import random
 
 import h5py
 import numpy as np
-import pytest
 
 from istmpi.config import Run
 from istmpi.methods import METHODS
 
-pytestmark = pytest.mark.usefixtures("benchmarks")
-
 
 def test_what_is_drawn_is_a_run_and_all_that_matters_is_among_it():
-    from campaigns.kill import draw
+    from benchmarks.campaigns.kill import draw
 
     runs = [Run().override(draw(random.Random(number), number, ["direct", "mpio"])) for number in range(70)]
     assert {run.method.name for run in runs} == {*METHODS}
@@ -30,7 +27,7 @@ def test_what_is_drawn_is_a_run_and_all_that_matters_is_among_it():
 
 
 def test_one_bit_is_a_difference(tmp_path):
-    from campaigns.kill import differences
+    from benchmarks.campaigns.kill import differences
 
     for name, value in (("one", 1.0), ("other", 1.0), ("third", np.nextafter(1.0, 2))):
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:

@@ -1,36 +1,23 @@
 """The table of docs/link-rates.md is what the cost model says, and its rates are what they are called."""
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from benchmarks.scale import link_rates
 from istmpi.cost import cost
 from istmpi.cost.cluster import network, preset
 from istmpi.cost.time import COMPUTING, round_time
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-
-@pytest.fixture(scope="module")
-def link_rates():
-    spec = importlib.util.spec_from_file_location("link_rates", BENCHMARKS / "link_rates.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["link_rates"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_has_the_lines_that_the_code_makes(link_rates):
+def test_the_page_has_the_lines_that_the_code_makes():
     page = link_rates.PAGE.read_text(encoding="utf-8").splitlines()
     first = page.index(link_rates.head()[0])
     wanted = [*link_rates.head(), *link_rates.lines(link_rates.DECLARED)]
     assert page[first : first + len(wanted)] == wanted
 
 
-def test_a_rate_follows_from_bytes_and_flops(link_rates):
+def test_a_rate_follows_from_bytes_and_flops():
     """Local SGD by hand: 2(P-1)/P of the weights a round, each way, in a nineteenth of its computing."""
     run = link_rates.Run().override({"model.hidden": [1024], "model.norm": "none", "method.local_steps": 5})
     found = link_rates.described(run, "1024-1024-10")
@@ -43,7 +30,7 @@ def test_a_rate_follows_from_bytes_and_flops(link_rates):
 
 
 @pytest.mark.parametrize("method", ["ist", "data-parallel", "codistillation", "streaming-diloco", "sparse-loco"])
-def test_at_the_rate_a_rank_computes_so_much(link_rates, method):
+def test_at_the_rate_a_rank_computes_so_much(method):
     found = link_rates.described(link_rates.Run.load("speech"), "4096-4096-35")
     cluster = preset("m5.2xlarge")
     rate = link_rates.link_rate(found.run, found.architecture, method, cluster)

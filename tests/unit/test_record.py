@@ -6,9 +6,10 @@ import os
 import pytest
 
 from istmpi import record
+from istmpi.comm.clock import Clock
 from istmpi.errors import ConfigError, DataError, OutputError
 from istmpi.lock import FolderLock
-from istmpi.record import Clock, RunFolder
+from istmpi.record import RunFolder
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ RESUMED = (
     "ist, a finish",
     "ist, delay of 1",
     "ist, int8 on the wire",
-    "ist, shared weights stepped",
     "local-sgd, momentum carried",
     "data-parallel",
     "diloco",

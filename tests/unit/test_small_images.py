@@ -9,17 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.controls.small_images import prepare
 from istmpi.data.sources import open_dataset
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_one_in_so_many_images_is_prepared_half_as_large(tmp_path, monkeypatch):
     images = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    from small_images import prepare
-
     with tarfile.open(tmp_path / "raw.tar", "w") as raw:
         for split, count in ("train", 40), ("test", 20):
             for label in "ab":

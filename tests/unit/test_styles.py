@@ -87,7 +87,7 @@ def test_methods_of_others_get_what_is_left():
 
 def test_colours_stand_in_one_place():
     for folder in ("istmpi/report", "benchmarks"):
-        for path in (ROOT / folder).glob("*.py"):
+        for path in (ROOT / folder).rglob("*.py"):
             named = re.findall(r"""tab:\w+|["'](?:red|green|blue|orange|black|grey)["']""", path.read_text("utf-8"))
             assert not named, f"{path}: {named}"
     for path in (ROOT / "istmpi" / "report").glob("*.py"):

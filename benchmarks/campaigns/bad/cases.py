@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from campaigns.forked import Outcome
+from benchmarks.campaigns.forked import Outcome
 
 TINY = ["--hidden", "4", "--rounds", "1", "--local-steps", "1", "--batch", "4", "--out", "run"]
 """Training that takes no time."""

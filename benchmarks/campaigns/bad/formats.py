@@ -17,7 +17,8 @@ import zlib
 from collections.abc import Mapping
 
 import numpy as np
-from campaigns.bad.hostile import NAMES, NUMBERS, damaged_bytes
+
+from benchmarks.campaigns.bad.hostile import NAMES, NUMBERS, damaged_bytes
 
 Content = tuple[bytes, bool]
 

@@ -5,10 +5,11 @@ import random
 from pathlib import Path
 
 import numpy as np
-from campaigns.bad import formats
-from campaigns.bad.cases import Assets, Case, one_of
-from campaigns.bad.hostile import NUMBERS, damaged_bytes
-from campaigns.bad.meanings import counts, differ
+
+from benchmarks.campaigns.bad import formats
+from benchmarks.campaigns.bad.cases import Assets, Case, one_of
+from benchmarks.campaigns.bad.hostile import NUMBERS, damaged_bytes
+from benchmarks.campaigns.bad.meanings import counts, differ
 
 NODES = 6
 _PAIRS = np.array([[0, 1, 2, 1, 4, 0], [1, 2, 3, 2, 4, 3]])

@@ -7,9 +7,10 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from campaigns.bad import formats
-from campaigns.bad.cases import Assets, Case
-from campaigns.bad.meanings import Right, counts, differ
+
+from benchmarks.campaigns.bad import formats
+from benchmarks.campaigns.bad.cases import Assets, Case
+from benchmarks.campaigns.bad.meanings import Right, counts, differ
 
 NAMED = ("[red]", "[bold]", "turn on", ":smile:", "{x}", "1_1", "\u0661")
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from campaigns.bad.cases import TINY, Assets, Case, one_of
-from campaigns.bad.meanings import says
+
+from benchmarks.campaigns.bad.cases import TINY, Assets, Case, one_of
+from benchmarks.campaigns.bad.meanings import says
 
 FITS = says("4 of 4 parameters fit")
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from campaigns.bad import formats
-from campaigns.bad.cases import Assets, Case, max_bad, one_of
-from campaigns.bad.hostile import NAMES, NUMBERS, damaged_bytes
+
+from benchmarks.campaigns.bad import formats
+from benchmarks.campaigns.bad.cases import Assets, Case, max_bad, one_of
+from benchmarks.campaigns.bad.hostile import NAMES, NUMBERS, damaged_bytes
 
 
 def npz(draw: random.Random, folder: Path, assets: Assets) -> Case:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from campaigns.bad import formats
-from campaigns.bad.cases import TINY, Assets, Case, one_of
-from campaigns.bad.hostile import NAMES, damaged_bytes, damaged_tree, json_text
+
+from benchmarks.campaigns.bad import formats
+from benchmarks.campaigns.bad.cases import TINY, Assets, Case, one_of
+from benchmarks.campaigns.bad.hostile import NAMES, damaged_bytes, damaged_tree, json_text
 
 
 def cluster(draw: random.Random, folder: Path, assets: Assets) -> Case:

@@ -4,8 +4,9 @@ import random
 from pathlib import Path
 
 import numpy as np
-from campaigns.bad.cases import Assets, Case, one_of
-from campaigns.bad.meanings import Right, answers, differ, examples, sparse_rows
+
+from benchmarks.campaigns.bad.cases import Assets, Case, one_of
+from benchmarks.campaigns.bad.meanings import Right, answers, differ, examples, sparse_rows
 
 Rows = list[tuple[list[int], dict[int, float]]]
 

@@ -4,8 +4,8 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-from campaigns.bad.cases import TINY, Assets, Case, one_of
-from campaigns.bad.hostile import DEEP, NAMES, NUMBERS, VALUES, damaged_bytes
+from benchmarks.campaigns.bad.cases import TINY, Assets, Case, one_of
+from benchmarks.campaigns.bad.hostile import DEEP, NAMES, NUMBERS, VALUES, damaged_bytes
 
 
 def toml(draw: random.Random, folder: Path, assets: Assets) -> Case:

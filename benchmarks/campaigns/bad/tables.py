@@ -6,9 +6,10 @@ import random
 from pathlib import Path
 
 import numpy as np
-from campaigns.bad import formats
-from campaigns.bad.cases import Assets, Case, one_of
-from campaigns.bad.meanings import answers, examples
+
+from benchmarks.campaigns.bad import formats
+from benchmarks.campaigns.bad.cases import Assets, Case, one_of
+from benchmarks.campaigns.bad.meanings import answers, examples
 
 ROWS, COLUMNS = formats.ROWS, formats.COLUMNS
 LABELS = (

@@ -1,0 +1,1 @@
+"""Programs behind the claims of speed, memory and accuracy, and campaigns against istmpi; see README.md."""

@@ -1,0 +1,90 @@
+"""Pictures: accuracy against bytes (`benchmarks.controls.rivals`), and against seconds (`time_to_accuracy.seconds`)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median
+
+from istmpi.report.figures import looking_alike
+from istmpi.report.labels import Named, label
+from istmpi.report.styles import STYLES, Style
+
+
+def draw(rows: Sequence[Mapping], title: str, path: Path) -> None:
+    """Draw the rows of the table, one panel for each placement of the data; a bar has the 95% interval of the mean."""
+    with looking_alike():
+        from matplotlib.figure import Figure
+
+        placements = list(dict.fromkeys(row["data"] for row in rows))
+        figure = Figure(figsize=(6 * len(placements), 4.6), layout="constrained")
+        axes = figure.subplots(1, len(placements), sharey=True, squeeze=False)[0]
+        panels = []
+        for axis, placement in zip(axes, placements, strict=True):
+            shown = [row for row in rows if row["data"] == placement and not row["method"].endswith("-adjusted")]
+            panels.append((axis, [_point(axis, row) for row in shown]))
+            axis.set(xscale="log", xlabel="MB sent by all ranks", title=f"data {placement}")
+            axis.margins(x=0.15, y=0.1)
+            axis.xaxis.set_major_formatter("{x:g}")
+        axes[0].set(ylabel="test accuracy")
+        figure.suptitle(title)
+        label(figure, panels)
+        figure.savefig(path, dpi=110)
+
+
+def draw_times(known: Mapping[str, Mapping[str, Sequence[Mapping]]], title: str, path: Path) -> None:
+    """Draw the records by line rate, one panel each, and method: means of accuracies, medians of seconds."""
+    with looking_alike():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6 * len(known), 5), layout="constrained")
+        axes = figure.subplots(1, len(known), sharey=True, squeeze=False)[0]
+        panels = []
+        for axis, (rate, methods) in zip(axes, known.items(), strict=True):
+            panels.append((axis, [_line(axis, method, records) for method, records in methods.items()]))
+            axis.set(xscale="log", xlabel="training time (s)", title=rate)
+            axis.margins(x=0.15)
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter("")
+        axes[0].set(ylabel="test accuracy")
+        figure.suptitle(title)
+        label(figure, panels)
+        figure.savefig(path, dpi=110)
+
+
+def _line(axis, method: str, records: Sequence[Mapping]) -> Named:
+    points = list(zip(*(one["curve"] for one in records), strict=True))
+    seconds = [median(one["seconds"] for one in at) for at in points]
+    accuracies = [mean(one["accuracy"] for one in at) for at in points]
+    style, filled = _look(method)
+    axis.plot(
+        seconds,
+        accuracies,
+        style.line if method in STYLES else ":",
+        color=style.colour,
+        marker=style.marker,
+        mfc=filled,
+    )
+    return Named(seconds, accuracies, style.colour, method)
+
+
+def _look(name: str) -> tuple[Style, str]:
+    """A method's style, and what its markers are filled with: those of its variants and of controls are hollow."""
+    style = next(STYLES[method] for method in sorted(STYLES, key=len, reverse=True) if method in name)
+    return style, style.colour if name in STYLES else "none"
+
+
+def _point(axis, row: Mapping) -> Named:
+    name, megabytes, accuracy = row["method"], row["MB sent"], float(row["accuracy"])
+    style, filled = _look(name)
+    interval = float(row["+-"] or 0)
+    axis.errorbar(
+        megabytes,
+        accuracy,
+        interval,
+        color=style.colour,
+        marker=style.marker,
+        markersize=7,
+        markerfacecolor=filled,
+        elinewidth=0.8,
+        capsize=2,
+    )
+    return Named([megabytes], [accuracy], style.colour, name)

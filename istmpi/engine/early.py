@@ -1,0 +1,110 @@
+"""The exchange between two rounds, carried out while the first one's last local steps are still taken (method.delay).
+
+Deals are known in advance. What nobody trains now and somebody will next is fetched from its owners from the round's
+beginning on. What a rank trains now and will not train next leaves some local steps before the end, as it is then: to
+its next holder, or home to its owner. What stays with its rank keeps all local steps.
+
+Between two rounds nothing is on its way, and ranks have all that they train next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+import torch
+
+from istmpi.comm import Communicator, Sent, Traffic
+from istmpi.comm.meanwhile import Meanwhile
+from istmpi.engine.axes import Parameter
+from istmpi.engine.layout import part_shape
+from istmpi.engine.partition import Partition
+from istmpi.engine.route import HOP, PULL, PUSH, Leg, Route
+from istmpi.engine.store import ParameterStore
+from istmpi.engine.transfer import Transfer
+
+Buffers = MutableMapping[str, torch.Tensor]
+
+
+@dataclass
+class HeldParts:
+    """A rank's part of what is dealt out, in host memory, with the optimizer state that travels along.
+
+    The owners' rows are out of date until it is ``flushed``.
+    """
+
+    deal: Partition
+    tensors: dict[str, torch.Tensor]
+    flushed: bool = False
+
+
+def receive_buffers(
+    buffers: Buffers, parameters: Mapping[str, Parameter], deal: Partition, rank: int
+) -> dict[str, torch.Tensor]:
+    """Return host memory for a rank's part in a deal, taken from ``buffers``; those of another shape are replaced."""
+    for name, parameter in parameters.items():
+        shape = part_shape(deal, parameter, rank)
+        if name not in buffers or buffers[name].shape != shape:
+            buffers[name] = torch.empty(shape, dtype=getattr(torch, parameter.dtype))
+    return {name: buffers[name] for name in parameters}
+
+
+class EarlyExchange:
+    """One round's exchange, in the background. All ranks call the same methods in the same order.
+
+    ``communicator``: one on which nothing else goes on, and whose calls are counted in `finish`.
+    """
+
+    def __init__(
+        self,
+        held: HeldParts,
+        route: Route,
+        round: int,
+        store: ParameterStore,
+        communicator: Communicator,
+        arriving: Buffers,
+        leaving: Buffers,
+    ):
+        """``held``: what this rank trains, as the round began. ``arriving``, ``leaving``: memory to be used again."""
+        self._held, self._store, self._communicator = held, store, communicator
+        self._following = route.deal(round + 1)
+        parameters = {name: store.parameters[name] for name in held.tensors}
+        legs = {leg.name: leg for leg in route.into(parameters, round + 1, held.deal)}
+        legs |= {leg.name: leg for leg in route.out_of(parameters, round)}
+        self._legs: Mapping[str, Leg] = legs
+        self._arriving = receive_buffers(arriving, parameters, self._following, store.rank)
+        self._leaving = receive_buffers(leaving, parameters, held.deal, store.rank)
+        self._hop: Transfer | None = None
+        self._sent: list[Sent] = []
+        self._work = Meanwhile("exchange")
+        communicator.traffic = Traffic(followers=[self._sent.append])
+        self._work.put(lambda: self._move(PULL, store.tensors, self._arriving))
+
+    def leave(self, trained: Mapping[str, torch.Tensor]) -> None:
+        """Send what leaves with the values that are trained by now."""
+        for name, values in self._leaving.items():
+            values.copy_(trained[name])
+        self._held.flushed = False  # owners get other values
+        self._work.put(self._send)
+
+    def finish(self, traffic: Traffic) -> float:
+        """Wait until everything has arrived; return the seconds of sending, most of them beside local steps."""
+        self._work.finish()
+        for call in self._sent:
+            traffic.add(call.bytes, call.call, call.began, call.ended)
+        return self._work.seconds
+
+    def assemble(self, trained: Mapping[str, torch.Tensor]) -> HeldParts:
+        """Return this rank's part of the next deal: what has arrived, and what stays as it is trained by now."""
+        self._hop.stay(trained, self._arriving)
+        return HeldParts(self._following, self._arriving)
+
+    def _send(self) -> None:
+        self._hop = self._move(HOP, self._leaving, self._arriving)
+        self._move(PUSH, self._leaving, self._store.tensors)
+
+    def _move(self, name: str, values: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> Transfer:
+        leg = self._legs[name]
+        transfer = Transfer.of(leg, self._store.rank)
+        transfer.run(values, into, self._communicator)
+        return transfer

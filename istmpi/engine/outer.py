@@ -1,0 +1,49 @@
+"""The outer step: a round's change of the weights, taken as a gradient (DiLoCo, arXiv 2311.08105).
+
+    velocity <- momentum * velocity + change
+    weights  <- start + lr * (change + momentum * velocity)          Nesterov's momentum
+
+With lr 1 and no momentum the weights are where the round led, bit for bit.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from istmpi.engine.slots import VELOCITY, Slot, weights_among
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Outer:
+    """The outer optimizer of a run; ``start``: the weights from before the round under way, none where it idles.
+
+    ``needs_start``: it never idles, for somebody needs the start.
+    """
+
+    def __init__(self, lr: float = 1.0, momentum: float = 0.0, needs_start: bool = False):
+        self.lr, self.momentum = lr, momentum
+        self.idle = lr == 1 and momentum == 0 and not needs_start
+        """The weights stay where the round led."""
+        self.start: dict[str, torch.Tensor] = {}
+
+    def begin(self, tensors: Tensors) -> None:
+        """Remember the weights among ``tensors`` from which the round starts."""
+        self.start = {} if self.idle else {name: tensors[name].clone() for name in weights_among(tensors)}
+
+    def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:
+        """Take the weights among ``tensors`` from where the round led to where the next one starts, in place.
+
+        ``trained``: true for elements that any rank trained; the others stay, and their velocity with them, until they
+        are.
+        """
+        for name, before in self.start.items():
+            weight = tensors[name]
+            after = torch.lerp(before, weight, self.lr)
+            if self.momentum:
+                velocity = tensors[Slot(name, VELOCITY)]
+                change = velocity * self.momentum + (weight - before)
+                velocity.copy_(change if trained is None else torch.where(trained[name], change, velocity))
+                after += velocity * (self.lr * self.momentum)
+            weight.copy_(after if trained is None else torch.where(trained[name], after, before))
+        self.start = {}

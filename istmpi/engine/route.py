@@ -1,0 +1,148 @@
+"""The way of the weights through a round, as data: which parameters move between which layouts. Pure.
+
+Training carries the legs out (`istmpi.engine.shards`), the cost model sums their bytes (`istmpi.cost.one_round`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from istmpi import rng
+from istmpi.comm.codec import Wire
+from istmpi.engine.axes import Parameter
+from istmpi.engine.layout import Layout, Owners
+from istmpi.engine.partition import Partition
+from istmpi.engine.slots import parameter_of
+
+PULL, HOP, PUSH, MEAN, FLUSH = "pull", "hop", "push", "mean", "flush"
+Parameters = Mapping[str, Parameter]
+
+
+@dataclass(frozen=True)
+class Leg:
+    """Parameters that move together, from one layout to another; without layouts their mean goes round a ring."""
+
+    name: str
+    parameters: Parameters
+    source: Layout | None = None
+    target: Layout | None = None
+    exclude: Partition | None = None
+    """Only elements that no rank has in this partition move, of what it deals out."""
+    wire: Wire | None = None
+    """How values travel; None: as they are."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """All legs of every round of a method that deals out units, or nothing."""
+
+    owners: Owners
+    deal: Callable[[int], Layout]
+    """Who trains what in a round."""
+    groups: Sequence[str] = ()
+    """The unit groups that are dealt out."""
+    stays: bool = False
+    """What is dealt out stays with its holders until the next deal; else it is flushed to its owners in each round."""
+    common: frozenset[str] = frozenset()
+    """Parameters that stay on all ranks, which take their mean round a ring."""
+    every: int = 1
+    """Rounds from one mean to the next."""
+    early: int = 0
+    """What leaves does so that many local steps before the end of a round; the next round's pull begins with it."""
+    last: Collection[int] = ()
+    """Rounds after which nothing leaves early."""
+    wire: str = "float32"
+    seed: int = 0
+
+    @property
+    def keeps_all(self) -> bool:
+        """Say whether nothing goes home: all ranks have all parameters in common."""
+        return bool(self.common) and not self.groups
+
+    def leaves_early(self, round: int) -> bool:
+        """Say whether the next round's weights travel during a round."""
+        return bool(self.early) and round + 1 not in self.last
+
+    def into(
+        self, parameters: Parameters, round: int, before: Partition | None, present: Collection[str] = ()
+    ) -> Iterator[Leg]:
+        """Yield what brings ranks what they train in a round: straight from holders, and from owners.
+
+        ``before``: the deal in which ranks hold what is dealt out; None where all is with its owners. ``present``:
+        names of what every rank has already. The first values of a run, and what is common, travel as they are.
+        """
+        now, exact = self.deal(round), round == 0 and (self.stays or bool(self.common))
+        if before:
+            dealt = {name: one for name, one in parameters.items() if one.pattern.dealt(before.units)}
+            yield Leg(HOP, dealt, before, now, wire=self._wire(round, HOP))
+        moving = {name: one for name, one in parameters.items() if name not in present}
+        plain = {name: one for name, one in moving.items() if exact or self.is_common(name) or self.wire == "float32"}
+        encoded = {name: one for name, one in moving.items() if name not in plain}
+        if plain:
+            yield Leg(PULL, plain, self.owners, now, before)
+        if encoded:
+            yield Leg(PULL, encoded, self.owners, now, before, self._wire(round, PULL))
+
+    def out_of(self, parameters: Parameters, round: int) -> Iterator[Leg]:
+        """Yield what takes the weights of a round where they belong: round the ring, and to their owners."""
+        after = self.deal(round + 1) if self.stays else None
+        common = {name: one for name, one in parameters.items() if self.is_common(name)}
+        dealt = {name: one for name, one in parameters.items() if name not in common}
+        if common and self.mean_is_due(round):
+            yield Leg(MEAN, common, wire=self._wire(round, MEAN))
+        if dealt:
+            # A later flush must write the values that arrived: the sender's own become those.
+            wire = self._wire(round, PUSH, settles=after is not None and not self.leaves_early(round))
+            yield Leg(PUSH, dealt, self.deal(round), self.owners, after, wire)
+
+    def flushed(self, parameters: Parameters, round: int) -> Iterator[Leg]:
+        """Yield what brings the newest values to their owners behind a round after which nothing left early."""
+        if self.stays:
+            deal = self.deal(round)
+            dealt = {name: one for name, one in parameters.items() if one.pattern.dealt(deal.units)}
+            yield Leg(FLUSH, dealt, deal, self.owners)
+        common = {name: one for name, one in parameters.items() if self.is_common(name)}
+        if common and not self.mean_is_due(round):
+            yield Leg(MEAN, common)
+
+    def mean_is_due(self, round: int) -> bool:
+        """Say whether ranks take the mean of what is common at the end of a round."""
+        return (round + 1) % self.every == 0
+
+    def recovered(self, round: int) -> Partition | None:
+        """Return the deal whose parts ranks take back from the owners before a job's first round; None for none.
+
+        Hops round their values, and what stays is exact: so a resumed run must first restore which rank kept what.
+        """
+        if self.stays and (self.early or (round and self.wire != "float32")):
+            return self.deal(round if self.early else round - 1)
+        return None
+
+    def legs(self, parameters: Parameters, round: int, fresh: bool) -> Sequence[Leg]:
+        """Return all legs that a round executes; ``fresh``: it is the first one of a method in a job."""
+        common = {name for name in parameters if self.is_common(name)}
+        before = self.deal(round - 1) if self.stays and round else None
+        legs: list[Leg] = []
+        if fresh:
+            before, present = self.recovered(round), set()
+            if before:
+                dealt = {name: one for name, one in parameters.items() if one.pattern.dealt(before.units)}
+                legs.append(Leg(PULL, dealt, self.owners, before))
+                present = {*dealt} if self.early else set()
+            legs += self.into(parameters, round, None if self.early else before, present)
+        elif not self.early:
+            legs += self.into(parameters, round, before, common)
+        if self.leaves_early(round):
+            legs += self.into(parameters, round + 1, self.deal(round), common)
+        return [*legs, *self.out_of(parameters, round)]
+
+    def is_common(self, name: str) -> bool:
+        """Say whether a parameter or slot of this name stays on all ranks."""
+        return parameter_of(name) in self.common
+
+    def _wire(self, round: int, leg: str, settles: bool = False) -> Wire | None:
+        """Return how one leg travels; each name is used once in a round, so that roundings differ."""
+        if self.wire == "float32":
+            return None
+        return Wire(self.wire, rng.key(self.seed, "wire", leg, round), settles)

@@ -1,0 +1,257 @@
+"""Where the newest values of every parameter are, and how they get to the ranks that train them and back.
+
+Between rounds the rows of the store are the owners'. Newer values of what is dealt out may be with its holders, and
+those of what all ranks have in common are on every rank; `Shards.flush` brings them to the owners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from itertools import accumulate
+
+import torch
+
+from istmpi.comm import Communicator
+from istmpi.comm.allreduce import MeanOverRanks
+from istmpi.comm.clock import Clock
+from istmpi.engine.axes import Parameter
+from istmpi.engine.early import EarlyExchange, HeldParts, receive_buffers
+from istmpi.engine.layout import part_shape
+from istmpi.engine.outer import Outer
+from istmpi.engine.partition import Partition
+from istmpi.engine.route import HOP, MEAN, PUSH, Leg, Route
+from istmpi.engine.staging import copy_from_host, empty_on_host, on_host
+from istmpi.engine.store import ParameterStore
+from istmpi.engine.transfer import Transfer
+from istmpi.engine.wire import form_of
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Shards:
+    """One rank's view of all parameters: `fetch`, `give` and `outer_step` in every round, `flush` and `rollback`.
+
+    All methods are collective. ``weights``: how much each rank counts in the mean over holders; by default all alike.
+    ``restored``: values of this rank alone from between two rounds, by name, from which it resumes.
+    """
+
+    def __init__(
+        self,
+        store: ParameterStore,
+        route: Route,
+        communicator: Communicator,
+        clock: Clock,
+        outer: Outer,
+        weights: Sequence[float] | None = None,
+        restored: Tensors | None = None,
+    ):
+        self.store, self.route, self.outer = store, route, outer
+        self._communicator, self._clock, self._weights = communicator, clock, weights
+        self._restored = dict(restored or {})
+        self._held: HeldParts | None = None
+        self._common: dict[str, torch.Tensor] = {}
+        """What all ranks have, on this rank's device; empty where it is to come from the owners."""
+        self.alike: dict[str, torch.Tensor] = {}
+        """Slots of which all ranks have the same values, whole, on this rank's device: an outer step's velocity."""
+        self._mean_taken = True
+        """All ranks have the same values of what is common."""
+        self._reached: dict[str, torch.Tensor] = {}
+        self._arriving: MutableMapping[str, torch.Tensor] = {}
+        self._leaving: MutableMapping[str, torch.Tensor] = {}
+        self._beside = communicator.duplicate() if route.early else None
+        self._early: EarlyExchange | None = None
+
+    def fetch(self, round: int, tensors: Tensors) -> None:
+        """Fill this rank's tensors with the values from which it trains in a round."""
+        route, store, deal = self.route, self.store, self.route.deal(round)
+        if self._held is None and (before := route.recovered(round)):
+            self._held = self._recovered(before)
+        held, targets = self._held, dict(tensors)
+        if not self._common:
+            targets |= self._new_alike(tensors)
+        present = {**self._common, **(held.tensors if held and held.deal is deal else {})}
+        before = held.deal if held and held.deal is not deal else None
+        arriving: dict[str, torch.Tensor] = {}
+        for leg in route.into({name: store.parameters[name] for name in self._names(targets)}, round, before, present):
+            with self._clock(leg.name):
+                if leg.name == HOP:
+                    arriving = receive_buffers(self._arriving, leg.parameters, deal, store.rank)
+                    self._move(leg, held.tensors, arriving)
+                    self._held = HeldParts(deal, dict(arriving))
+                else:
+                    missing = {name: targets[name] for name in leg.parameters if name not in arriving}
+                    arriving |= empty_on_host(missing)
+                    self._move(leg, store.tensors, arriving)
+        for name, values in present.items():
+            targets[name].copy_(values)
+        copy_from_host(arriving | self._restored, {name: targets[name] for name in arriving})
+        common = {name: targets[name] for name in self._names(targets) if route.is_common(name)}
+        self.outer.begin(common or store.tensors)
+        if common and not deal.units:
+            self._communicator.release_scratch()  # nothing moves like this until the run resumes
+        if route.leaves_early(round):
+            buffers = self._arriving, self._leaving
+            self._early = EarlyExchange(self._held, route, round, store, self._beside, *buffers)
+
+    @property
+    def leaves_early(self) -> bool:
+        """Say whether the exchange of the round under way has begun."""
+        return self._early is not None
+
+    def send_early(self, trained: Tensors) -> None:
+        """Send what leaves before the round ends, where anything does."""
+        if self._early:
+            with self._clock(HOP):
+                self._early.leave(trained)
+
+    def give(self, round: int, trained: Tensors) -> None:
+        """Send what was trained where it belongs: mean round the ring, push to owners, or what arrived early."""
+        route, parameters = self.route, self.store.parameters
+        moved = {name: parameters[name] for name in parameters if name in trained}
+        for leg in route.out_of(moved, round):
+            if leg.name == MEAN:
+                self._average(leg, trained)
+            elif self._early:
+                self._arrive(trained)
+            else:
+                self._push(round, leg, trained)
+        common = {name: trained[name] for name in moved if route.is_common(name)}
+        self._mean_taken, self._restored = route.mean_is_due(round), {}
+        # Up to the next mean the owners have nothing of it: a round that is dropped must leave it as it was.
+        self._common = common if route.every == 1 else {name: values.clone() for name, values in common.items()}
+
+    def outer_step(self) -> None:
+        """Follow the round's change by the outer step, and let the owners have what is common."""
+        if not self._common:
+            self.outer.step(self.store.tensors, self._reached)
+        elif self._mean_taken:
+            self.outer.step(self._common | self.alike)
+            self.keep(self._common | self.alike)
+        self._reached = {}
+
+    def flush(self) -> None:
+        """Bring the newest values to their owners."""
+        held, store = self._held, self.store
+        if held and not held.flushed:
+            moved = {name: store.parameters[name] for name in held.tensors}
+            Transfer(moved, held.deal, store.owners, store.rank).run(held.tensors, store.tensors, self._communicator)
+            held.flushed = True
+        if not self._mean_taken and self._common:
+            mean = {name: values.clone() for name, values in self._common.items()}
+            self._average(Leg(MEAN, {name: store.parameters[name] for name in mean}), mean)
+            store.keep(on_host(mean))
+
+    def rollback(self) -> None:
+        """Have the values from before the round under way again."""
+        if self._early:
+            self._finish_early()
+        if self.route.every == 1:
+            self._common = {}
+        self.outer.start = {}
+
+    def average(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
+        """Have the mean over ranks in tensors of whole parameters, in place."""
+        self._average(Leg(MEAN, {name: self.store.parameters[name] for name in tensors}), tensors)
+
+    def through_owners(
+        self, tensors: Tensors, serve: Callable[[str, torch.Tensor], torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Send whole parameters to their owners by rows; return what these send back, whole, on this rank's device.
+
+        ``serve(name, rows)`` is called by the owner with all ranks' values of its rows, ``[rank, row, ...]``, and
+        returns what each rank gets back, of that shape.
+        """
+        rank, ranks, owners = self._communicator.rank, self._communicator.size, self.store.owners
+        back = {}
+        for name, whole in on_host(tensors).items():
+            parts = [whole[rows.start : rows.stop] for rows in (owners.rows(len(whole), peer) for peer in range(ranks))]
+            with self._clock(PUSH):
+                arrived = self._all_to_all(parts, [parts[rank]] * ranks)
+            served = serve(name, torch.stack(arrived))
+            with self._clock("pull"):
+                back[name] = torch.cat(self._all_to_all(list(served), parts)).to(tensors[name].device)
+        return back
+
+    def _all_to_all(self, sent: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Send one tensor to each rank; return those that come from each, of the shapes of ``like``."""
+        outgoing = torch.cat([values.reshape(-1) for values in sent]).view(torch.uint8).numpy()
+        incoming = torch.empty(sum(values.numel() for values in like), dtype=like[0].dtype)
+        layouts = [[values.nbytes for values in values_of] for values_of in (sent, like)]
+        starts = [[0, *accumulate(counts)][:-1] for counts in layouts]
+        self._communicator.alltoallv(
+            (outgoing, layouts[0], starts[0]), (incoming.view(torch.uint8).numpy(), layouts[1], starts[1])
+        )
+        parts = incoming.split([values.numel() for values in like])
+        return [part.view(values.shape) for part, values in zip(parts, like, strict=True)]
+
+    def of_this_rank(self) -> dict[str, torch.Tensor]:
+        """Return the values of what is common that other ranks do not have, whole, in host memory."""
+        return self._restored if self._mean_taken else on_host(self._common)
+
+    def keep(self, tensors: Tensors) -> None:
+        """Let the owners have their rows of tensors that every rank has."""
+        with self._clock(PUSH):
+            self.store.keep(on_host(tensors))
+
+    def _names(self, targets: Tensors) -> list[str]:
+        return [name for name in self.store.parameters if name in targets]
+
+    def _new_alike(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """Return memory for slots of the store that are no optimizer's, where every rank has all parameters."""
+        slots = [name for name in self.store.parameters if name not in tensors] if self.route.keeps_all else ()
+        self.alike = {name: torch.empty_like(tensors[name.parameter]) for name in slots}
+        return self.alike
+
+    def _move(self, leg: Leg, source: Tensors, target: Tensors) -> Transfer:
+        transfer = Transfer.of(leg, self.store.rank, self._weights)
+        transfer.run(source, target, self._communicator)
+        return transfer
+
+    def _recovered(self, deal: Partition) -> HeldParts:
+        parameters = {name: one for name, one in self.store.parameters.items() if one.pattern.dealt(deal.units)}
+        rank, tensors = self.store.rank, {}
+        for name, parameter in parameters.items():
+            tensors[name] = torch.empty(part_shape(deal, parameter, rank), dtype=self.store.tensors[name].dtype)
+        with self._clock("pull"):
+            pull = Transfer(parameters, self.store.owners, deal, rank)
+            pull.run(self.store.tensors, tensors, self._communicator)
+        return HeldParts(deal, tensors, flushed=True)
+
+    def _push(self, round: int, leg: Leg, trained: Tensors) -> None:
+        with self._clock(leg.name):
+            staged = on_host({name: trained[name] for name in leg.parameters})
+            push = self._move(leg, staged, self.store.tensors)
+        self._reached = push.reached(self.outer.start)
+        self._held = None
+        if self.route.stays:
+            deal = self.route.deal(round)
+            stay = [name for name, one in leg.parameters.items() if one.pattern.dealt(deal.units)]
+            self._held = HeldParts(deal, {name: staged[name] for name in stay})
+
+    def _average(self, leg: Leg, tensors: Tensors) -> None:
+        nbytes = {name: tensors[name].nbytes for name in leg.parameters}
+        with self._clock("all-reduce"):
+            encoded = ()
+            if leg.wire:
+                encoded = forms(leg.wire.kind, leg.parameters), leg.wire.key
+            mean = MeanOverRanks(nbytes, self._communicator, *encoded)
+            for name in leg.parameters:
+                mean.add(name, tensors[name])
+            mean.finish()
+
+    def _arrive(self, trained: Tensors) -> None:
+        with self._clock(HOP):
+            early, spare = self._early, self._held.tensors
+            self._finish_early()
+            self._held, self._arriving = early.assemble(on_host(trained)), spare
+
+    def _finish_early(self) -> None:
+        early, self._early = self._early, None
+        self._communicator.meet()
+        with self._communicator.waiting("exchange"):  # a thread of this rank waits, and the rank is not idle
+            self._clock.background += early.finish(self._communicator.traffic)
+
+
+def forms(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
+    """Return the form in which each tensor travels in an all-reduce, for a setting of method.wire."""
+    return {name: form_of(kind, name, parameter) for name, parameter in parameters.items()}

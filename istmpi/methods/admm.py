@@ -1,0 +1,40 @@
+"""Consensus ADMM (Boyd et al. 2011, section 7), with local steps in place of an exact minimum.
+
+x_i <- J steps on  loss_i(x) + rho/2 |x - z + u_i|^2      the rank's own weights
+z   <- mean over ranks of  x_i + u_i                      the consensus, which is evaluated
+u_i <- u_i + x_i - z                                      the rank's own scaled dual
+"""
+
+import torch
+
+from istmpi.engine.slots import Slot, weights_among
+from istmpi.methods.replicated import OwnNetworks
+
+
+class ADMM(OwnNetworks):
+    """Every rank has weights and a dual of its own; the store has the consensus."""
+
+    def fetched(self) -> None:
+        tensors = self.subnet.tensors
+        self._consensus = {name: tensors[name].clone() for name in weights_among(tensors)}
+        self._duals = {name: torch.zeros_like(values) for name, values in self._consensus.items()}
+
+    def each_rank(self) -> dict[str, torch.Tensor]:
+        return super().each_rank() | {Slot(name, "dual"): dual for name, dual in self._duals.items()}
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        for name, parameter in self.subnet.network.named_parameters():
+            if parameter.grad is not None:
+                apart = parameter - self._consensus[name] + self._duals[name]
+                parameter.grad.add_(apart, alpha=self.job.run.method.penalty)
+
+    def exchange(self, number: int) -> None:
+        own = {name: self.subnet.tensors[name] for name in self._duals}
+        self._consensus = {name: values + self._duals[name] for name, values in own.items()}
+        self.shards.average(self._consensus)
+        for name, dual in self._duals.items():
+            dual += own[name] - self._consensus[name]
+
+    def fill_store(self) -> None:
+        self.shards.keep(self._consensus)

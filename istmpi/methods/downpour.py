@@ -1,0 +1,52 @@
+"""Downpour SGD (Dean et al. 2012): what a rank changed goes to a parameter server while the rank trains on.
+
+What ranks changed in a round travels in the background of the next one. So the others' changes are one round old when
+they arrive, and up to two when the next ones do: staleness is J to 2J local steps, whatever the timing.
+
+    server <- server + mean over ranks of what they changed in the round before
+    x_i    <- server + what this rank changed since
+
+All ranks have the server's values: a ring carries as much as sharded servers would.
+"""
+
+import torch
+
+from istmpi.comm.allreduce import MeanOverRanks
+from istmpi.engine.slots import Slot, weights_among
+from istmpi.methods.replicated import OwnNetworks
+
+
+class Downpour(OwnNetworks):
+    """Every rank has a network of its own; the store has the server's values."""
+
+    def fetched(self) -> None:
+        tensors = self.subnet.tensors
+        self._server = {name: tensors[name].clone() for name in weights_among(tensors)}
+        self._changed = {name: torch.zeros_like(values) for name, values in self._server.items()}
+
+    def each_rank(self) -> dict[str, torch.Tensor]:
+        return super().each_rank() | {Slot(name, "changed"): values for name, values in self._changed.items()}
+
+    def begin(self, number: int) -> None:
+        super().begin(number)
+        self._arriving = {name: values.clone() for name, values in self._changed.items()}
+        self._mean = MeanOverRanks({n: v.nbytes for n, v in self._arriving.items()}, self.job.communicator)
+        for name, values in self._arriving.items():
+            self._mean.add(name, values)
+        self._mean.begin()
+
+    def exchange(self, number: int) -> None:
+        with self.job.clock("all-reduce"):
+            self._mean.finish()
+        for name, server in self._server.items():
+            own = self.subnet.tensors[name]
+            self._changed[name].copy_(own - self._start[name])
+            server += self._arriving[name]
+            own.copy_(server + self._changed[name])
+
+    def rollback(self) -> None:
+        self._mean.finish()
+        super().rollback()
+
+    def fill_store(self) -> None:
+        self.shards.keep(self._server)

@@ -1,0 +1,39 @@
+"""Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, arXiv 1412.6651), at the end of each round.
+
+Ranks have weights x_i of their own, and are drawn to a center that rests with the owners and is evaluated:
+
+    together       x_i <- x_i - a (x_i - center)      center <- center + a * sum over ranks of (x_i - center)
+    round-robin    the same of one rank after the other, each with the center that the rank before it left
+"""
+
+import torch
+
+from istmpi.engine.slots import weights_among
+from istmpi.methods.replicated import OwnNetworks
+
+
+class EASGD(OwnNetworks):
+    """Every rank has a network of its own; the store has the center."""
+
+    @torch.no_grad()
+    def exchange(self, number: int) -> None:
+        settings = self.job.run.method
+        rate, store = settings.moving_rate / self.job.communicator.size, self.job.store
+
+        def serve(name: str, rows: torch.Tensor) -> torch.Tensor:
+            """Return the center that each rank meets, for all ranks' weights in this rank's rows: ``[rank, ...]``."""
+            center, met = store.tensors[name], torch.empty_like(rows)
+            for rank, own in enumerate(rows):
+                met[rank] = center
+                if settings.order == "round-robin":
+                    center += rate * (own - center)
+            if settings.order == "together":
+                center += rate * (rows - met).sum(dim=0)
+            return met
+
+        own = {name: self.subnet.tensors[name] for name in weights_among(store.parameters)}
+        for name, center in self.shards.through_owners(own, serve).items():
+            own[name] -= rate * (own[name] - center)
+
+    def fill_store(self) -> None:
+        return  # the center is there

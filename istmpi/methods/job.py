@@ -1,0 +1,41 @@
+"""Everything that a method works on: one rank's view of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from istmpi.comm import Communicator
+from istmpi.comm.clock import Clock
+from istmpi.comm.stopping import StopSign
+from istmpi.data.batches import Batches
+from istmpi.engine.shares import Shares
+from istmpi.engine.store import ParameterStore
+from istmpi.models.architecture import Architecture
+
+if TYPE_CHECKING:
+    from istmpi.config import Run
+
+
+@dataclass
+class Job:
+    """A run as a method sees it on one rank."""
+
+    run: Run
+    architecture: Architecture
+    task: str
+    store: ParameterStore
+    batches: Batches
+    communicator: Communicator
+    device: torch.device
+    clock: Clock
+    stop: StopSign
+    state_since: int = 0
+    """The round since which optimizer state has been kept, where it is kept from round to round."""
+    shares: Shares | None = None
+    """Those of every round; None for those of the run's settings."""
+    restored: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Values of this rank alone, whole, from the checkpoint that the run resumes from; the store has the others."""

@@ -1,0 +1,129 @@
+"""The network that this rank trains, with its optimizer: built for each round, and stepped without communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from istmpi import rng
+from istmpi.data.batch import Batch
+from istmpi.devices import to_empty
+from istmpi.engine.slots import Slot
+from istmpi.methods.job import Job
+from istmpi.methods.optimizers import optimizer_spec
+from istmpi.methods.sparse_rows import SparseRows, bags
+from istmpi.models.label_blocks import defer, label_layers
+from istmpi.models.linear import release_gradients
+from istmpi.tasks import MULTI_LABEL, REGRESSION
+
+CLIP_OF_REGRESSION = 1.0
+"""The default for regression: a squared error has no largest gradient, and wide layers make steps too long."""
+
+Objective = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
+
+
+class Subnet:
+    """A network and its optimizer; ``tensors`` has the values of both by their names in the store.
+
+    ``averages_gradients``: gradients leave the rank, so that all of them are dense.
+    """
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+
+    def __init__(self, job: Job, averages_gradients: bool = False):
+        self._job, self._lengths = job, None
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.spec = optimizer_spec(job.run.optimizer)
+        self.clip = _clip(job)
+        self._sparse = job.run.optimizer.name == "sgd" and not self.clip and not averages_gradients
+        self._sparse_rows: SparseRows | None = None
+        # torch imports its compiler for the first optimizer, which takes seconds: here rather than in the first round.
+        self.spec.make([nn.Parameter(torch.zeros(1))])
+
+    def build(self, lengths: Mapping[str, int]) -> bool:
+        """Have a network of these lengths, its values still undefined; return whether it is another than before.
+
+        The last one serves again where the lengths are the same, as they are from deal to deal: fresh memory would
+        cost more than the values that go into it.
+        """
+        if self._lengths == lengths:
+            return False
+        job, self._lengths = self._job, None
+        # Who trains the full network trains the one that is evaluated.
+        scale = job.store.scale if lengths != job.architecture.lengths else job.store.full_scale
+        network = job.architecture.without_values(scale, lengths)
+        self.network, self._lengths = to_empty(network, job.device).train(), dict(lengths)
+        if job.task == MULTI_LABEL:
+            defer(self.network)
+        if self._sparse:
+            for bag in bags(self.network):
+                bag.sparse = True
+                bag.register_forward_pre_hook(self._about_to_read, with_kwargs=True)
+        return True
+
+    def renew(self, steps: int) -> None:
+        """Make the optimizer anew, its state zero, after so many ``steps`` of the same state."""
+        self.optimizer = self.spec.make(self.network.parameters())
+        self.tensors = {}
+        for name, parameter in self.network.named_parameters():
+            self.tensors[name] = parameter.detach()
+            state = {slot: torch.zeros_like(parameter.detach()) for slot in self.spec.slots}
+            self.tensors |= {Slot(name, slot): values for slot, values in state.items()}
+            if state:
+                self.optimizer.state[parameter] = self.spec.state(state, steps)
+        if self._sparse:
+            self._sparse_rows = SparseRows(self.network, self.optimizer, self._job.run.optimizer)
+
+    def step(
+        self, number: int, rate: float, batch: Batch, objective: Objective, before_update: Callable[[], None]
+    ) -> torch.Tensor:
+        """Take a local step on a batch at a learning rate; return the batch's loss, a scalar.
+
+        ``number``: the step's in the run, which keys the random numbers of dropout. ``before_update`` is called when
+        the gradients are there.
+        """
+        job = self._job
+        if job.architecture.stochastic:
+            torch.manual_seed(rng.key(job.run.train.seed, "dropout", job.communicator.rank, number) >> 1)
+        if self._sparse and not job.run.optimizer.momentum:
+            for layer in label_layers(self.network):
+                layer.rate, layer.decay = rate, job.run.optimizer.weight_decay
+        self.optimizer.zero_grad(set_to_none=True)
+        minimised, loss = objective(self.network, batch)
+        minimised.backward()
+        before_update()
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if self._sparse_rows:
+            self._sparse_rows.step(rate)
+        self.optimizer.step()
+        return loss.detach()
+
+    def settle(self) -> None:
+        """Bring every row of a table to its value after the last step, which a step that did not read it postpones."""
+        if self._sparse_rows:
+            self._sparse_rows.finish()
+
+    def release_gradients(self) -> None:
+        """Give back the memory of gradients; the next backward pass takes it again."""
+        release_gradients(self.network)
+
+    def release(self) -> None:
+        """Give back the memory of the optimizer's state."""
+        self.optimizer, self.tensors = None, {}
+
+    def _about_to_read(self, bag: nn.EmbeddingBag, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        self._sparse_rows.about_to_read(bag.weight, inputs[0] if inputs else named["input"])
+
+
+def _clip(job: Job) -> float:
+    """Return the norm to which a larger gradient is cut; 0 where none is."""
+    if job.run.optimizer.clip is not None:
+        return job.run.optimizer.clip
+    return CLIP_OF_REGRESSION if job.task == REGRESSION and job.run.data.standardise else 0.0
