@@ -22,16 +22,15 @@ if TYPE_CHECKING:
     from istmpi.data.batch import Labels
 
 AT = (1, 3, 5)
-"""How many labels, those ranked first, are judged."""
 TOP = max(AT)
 LOSSES = ("softmax", "binary")
-"""Softmax: the mean over an example's labels of their cross-entropy, among all labels. Binary: the cross-entropy of
+"""Softmax is the mean over an example's labels of their cross-entropy, among all labels; binary the cross-entropy of
 each label for itself, summed over all."""
 SCORES = tuple(f"P@{k}" for k in AT) + tuple(f"PSP@{k}" for k in AT)
 
 
 def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight of each of the targets' ``columns``, and of each example's total ``[b]``, in float64."""
+    """Return the weight of each of the targets' ``columns``, and of each example's total ``[b]``, in float64."""
     import torch
 
     counts = targets.counts.double()
@@ -41,35 +40,32 @@ def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def total_of(logits: torch.Tensor, loss: str) -> torch.Tensor:
-    """What a loss makes of all logits ``[b, labels]``, whichever the examples' labels are: ``[b]``."""
     from torch.nn import functional
 
     return logits.logsumexp(dim=1) if loss == "softmax" else functional.softplus(logits).sum(dim=1)
 
 
 def together(totals: torch.Tensor, loss: str) -> torch.Tensor:
-    """The total of all labels ``[b]`` from those of parts of them ``[parts, b]``."""
+    """Return the total of all labels ``[b]`` from those of parts of them ``[parts, b]``."""
     return totals.logsumexp(dim=0) if loss == "softmax" else totals.sum(dim=0)
 
 
 def losses_of(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
-    """The loss of each example ``[b]``."""
-    weights, shares = (of.to(logits.dtype) for of in weights_of(targets, loss))
+    weights, shares = (each.to(logits.dtype) for each in weights_of(targets, loss))
     positive = logits.new_zeros(len(logits)).index_add(0, targets.rows, weights * logits[targets.rows, targets.columns])
     return shares * total_of(logits, loss) - positive
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What has to be known of the logits of some labels, for each example: their total, and those ranked first."""
+    """The facts on the logits of some labels, for each example: their total, and those ranked first."""
 
     numbers: np.ndarray
     """``[b, 2 + 2 * TOP]`` float64: total; weighted sum of positive logits; top logits; their labels' numbers."""
 
     @staticmethod
     def of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> Parts:
-        """Of the labels from number ``first`` on, whose logits ``[b, n]`` are given. Where logits are equal the lower
-        number is ranked first."""
+        """Return the facts on the labels from number ``first`` on, whose logits ``[b, n]`` are given."""
         import torch
 
         logits = logits.double()
@@ -92,15 +88,16 @@ class Parts:
 
 
 def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest logits of each example and their places ``[b, count]``, of equal ones that with the lower place."""
+    """Return the largest logits of each example and their places ``[b, count]``; of equal ones the lower place is
+    first."""
     import torch
 
     values, places = logits.topk(count, dim=1)
     least = values[:, -1:]
     tied = (logits >= least).sum(dim=1) > count
     for row in tied.nonzero()[:, 0].tolist():
-        known = torch.cat([(logits[row] > least[row]).nonzero()[:, 0], (logits[row] == least[row]).nonzero()[:, 0]])
-        places[row] = known[:count]
+        places_of = torch.cat([(logits[row] > least[row]).nonzero()[:, 0], (logits[row] == least[row]).nonzero()[:, 0]])
+        places[row] = places_of[:count]
     order = places.argsort(dim=1)  # by place, and then by value without changing the order of equal ones
     places = places.gather(1, order)
     values = logits.gather(1, places)
@@ -112,15 +109,14 @@ class Ranking:
     """Sums over examples of which loss and `SCORES` are made; ``propensities``: A and B of `inverse_propensities`."""
 
     size = 2 + 3 * len(AT)
-    """Numbers of the sums: loss, examples; of each k hits, inverse propensities of these, and of the best ranking."""
+    """Loss, examples; of each k hits, inverse propensities of these, and of the best ranking."""
 
     def __init__(self, counts: np.ndarray, rows: int, propensities: tuple[float, float], loss: str):
-        """``counts``: how many training rows, of so many ``rows``, have each label."""
+        """``counts`` are the training rows, of so many ``rows``, with each label."""
         self._inverse = inverse_propensities(counts, rows, *propensities)
         self._loss = loss
 
     def sums(self, parts: Sequence[Parts], targets: Labels) -> np.ndarray:
-        """The sums over some examples, from all parts of the labels."""
         import torch
 
         numbers = np.stack([part.numbers for part in parts])
@@ -139,23 +135,22 @@ class Ranking:
         hit = is_label & np.isin(np.arange(len(best))[:, None] * len(self._inverse) + ranked, pairs)
         gains = np.where(hit, self._inverse[ranked], 0.0)
         inverse = self._inverse[columns]
-        most = inverse[np.lexsort((-inverse, examples))]  # each example's, largest first
+        largest = inverse[np.lexsort((-inverse, examples))]  # each example's, largest first
         places = np.arange(len(columns)) - targets.offsets.numpy()[examples]
         sums = np.zeros(self.size)
         sums[0], sums[1] = (shares.numpy() * totals - positive).sum(), len(best)
         for place, k in enumerate(AT):
-            sums[2 + 3 * place :][:3] = hit[:, :k].sum(), gains[:, :k].sum(), most[places < k].sum()
+            sums[2 + 3 * place :][:3] = hit[:, :k].sum(), gains[:, :k].sum(), largest[places < k].sum()
         return sums
 
     @staticmethod
     def scores(sums: np.ndarray) -> dict[str, float]:
-        """`SCORES` by their names."""
-        hits, gains, most = (sums[2 + number :: 3] for number in range(3))
-        precisions = {f"P@{k}": float(of / k / sums[1]) for k, of in zip(AT, hits)}
-        return precisions | {f"PSP@{k}": float(of / max(all, 1e-300)) for k, of, all in zip(AT, gains, most)}
+        hits, gains, largest = (sums[2 + number :: 3] for number in range(3))
+        precisions = {f"P@{k}": float(hit / k / sums[1]) for k, hit in zip(AT, hits)}
+        return precisions | {f"PSP@{k}": float(gain / max(all, 1e-300)) for k, gain, all in zip(AT, gains, largest)}
 
 
 def inverse_propensities(counts: np.ndarray, rows: int, a: float, b: float) -> np.ndarray:
-    """One over each label's odds of being noted where it is true: ``1 + C * (count + B) ** -A``, float64."""
+    """Return the inverse of each label's odds of being noted where it is true: ``1 + C * (count + B) ** -A``."""
     c = (log(max(rows, 2)) - 1) * (b + 1) ** a
     return 1 + max(c, 0) * (counts + b) ** -a

@@ -1,10 +1,10 @@
 """A setting's type says all about it: values, range, a sentence of help. msgspec checks values against it.
 
-    rounds: Annotated[int, Meta(ge=1, description="Rounds to train.")] = 30
+    rounds: Annotated[int, Meta(ge=1), "Rounds to train."] = 30
 
-What msgspec cannot say stands in ``extra``: ``at_most`` for bounds beyond 64 bits, ``at_most_bytes`` of a text,
-``rising`` for a list in which each number is above the one before it, ``known`` for the names that a text may be, with
-``or`` for what else it may be, and ``must`` for words that say a range better.
+`also` says what msgspec cannot: ``at_most`` for bounds beyond 64 bits, ``at_most_bytes`` of a text, ``rising`` for a
+list in which each number is above the one before it, ``known`` for the names that a text may be, with ``or`` for what
+else it may be, and ``must`` for words that say a range better.
 """
 
 import dataclasses
@@ -19,22 +19,15 @@ from msgspec import Meta
 
 from istmpi.errors import ConfigError, did_you_mean
 
-__all__ = [
-    "Meta",
-    "checked",
-    "choices_of",
-    "help_of",
-    "holds_text",
-    "kind_of_value",
-    "own",
-    "range_of",
-    "schema_of",
-    "shown",
-    "types_of",
-]
-
 MOST = 2**64
 """No number that is given for a setting is larger."""
+
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Between = Annotated[float, Meta(gt=0, lt=1)]
 
 _ENGLISH = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
@@ -42,10 +35,15 @@ Field = tuple[str, Any, Any]
 """Name, type and default of a setting, as `dataclasses.make_dataclass` takes them."""
 
 
+def also(**limits: Any) -> Meta:
+    """Limits that msgspec does not know."""
+    return Meta(extra=limits)
+
+
 def own(name: str, kind: Any, default: Any, help: str, **limits: Any) -> Field:
     """A setting that its owner describes: ``own("epochs", int, 1, "Passes of a rank.", ge=1)``."""
     limited = Annotated[kind, Meta(**limits)] if limits else kind
-    return name, Annotated[limited, Meta(description=help)], dataclasses.field(default=default)
+    return name, Annotated[limited, help], dataclasses.field(default=default)
 
 
 @cache
@@ -56,50 +54,58 @@ def types_of(section: type) -> dict[str, Any]:
 
 def help_of(hint: Any) -> str:
     """The sentence of help that a setting's type has."""
-    _, metas = _bare(hint)
-    return next((meta.description for meta in metas if meta.description), "")
+    return _bare(hint)[2]
 
 
 def holds_text(hint: Any) -> bool:
-    """Whether a setting of this type is a text, in any words or in some."""
-    kind, _ = _bare(hint)
+    """Return True if a setting of this type is a text, in any words or in some."""
+    kind = _bare(hint)[0]
     return kind is str or get_origin(kind) is Literal
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
     """The names that a setting of this type may be; none where it is no choice among names."""
-    kind, metas = _bare(hint)
+    kind, limits, _ = _bare(hint)
     if kind is bool:
         return "true", "false"
-    return get_args(kind) if get_origin(kind) is Literal else tuple(_extra(metas, "known", ()))
+    return get_args(kind) if get_origin(kind) is Literal else tuple(limits.get("known", ()))
 
 
 def kind_of_value(hint: Any, several: bool = False) -> str:
-    """What a value of this type is, in words: ``list of whole numbers``."""
-    kind, metas = _bare(hint)
+    """The kind of value that this type has, in words: ``list of whole numbers``."""
+    kind, limits, _ = _bare(hint)
     if get_origin(kind) is tuple:
         first, *others = get_args(kind)
         if others == [...]:
-            other = _extra(metas, "or")
-            return f"list{'s' * several} of {kind_of_value(first, several=True)}{f', {other}' if other else ''}"
+            return _or(f"list{'s' * several} of {kind_of_value(first, several=True)}", limits)
         return f"[{', '.join(map(kind_of_value, (first, *others)))}]"
     if kind is bool:
         return "true or false"
-    words = {int: "whole number", float: "number"}.get(kind, "text")
-    return words + "s" * several
+    return {int: "whole number", float: "number"}.get(kind, "text") + "s" * several
+
+
+def range_of(hint: Any) -> str:
+    """The values that a setting of this type may have, in words; empty for any of its kind."""
+    kind, limits, _ = _bare(hint)
+    if choices := choices_of(hint):
+        return " | ".join(filter(None, [*choices, limits.get("or")]))
+    if get_origin(kind) is tuple:
+        return range_of(get_args(kind)[0])
+    low, high = _ends(limits)
+    if high < math.inf or "gt" in limits:
+        return f"in {'(' if 'gt' in limits else '['}{low}, {high}{']' if 'le' in limits else ')'}"
+    return f"at least {low}" if low > -math.inf else ""
 
 
 def schema_of(hint: Any, default: Any = None) -> dict[str, Any]:
     """JSON Schema (draft 7, as editors of TOML read it) of a setting's values."""
-    schema = _draft_7(msgspec.json.schema(hint))
-    _, metas = _bare(hint)
+    schema = {"description": help_of(hint), **_draft_7(msgspec.json.schema(hint))}
+    limits = _bare(hint)[1]
     if schema.get("type") != "boolean" and (names := choices_of(hint)):
-        schema |= {"examples": [*names]} if _extra(metas, "or") else {"enum": [*names]}
-    if (most := _extra(metas, "at_most")) is not None:
-        schema["maximum"] = most
-    if default is not None:
-        schema["default"] = default
-    return schema
+        schema["examples" if "or" in limits else "enum"] = [*names]
+    if "at_most" in limits:
+        schema["maximum"] = limits["at_most"]
+    return schema if default is None else schema | {"default": default}
 
 
 def _draft_7(node: Any) -> Any:
@@ -115,19 +121,6 @@ def _draft_7(node: Any) -> Any:
         kinds = [item for item in node.pop("anyOf") if item != {"type": "null"}]
         node = {**kinds[0], **node} if len(kinds) == 1 else {"anyOf": kinds, **node}
     return node
-
-
-def range_of(hint: Any) -> str:
-    """Which values a setting of this type may have, in words; empty for any of its kind."""
-    kind, metas = _bare(hint)
-    if choices := choices_of(hint):
-        return " | ".join(filter(None, [*choices, _extra(metas, "or")]))
-    if get_origin(kind) is tuple:
-        return range_of(get_args(kind)[0])
-    low, high, (left, right) = _interval(metas)
-    if high < math.inf or left == "(":
-        return f"in {left}{low}, {high}{right}"
-    return f"at least {low}" if low > -math.inf else ""
 
 
 def checked(value: Any, hint: Any, name: str, source: str) -> Any:
@@ -147,15 +140,14 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
         if isinstance(part, str) and not part.isprintable():
             raise ConfigError(f"{where} must be a text of signs that can be printed.")
         if isinstance(part, float) and not math.isfinite(part):
-            limits = range_of(hint)
-            raise ConfigError(f"{where} must {f'lie {limits}' if limits.startswith('in ') else 'be finite'}.")
-    _, metas = _bare(hint)
-    if converted is not None and converted > _extra(metas, "at_most", converted):
-        raise ConfigError(f"{where} must be at most {_extra(metas, 'at_most')}.")
-    too_long = isinstance(converted, str) and len(converted.encode()) > _extra(metas, "at_most_bytes", math.inf)
-    rising = not _extra(metas, "rising") or all(one < other for one, other in zip(converted, converted[1:]))
-    if too_long or not rising:
-        raise ConfigError(f"{where} must {_extra(metas, 'must')}.")
+            interval = range_of(hint)
+            raise ConfigError(f"{where} must {f'lie {interval}' if interval.startswith('in ') else 'be finite'}.")
+    limits = _bare(hint)[1]
+    if converted is not None and converted > limits.get("at_most", converted):
+        raise ConfigError(f"{where} must be at most {limits['at_most']}.")
+    too_long = isinstance(converted, str) and len(converted.encode()) > limits.get("at_most_bytes", math.inf)
+    if too_long or ("rising" in limits and any(a >= b for a, b in zip(converted, converted[1:]))):
+        raise ConfigError(f"{where} must {limits['must']}.")
     return converted
 
 
@@ -174,28 +166,25 @@ def numbers_in(value: Any) -> Iterator[float]:
 
 
 def _demand(value: Any, hint: Any) -> str:
-    """What a value that its type refuses must be."""
-    kind, metas = _bare(hint)
+    """The words for what a value that its type refuses must be."""
+    kind, limits, _ = _bare(hint)
     if get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
-            other = _extra(metas, "or")
-            return f"must be a list{f', {other}' if other else ''}."
-        of, _ = _bare(get_args(kind)[0])
-        wrong = [item for item in value if not _fits(item, of)]
-        if wrong and of in _ENGLISH:
-            return f"must be {_ENGLISH[of]}, each."
+            return f"must be {_or('a list', limits)}."
+        item_kind = _bare(get_args(kind)[0])[0]
+        if item_kind in _ENGLISH and not all(_fits(item, item_kind) for item in value):
+            return f"must be {_ENGLISH[item_kind]}, each."
     elif get_origin(kind) is Literal:
         return f"is not known{did_you_mean(value, get_args(kind))}" if isinstance(value, str) else "must be a text."
     elif not _fits(value, kind):
         return f"must be {_ENGLISH[kind]}."
-    words = _extra(metas, "must")
-    if words:
-        return f"must {words}."
-    limits = range_of(hint)
+    if "must" in limits:
+        return f"must {limits['must']}."
+    interval = range_of(hint)
     if kind is int:
-        low, high, _ = _interval(metas)
-        limits = f"at least {low}" if value < low else f"at most {high}"
-    return f"must {'lie' if limits.startswith('in ') else 'be'} {limits}."
+        low, high = _ends(limits)
+        interval = f"at least {low}" if value < low else f"at most {high}"
+    return f"must {'lie' if interval.startswith('in ') else 'be'} {interval}."
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -206,26 +195,26 @@ def _fits(value: Any, kind: Any) -> bool:
     return True
 
 
-def _bare(hint: Any) -> tuple[Any, list[Meta]]:
-    """A type without what is said of it, and without None; and all that is said."""
+def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
+    """A type without its annotations and without None; its limits, those of `also` among them; and its help."""
     if get_origin(hint) is Annotated:
-        inner, *metas = get_args(hint)
-        kind, more = _bare(inner)
-        return kind, [*metas, *more]
+        inner, *notes = get_args(hint)
+        kind, limits, help = _bare(inner)
+        for note in notes:
+            if isinstance(note, str):
+                help = note
+            else:
+                bounds = {name: getattr(note, name) for name in ("gt", "ge", "lt", "le")} | (note.extra or {})
+                limits |= {name: bound for name, bound in bounds.items() if bound is not None}
+        return kind, limits, help
     if get_origin(hint) in (Union, types.UnionType):
         return _bare(get_args(hint)[0])
-    return hint, []
+    return hint, {}, ""
 
 
-def _interval(metas: list[Meta]) -> tuple[float, float, str]:
-    said = {name: getattr(meta, name) for meta in metas for name in ("gt", "ge", "lt", "le") if _says(meta, name)}
-    low, high = said.get("gt", said.get("ge", -math.inf)), said.get("lt", said.get("le", math.inf))
-    return low, high, ("(" if "gt" in said else "[") + ("]" if "le" in said else ")")
+def _ends(limits: dict[str, Any]) -> tuple[float, float]:
+    return limits.get("gt", limits.get("ge", -math.inf)), limits.get("lt", limits.get("le", math.inf))
 
 
-def _says(meta: Meta, name: str) -> bool:
-    return getattr(meta, name) is not None
-
-
-def _extra(metas: list[Meta], key: str, default: Any = None) -> Any:
-    return next((meta.extra[key] for meta in metas if key in (meta.extra or {})), default)
+def _or(words: str, limits: dict[str, Any]) -> str:
+    return f"{words}, {limits['or']}" if "or" in limits else words

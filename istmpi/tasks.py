@@ -1,6 +1,6 @@
-"""What a network is trained for: the loss, and the score by which it is judged. Described without torch.
+"""Tasks: the loss that training reduces, and the score that judges a network; importing it does not import torch.
 
-A new task is a class here and its name in `TASKS`.
+A new task is a class here and its name in `TASKS`. Whoever needs to know what a task is like asks the class.
 """
 
 from __future__ import annotations
@@ -23,48 +23,65 @@ MULTI_LABEL = "multi-label"
 DENSE_LABELS = "dense-multi-label"
 NODE_CLASSES = "node-classes"
 NODE_LABELS = "node-labels"
-GRAPH_TASKS = (NODE_CLASSES, NODE_LABELS)
-"""Of the nodes of a graph."""
 OFF = -1
-"""The target of a node that is not to be scored."""
 
 
 class Task(ABC):
-    """A loss to make smaller, and a score to judge by, each a mean over examples."""
+    """A loss and a score, each a mean over examples."""
 
     score: str
-    """The name of the score."""
-    higher_is_better: bool
-    """Of two scores."""
+    higher_is_better = True
     numbers = 1
-    """That `points` gives."""
+
+    inputs = "numbers"
+    """The kind of its data (`istmpi.data.kinds`), as messages name it."""
+    network = ""
+    """The advice to users of a network that takes numbers; empty where that is right."""
+    start: tuple[str, ...] = ()
+    """The arguments of `istmpi train` for a first run."""
+    scored = 0
+    """The number of examples that an evaluation scores by default; 0 is all."""
+    one_class = predicts_numbers = several_labels = False
+    """An example has one class, numbers to predict, or a row of 0 and 1 for its labels."""
+    of_tokens = ranks_labels = of_nodes = False
+    """Examples are windows of tokens, sparse rows whose labels are ranked, or nodes of one graph, scored as a whole."""
+    distils = False
+    """Networks can learn from each other's `probabilities`."""
 
     @staticmethod
     @abstractmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        """The loss of a batch's outputs ``[b, outputs]``: the mean over its examples, or the ``"sum"``."""
+        """Return the loss of a batch's outputs ``[b, outputs]``: the mean over its examples, or the ``"sum"``."""
 
     @staticmethod
     @abstractmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> float | tuple[float, ...]:
-        """The sum over examples of what the score is made of the mean of: a number, or as many as `numbers` says."""
+        """Return the sum over examples of the values whose mean makes the score: a number, or `numbers` of them."""
 
     @staticmethod
     def of_mean(*points: float) -> float:
-        """The score, of the mean over examples of their `points`."""
+        """Return the score for the means over examples of their `points`."""
         return points[0]
 
     @staticmethod
     def more(outputs: int, *points: float) -> dict[str, float] | None:
-        """Other scores by their names, of the same means, where a task has some."""
         return None
+
+    @staticmethod
+    def probabilities(outputs: torch.Tensor) -> torch.Tensor:
+        return outputs.softmax(dim=-1)
+
+    @staticmethod
+    def many_outputs(features: int, outputs: int) -> int:
+        """Return the number of outputs for an example where they fill memory before the network does; else 0."""
+        return 0
 
 
 class Classification(Task):
     """Cross-entropy of integer labels; the score is the accuracy."""
 
     score = "accuracy"
-    higher_is_better = True
+    one_class = distils = True
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -78,7 +95,6 @@ class Classification(Task):
 
     @staticmethod
     def right(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Which examples have the class that is likeliest, ``[b]`` bool."""
         return outputs.argmax(dim=1) == targets
 
 
@@ -87,6 +103,7 @@ class Regression(Task):
 
     score = "mean absolute error"
     higher_is_better = False
+    predicts_numbers = True
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -101,20 +118,23 @@ class Regression(Task):
 
 
 class NextToken(Task):
-    """Cross-entropy of each token given those before it, in nats: outputs ``[b, t, vocabulary]``, targets ``[b, t]``.
+    """Cross-entropy in nats of each token given those before it: outputs ``[b, t, vocabulary]``, targets ``[b, t]``.
 
-    An example is a window of tokens, and its loss their mean; the score is the perplexity of all.
+    An example is a window of tokens and its loss is their mean; the score is the perplexity.
     """
 
     score = "perplexity"
     higher_is_better = False
+    inputs = "text"
+    network = "takes numbers, and these data are text. Use --model transformer."
+    start = ("--model", "transformer", "--optimizer", "adamw", "--lr", "0.001")
+    scored = 512
+    of_tokens = distils = True
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        from torch.nn import functional
-
-        given = targets.flatten(0, 1)  # tokens, or the odds of each: [b, t, vocabulary]
-        loss = functional.cross_entropy(outputs.flatten(0, 1), given, reduction=reduction)
+        # Targets are tokens, or the probabilities of each: [b, t, vocabulary].
+        loss = Classification.loss(outputs.flatten(0, 1), targets.flatten(0, 1), reduction)
         return loss if reduction == "mean" else loss / outputs.shape[1]
 
     @staticmethod
@@ -125,22 +145,29 @@ class NextToken(Task):
     def of_mean(*points: float) -> float:
         return exp(points[0])
 
+    @staticmethod
+    def many_outputs(features: int, outputs: int) -> int:
+        return features * outputs
+
 
 class MultiLabel(Task):
     """Rows with any number of labels (`istmpi.multilabel`), as `istmpi.data.batch.Labels`; the score is precision at 1.
 
-    ``outputs`` may also be what can tell its losses itself, as `istmpi.models.label_blocks.Deferred`.
+    ``outputs`` may also be an object that computes its losses itself, as `istmpi.models.label_blocks.Deferred`.
     """
 
     score = "P@1"
-    higher_is_better = True
     kind = "softmax"
-    """Of `istmpi.multilabel.LOSSES`."""
+    """A name of `istmpi.multilabel.LOSSES`."""
+    inputs = "sparse rows"
+    network = "takes all numbers of a row; these are sparse rows. Use --model xc."
+    start = ("xc",)
+    ranks_labels = True
 
     @classmethod
     def loss(cls, outputs: torch.Tensor, targets: Labels, reduction: str = "mean") -> torch.Tensor:
-        known = getattr(outputs, "losses", None)
-        losses = known(targets, cls.kind) if known else losses_of(outputs, targets, cls.kind)
+        deferred = getattr(outputs, "losses", None)
+        losses = deferred(targets, cls.kind) if deferred else losses_of(outputs, targets, cls.kind)
         return losses.mean() if reduction == "mean" else losses.sum()
 
     @classmethod
@@ -148,18 +175,25 @@ class MultiLabel(Task):
         best = ranked_first(outputs, 1)[1][:, 0]
         return float((best[targets.rows] == targets.columns).sum())
 
+    @staticmethod
+    def many_outputs(features: int, outputs: int) -> int:
+        return outputs
+
 
 class BinaryMultiLabel(MultiLabel):
-    """The same, with the cross-entropy of each label for itself."""
+    """`MultiLabel` with a cross-entropy for each label by itself."""
 
     kind = "binary"
 
 
 class NodeClasses(Task):
-    """Cross-entropy of the nodes of a batch that have a target, which may be none; the score is their accuracy."""
+    """Cross-entropy of the nodes of a batch that have a target, if any; the score is their accuracy."""
 
     score = "accuracy"
-    higher_is_better = True
+    inputs = "a graph"
+    network = "takes examples by themselves; this is a graph. Use --model gcn or sage."
+    start = ("graph",)
+    of_nodes = True
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -168,65 +202,66 @@ class NodeClasses(Task):
         total = functional.cross_entropy(outputs, targets, ignore_index=OFF, reduction="sum")
         return total / (targets != OFF).sum().clamp(min=1) if reduction == "mean" else total
 
-    @staticmethod
-    def points(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        return float((outputs.argmax(dim=1) == targets).sum())
+    points = staticmethod(Classification.points)
 
 
-class NodeLabels(Task):
-    """Cross-entropy of each label for itself, their mean; of nodes with several labels, ``[n, outputs]`` of 0 and 1.
-
-    The score is micro-F1: of all labels, with an odds of more than one half said to be there.
-    """
-
-    score = "micro-F1"
-    higher_is_better = True
-    numbers = 2
-    """Twice the labels that are rightly said to be there; this, and those wrongly said to be there or not there."""
+class _Flags(Task):
+    """Binary cross-entropy, its mean over labels; targets ``[n, outputs]`` are 0 and 1, or `OFF` in whole rows."""
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
         from torch.nn import functional
 
-        on = targets[:, 0] != OFF
+        scored = targets[:, 0] != OFF
         losses = functional.binary_cross_entropy_with_logits(
             outputs, targets.clamp(min=0).to(outputs.dtype), reduction="none"
         )
-        total = (losses.mean(dim=1) * on).sum()
-        return total / on.sum().clamp(min=1) if reduction == "mean" else total
+        total = (losses.mean(dim=1) * scored).sum()
+        return total / scored.sum().clamp(min=1) if reduction == "mean" else total
 
     @staticmethod
-    def points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
-        said, on = outputs > 0, targets[:, :1] != OFF
-        twice = 2 * int((said & (targets == 1)).sum())
-        return float(twice), float(twice + (on & (said != (targets == 1))).sum())
+    def f1_points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+        """Return twice the true positives, and this plus the labels that are predicted wrongly."""
+        positive, scored = outputs > 0, targets[:, :1] != OFF
+        twice = 2 * int((positive & (targets == 1)).sum())
+        return float(twice), float(twice + (scored & (positive != (targets == 1))).sum())
 
     @staticmethod
-    def of_mean(*points: float) -> float:
-        return points[0] / points[1] if points[1] else 0.0
+    def f1(twice: float, total: float) -> float:
+        return twice / total if total else 0.0
 
 
-class DenseLabels(NodeLabels):
-    """The loss of `NodeLabels`, for examples that each have any number of labels; the score is precision at 1."""
+class NodeLabels(_Flags):
+    """`_Flags` of nodes; the score is micro-F1 over all labels, with a probability above one half as positive."""
+
+    score = "micro-F1"
+    numbers = 2
+    inputs, network, start, of_nodes = NodeClasses.inputs, NodeClasses.network, NodeClasses.start, True
+    points, of_mean = staticmethod(_Flags.f1_points), staticmethod(_Flags.f1)
+
+
+class DenseLabels(_Flags):
+    """`_Flags` of examples; the score is precision at 1."""
 
     score = "P@1"
     numbers = len(AT) + NodeLabels.numbers
-    """Labels among the k ranked first that an example has, for each k; and what micro-F1 is made of."""
+    """The true labels among the k ranked first, for each k of `AT`; and the points of micro-F1."""
+    several_labels = distils = True
 
     @staticmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, ...]:
         first = ranked_first(outputs, min(max(AT), outputs.shape[1]))[1]
         hits = targets.gather(1, first)
-        return (*(float(hits[:, :k].sum()) for k in AT), *NodeLabels.points(outputs, targets))
-
-    @staticmethod
-    def of_mean(*points: float) -> float:
-        return points[0]
+        return (*(float(hits[:, :k].sum()) for k in AT), *_Flags.f1_points(outputs, targets))
 
     @staticmethod
     def more(outputs: int, *points: float) -> dict[str, float]:
         precisions = {f"P@{k}": mean / k for k, mean in zip(AT, points) if 1 < k <= outputs}
-        return precisions | {NodeLabels.score: NodeLabels.of_mean(*points[len(AT) :])}
+        return precisions | {NodeLabels.score: _Flags.f1(*points[len(AT) :])}
+
+    @staticmethod
+    def probabilities(outputs: torch.Tensor) -> torch.Tensor:
+        return outputs.sigmoid()
 
 
 TASKS: dict[str, type[Task]] = {
@@ -241,10 +276,10 @@ TASKS: dict[str, type[Task]] = {
 
 
 def task_of(name: str, multi_label_loss: str) -> type[Task]:
-    """The task of a name, with the loss that a run asks for (``train.multi_label_loss``)."""
+    """Return the task of a name, with the loss that a run asks for (``train.multi_label_loss``)."""
     return BinaryMultiLabel if (name, multi_label_loss) == (MULTI_LABEL, "binary") else TASKS[name]
 
 
 def higher_is_better(score: str) -> bool:
-    """Whether the higher of two scores of this name is the better one; so it is of scores that no task here has."""
+    """Return whether the higher of two scores of this name is better; it is for a score that no task has."""
     return all(task.higher_is_better for task in TASKS.values() if task.score == score)

@@ -138,7 +138,7 @@ def main() -> None:
 
 def carry_out(cell: Path, settings: dict[str, str], ranks: int) -> str:
     """Train with some settings, write the cell's file, and say it."""
-    from istmpi.cli.settings import resolve
+    from istmpi.cli.run_options import resolve
     from istmpi.comm.simulated import Faults
     from istmpi.training.simulation import simulated_training
 

@@ -45,7 +45,7 @@ NOTES = (
 def gflop(settings: dict[str, str]) -> float:
     """Products of a whole run, from its plan."""
     from istmpi.cli.networks import described
-    from istmpi.cli.settings import resolve
+    from istmpi.cli.run_options import resolve
     from istmpi.cost import phase_costs
 
     found = described(resolve("digits", tuple(f"{name}={value}" for name, value in settings.items()), {}), None)

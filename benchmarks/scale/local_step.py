@@ -24,7 +24,7 @@ from istmpi.comm.clock import Clock
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
-from istmpi.data.dense import DenseSplit
+from istmpi.data.dense.split import DenseSplit
 from istmpi.engine.axes import narrowed
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore

@@ -16,7 +16,7 @@ import numpy as np
 
 from istmpi.checkpoint.format import Header, place, read_header, read_version
 from istmpi.data.moments import Normalisation
-from istmpi.data.tokenizer import Bytes, Tokenizer, TokenizerFile
+from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
 from istmpi.engine.axes import Pattern
 from istmpi.engine.slots import Slot, kinds_of, named
 from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean
@@ -38,7 +38,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.table import Table
 from istmpi.models.tables import has_table
 from istmpi.models.user import user_network
-from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
+from istmpi.tasks import TASKS
 
 MOMENTS = ("mean", "std")
 
@@ -167,7 +167,7 @@ class Checkpoint:
     @property
     def tokenizer(self) -> Tokenizer | None:
         """What made the tokens that the network takes; None where it takes none."""
-        if self.header.data.task != NEXT_TOKEN:
+        if not TASKS[self.header.data.task].of_tokens:
             return None
         if not self._has("input/tokenizer"):
             return Bytes()
@@ -228,7 +228,7 @@ class Checkpoint:
         slots = kinds_of(self.tensors)
         parameters = self.architecture.parameters
         found = self._datasets
-        classes = {"input/classes": (data.outputs,)} if data.task == CLASSIFICATION else {}
+        classes = {"input/classes": (data.outputs,)} if TASKS[data.task].one_class else {}
         groups = [
             {place(Slot(name, kind)): parameters[name].pattern.shape(lengths) for kind in slots for name in parameters},
             {f"norm/{name}/{kind}": (norm.units,) for name, norm in norms.items() for kind in MOMENTS},

@@ -33,8 +33,6 @@ class Entry:
     round: int | None = None
     rounds: int | None = None
     """Of the whole run."""
-    local_step: int | None = None
-    """Local steps done in the round that was begun."""
     local_steps: int | None = None
     """Done by each rank since the start; None where a round is passes over the data."""
     ranks: int | None = None

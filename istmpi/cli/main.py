@@ -1,4 +1,4 @@
-"""``istmpi``: finds the command, and turns whatever ends it into one message, from one rank, and an exit code."""
+"""``istmpi``: the command is found, and whatever ends it becomes one message, from one rank, and an exit code."""
 
 import os
 import signal
@@ -14,32 +14,42 @@ from typing import NoReturn
 import click
 
 from istmpi import __version__, comm
-from istmpi.cli.lazy import LazyGroup
+from istmpi.cli.group import LazyGroup
 from istmpi.errors import IstmpiError, OutputError, UserError, did_you_mean
 from istmpi.foreign import left, left_at, one_line, past_a_limit
 from istmpi.renamed import RenamedWarning
 from istmpi.signals import SIGNALS
 
-ALONE = (
-    "demo",
-    "report",
-    "runs",
-    "settings",
-    "costmodel",
-    "prepare",
-    "data",
-    "checkpoint",
-    "predict",
-    "extract",
-    "export",
-    "job",
-    "model",
-    "simulate",
-)
+COMMANDS = {
+    "train": True,
+    "simulate": False,
+    "compare": True,
+    "report": False,
+    "runs": False,
+    "settings": False,
+    "demo": False,
+    "costmodel": False,
+    "measure": True,
+    "model": False,
+    "prepare": False,
+    "data": False,
+    "checkpoint": False,
+    "evaluate": True,
+    "predict": False,
+    "extract": False,
+    "export": False,
+    "job": False,
+    "doctor": True,
+}
+"""The commands in the order of help; True for one that runs on the ranks of an MPI job."""
+ALONE = [name for name, on_ranks in COMMANDS.items() if not on_ranks]
 """Commands that need no MPI: each process is on its own, however many were started."""
+ON_RANKS = (
+    f"{', '.join(name for name, on_ranks in COMMANDS.items() if on_ranks)} run under mpirun; the others need no MPI."
+)
 
 FOR_THE_LAUNCHER = 5.0
-"""Seconds in which a launcher ends the job with the code of a rank that is gone, before one that misses it does."""
+"""Seconds for a launcher to end the job with the code of a rank that is gone, before a rank that misses it does."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -48,38 +58,18 @@ Exit codes:
     2  input that cannot be used
     3  the loss is no longer finite
    74  a result cannot be written
-   75  stopped early and saved: train --resume auto goes on
-   76  a rank was stuck, its launcher gone, or most lost: train --resume auto goes on from the last checkpoint
+   75  stopped early and saved: train --resume auto continues
+   76  a rank was stuck, or its launcher gone: train --resume auto continues from the last checkpoint
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
-"""Where the pages lie that were installed with this code; a folder's name must stay in one piece to be copied."""
+"""The folder of the pages that were installed with this code; its name must stay in one piece to be copied."""
 
 
 @click.group(
     cls=LazyGroup,
-    commands={
-        "train": "Train a network on all ranks of an MPI job.",
-        "simulate": "Train on simulated ranks in one process, with delays, stops and losses drawn from a seed; no MPI.",
-        "compare": "Train one run with several methods and say what each needs to reach a score.",
-        "report": "Compare finished runs: table, pictures, HTML; no MPI.",
-        "runs": "List the runs that ship with istmpi.",
-        "settings": "List and describe all that a run file may say; a schema for editors.",
-        "demo": "Train three methods in two minutes and predict their time over slow links.",
-        "costmodel": "Say what a run will cost in bytes, FLOPs, memory and time; no MPI, no training.",
-        "measure": "Measure this cluster's network and ranks for costmodel.",
-        "model": "Say which widths of a network of your own can be dealt out, and prove it.",
-        "prepare": "Turn raw data into one file that training reads.",
-        "data": "Verify prepared data.",
-        "checkpoint": "List, show, verify and compare checkpoints.",
-        "evaluate": "Score a trained network on data.",
-        "predict": "Run a trained network on files.",
-        "extract": "Write a subnet of a trained network as a network of its own.",
-        "export": "Write a trained network for PyTorch, ONNX or NumPy.",
-        "job": "Print scripts that run istmpi on SLURM and EC2.",
-        "doctor": "Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints.",
-    },
-    epilog=f"{EXIT_CODES}\n\n{DOCUMENTATION}",
+    commands=COMMANDS,
+    epilog=f"{ON_RANKS}\n\n{EXIT_CODES}\n\n{DOCUMENTATION}",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.version_option(__version__, prog_name="istmpi")
@@ -88,7 +78,7 @@ def istmpi() -> None:
 
 
 def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", standalone_mode=False)) -> NoReturn:
-    """The console script. Whatever ends the program on one rank ends it on all, with that rank's message."""
+    """Run the console script. Whatever ends the program on one rank ends it on all, with that rank's message."""
     comm.announce(sys.argv[1:])
     warnings.showwarning = _show(warnings.showwarning)
     os._exit = _never_done(os.getpid(), os._exit)
@@ -106,7 +96,7 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
 
 
 def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """An ``os._exit`` by which others' code cannot end this process as if its work were done."""
+    """An ``os._exit`` with which others' code cannot end this process as if its work were done."""
 
     def exit(status: int) -> NoReturn:
         caller = sys._getframe(1)
@@ -122,7 +112,7 @@ def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int
 
 
 def _open_what_is_closed() -> None:
-    """Lead to nowhere what was closed of the three standard streams: else a file of ours takes its number."""
+    """Open standard streams that were closed, to nowhere: else a file of ours takes such a number."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
@@ -132,7 +122,7 @@ def _open_what_is_closed() -> None:
 
 
 def _show(others: Callable[..., None]) -> Callable[..., None]:
-    """How a warning is shown: that something has a new name in one line, by the first rank; ``others`` as before."""
+    """A display of warnings: one line from the first rank for something that has a new name, else ``others``."""
 
     def show(message: Warning, category: type[Warning], *about: object) -> None:
         if not issubclass(category, RenamedWarning):
@@ -186,11 +176,11 @@ OPTIONS_OF_OLDER_VERSIONS = {
 
 
 def _plainly(error: click.ClickException) -> str:
-    """What is wrong with a command line, with the cure: the nearest name that there is, or where help is."""
+    """The fault of a command line, with the cure: the nearest name, or the place of help."""
     message = error.format_message()
     if isinstance(error, click.NoSuchOption):
-        known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
-        near = did_you_mean(error.option_name, [name for name in known if name.startswith("--")])
+        names = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
+        near = did_you_mean(error.option_name, [name for name in names if name.startswith("--")])
         cure = OPTIONS_OF_OLDER_VERSIONS.get(error.option_name, near if near.endswith("?") else ".")
         message = f"no option {error.option_name}{cure}"
     if isinstance(error, click.UsageError) and error.ctx and "elp" not in message:
@@ -201,7 +191,7 @@ def _plainly(error: click.ClickException) -> str:
 def _refusal_of_output(error: BaseException) -> OutputError | None:
     """The message for a standard output that takes nothing more; None where an error has another cause.
 
-    The error itself does not tell: the system names no file where it refuses what is written to one that is open.
+    The error alone does not show that: the system names no file where it refuses a write to an open one.
     """
     if not isinstance(error, OSError) or error.filename:
         return None
@@ -220,8 +210,8 @@ def _say(text: str) -> None:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Say what is wrong, from one rank; processes that know nothing of each other each say it."""
-    alone = not set(ALONE).isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
+    """Print the error from one rank; processes that know nothing of each other each print it."""
+    alone = not {*ALONE}.isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
     if not alone:
         error = comm.meet_with(error)
     rank = comm.current_rank()

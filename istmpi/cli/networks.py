@@ -1,4 +1,4 @@
-"""From a run to its network, without reading data where the command line tells what they would."""
+"""The network of a run, without reading data where the command line says what they would."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from istmpi.engine.axes import narrowed
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.models.tables import Facts, has_table, table_of
-from istmpi.models.user import ACCEPTED_TASKS, require_known, user_network
-from istmpi.tasks import CLASSIFICATION
+from istmpi.models.user import ACCEPTED_INPUTS, require_known, user_network
+from istmpi.tasks import CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
     from istmpi.comm import Communicator
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 FEATURES_IN_A_ROW = 75
-"""Of a sparse row where no data tell: those of Amazon-670k."""
+"""Features of a sparse row where no data tell: those of Amazon-670k."""
 NODES, DEGREE = 100_000, 20
-"""Of a batch of a graph where no data tell."""
+"""Nodes of a batch of a graph, and neighbours of each, where no data tell."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What no widths tell, where no data do: features of a sparse row; nodes of a batch, and neighbours of each."""
+    """Sizes that neither widths nor data tell: features of a sparse row; nodes of a batch, and neighbours of each."""
 
     in_a_row: int = FEATURES_IN_A_ROW
     nodes: int = NODES
@@ -63,7 +63,7 @@ def described(
     data, smaller = _data_of(run, layers), {}
     network = planned_network(run, data)
     if run.train.resolution:
-        from istmpi.data.images import resized
+        from istmpi.data.images.split import resized
         from istmpi.training.resolution import require_resizable, sides_of
 
         smaller = {side: planned_network(run, resized(data, side)) for _, side in sides_of(run, data) if side}
@@ -77,8 +77,9 @@ def _without_data(run: Run, layers: str | None, shape: tuple[int, int] | None, s
         features, *hidden, outputs = quantities.widths("--layers", layers)
         run, shape = run.override({"model.hidden": hidden}), (features, outputs)
     name, (features, outputs) = run.model.name, shape
-    tasks = ACCEPTED_TASKS.get(name, ("", (CLASSIFICATION,)))[1]
-    code = user_network(name, (features,), outputs, run.model.arguments_for(tasks[0]), tasks[0])
+    tasks = (task for task, of in TASKS.items() if of.inputs == ACCEPTED_INPUTS.get(name))
+    task = next(tasks, CLASSIFICATION)
+    code = user_network(name, (features,), outputs, run.model.arguments_for(task), task)
     table = table_of(name, Facts(code.inputs, outputs, sizes.in_a_row, degree=sizes.degree), code.settings)
     network = Architecture(name, table, run.model.dtype, code)
     if code.graph:
@@ -88,7 +89,7 @@ def _without_data(run: Run, layers: str | None, shape: tuple[int, int] | None, s
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
-    """The same on every rank; code is run on rank 0. Collective."""
+    """The network of a run, equal on every rank; code is run on rank 0. Collective."""
     with communicator.agreed():
         if has_table(run.model.name) and layers is not None:
             return described(run, layers)

@@ -1,4 +1,4 @@
-"""Every setting that a run may have, with whose it is: read from the code, without building a network."""
+"""Every setting that a run may have, with its owner: read from the code, without building a network."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from istmpi.config.run import Run
-from istmpi.config.sections import OWN_SETTINGS
+from istmpi.config.sections import OWN_SETTINGS, Model
 from istmpi.methods import METHODS
 from istmpi.models.arguments import arguments_of
 from istmpi.names import NETWORKS
@@ -30,35 +30,31 @@ class Setting:
 
     @property
     def kind(self) -> str:
-        """What its values are, in words."""
+        """The kind of its values, in words."""
         return kind_of_value(self.hint)
 
     @property
     def range(self) -> str:
-        """Which values it may have, in words; empty for any of its kind."""
-        if kind_of_value(self.hint) == "true or false":
+        """The values that it may have, in words; empty for any of its kind."""
+        if self.kind == "true or false":
             return ""
-        said = range_of(self.hint)
-        return f"above {said[4:-6]}" if said.startswith("in (") and said.endswith(", inf)") else said
+        words = range_of(self.hint)
+        return f"above {words[4:-6]}" if words.startswith("in (") and words.endswith(", inf)") else words
 
 
 def every_setting() -> Iterator[Setting]:
     """The settings of all sections in order, those of every method and of every network that ships among them."""
-    default, hints = Run(), types_of(Run)
     owners = {f"method.{setting}": spec.name for spec in METHODS.values() for setting, *_ in spec.settings}
-    of_mlp = {f"model.{name}" for name in types_of(type(default.model))} - {f"model.{name}" for name in OWN_SETTINGS}
-    for section in dataclasses.fields(default):
-        value = getattr(default, section.name)
+    owners |= {f"model.{name}": "mlp" for name in types_of(Model) if name not in OWN_SETTINGS}
+    for section, value in vars(Run()).items():
         if not dataclasses.is_dataclass(value):
-            yield Setting(section.name, hints[section.name], value)
+            yield Setting(section, types_of(Run)[section], value)
             continue
-        described = []
-        for name, hint in types_of(type(value)).items():
-            dotted = f"{section.name}.{name}"
-            owner = "mlp" if dotted in of_mlp else owners.get(dotted, "")
-            described.append(Setting(dotted, hint, getattr(value, name), owner))
-        yield from sorted(described, key=lambda one: bool(one.owner))
-        if section.name == "model":
+        names = {name: f"{section}.{name}" for name in types_of(type(value))}
+        for name in sorted(names, key=lambda name: names[name] in owners):
+            hint = types_of(type(value))[name]
+            yield Setting(names[name], hint, getattr(value, name), owners.get(names[name], ""))
+        if section == "model":
             for network in NETWORKS:
-                for name, hint, given in arguments_of(network):
-                    yield Setting(f"model.{name}", hint, given, network)
+                for name, hint, default in arguments_of(network):
+                    yield Setting(f"model.{name}", hint, default, network)

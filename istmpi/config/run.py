@@ -6,7 +6,7 @@ the same run.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -35,7 +35,7 @@ from istmpi.models.tables import has_table
 from istmpi.names import class_of, is_module
 from istmpi.record import SETTINGS as SAVED_AS
 from istmpi.renamed import SETTINGS, current, tell
-from istmpi.settings import MOST, Meta, checked, numbers_in, shown, types_of
+from istmpi.settings import MOST, Meta, also, checked, numbers_in, shown, types_of
 
 SHIPPED = Path(__file__).parents[1] / "runs"
 """The folder of the runs that come with the package."""
@@ -56,15 +56,9 @@ class Run:
     output: Output = field(default_factory=Output)
     name: Annotated[
         str,
-        Meta(
-            min_length=1,
-            pattern=r"^(?!\.{1,2}$)[^/]+$",
-            description="The run's name, by default its file's.",
-            extra={
-                "at_most_bytes": 200,
-                "must": "be a name without /, not too long: it names the folder of the run in runs/",
-            },
-        ),
+        Meta(min_length=1, pattern=r"^(?!\.{1,2}$)[^/]+$"),
+        also(at_most_bytes=200, must="be a name without /, not too long: it names the folder of the run in runs/"),
+        "The run's name, by default its file's.",
     ] = "digits"
 
     @staticmethod
@@ -81,16 +75,13 @@ class Run:
         if not is_file(path):
             path = SHIPPED / f"{name_or_path}.toml"
         if not is_file(path):
-            known = shipped()
-            raise ConfigError(
-                f"run {name_or_path}: neither a file nor a run of istmpi's{did_you_mean(name_or_path, known)}"
-            )
+            near = did_you_mean(name_or_path, shipped())
+            raise ConfigError(f"run {name_or_path}: neither a file nor a run of istmpi's{near}")
         try:
             tree = read_toml(path, "Correct it: istmpi runs lists some that can be read.")
         except DataError as error:
             raise ConfigError(str(error)) from None
-        tree.setdefault("name", path.stem)
-        return _build(Run, current(tree, path.name), "", path.name)
+        return _build(Run, current({"name": path.stem, **tree}, path.name), "", path.name)
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any], source: str) -> "Run":
@@ -148,36 +139,19 @@ class Run:
         plan, rounds = self.train.resolution, self.train.rounds
         if not plan:
             return [(rounds, 0)]
-        shown = f"train.resolution = {[list(one) for one in plan]}"
+        setting = f"train.resolution = {[list(pair) for pair in plan]}"
         fractions, sides = zip(*plan)
         if abs(sum(fractions) - 1) > 1e-9:
-            raise ConfigError(f"{shown}: its fractions sum to {sum(fractions):.6g}; they must sum to 1.")
-        if any(one >= other for one, other in zip(sides, sides[1:])):
-            raise ConfigError(f"{shown}: its sides must grow, each larger than the one before.")
+            raise ConfigError(f"{setting}: its fractions sum to {sum(fractions):.6g}; they must sum to 1.")
+        if any(side >= after for side, after in zip(sides, sides[1:])):
+            raise ConfigError(f"{setting}: its sides must grow, each larger than the one before.")
         ends = [round(rounds * part) for part in accumulate(fractions)]
         for side, first, end in zip(sides, [0, *ends], ends):
             if first == end:
                 raise ConfigError(
-                    f"{shown} leaves none of {rounds} rounds for side {side}. Train more rounds, or leave it out."
+                    f"{setting} leaves none of {rounds} rounds for side {side}. Train more rounds, or leave it out."
                 )
         return list(zip(ends, sides))
-
-    def stretches(self) -> list[tuple[str, int, int]]:
-        """Method, side of images and number of rounds, where either changes; those without a round are left out."""
-        starts, methods = 0, []
-        for name, rounds in self.phases():
-            starts += rounds
-            methods.append((starts, name))
-        sides, first, found = self.sides(), 0, []
-        for end in sorted({end for end, _ in [*methods, *sides]} - {0}):
-            name, side = (next(of for last, of in known if end <= last) for known in (methods, sides))
-            found.append((name, side, end - first))
-            first = end
-        return found
-
-    def last_rounds(self) -> set[int]:
-        """After so many rounds another method begins, or another size of images, or the run is over."""
-        return {end for end, _ in self.sides()} | {self.phases()[0][1]}
 
     def phases(self) -> list[tuple[str, int]]:
         """The methods to use one after the other, each with its number of rounds; ConfigError for a bad finish.
@@ -205,6 +179,20 @@ class Run:
         last = min(math.ceil(rounds * percent / 100), rounds - 1)
         return [(first, rounds - last), (name, last)]
 
+    def stretches(self) -> list[tuple[str, int, int]]:
+        """Method, side of images and number of rounds, where either changes; those without a round are left out."""
+        (first, rounds), *finish = self.phases()
+        stretches, begin = [], 0
+        for end in sorted({rounds, *(end for end, _ in self.sides())} - {0}):
+            side = next(side for last, side in self.sides() if end <= last)
+            stretches.append((first if end <= rounds else finish[0][0], side, end - begin))
+            begin = end
+        return stretches
+
+    def last_rounds(self) -> set[int]:
+        """The numbers of rounds after which another method begins, or another size of images, or the run is over."""
+        return {end for end, _ in self.sides()} | {self.phases()[0][1]}
+
     @property
     def watches_validation(self) -> bool:
         """Return True if evaluations during training use the validation split."""
@@ -212,22 +200,11 @@ class Run:
 
     def tree(self) -> dict[str, Any]:
         """The run as nested dicts of plain values; settings that are None are left out."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, OwnModel):
-                return {**{name: getattr(value, name) for name in OWN_SETTINGS}, **plain(dict(value.arguments))}
-            if isinstance(value, dict):
-                return {name: plain(item) for name, item in value.items()}
-            if dataclasses.is_dataclass(value):
-                items = ((item.name, getattr(value, item.name)) for item in dataclasses.fields(value))
-                return {name: plain(item) for name, item in items if item is not None}
-            return [plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-        return plain(self)
+        return _plain(self)
 
     def flat(self) -> dict[str, Any]:
         """The settings by their dotted names: ``{"method.local_steps": 20}``; those that are None are left out."""
-        return _flat(self.tree())
+        return dict(_flat(self.tree()))
 
     def toml(self) -> str:
         """The run as a TOML file that `Run.load` reads back to the same run."""
@@ -235,12 +212,9 @@ class Run:
 
     def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
         """The settings in which two runs differ: ``{"model.hidden": ([512], [256])}``; one that is not set is None."""
-        mine, theirs = self.flat(), other.flat()
-        return {
-            key: (mine.get(key), theirs.get(key))
-            for key in sorted({*mine, *theirs})
-            if mine.get(key) != theirs.get(key)
-        }
+        first, second = self.flat(), other.flat()
+        pairs = {key: (first.get(key), second.get(key)) for key in sorted({*first, *second})}
+        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def shipped() -> list[str]:
@@ -251,40 +225,46 @@ def shipped() -> list[str]:
 def type_of(setting: str, model: str = "mlp") -> Any:
     """The type of a setting by its dotted name, in a run of that network; None where there is none."""
     section, _, key = setting.rpartition(".")
-    kinds = {"": Run, **types_of(Run), "model": OwnModel if is_module(model) else Model}
-    kind = kinds.get(section)
+    kind = {"": Run, **types_of(Run), "model": OwnModel if is_module(model) else Model}.get(section)
     return types_of(kind).get(key) if dataclasses.is_dataclass(kind) else None
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+def _plain(value: Any) -> Any:
+    if isinstance(value, OwnModel):
+        return {**{name: getattr(value, name) for name in OWN_SETTINGS}, **_plain(dict(value.arguments))}
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        items = ((item.name, getattr(value, item.name)) for item in dataclasses.fields(value))
+        return {name: _plain(item) for name, item in items if item is not None}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def _with_arguments(tree: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {key: value for key, value in tree.items() if key in OWN_SETTINGS}
-    return {**settings, "arguments": {key: value for key, value in tree.items() if key not in settings}}
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any:
     """A dataclass from a tree of plain values; every key known, every value of its type and in its range."""
-    known = types_of(kind)
-    values = {}
+    types, values = types_of(kind), {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if key not in known:
-            nearest = f"; did you mean {inner}?" if (inner := _in_a_section(name)) else did_you_mean(key, known, prefix)
+        if key not in types:
+            nearest = f"; did you mean {inner}?" if (inner := _in_a_section(name)) else did_you_mean(key, types, prefix)
             raise ConfigError(f"{source}: unknown key {name}{nearest}")
-        section = known[key]
+        section = types[key]
         if key == "model":
             section = OwnModel if isinstance(value, Mapping) and is_module(value.get("name")) else Model
         if dataclasses.is_dataclass(section):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{source}: {name} = {shown(value)} must be a section with keys.")
             if section is OwnModel:
-                value = _with_arguments(value)
+                settings = {key: given for key, given in value.items() if key in OWN_SETTINGS}
+                value = {**settings, "arguments": {key: value[key] for key in value if key not in settings}}
             values[key] = _build(section, value, f"{name}.", source)
         elif name == "model.arguments":
             values[key] = _usable_arguments(value, source, values["name"])
@@ -294,8 +274,8 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
 
 
 def _in_a_section(name: str) -> str:
-    sections = {key: kind for key, kind in {**types_of(Run), "model": Model}.items() if dataclasses.is_dataclass(kind)}
-    return next((f"{section}.{name}" for section, kind in sections.items() if name in types_of(kind)), "")
+    sections = {**types_of(Run), "model": Model}
+    return next((f"{key}.{name}" for key in sections if type_of(f"{key}.{name}") is not None), "")
 
 
 def _usable_arguments(arguments: Mapping[str, Any], source: str, network: str) -> Mapping[str, Any]:

@@ -1,16 +1,15 @@
 """Data sets, and each rank's own deterministic stream of batches out of them.
 
-    sources     open_dataset("digits" | "FILE.h5" | "FILE.npz")     what a run names
-    dataset     Dataset, Split                                      what it gets
+    sources     open_dataset("digits" | "FILE.h5" | "FILE.npz")     a run's name for its data
+    dataset     Dataset, Split                                      what training reads
     batch       Batch                                               some examples as a network takes them
-    kinds       split_of(kind, ...)                                 which class reads which kind: dense, images
-    text        TextSplit, windowed(...)                            windows of a stream of tokens
-    tokenizer   open_tokenizer("bytes" | "FILE.json")               from text to tokens and back
-    placement   place(...)                                          which training rows a stream may draw
     batches     Batches(...).at(step)                               the stream itself
-    hdf5        the prepared file: one writer, one reader; text_file: the part of text
-    prepare/    from wavs, images, tables, arrays and text to a prepared file
+    placement   place(...)                                          the training rows that a stream may draw
+    prepare     prepare(kind, source, target)                       from others' files to a prepared file
+    hdf5        open_prepared(path)                                 the prepared file; writer writes it
+    files/      others' files: archives, notes, layouts of folders, .npz, pickles
+    dense/ images/ text/ sparse/ graph/     the kinds of data, each with split, file, prepare, predict
 
-Nothing here knows of ranks, communicators or environment variables: a *stream* is a number and *streams* says how
-many there are. Nothing is imported here, so that one module does not cost the libraries of all the others.
+Nothing here knows of ranks, communicators or environment variables: a *stream* is a number and *streams* says how many
+there are. Nothing is imported here, so that one module does not cost the libraries of all the others.
 """

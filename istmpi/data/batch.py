@@ -1,4 +1,4 @@
-"""What a network gets in one step."""
+"""A batch: the input of a network in one step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Labels:
-    """Any number of labels for each example: those of example i are ``columns[offsets[i] : offsets[i + 1]]``."""
+    """Any number of labels for each example: example i has ``columns[offsets[i] : offsets[i + 1]]``."""
 
     offsets: torch.Tensor
-    """``[b + 1]`` int64."""
     columns: torch.Tensor
-    """Numbers of labels, int64."""
+    """Numbers of labels, int64; offsets are ``[b + 1]``."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def counts(self) -> torch.Tensor:
-        """How many each example has, ``[b]``."""
         return self.offsets.diff()
 
     @property
@@ -34,19 +32,18 @@ class Labels:
         return torch.repeat_interleave(torch.arange(len(self), device=self.offsets.device), self.counts)
 
     def to(self, device: torch.device | str) -> Labels:
-        """The same on a device."""
         return Labels(self.offsets.to(device), self.columns.to(device))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples as a network takes them, ``network(*inputs)``, and what it should make of them."""
+    """Some examples as a network takes them, ``network(*inputs)``, and its targets."""
 
     inputs: tuple[torch.Tensor, ...]
     targets: torch.Tensor | Labels
     examples: int
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Batch:
-        """The same batch on a device, those of its inputs that are no whole numbers of that type."""
+        """Return the batch on a device, its inputs of floats in a type."""
         inputs = (x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in self.inputs)
         return Batch(tuple(inputs), self.targets.to(device), self.examples)

@@ -1,4 +1,4 @@
-"""One stream's endless sequence of batches, any of which can be computed at any time."""
+"""A stream's endless sequence of batches, any of which can be computed at any time."""
 
 import numpy as np
 
@@ -11,9 +11,7 @@ class Batches:
     """Batch ``step`` of a stream as a pure function of (seed, stream, step).
 
     The stream runs through ``rows`` [n] in a fresh order on every pass, the passes laid end to end; batch k is
-    positions k * batch .. (k + 1) * batch - 1 of that. So each batch has exactly ``batch`` rows, one may straddle two
-    passes (or many, where batch > n), and every pass takes every row once. There is no state to store: a resumed run
-    asks for the step it stopped at.
+    positions k * batch .. (k + 1) * batch - 1 of that. There is no state to store: a resumed run asks for its step.
     """
 
     def __init__(self, split: Split, rows: np.ndarray, batch: int, seed: int, stream: int):
@@ -25,31 +23,28 @@ class Batches:
         self._cached: tuple[int, np.ndarray] | None = None
 
     def at(self, step: int) -> Batch:
-        """Batch number ``step`` (from 0)."""
         return self._split.batch(self.indices(step), self._key(step))
 
     @property
     def labels(self) -> np.ndarray:
-        """Of all rows: ``[n]``."""
         return self._split.labels()[self._rows]
 
     @property
     def examples(self) -> int:
-        """In a pass."""
         return len(self._rows)
 
     @property
     def in_a_pass(self) -> int:
-        """Batches that take every example once, where the last one may be smaller."""
+        """The batches of a pass, where the last one may be smaller."""
         return -(-len(self._rows) // self.batch)
 
     def of_pass(self, number: int, place: int) -> Batch:
-        """Batch ``place`` of a pass that is taken for itself: its last batch is what is left."""
+        """Return batch ``place`` of a pass that is taken by itself: its last batch is the rest."""
         rows = self._order(number)[place * self.batch : (place + 1) * self.batch]
         return self._split.batch(rows, self._key(number * self.in_a_pass + place))
 
     def indices(self, step: int) -> np.ndarray:
-        """The rows of the split that batch ``step`` is made of: [batch] int64."""
+        """Return the rows of the split that make batch ``step``: [batch] int64."""
         length = len(self._rows)
         position, end = step * self.batch, (step + 1) * self.batch
         parts = []

@@ -1,10 +1,10 @@
-"""What training sees of a data set: named splits of examples that are read by number."""
+"""Data sets as training sees them: named splits of examples that are read by number."""
 
 from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -13,13 +13,22 @@ from typing import Any
 
 import numpy as np
 
+from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.moments import Normalisation
-from istmpi.data.tokenizer import Tokenizer
+from istmpi.data.text.tokenizer import Tokenizer
 from istmpi.errors import ConfigError, DataError
 
 SPLITS = ("train", "test", "validation")
 """Every data set has the first two."""
+NAMES = {"train": ("train",), "test": ("test",), "validation": ("validation", "valid", "val")}
+"""The names of splits in arrays, masks and files of tables."""
+WORDS = {
+    "train": (*NAMES["train"], "training", "trn"),
+    "test": (*NAMES["test"], "testing", "tst"),
+    "validation": (*NAMES["validation"], "dev"),
+}
+"""The names of splits in folders, and as words in the names of other files."""
 _CONVENTIONS = {
     "counted_from": "its features were counted from {}, but from {}",
     "type": "its features are {}, but {}",
@@ -27,30 +36,34 @@ _CONVENTIONS = {
 
 
 class Split(ABC):
-    """Examples of one kind of data, read by number; a kind of data is a class (`istmpi.data.kinds`)."""
+    """Examples of one kind of data, read by number.
+
+    A kind of data is a class; by default its examples have no label of their own, no shape and no normalisation.
+    """
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Copies of the examples ``indices`` [b], as a network takes them.
-
-        ``key`` seeds whatever is random in them: the same indices and key are the same batch, on every machine. Without
-        one nothing is random.
-        """
+        """Return copies of the examples ``indices`` [b], as a network takes them; ``key`` seeds whatever is random in
+        them."""
 
     @abstractmethod
+    def __len__(self) -> int:
+        """The number of examples."""
+
     def labels(self) -> np.ndarray:
-        """All targets, without reading any input: [n] int64, or [n, outputs] float32 or uint8; not to be written to."""
+        """Return all targets without reading inputs, [n] int64, or [n, outputs] float32 or uint8; read-only."""
+        return np.broadcast_to(np.int64(0), len(self))
 
-    @abstractmethod
     def normalised_by(self, normalisation: Normalisation | None) -> Split:
         """Return the same examples with another normalisation; None: as they are stored."""
+        assert normalisation is None
+        return self
 
-    @abstractmethod
     def reshaped(self, shape: tuple[int, ...]) -> Split:
-        """The same examples, each of them in this shape for the network."""
+        return self
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Split:
-        """The same examples, their targets less a mean and divided by a deviation where they are numbers to predict."""
+        """Return the same examples, with numbers to predict less a mean and divided by a deviation."""
         assert targets is None, targets
         return self
 
@@ -60,13 +73,13 @@ class Split(ABC):
         return self
 
     def resized(self, side: int) -> Split:
-        """The same examples, downscaled to a side where they are images; 0 leaves them as they are."""
+        """Return the same images, downscaled to a side; 0 leaves examples as they are."""
         assert not side, side
         return self
 
     @abstractmethod
     def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        """Two parts that have no example in common: what is left to learn from, and a fraction drawn by a seed.
+        """Return two parts without a common example: training examples, and a fraction drawn by a seed.
 
         Nothing is copied but labels. ConfigError where one would be empty.
         """
@@ -78,24 +91,35 @@ class Split(ABC):
 
     @cached_property
     def labels_checksum(self) -> int:
-        """CRC-32 of all labels."""
         return zlib.crc32(np.ascontiguousarray(self.labels()))
 
-    def __len__(self) -> int:
-        return len(self.labels())
+
+def checksum_of(
+    rows: np.ndarray, read: Callable[[np.ndarray], Iterable[np.ndarray]], step: int = 64, first: int = 0
+) -> int:
+    """Return the CRC-32 of the arrays of some rows, so many at a time, behind a ``first`` one."""
+    checksum = first
+    for start in range(0, len(rows), step):
+        for array in read(rows[start : start + step]):
+            checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
+    return checksum
 
 
-def same_form(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Examples of these shapes have the same features in the same order; flattening and axes of length 1 are free."""
-    one, other = (tuple(length for length in shape if length != 1) for shape in (one, other))
-    return one == other or (prod(one) == prod(other) and min(len(one), len(other)) <= 1)
+def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
+    """Return all of so many numbers where they are at most ``limit``, else the same sample of them everywhere."""
+    if count <= limit:
+        return np.arange(count)
+    return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or limit) % np.uint64(count)).astype(np.int64)
+
+
+def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    """Return whether examples of two shapes have the same features in the same order; axes of length 1 are free."""
+    first, second = (tuple(length for length in shape if length != 1) for shape in (first, second))
+    return first == second or (prod(first) == prod(second) and min(len(first), len(second)) <= 1)
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe where two conventions of reading (``Dataset.reading``) give features another meaning; empty if nowhere.
-
-    A source without a convention agrees with any.
-    """
+    """Describe where two conventions of reading (``Dataset.reading``) differ; a source without one agrees with any."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
@@ -108,10 +132,7 @@ def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 
 
 def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> None:
-    """Refuse features x [b, features] that are not finite in float32: a DataError names one.
-
-    ``first`` is the number of the first of these examples.
-    """
+    """Raise DataError for features x [b, features] that are not finite in float32; ``first`` numbers these examples."""
     if x.dtype.kind != "f":
         return
     with np.errstate(over="ignore"):
@@ -128,10 +149,9 @@ def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> No
 class Dataset:
     """A data set that is ready to train on.
 
-    ``shape`` is that of one example before it was flattened to ``features`` numbers, channels first: [3, 32, 32] for a
-    colour image, [features] where there is no such structure. ``outputs`` counts the classes, or the numbers to
-    predict; ``classes`` are their names, None for regression. ``kind`` is that of `istmpi prepare`. The splits apply
-    ``mean`` and ``std`` [features].
+    ``shape`` is that of an example, channels first, [features] where there is no structure. ``outputs`` counts the
+    classes, or the numbers to predict. ``kind`` is that of `istmpi prepare`. The splits apply ``mean`` and ``std``
+    [features].
     """
 
     splits: Mapping[str, Split]
@@ -144,17 +164,13 @@ class Dataset:
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """Of numbers to predict: mean and deviation ``[outputs]`` with which batches have them; None as they are."""
+    """The mean and deviation ``[outputs]`` of numbers to predict in batches; None as they are."""
     bytes_per_token: float | None = None
-    """Of text: bytes of the test documents for each of their tokens."""
     tokenizer: Tokenizer | None = None
-    """Of text: what made its tokens."""
     output_names: tuple[str, ...] | None = None
-    """What the numbers to predict are called, where the data say so."""
     assumed: tuple[str, ...] = ()
     """Decisions that the data do not settle, for an .npz that is used directly; `istmpi prepare` reports its own."""
     reading: Mapping[str, Any] = field(default_factory=dict)
-    """The conventions by which `istmpi prepare` read the source (`istmpi.data.prepare.notes`)."""
     offset: np.ndarray | None = None
     """``[features]`` float64 that examples are less than in the source; None where float32 does without."""
     target_offset: np.ndarray | None = None
@@ -162,33 +178,33 @@ class Dataset:
 
     @property
     def features(self) -> int:
-        return int(np.prod(self.shape))
+        return prod(self.shape)
+
+    @property
+    def train(self) -> Split:
+        return self.splits["train"]
+
+    @property
+    def test(self) -> Split:
+        return self.splits["test"]
 
     def normalised_by(self, normalisation: Normalisation | None) -> Dataset:
-        """Return the same data with another normalisation, such as that of other training data; None: as stored."""
-        splits = {name: split.normalised_by(normalisation) for name, split in self.splits.items()}
+        """Return the data with another normalisation, such as that of other training data; None: as stored."""
         mean, std, offset = normalisation or (None, None, self.offset)
-        return replace(self, splits=splits, mean=mean, std=std, offset=offset)
+        return replace(self._with("normalised_by", normalisation), mean=mean, std=std, offset=offset)
 
     def with_target_offset(self, offset: np.ndarray | None) -> Dataset:
-        """Return the same data, with another offset subtracted from the numbers to predict."""
-        splits = {name: split.with_target_offset(self.target_offset, offset) for name, split in self.splits.items()}
-        return replace(self, splits=splits, target_offset=offset)
+        return replace(self._with("with_target_offset", self.target_offset, offset), target_offset=offset)
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
-        """The same data, whose batches have targets less a mean and divided by a deviation, or as they are."""
-        splits = {name: split.standardised(targets) for name, split in self.splits.items()}
-        return replace(self, splits=splits, targets=targets)
+        """Return the data, with targets of batches less a mean and divided by a deviation, or as they are."""
+        return replace(self._with("standardised", targets), targets=targets)
 
     def reshaped(self, shape: tuple[int, ...]) -> Dataset:
-        """The same data, each example in the shape that a network takes."""
-        return replace(self, splits={name: split.reshaped(shape) for name, split in self.splits.items()})
+        return self._with("reshaped", shape)
 
     def with_validation(self, fraction: float, seed: int) -> Dataset:
-        """The same data, a fraction of the training examples held out as the split ``validation``; 0 leaves them.
-
-        ConfigError where the data have such a split of their own.
-        """
+        """Return the data with a fraction of the training examples as the split ``validation``; 0 leaves them."""
         if not fraction:
             return self
         if "validation" in self.splits:
@@ -199,10 +215,5 @@ class Dataset:
         train, validation = self.train.divided(fraction, seed)
         return replace(self, splits={**self.splits, "train": train, "validation": validation})
 
-    @property
-    def train(self) -> Split:
-        return self.splits["train"]
-
-    @property
-    def test(self) -> Split:
-        return self.splits["test"]
+    def _with(self, method: str, *arguments: Any) -> Dataset:
+        return replace(self, splits={name: getattr(split, method)(*arguments) for name, split in self.splits.items()})

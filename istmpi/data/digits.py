@@ -11,13 +11,12 @@ import numpy as np
 
 from istmpi.data.dataset import Dataset
 from istmpi.data.holdout import held_out
-from istmpi.data.kinds import split_of
+from istmpi.data.images.split import examples_of
 from istmpi.data.moments import Moments
 from istmpi.tasks import CLASSIFICATION
 
 
 def open_digits() -> Dataset:
-    """The digits: 1,437 to train on and 360 to test on, 64 features, one mean and deviation for all pixels."""
     with resources.files("istmpi.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
         x, y = arrays["x"], arrays["y"].astype(np.int64)
     test = held_out(len(y), y)
@@ -25,6 +24,6 @@ def open_digits() -> Dataset:
     moments.add(x[~test])
     shape, normalisation = (1, 8, 8), moments.normalisation(groups=1)
     parts = {"train": ~test, "test": test}
-    splits = {name: split_of("digits", shape, x[rows], y[rows], normalisation) for name, rows in parts.items()}
+    splits = {name: examples_of("digits", shape, x[rows], y[rows], normalisation) for name, rows in parts.items()}
     classes = tuple(str(digit) for digit in range(10))
     return Dataset(splits, CLASSIFICATION, shape, len(classes), classes, "digits", "digits", *normalisation[:2])

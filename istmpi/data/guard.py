@@ -1,4 +1,4 @@
-"""What goes with reading mapped rows: checksums of blocks, made in order, compared when first read; pages let go."""
+"""Guards of mapped rows: checksums of blocks, compared when first read; pages that are let go."""
 
 import mmap
 import zlib
@@ -11,8 +11,7 @@ from istmpi.errors import DataError
 from istmpi.hdf5 import differs
 
 BLOCK = 2**16
-"""Bytes of a block, about: as much as a system reads ahead anyway when a page of a map is touched, so that checking the
-blocks of single rows reads little more than the rows."""
+"""Bytes of a block, about: a system reads as much ahead anyway when a page of a map is touched."""
 
 
 class Running:
@@ -20,13 +19,11 @@ class Running:
 
     def __init__(self, rows: int, row_bytes: int):
         self.rows, self.done = rows, 0
-        """How many there are, and how many have come."""
+        """The rows that there are, and that have come."""
         self.checksums = np.zeros(max(min(rows, -(-rows * row_bytes // BLOCK)), 1), np.uint32)
-        """One for each block, right once all rows have come."""
         self._block = 0
 
     def add(self, rows: np.ndarray) -> None:
-        """Take in the next rows, contiguous and as they go into the file."""
         start = 0
         while start < len(rows):
             stop = min(start + self._end() - self.done, len(rows))
@@ -41,7 +38,7 @@ class Running:
 
 
 class FirstRead:
-    """Compares a block of the rows of x with its checksum when one of them is about to be read for the first time."""
+    """Compares a block of the rows of x with its checksum before one of them is read for the first time."""
 
     def __init__(self, x: np.ndarray, expected: np.ndarray, path: Path, name: str):
         self._x, self._expected = x.view(np.ndarray), expected
@@ -50,7 +47,7 @@ class FirstRead:
         self._left = len(expected)
 
     def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
-        """Told of ``length`` rows, or of each its own number, from ``rows`` on; DataError for a damaged block."""
+        """Expect ``length`` rows, or each its own number, to be read from ``rows`` on; DataError for damage."""
         if not self._left:
             return
         blocks, count = len(self._expected), len(self._x)
@@ -67,28 +64,22 @@ class FirstRead:
 
 
 KEPT = 2**31
-"""Bytes of a map up to which a process keeps what it has read of it. To map a row anew takes some 10 µs."""
-
-
-class PagesLetGo:
-    """Lets go of a map's pages before rows of it are read: a process has those of the last batch alone.
-
-    They stay in the system's cache of files, for all processes, as long as there is room. But a process that keeps what
-    it once read seems to grow with its data, and is ended by whoever counts its resident memory.
-    """
-
-    def __init__(self, x: np.memmap, before: Callable[..., None] | None):
-        """``before`` is told of rows before they are read, too."""
-        self._map, self._before = x.base, before
-
-    def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
-        """Told of ``length`` rows, or of each its own number, from ``rows`` on."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
-        if self._before is not None:
-            self._before(rows, length)
+"""Bytes of a map up to which a process keeps its pages. To map a row anew takes some 10 µs."""
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """``before``, which is told of rows before they are read; together with `PagesLetGo` where the map is large."""
-    return PagesLetGo(x, before) if x.nbytes > KEPT else before
+    """Return ``before``, together with letting go of the pages of a large map: a process has those of the last batch.
+
+    They stay in the system's cache of files. But a process that keeps them seems to grow with its data, and is ended by
+    whoever counts its resident memory.
+    """
+    if x.nbytes <= KEPT:
+        return before
+
+    def let_go(rows: np.ndarray, length: int | np.ndarray = 1) -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            x.base.madvise(mmap.MADV_DONTNEED)
+        if before is not None:
+            before(rows, length)
+
+    return let_go

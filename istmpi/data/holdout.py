@@ -7,14 +7,13 @@ from istmpi.errors import ConfigError
 
 ONE_IN = 5
 ONE_IN_FIVE = "one in five for testing, drawn"
-"""What is said of such a split."""
 
 
 def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
-    """Which of ``count`` examples are test examples: [count] bool, one in five; a fixed function of its arguments.
+    """Return which of ``count`` examples are test examples: [count] bool, one in five, a fixed function of its
+    arguments.
 
-    With ``labels`` [count] every class gives its own fifth, to within one example. From two examples on, both splits
-    have at least one.
+    With ``labels`` [count] every class gives its own fifth. Of two examples on, both splits have at least one.
     """
     order = rng.permutation(count, rng.key("held out", count))
     if labels is not None:
@@ -25,20 +24,20 @@ def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
 
 
 def divided(count: int, fraction: float, seed: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of those of ``count`` examples that stay, and of a fraction that is held out; both ascending.
+    """Return the numbers of the examples that stay, and of a fraction that is held out, drawn by a seed; both
+    ascending.
 
-    The same for a seed on every machine. With ``labels`` [count] int64 every class gives its share, to within one
-    example. Raises ConfigError where nothing would be left of one of the two.
+    With ``labels`` [count] int64 every class gives its share.
     """
-    most = round(count * fraction)
-    if not 0 < most < count:
+    held = round(count * fraction)
+    if not 0 < held < count:
         raise ConfigError(
-            f"data.validation = {fraction} of {count} training examples is {most}; both parts need at least one. Give "
+            f"data.validation = {fraction} of {count} training examples is {held}; both parts need at least one. Give "
             f"another fraction, or leave it out."
         )
     order = rng.permutation(count, rng.key(seed, "validation"))
     if labels is not None:
         order = order[np.argsort(labels[order], kind="stable")]
     mask = np.zeros(count, dtype=bool)
-    mask[order[(2 * np.arange(most) + 1) * count // (2 * most)]] = True
+    mask[order[(2 * np.arange(held) + 1) * count // (2 * held)]] = True
     return np.flatnonzero(~mask), np.flatnonzero(mask)

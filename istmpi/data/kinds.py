@@ -1,30 +1,28 @@
-"""Which class reads a kind of data: the one place that knows them all."""
+"""The kinds of data, each a folder with the same parts; to add one, name it here and as the ``inputs`` of its tasks.
+
+prepare     read(archive, decoder, **options) -> Material       others' files; `istmpi.data.prepare` names them
+file        a Material, which says its datasets; open_*(file) -> Dataset
+split       a Split: batches, labels, validation, fingerprints
+predict     new examples for a trained network
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import numpy as np
+from istmpi.data.dense.file import open_examples
+from istmpi.data.graph.file import open_graph
+from istmpi.data.sparse.file import open_rows
+from istmpi.data.text.file import open_text
 
-from istmpi.data.dataset import Split
-from istmpi.data.dense import DenseSplit
-from istmpi.data.images import ImageSplit
-from istmpi.data.moments import Normalisation
+if TYPE_CHECKING:
+    from istmpi.data.dataset import Dataset
+    from istmpi.data.hdf5 import PreparedFile
 
-
-def split_of(
-    kind: str,
-    shape: tuple[int, ...],
-    x: np.ndarray,
-    y: np.ndarray,
-    normalisation: Normalisation | None = None,
-    guard: Callable[[np.ndarray], None] | None = None,
-) -> Split:
-    """The examples ``x`` with the labels ``y`` as their kind reads them.
-
-    ``kind`` is that of `istmpi prepare`, ``shape`` that of one example, channels first; the rest is as in `DenseSplit`.
-    The offset of ``normalisation`` is subtracted from ``x`` already.
-    """
-    # The spectra of speech have three axes, too, but are no picture of which a part, or a mirror image, sounds alike.
-    of_images = len(shape) == 3 and kind != "speech"
-    read = ImageSplit if of_images else DenseSplit
-    mean, std, offset = normalisation or (None, None, None)
-    return read(x, y, mean, std, guard, shape, offset=offset)
+OPEN: dict[str, Callable[[PreparedFile], Dataset]] = {
+    "numbers": open_examples,
+    "text": open_text,
+    "sparse rows": open_rows,
+    "a graph": open_graph,
+}

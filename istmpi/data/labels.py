@@ -1,88 +1,91 @@
-"""What a column of given labels means: classes, or numbers to predict."""
+"""The meaning of a column of labels: classes, several labels, or numbers to predict."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from istmpi.data.files.notes import Notes, first_of
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import printable
 from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, MULTI_LABEL, REGRESSION
 
-if TYPE_CHECKING:
-    from istmpi.data.prepare.notes import Notes
-
 _TASK = "--task"
+Parts = dict[str, np.ndarray]
 
 
 def read_labels(
-    parts: dict[str, np.ndarray], task: str | None, source: str, *, notes: Notes | None = None
-) -> tuple[str, tuple[str, ...] | None, dict[str, np.ndarray]]:
-    """The task, the names of the classes (None for other tasks) and y per split, from raw labels per split.
+    parts: Parts, task: str | None, source: str, *, notes: Notes | None = None
+) -> tuple[str, tuple[str, ...] | None, Parts]:
+    """Return the task, the names of the classes (None for other tasks) and y per split, from raw labels per split.
 
-    Raw labels are [n] or [n, 1] of integers, booleans, strings or floats, or [n, outputs] of numbers. Without ``task``,
-    one string, boolean or integer an example is its class, so is the place of the only 1 in a row of [n, outputs] of 0
-    and 1; other such matrices are several labels an example, and all else is regression. Classes are numbered in the
-    order of their values, over all splits; floats are classes only where they are whole. y is [n] int64, or [n,
-    outputs]: uint8 of several labels, or numbers that are finite in float32, in the type that they came in. ``notes``
-    is told what is decided.
+    Without ``task``, a string, boolean or integer is a class, so is the place of the only 1 in a row of [n, outputs] of
+    0 and 1; other such matrices are several labels an example, and all else is regression. Classes are numbered in the
+    order of their values, over all splits. y is [n] int64, or [n, outputs]: uint8 of several labels, or numbers that
+    are finite in float32, in the type that they came in.
     """
-    tasks = CLASSIFICATION, REGRESSION, MULTI_LABEL
-    if task is not None and task not in tasks:
+    tasks, notes, decided = (CLASSIFICATION, REGRESSION, MULTI_LABEL), notes or Notes(), task is None
+    if not decided and task not in tasks:
         raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, tasks)}")
     parts = {split: read_names(_flat(part), source, split, notes) for split, part in parts.items()}
     _require_alike(parts, source)
-    cuts = np.cumsum([len(part) for part in parts.values()])[:-1]
     labels = _joined(list(parts.values()))
     if not len(labels):
         raise DataError(f"{source} has no train examples; a data set needs at least one.")
-    decided = task is None
     if decided and labels.ndim == 2:
         task, why = _task_of_matrix(labels)
-        if notes is not None:
-            notes.assume(f"{labels.shape[0]:,} rows of {labels.shape[1]} labels, {why}", _TASK)
+        notes.assume(f"{labels.shape[0]:,} rows of {labels.shape[1]} labels, {why}", _TASK)
     elif decided:
-        task = CLASSIFICATION if labels.ndim == 1 and labels.dtype.kind != "f" else REGRESSION
+        task = REGRESSION if labels.dtype.kind == "f" else CLASSIFICATION
     if task == CLASSIFICATION:
-        if labels.ndim != 1:
-            if _task_of_matrix(labels)[0] != CLASSIFICATION:
-                raise DataError(
-                    f"{source}: the labels are {labels.shape[1]} numbers an example, not a single 1 among 0; "
-                    "classification needs one class. Give class numbers, or --task multi-label or regression."
-                )
-            y = labels.argmax(axis=1).astype(np.int64)
-            return task, tuple(map(str, range(labels.shape[1]))), dict(zip(parts, np.split(y, cuts)))
-        _require_classes(parts, source)
-        values, y = np.unique(_joined([_whole(part) for part in parts.values()]), return_inverse=True)
-        if decided and notes is not None and values.dtype.kind in "iuO":
-            values_there = f"{len(values):,} values{', each there once' * (len(values) == len(y))}"
-            notes.assume(f"{len(y):,} labels are whole numbers of {values_there}: taken for classes", _TASK)
-        y = y.reshape(-1).astype(np.int64)
-        return task, tuple(printable(str(value)) for value in values.tolist()), dict(zip(parts, np.split(y, cuts)))
+        classes, y = _classes(labels, parts, source, notes if decided else Notes())
+        return task, classes, _split(y.reshape(-1).astype(np.int64), parts)
     if task == MULTI_LABEL:
         _require_flags(parts, source)
-        y = dict(zip(parts, np.split(labels.astype(np.uint8), cuts)))
-        never = np.flatnonzero(~y["train"].any(axis=0)).tolist()
-        if never and notes is not None:
-            shown = ", ".join(map(str, never[:8])) + ", ..." * (len(never) > 8)
+        y = _split(labels.astype(np.uint8), parts)
+        never = [*map(str, np.flatnonzero(~y["train"].any(axis=0)))]
+        if never:
+            shown = first_of(never)
             notes.leave_out(f"{len(never)} of {labels.shape[1]} labels, that no training example has: {shown}")
         return DENSE_LABELS, None, y
     if labels.dtype.kind not in "fiubO":
         raise DataError(f"{source}: the label {labels.flat[0]!s} is not a number; regression needs one. Check --label.")
     with np.errstate(over="ignore"):  # it is infinite then
-        finite = np.isfinite(labels.astype(np.float32).reshape(len(labels), -1))
-    if not finite.all():
-        row = int(np.argwhere(~finite)[0, 0])
-        label = ", ".join(map(str, labels.reshape(len(labels), -1)[row].astype(np.float32)))
+        rows = labels.astype(np.float32).reshape(len(labels), -1)
+    if not (finite := np.isfinite(rows).all(axis=1)).all():
+        row = int(np.argmin(finite))
+        label = ", ".join(map(str, rows[row]))
         raise DataError(f"{source}: the label of example {row} is {label}; it must be finite. Remove such examples.")
-    if decided and notes is not None:
-        _tell_of_numbers(labels, notes)
+    if decided and labels.ndim == 1 and (labels == np.trunc(labels)).all():
+        text = f"{len(labels):,} labels are whole numbers of {len(np.unique(labels)):,} values, of the type"
+        notes.assume(f"{text} {labels.dtype}: taken for numbers to predict", _TASK)
     return task, None, {split: part.reshape(len(part), -1) for split, part in parts.items()}
 
 
-def read_names(labels: np.ndarray, source: str, split: str, notes: Notes | None) -> np.ndarray:
-    """Labels; those that are names as text, without white space at their ends; DataError for one that is empty."""
+def _classes(labels: np.ndarray, parts: Parts, source: str, notes: Notes) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return the names of the classes, and the number of each label's."""
+    if labels.ndim == 2:
+        if _task_of_matrix(labels)[0] != CLASSIFICATION:
+            raise DataError(
+                f"{source}: the labels are {labels.shape[1]} numbers an example, not a single 1 among 0; "
+                "classification needs one class. Give class numbers, or --task multi-label or regression."
+            )
+        return tuple(map(str, range(labels.shape[1]))), labels.argmax(axis=1)
+    for split, part in parts.items():
+        if part.dtype.kind == "f" and not (whole := np.isfinite(part) & (part == np.trunc(part))).all():
+            row = int(np.argmin(whole))
+            raise DataError(
+                f"{source}: the label of {f'{split} example'.strip()} {row} is {part[row]}; a class is a whole "
+                "number or a name. Correct it, or predict it as a number: --task regression."
+            )
+    values, y = np.unique(_joined([_whole(part) for part in parts.values()]), return_inverse=True)
+    if values.dtype.kind in "iuO":
+        text = f"{len(labels):,} labels are whole numbers of {len(values):,} values"
+        notes.assume(f"{text}{', each there once' * (len(values) == len(labels))}: taken for classes", _TASK)
+    return tuple(printable(str(value)) for value in values.tolist()), y
+
+
+def read_names(labels: np.ndarray, source: str, split: str, notes: Notes) -> np.ndarray:
+    """Return labels, with names as text without white space at their ends; DataError for an empty one."""
     what = f"{split} labels".strip()
     if labels.dtype.kind not in "SU":
         return labels
@@ -96,16 +99,9 @@ def read_names(labels: np.ndarray, source: str, split: str, notes: Notes | None)
         raise DataError(
             f"{source}: {what}: that of example {int(np.argmax(empty))} is empty. Name its class, or remove it."
         )
-    if notes is not None and (changed := int((names != labels).sum())):
+    if changed := int((names != labels).sum()):
         notes.assume(f"{changed:,} {what} with white space at their ends: it is no part of the class's name")
     return names
-
-
-def _tell_of_numbers(labels: np.ndarray, notes: Notes) -> None:
-    if labels.ndim == 1 and (labels == np.trunc(labels)).all():
-        values = len(np.unique(labels))
-        text = f"{len(labels):,} labels are whole numbers of {values:,} values, of the type {labels.dtype}"
-        notes.assume(f"{text}: taken for numbers to predict", _TASK)
 
 
 def _task_of_matrix(labels: np.ndarray) -> tuple[str, str]:
@@ -120,8 +116,7 @@ def _are_flags(labels: np.ndarray) -> np.ndarray:
     return (labels == 0) | (labels == 1) if labels.dtype.kind in "biufO" else np.zeros(labels.shape, bool)
 
 
-def _require_flags(parts: dict[str, np.ndarray], source: str) -> None:
-    """DataError for labels that are no matrix of 0 and 1."""
+def _require_flags(parts: Parts, source: str) -> None:
     for split, labels in parts.items():
         if labels.ndim != 2:
             raise DataError(
@@ -137,8 +132,8 @@ def _require_flags(parts: dict[str, np.ndarray], source: str) -> None:
             )
 
 
-def _require_alike(parts: dict[str, np.ndarray], source: str) -> None:
-    """DataError for labels that cannot be put one behind the other."""
+def _require_alike(parts: Parts, source: str) -> None:
+    """Raise DataError for labels that cannot be put one behind the other."""
     kinds = {split: part.dtype.kind for split, part in parts.items()}
     if len({kind in "US" for kind in kinds.values()}) > 1 or not set(kinds.values()) <= {*"biufUS"}:
         types = ", ".join(str(part.dtype) for part in parts.values())
@@ -147,18 +142,8 @@ def _require_alike(parts: dict[str, np.ndarray], source: str) -> None:
         raise DataError(f"{source}: the labels of its splits are of different shapes; give them one.")
 
 
-def _require_classes(parts: dict[str, np.ndarray], source: str) -> None:
-    """DataError for numbers that cannot name a class, for they are not whole."""
-    for split, labels in parts.items():
-        if labels.dtype.kind != "f":
-            continue
-        whole = np.isfinite(labels) & (labels == np.trunc(labels))
-        if not whole.all():
-            row = int(np.argmin(whole))
-            raise DataError(
-                f"{source}: the label of {f'{split} example'.strip()} {row} is {labels[row]}; a class is a whole "
-                "number or a name. Correct it, or predict it as a number: --task regression."
-            )
+def _split(y: np.ndarray, parts: Parts) -> Parts:
+    return dict(zip(parts, np.split(y, np.cumsum([len(part) for part in parts.values()])[:-1])))
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -9,14 +9,12 @@ class Normalisation(NamedTuple):
     """The normalisation of examples: (x - offset, in float64) as float32, less the mean, divided by the deviation."""
 
     mean: np.ndarray
-    """``[features]`` float32"""
     std: np.ndarray
     offset: np.ndarray | None = None
-    """``[features]`` float64; None where float32 does without (`istmpi.data.offsets`)."""
 
     @property
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and deviation of the examples as they are in the data; float64 where there is an offset."""
+        """The mean and deviation of the examples as they are in the data; float64 where there is an offset."""
         return (self.mean if self.offset is None else self.mean + self.offset), self.std
 
 
@@ -32,7 +30,6 @@ class Moments:
         self._squares = np.zeros(features)
 
     def add(self, x: np.ndarray) -> None:
-        """Take in a block [b, features] of any real type."""
         if len(x) == 0:
             return
         mean = x.mean(axis=0, dtype=np.float64)
@@ -42,11 +39,10 @@ class Moments:
 
     @property
     def parts(self) -> tuple[int, np.ndarray, np.ndarray]:
-        """What `merge` takes: how many examples, their mean, and the sum of their squared deviations from it."""
+        """The arguments of `merge`: the number of examples, their mean, and the sum of squared deviations from it."""
         return self._count, self._mean, self._squares
 
     def merge(self, more: int, mean: np.ndarray, squares: np.ndarray) -> None:
-        """Take in examples of which no more is known than the `parts`."""
         shift = mean - self._mean
         count = self._count + more
         self._squares += squares
@@ -55,7 +51,7 @@ class Moments:
         self._count = count
 
     def normalisation(self, groups: int, offset: np.ndarray | None = None) -> Normalisation:
-        """The mean and the standard deviation to normalise with, of examples that are less an ``offset`` already.
+        """Return the mean and the deviation to normalise with, of examples that are less an ``offset`` already.
 
         The features are ``groups`` runs of equal length, each with one mean and deviation: 1 for all alike, the
         channels of an image, or one for every feature. A constant group gets deviation 1, so that it becomes zero, not

@@ -9,7 +9,7 @@ import numpy as np
 from istmpi.units import counted
 
 NARROW = 2.0**-12
-"""Values that float32 rounds need an offset where they differ by a smaller share of the largest: in 4,096 steps."""
+"""The share of the largest value below which values that float32 rounds need an offset: 4,096 steps."""
 NARROWEST = 2.0**-19
 """Likewise where float32 has each of them: their mean would be rounded to one of 32 steps."""
 NOISE = 4 * np.finfo(np.float64).eps
@@ -17,7 +17,6 @@ NOISE = 4 * np.finfo(np.float64).eps
 OFFSETS = {"x": "normalisation/offset", "y": "normalisation/target_offset"}
 """The datasets of a prepared file with the offsets of examples and of numbers to predict."""
 NAMED = 5
-"""The number of features that a message names."""
 
 
 class NarrowError(Exception):
@@ -29,20 +28,17 @@ class NarrowError(Exception):
 
 
 class Extent:
-    """The least and the largest value of each feature of a stream of blocks, in the type that they came in."""
+    """The least and the largest value of each feature of a stream of blocks, in their own type."""
 
-    def __init__(self) -> None:
-        self._ends: tuple[np.ndarray, np.ndarray] | None = None
-        self._rounded: np.ndarray | bool = False
-        """Which features have values that are none of float32; found where these are close together."""
+    def __init__(self, ends: tuple[np.ndarray, np.ndarray] | None = None, rounded: np.ndarray | bool = False):
+        self._ends, self._rounded = ends, rounded
+        """The features with values that are none of float32; found where these are close together."""
 
     def add(self, x: np.ndarray) -> None:
         """Take in a block [b, features]; bytes, which lose nothing, are passed over."""
         if len(x) == 0 or x.dtype.itemsize == 1:
             return
-        block = Extent()
-        block._ends = x.min(axis=0), x.max(axis=0)
-        block._rounded = np.zeros(x.shape[1], bool)
+        block = Extent((x.min(axis=0), x.max(axis=0)), np.zeros(x.shape[1], bool))
         if not np.can_cast(x.dtype, np.float32):
             for feature in np.flatnonzero(block._closer_than(2 * NARROW)):
                 values = x[:, feature]
@@ -51,35 +47,30 @@ class Extent:
         self._ends, self._rounded = both._ends, both._rounded
 
     def merged(self, other: Extent) -> Extent:
-        """Return the extent of both streams."""
         if self._ends is None or other._ends is None:
             return other if self._ends is None else self
-        both, (low, high) = Extent(), other._ends
-        both._ends = np.minimum(self._ends[0], low), np.maximum(self._ends[1], high)
-        both._rounded = self._rounded | other._rounded
-        return both
+        ends = np.minimum(self._ends[0], other._ends[0]), np.maximum(self._ends[1], other._ends[1])
+        return Extent(ends, self._rounded | other._rounded)
 
     def grouped(self, groups: int) -> Extent:
-        """Return the extent where the features of each of ``groups`` equal runs share the least and largest value."""
-        extent = Extent()
-        if self._ends is not None:
-            low, high, rounded = (values.reshape(groups, -1) for values in (*self._ends, self._rounded))
-            runs = low.shape[1]
-            extent._ends = low.min(axis=1).repeat(runs), high.max(axis=1).repeat(runs)
-            extent._rounded = rounded.any(axis=1).repeat(runs)
-        return extent
+        """Return the extent with the least and largest value of each of ``groups`` equal runs of features."""
+        if self._ends is None:
+            return self
+        low, high, rounded = (values.reshape(groups, -1) for values in (*self._ends, self._rounded))
+        runs = low.shape[1]
+        ends = low.min(axis=1).repeat(runs), high.max(axis=1).repeat(runs)
+        return Extent(ends, rounded.any(axis=1).repeat(runs))
 
     def where_constant(self, other: Extent) -> Extent:
         """Return this extent, with the ends of another extent for features that have one value here."""
         if self._ends is None or other._ends is None:
             return self
-        extent, varies = Extent(), self._ends[1] > self._ends[0]
-        extent._ends = tuple(np.where(varies, end, more) for end, more in zip(self._ends, other._ends))
-        extent._rounded = np.where(varies, self._rounded, other._rounded)
-        return extent
+        varies = self._ends[1] > self._ends[0]
+        ends = tuple(np.where(varies, end, more) for end, more in zip(self._ends, other._ends))
+        return Extent(ends, np.where(varies, self._rounded, other._rounded))
 
     def offset(self) -> np.ndarray | None:
-        """The middle [features] float64 of the features that need an offset, 0 of others; None where none needs one."""
+        """Return the middle of the features that need an offset, 0 of others; None where none needs one."""
         if self._ends is None:
             return None
         low, high = self._ends
@@ -89,12 +80,10 @@ class Extent:
 
     @property
     def rounding(self) -> np.ndarray:
-        """The features that differ by rounding alone."""
         return np.flatnonzero((self._ends[1] > self._ends[0]) & ~self._varying) if self._ends else np.array([], int)
 
     @property
     def lost(self) -> np.ndarray:
-        """The features that vary, and have one value in float32."""
         if self._ends is None:
             return np.array([], int)
         with np.errstate(over="ignore"):
@@ -127,22 +116,22 @@ class Extent:
 
 
 class Differences:
-    """Rows of several names on their way into float32, of which each has features in ``groups`` that are alike."""
+    """Rows of several names on their way into float32, each with features in ``groups`` that are alike."""
 
     def __init__(self, groups: Mapping[str, int]):
         self._groups = dict(groups)
         self._train, self._others = ({name: Extent() for name in groups} for _ in range(2))
         self.offsets: Mapping[str, np.ndarray] = {}
-        """[features] float64 by the rows' names: what rows are to be less."""
+        """The offsets [features] float64 by the rows' names."""
 
     def taken(self, split: str, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The next rows [b, features] of a split, less their offsets."""
+        """Return the next rows [b, features] of a split, less their offsets."""
         for name in self._groups:
             (self._train if split == "train" else self._others)[name].add(rows[name])
         return {**rows, **{name: less(rows[name], offset) for name, offset in self.offsets.items()}}
 
     def require_kept(self) -> None:
-        """NarrowError for rows that need offsets: by the training rows, of a feature that is constant there by all."""
+        """Raise NarrowError for rows that need offsets, by the training rows, or by all where these are constant."""
         needed = {
             name: self._train[name].grouped(groups).where_constant(self._all(name).grouped(groups)).offset()
             for name, groups in self._groups.items()
@@ -152,7 +141,6 @@ class Differences:
 
     @property
     def remarks(self) -> Iterator[str]:
-        """The remarks for the user on features and outputs whose values rounding affects."""
         for name, what in (("x", "feature"), ("y", "output")):
             if name in self._groups:
                 yield from self._all(name).remarks(what, self.offsets.get(name))
@@ -162,7 +150,7 @@ class Differences:
 
 
 def less(x: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """x less an offset [features] float64, as float32; the difference is exact before that cast, or float64's."""
+    """Return x less an offset [features] float64, as float32; the difference is exact, or float64's."""
     return _less(x, offset).astype(np.float32)
 
 
@@ -181,6 +169,5 @@ def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def named(features: np.ndarray, what: str = "feature") -> str:
-    """Return a text with the number of the features, and the indices of the first `NAMED` of them."""
     some = ", ".join(map(str, features[:NAMED].tolist())) + ", ..." * (len(features) > NAMED)
     return f"{counted(len(features), what)} (number {some})"

@@ -1,10 +1,9 @@
-"""Which training rows each stream may draw from.
+"""The training rows that each stream may draw from.
 
     shared      every stream draws from all rows
     sharded     disjoint random shards that cover all rows; their sizes differ by at most one
     by-label    disjoint and covering, but each class is spread unevenly: its shares are drawn from a symmetric
-                Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv 1909.06335). A small alpha gives
-                each stream few classes, a large one nearly equal shares
+                Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv 1909.06335)
     local       every stream has a file of its own and draws from all of it
 
 Every stream computes its own rows, without a word from the others.
@@ -19,11 +18,10 @@ PLACEMENTS = ("shared", "sharded", "by-label", "local")
 
 
 def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0) -> np.ndarray:
-    """The rows that ``stream`` of ``streams`` may draw: ascending [m] int64, m > 0; the same on every machine.
+    """Return the rows that ``stream`` of ``streams`` may draw: ascending [m] int64, m > 0; the same on every machine.
 
-    ``labels`` are those of the training split (``Split.labels()``): [n] int64, or [n, outputs] float32 for regression,
-    of which only the length is used. ``alpha`` matters to by-label alone. Raises ConfigError for a placement that does
-    not exist or does not fit the task, DataError where a stream would be left without rows.
+    ``labels`` are those of the training split (``Split.labels()``). Raises ConfigError for a placement that does not
+    exist or does not fit the task, DataError where a stream would be left without rows.
     """
     assert 0 <= stream < streams, (stream, streams)
     if placement not in PLACEMENTS:
@@ -49,7 +47,7 @@ def _sharded(length: int, stream: int, streams: int, seed: int) -> np.ndarray:
 
 
 def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list[np.ndarray]:
-    """Every stream's rows. One class after another, so that each stream can compute all the others' rows alone."""
+    """Return every stream's rows, drawn class by class, so that each stream can compute all the others' alone."""
     if labels.ndim != 1:
         raise ConfigError("by-label placement needs classes, but this is a regression task. Use sharded placement.")
     if not alpha > 0:
@@ -66,7 +64,7 @@ def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list
 
 
 def _dirichlet(alpha: float, streams: int, key: int) -> np.ndarray:
-    """Shares that sum to one: [streams] float64.
+    """Return shares that sum to one.
 
     NumPy guarantees RandomState's streams for ever, and those of its newer generators only within a version; ranks may
     run different versions.

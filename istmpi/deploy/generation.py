@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from istmpi import rng
-from istmpi.data.tokenizer import NoTextError, Tokenizer
+from istmpi.data.text.tokenizer import NoTextError, Tokenizer
 from istmpi.errors import DataError
 from istmpi.exits import outputs_of
 from istmpi.foreign import MEGABYTE, content, reading

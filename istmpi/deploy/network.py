@@ -10,12 +10,11 @@ import torch
 
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, stored_moments
-from istmpi.data.graph import GraphSplit
-from istmpi.data.images import resized
-from istmpi.data.kinds import split_of
+from istmpi.data.graph.split import GraphSplit
+from istmpi.data.images.split import examples_of, resized
 from istmpi.data.offsets import less
 from istmpi.data.sources import open_dataset
-from istmpi.data.sparse import Ragged, SparseSplit
+from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.deploy.code import changed_source, runnable
 from istmpi.deploy.scoring import require_fitting
 from istmpi.engine.store import ParameterStore
@@ -25,7 +24,7 @@ from istmpi.exits import entropies, exit_taken, outputs_of
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import prepare
 from istmpi.models.norms import calibrate, moments_of
-from istmpi.tasks import CLASSIFICATION
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -115,7 +114,7 @@ class CalibratedNetwork:
     def require_early_exits(self) -> None:
         """Refuse, with a ConfigError, a network that no example can leave early."""
         subject = f"--exit-threshold is for classifiers with several exits; {self._path}"
-        if self._data.task != CLASSIFICATION:
+        if not TASKS[self._data.task].one_class:
             raise ConfigError(f"{subject} has a network for {self._data.task}. Leave it out.")
         if self._exits == 1:
             raise ConfigError(f"{subject} has a network with one. Leave it out.")
@@ -130,7 +129,7 @@ class CalibratedNetwork:
         if self._normalisation and self._normalisation.offset is not None:
             x = less(x, self._normalisation.offset)
         unknown = np.full(len(x), -1)
-        examples = split_of(self._data.kind, self._data.shape, x, unknown, self._normalisation).resized(self._side)
+        examples = examples_of(self._data.kind, self._data.shape, x, unknown, self._normalisation).resized(self._side)
         batch = examples.reshaped(self._example_shape).batch(np.arange(len(x)))
         return self.module(*batch.to("cpu", self._dtype).inputs)
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from istmpi.data.graph import GraphSplit
+from istmpi.data.graph.split import GraphSplit
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.writer import SUFFIXES
 from istmpi.deploy.prediction import BATCH, Predicted, lines
 from istmpi.errors import DataError
-from istmpi.tasks import GRAPH_TASKS
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.deploy.network import CalibratedNetwork
@@ -43,7 +43,7 @@ def _graph(source: str, features: int) -> GraphSplit:
     if not path.is_file() or path.suffix not in SUFFIXES:
         raise DataError(f"{path} is no prepared graph. Make one: istmpi prepare graph SRC GRAPH.h5")
     data = open_prepared(path)
-    if data.task not in GRAPH_TASKS:
+    if not TASKS[data.task].of_nodes:
         raise DataError(f"{path} is for {data.task}, but this network takes a graph. Give one.")
     if data.features != features:
         raise DataError(f"{path} has {data.features:,} features a node; the network takes {features:,}. Give the same.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from istmpi.data.inputs import Block
+from istmpi.data.dense.predict import Block
 from istmpi.foreign import printable
 
 if TYPE_CHECKING:

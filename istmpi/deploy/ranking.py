@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from istmpi.data.sparse import Ragged
+from istmpi.data.sparse.split import Ragged
 from istmpi.multilabel import ranked_first
 
 if TYPE_CHECKING:

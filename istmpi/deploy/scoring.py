@@ -9,7 +9,7 @@ from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
 from istmpi.data.dataset import Dataset, other_reading, same_form
-from istmpi.data.images import resized
+from istmpi.data.images.split import resized
 from istmpi.data.offsets import named
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.code import changed_source, runnable
@@ -18,7 +18,7 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.exits import ExitPoint
-from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, TASKS
+from istmpi.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def evaluate(
         network = runnable(checkpoint, model)
         store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
         fill(checkpoint, store)
-        if data.task in GRAPH_TASKS:
+        if TASKS[data.task].of_nodes:
             network.nodes = (len(data.test.graph),) * 2
         data = resized(data, checkpoint.header.side).reshaped(network.example_shape)
         moments, ranks = stored_moments(checkpoint), checkpoint.header.ranks
@@ -88,7 +88,7 @@ def evaluate(
         refused = DataError(f"{path}: {error} on the {split} split of {source}. Give another network, or other data.")
         refused.everywhere = True
         raise refused from error
-    several = network.exits > 1 and data.task == CLASSIFICATION
+    several = network.exits > 1 and TASKS[data.task].one_class
     return Evaluation(
         score,
         TASKS[data.task].score,

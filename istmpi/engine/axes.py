@@ -31,7 +31,7 @@ Positions = range | np.ndarray
 
 @dataclass(frozen=True)
 class Factor:
-    """One factor of an axis: a number, a name, or one unit of a name (``blocks[3]``)."""
+    """A factor of an axis: a number, a name, or one unit of a name (``blocks[3]``)."""
 
     name: str | None
     literal: int = 1
@@ -63,7 +63,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a tensor: the product of its factors, outermost first."""
+    """An axis of a tensor: the product of its factors, outermost first."""
 
     factors: tuple[Factor, ...]
 
@@ -91,7 +91,7 @@ class Axis:
         return combined
 
     def spread(self, lengths: Mapping[str, int], of_units: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """What is known of the units of some names, by position along this axis: one array for each factor of them."""
+        """Return facts of units by position along this axis: an array for each factor that has such a name."""
         found = []
         for place, factor in enumerate(self.factors):
             if factor.name in of_units:
@@ -151,13 +151,13 @@ class Pattern:
         return tuple(axis.length(lengths) for axis in self.axes)
 
     def dealt(self, groups: Mapping[str, object]) -> int:
-        """How many axes are dealt out: a parameter with k of them is held |W|·P^(1-k) times over all ranks."""
+        """Count the axes that are dealt out: a parameter with k of them is held |W|·P^(1-k) times over all ranks."""
         return sum(not axis.names.isdisjoint(groups) for axis in self.axes)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is known of a tensor before it exists: its axes, its element size and how it starts."""
+    """A tensor before it exists: its axes, its element size and its initial values."""
 
     pattern: Pattern
     dtype: str = "float32"
@@ -203,7 +203,7 @@ def with_odds(
 
 
 def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int]:
-    """Where in ``mine`` the positions common to both lie, and how many they are.
+    """Return where the positions common to both lie in ``mine``, and their number.
 
     Both are sorted. The result indexes an axis that is stored in the order of ``mine``; as both sides list the common
     positions in ascending order, sender and receiver agree on the order without a word.

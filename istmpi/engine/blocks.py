@@ -20,27 +20,27 @@ Index = tuple[slice | np.ndarray, ...]
 
 @dataclass(frozen=True)
 class Block:
-    """One parameter's part of a message: where it lies in this rank's tensor, and its shape."""
+    """A parameter's part of a message: its place in this rank's tensor, and its shape."""
 
     name: str
     index: Index
     extent: tuple[int, ...]
-    """How many positions of every axis."""
+    """The number of positions of every axis."""
     itemsize: int
     mean: bool
     """The receiver takes the mean over all senders of this block."""
     holders: tuple[np.ndarray | None, ...] = ()
-    """Where elements that a rank has in a third layout are left out: who has each position there, of dealt axes."""
+    """The rank that has each position of a dealt axis in a third layout, whose elements are left out."""
     form: str = EXACT
-    """How its values travel (`istmpi.comm.codec`)."""
+    """The form in which its values travel (`istmpi.comm.codec`)."""
     scales: int = 0
-    """So many go with its values."""
+    """The number of scales that go with its values."""
     cut: tuple[int, int, int] | None = None
-    """Of a slab of a longer block: the axis, its first position there, and the length of all of it."""
+    """For a slab of a longer block: the axis, its first position there, and the whole length."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of the values as they travel: one axis where some are left out."""
+        """The shape of the values as they travel: one axis where some are left out."""
         if not self.holders:
             return self.extent
         known = [where[where >= 0] for where in self.holders if where is not None]
@@ -55,7 +55,7 @@ class Block:
 
     @property
     def sent_nbytes(self) -> int:
-        """As it travels; the scales of a block that is cut go with its first slab."""
+        """Bytes as they travel; the scales of a block that is cut go with its first slab."""
         values = prod(self.shape)
         return values * (FORMS[self.form] or self.itemsize) + self.scales * self.is_first
 
@@ -66,14 +66,14 @@ class Block:
 
     @property
     def elements(self) -> int:
-        """Of the whole block that it is, or is a slab of; what is left out counts."""
+        """Elements of the whole block that it is, or is a slab of, with those that are left out."""
         if self.cut is None:
             return prod(self.extent)
         axis, _, length = self.cut
         return prod(self.extent[:axis]) * length * prod(self.extent[axis + 1 :])
 
     def places(self) -> np.ndarray | range:
-        """Where in the whole block its values are, in the order in which they travel: ascending if cut on axis 0."""
+        """Return its values' places in the whole block in the order of travel: ascending if cut on axis 0."""
         axis, start, length = self.cut or (0, 0, self.extent[0])
         inner = prod(self.extent[axis + 1 :])
         if prod(self.extent[:axis]) == 1 and not self.holders:
@@ -95,7 +95,7 @@ class Block:
 
     @property
     def mask(self) -> np.ndarray:
-        """Which elements are in the block: true or false, of the shape ``extent``."""
+        """Elements that are in the block: true or false, of the shape ``extent``."""
         axes = [
             where.reshape([-1 if place == axis else 1 for place in range(len(self.extent))])
             for axis, where in enumerate(self.holders)
@@ -117,7 +117,7 @@ class Block:
         out[:] = values[self.mask]
 
     def packed(self, tensor: torch.Tensor) -> np.ndarray:
-        """The same, as a view of the tensor where that is possible."""
+        """Return the values as they travel: a view of the tensor where that is possible."""
         values = bits(tensor)
         if not self.holders and all(isinstance(where, slice) for where in self.index):
             return values[self.index]

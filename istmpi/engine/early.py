@@ -50,7 +50,7 @@ def receive_buffers(
 
 
 class EarlyExchange:
-    """One round's exchange, in the background. All ranks call the same methods in the same order.
+    """The exchange behind a round, in the background. All ranks call the same methods in the same order.
 
     ``communicator``: one on which nothing else goes on, and whose calls are counted in `finish`.
     """

@@ -1,4 +1,4 @@
-"""Which parts of a network leave when, where it is sent in fragments through a round. Pure.
+"""Fragments: the parts of a network, and the local steps after which each leaves in a round. Pure.
 
 A layer is a parameter of two axes or more with those of one axis behind it. Of F fragments, number p has the layers
 p, p+F, p+2F, ...: so each has some of the input's end and some of the output's.

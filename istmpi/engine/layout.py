@@ -1,4 +1,4 @@
-"""Who has which positions of a parameter.
+"""Layouts: the positions of a parameter that each rank has.
 
 Every layout is an outer product: a rank's part of a tensor is given by one set of positions per axis. So the part that
 two ranks share, in two layouts, is again an outer product, and every message is ``tensor[np.ix_(...)]``.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Layout(Protocol):
-    """Who has which positions of every parameter; pure, and the same on every rank."""
+    """The positions of every parameter that each rank has; pure, and the same on every rank."""
 
     lengths: Mapping[str, int]
     ranks: int
@@ -36,13 +36,13 @@ class Layout(Protocol):
         """The sorted positions that ``rank`` has along a tensor's axis number ``place``."""
 
     def largest(self, axis: Axis, place: int) -> int:
-        """No rank has more positions than this along a tensor's axis number ``place``."""
+        """Return the most positions that any rank has along a tensor's axis number ``place``."""
 
     def copies(self, names: frozenset[str]) -> int:
-        """At most so many ranks have an element of a tensor with these axis names."""
+        """Return the most ranks that have the same element of a tensor with these axis names."""
 
     def alike(self, names: frozenset[str]) -> bool:
-        """Whether two ranks have all or none of such a tensor's elements in common, where any is had by several."""
+        """Say whether any two ranks have all or none of such a tensor's elements in common."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Replicated:
     units = MappingProxyType({})
 
     def held(self, rank: int) -> dict[str, Positions]:
-        """As a partition's: no units are dealt out."""
+        """Return no units, for none are dealt out."""
         return {}
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:

@@ -1,4 +1,4 @@
-"""How many bytes packed values take, without torch: `istmpi.engine.float4` and `istmpi.engine.top_k` write them."""
+"""The bytes that packed values take, without torch: `istmpi.engine.float4` and `istmpi.engine.top_k` write them."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ CHUNK = 4096
 
 
 def float4_bytes(count: int) -> int:
-    """Of so many values as floats of 4 bits: a float32 for each block, two values in a byte."""
+    """Return the bytes of ``count`` values as floats of 4 bits: a float32 for each block, two values in a byte."""
     return 4 * -(-count // BLOCK) + -(-count // 2)
 
 
@@ -19,7 +19,7 @@ def top_k_entries(top: int, sizes: Sequence[int]) -> int:
 
 
 def top_k_bytes(top: int, sizes: Sequence[int], itemsize: int | None) -> int:
-    """Of the largest values: 12 bits for each place; for each value so many bytes, or 2 bits and 4 bytes a chunk."""
+    """Return the bytes of the largest values: 12 bits a place; ``itemsize`` a value, or 2 bits and 4 bytes a chunk."""
     entries = top_k_entries(top, sizes)
     places = -(-3 * entries // 2)
     if itemsize:

@@ -35,18 +35,18 @@ def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> li
 
 
 def draw_ranks(ranks: int, fraction: float, seed: int, round: int) -> tuple[int, ...]:
-    """Those ranks, ascending, that take part in a round: a fraction of all, at least one, drawn at random."""
+    """Draw the ranks, ascending, that take part in a round: a fraction of all, at least one, drawn at random."""
     order = rng.permutation(ranks, rng.key(seed, "drawn", round))
     return tuple(sorted(order[: drawn_count(ranks, fraction)].tolist()))
 
 
 def drawn_count(ranks: int, fraction: float) -> int:
-    """How many ranks `draw_ranks` draws."""
+    """Return the number of ranks that `draw_ranks` draws."""
     return max(int(fraction * ranks), 1)
 
 
 def overlaps(length: int, ranks: int, least: int) -> bool:
-    """Whether ranks that hold at least so many of a group's units, and all of them together, have some in common."""
+    """Say whether ranks that hold ``least`` units of a group each, and all of them together, have some in common."""
     return ranks > 1 and min(least, length) > length // ranks
 
 
@@ -82,7 +82,7 @@ def check(
 
 @dataclass(frozen=True)
 class Partition:
-    """One round's deal, and the layout in which every rank holds its subnet.
+    """The deal of a round, and the layout in which every rank holds its subnet.
 
     ``units[name][rank]`` are the sorted units of a dealt group that the rank holds: of the ``overlapping`` groups
     several ranks may hold one. With no groups every rank holds everything: the same engine is then local SGD.

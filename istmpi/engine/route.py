@@ -30,26 +30,26 @@ class Leg:
     exclude: Partition | None = None
     """Only elements that no rank has in this partition move, of what it deals out."""
     wire: Wire | None = None
-    """How values travel; None: as they are."""
+    """The form in which values travel; None: as they are."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """All legs of every round of a method that deals out units, or nothing."""
+    """The legs of every round of a method that deals out units, or nothing."""
 
     owners: Owners
     deal: Callable[[int], Layout]
-    """Who trains what in a round."""
+    """The layout in which ranks train in a round."""
     groups: Sequence[str] = ()
     """The unit groups that are dealt out."""
     stays: bool = False
-    """What is dealt out stays with its holders until the next deal; else it is flushed to its owners in each round."""
+    """Dealt parameters stay with their holders until the next deal; otherwise owners get them in each round."""
     common: frozenset[str] = frozenset()
     """Parameters that stay on all ranks, which take their mean round a ring."""
     every: int = 1
     """Rounds from one mean to the next."""
     early: int = 0
-    """What leaves does so that many local steps before the end of a round; the next round's pull begins with it."""
+    """Weights leave that many local steps before the end of a round; the next round's pull begins with the round."""
     last: Collection[int] = ()
     """Rounds after which nothing leaves early."""
     wire: str = "float32"
@@ -74,11 +74,11 @@ class Route:
         """
         now, exact = self.deal(round), round == 0 and (self.stays or bool(self.common))
         if before:
-            dealt = {name: one for name, one in parameters.items() if one.pattern.dealt(before.units)}
-            yield Leg(HOP, dealt, before, now, wire=self._wire(round, HOP))
-        moving = {name: one for name, one in parameters.items() if name not in present}
-        plain = {name: one for name, one in moving.items() if exact or self.is_common(name) or self.wire == "float32"}
-        encoded = {name: one for name, one in moving.items() if name not in plain}
+            yield Leg(HOP, _dealt(parameters, before), before, now, wire=self._wire(round, HOP))
+        moving = {name: parameter for name, parameter in parameters.items() if name not in present}
+        exact = exact or self.wire == "float32"
+        plain = {name: parameter for name, parameter in moving.items() if exact or self.is_common(name)}
+        encoded = {name: parameter for name, parameter in moving.items() if name not in plain}
         if plain:
             yield Leg(PULL, plain, self.owners, now, before)
         if encoded:
@@ -87,8 +87,8 @@ class Route:
     def out_of(self, parameters: Parameters, round: int) -> Iterator[Leg]:
         """Yield what takes the weights of a round where they belong: round the ring, and to their owners."""
         after = self.deal(round + 1) if self.stays else None
-        common = {name: one for name, one in parameters.items() if self.is_common(name)}
-        dealt = {name: one for name, one in parameters.items() if name not in common}
+        common = {name: parameter for name, parameter in parameters.items() if self.is_common(name)}
+        dealt = {name: parameter for name, parameter in parameters.items() if name not in common}
         if common and self.mean_is_due(round):
             yield Leg(MEAN, common, wire=self._wire(round, MEAN))
         if dealt:
@@ -100,9 +100,8 @@ class Route:
         """Yield what brings the newest values to their owners behind a round after which nothing left early."""
         if self.stays:
             deal = self.deal(round)
-            dealt = {name: one for name, one in parameters.items() if one.pattern.dealt(deal.units)}
-            yield Leg(FLUSH, dealt, deal, self.owners)
-        common = {name: one for name, one in parameters.items() if self.is_common(name)}
+            yield Leg(FLUSH, _dealt(parameters, deal), deal, self.owners)
+        common = {name: parameter for name, parameter in parameters.items() if self.is_common(name)}
         if common and not self.mean_is_due(round):
             yield Leg(MEAN, common)
 
@@ -127,9 +126,8 @@ class Route:
         if fresh:
             before, present = self.recovered(round), set()
             if before:
-                dealt = {name: one for name, one in parameters.items() if one.pattern.dealt(before.units)}
-                legs.append(Leg(PULL, dealt, self.owners, before))
-                present = {*dealt} if self.early else set()
+                legs.append(Leg(PULL, _dealt(parameters, before), self.owners, before))
+                present = {*legs[0].parameters} if self.early else set()
             legs += self.into(parameters, round, None if self.early else before, present)
         elif not self.early:
             legs += self.into(parameters, round, before, common)
@@ -146,3 +144,7 @@ class Route:
         if self.wire == "float32":
             return None
         return Wire(self.wire, rng.key(self.seed, "wire", leg, round), settles)
+
+
+def _dealt(parameters: Parameters, deal: Partition) -> Parameters:
+    return {name: parameter for name, parameter in parameters.items() if parameter.pattern.dealt(deal.units)}

@@ -1,4 +1,4 @@
-"""Where the newest values of every parameter are, and how they get to the ranks that train them and back.
+"""The newest values of every parameter: where they are, and how they get to the ranks that train them and back.
 
 Between rounds the rows of the store are the owners'. Newer values of what is dealt out may be with its holders, and
 those of what all ranks have in common are on every rank; `Shards.flush` brings them to the owners.
@@ -29,7 +29,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Shards:
-    """One rank's view of all parameters: `fetch`, `give` and `outer_step` in every round, `flush` and `rollback`.
+    """The parameters as one rank sees them: `fetch`, `give` and `outer_step` in every round, `flush` and `rollback`.
 
     All methods are collective. ``weights``: how much each rank counts in the mean over holders; by default all alike.
     ``restored``: values of this rank alone from between two rounds, by name, from which it resumes.
@@ -50,11 +50,11 @@ class Shards:
         self._restored = dict(restored or {})
         self._held: HeldParts | None = None
         self._common: dict[str, torch.Tensor] = {}
-        """What all ranks have, on this rank's device; empty where it is to come from the owners."""
+        """Tensors that all ranks have, on this rank's device; empty where they are to come from the owners."""
         self.alike: dict[str, torch.Tensor] = {}
         """Slots of which all ranks have the same values, whole, on this rank's device: an outer step's velocity."""
         self._mean_taken = True
-        """All ranks have the same values of what is common."""
+        """Say whether all ranks have the same values of what is common."""
         self._reached: dict[str, torch.Tensor] = {}
         self._arriving: MutableMapping[str, torch.Tensor] = {}
         self._leaving: MutableMapping[str, torch.Tensor] = {}
@@ -142,7 +142,7 @@ class Shards:
             store.keep(on_host(mean))
 
     def rollback(self) -> None:
-        """Have the values from before the round under way again."""
+        """Restore the values from before the round under way."""
         if self._early:
             self._finish_early()
         if self.route.every == 1:
@@ -150,7 +150,7 @@ class Shards:
         self.outer.start = {}
 
     def average(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
-        """Have the mean over ranks in tensors of whole parameters, in place."""
+        """Replace tensors of whole parameters by their mean over ranks."""
         self._average(Leg(MEAN, {name: self.store.parameters[name] for name in tensors}), tensors)
 
     def through_owners(
@@ -208,8 +208,8 @@ class Shards:
         return transfer
 
     def _recovered(self, deal: Partition) -> HeldParts:
-        parameters = {name: one for name, one in self.store.parameters.items() if one.pattern.dealt(deal.units)}
-        rank, tensors = self.store.rank, {}
+        rank, tensors, stored = self.store.rank, {}, self.store.parameters
+        parameters = {name: stored[name] for name in stored if stored[name].pattern.dealt(deal.units)}
         for name, parameter in parameters.items():
             tensors[name] = torch.empty(part_shape(deal, parameter, rank), dtype=self.store.tensors[name].dtype)
         with self._clock("pull"):
@@ -225,7 +225,7 @@ class Shards:
         self._held = None
         if self.route.stays:
             deal = self.route.deal(round)
-            stay = [name for name, one in leg.parameters.items() if one.pattern.dealt(deal.units)]
+            stay = [name for name, parameter in leg.parameters.items() if parameter.pattern.dealt(deal.units)]
             self._held = HeldParts(deal, {name: staged[name] for name in stay})
 
     def _average(self, leg: Leg, tensors: Tensors) -> None:

@@ -10,13 +10,13 @@ from math import sqrt
 from statistics import median
 
 AUTO = "auto"
-"""For shares that follow the measured times."""
+"""The setting for shares that follow the measured times."""
 ROUNDS = 3
 """Trained with the present shares before they may change; the median of their seconds counts, rank by rank."""
 CHANGE = 0.05
 """Shares change where one of them would by more than that."""
 LEAST = 0.1
-"""No rank has less than that part of an equal share: what it trained with a few units would be worth nothing."""
+"""The least share of a rank in relation to an equal one: a few units would be worth nothing."""
 LEAD = 2
 """Rounds from a measured one to the first that may have other shares: the deal in between is drawn already."""
 
@@ -32,7 +32,7 @@ def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float,
 
 
 def equal(ranks: int) -> tuple[float, ...]:
-    """The same share for each rank."""
+    """Return equal shares."""
     return (1 / ranks,) * ranks
 
 
@@ -61,7 +61,7 @@ class Shares:
         self._seconds: list[Sequence[float]] = []
 
     def of(self, round: int) -> Sequence[float] | None:
-        """Those of a round; None for equal ones."""
+        """Return the shares of a round; None for equal ones."""
         return next((shares for first, shares in reversed(self._log.items()) if first <= round), self._given)
 
     def known(self, round: int) -> dict[int, Sequence[float]]:
@@ -95,6 +95,6 @@ class Shares:
             self._log = dict(sorted(log.items()))
 
     def change(self, round: int, shares: Sequence[float]) -> None:
-        """Have other shares as soon as that can be after a round that is done."""
+        """Change the shares as soon as possible after a round that is done."""
         self._log[round + LEAD] = tuple(shares)
         self._seconds = []

@@ -16,7 +16,7 @@ class Slot(str):
 
     parameter: str
     kind: str
-    """The same for every parameter: ``momentum_buffer``."""
+    """Its name beside any parameter: ``momentum_buffer``."""
 
     def __new__(cls, parameter: str, kind: str) -> Slot:
         self = super().__new__(cls, f"{parameter}/{kind}")
@@ -24,7 +24,7 @@ class Slot(str):
         return self
 
     def __getnewargs__(self) -> tuple[str, str]:
-        """What makes it anew on another rank."""
+        """Return the arguments that make it anew on another rank."""
         return self.parameter, self.kind
 
 
@@ -40,12 +40,12 @@ def parameter_of(name: str) -> str:
 
 
 def weights_among(names: Iterable[str]) -> list[str]:
-    """Those that are parameters' own."""
+    """Return the names that are parameters' own."""
     return [name for name in names if not isinstance(name, Slot)]
 
 
 def without(names: Iterable[str], *kinds: str) -> list[str]:
-    """Those that are slots of none of these kinds."""
+    """Return the names that are no slots of these kinds."""
     return [name for name in names if not (isinstance(name, Slot) and name.kind in kinds)]
 
 

@@ -14,7 +14,7 @@ def empty_on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 
 def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """These tensors' values in host memory, without a copy where they are there already."""
+    """Return these tensors' values in host memory, without a copy where they are there already."""
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 

@@ -38,7 +38,7 @@ class ParameterStore:
 
     @property
     def full_scale(self) -> dict[str, float]:
-        """What the full network multiplies the contributions of each unit group by."""
+        """Factors by which the full network multiplies the contributions of each unit group."""
         return {**self.scale, **self.fitted}
 
     def initialise(self, seed: int) -> None:
@@ -90,7 +90,7 @@ class ParameterStore:
             self.tensors[name].copy_(tensors[name].detach()[rows.start : rows.stop])
 
     def add_slots(self, slots: Collection[str]) -> None:
-        """Have rows, of zeros, for these kinds of slots of every parameter, or for single slots.
+        """Add rows of zeros for these kinds of slots of every parameter, or for single slots.
 
         Those that are there already stay as they are.
         """

@@ -117,7 +117,7 @@ class Transfer:
             block.place(target[block.name], kept.packed(source[block.name]))
 
     def reached(self, target: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Which elements of these tensors of the target layout the transfer fills: true or false for each."""
+        """Return marks of the elements of these tensors of the target layout that the transfer fills: true or false."""
         marks = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in target.items()}
         for message in self.receives:
             for block in message:
@@ -135,7 +135,7 @@ class Transfer:
         return self._source.copies(names) == 1 or not self._source.alike(names), -parameter.itemsize
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
-        """For every peer, the blocks of this rank's tensors that it shares with that peer's."""
+        """Return for every peer the blocks of this rank's tensors that the peer has as well."""
         mine: dict[tuple[Axis, int], Positions] = {}
         holders: dict[tuple[Axis, int], np.ndarray | None] = {}
         messages = []
@@ -193,7 +193,7 @@ class Transfer:
 
     @property
     def _largest_message(self) -> int:
-        """No message between any two ranks has more bytes: the same bound on every rank."""
+        """A bound on the bytes of any message, the same on every rank."""
         return sum(
             parameter.itemsize
             * prod(

@@ -31,7 +31,7 @@ from istmpi.evaluation.temperature import fitted_temperature
 from istmpi.exits import THRESHOLDS, ExitPoint, entropies, exit_taken, outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import Parts, Ranking
-from istmpi.tasks import GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN, Classification, task_of
+from istmpi.tasks import Classification, task_of
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -81,12 +81,12 @@ class Evaluator:
         """Training examples to calibrate on, of all ranks together."""
         # A chain of stages passes them for nothing where it has no batch normalisation, as the replay has recorded it.
         self._calibrates = bool(architecture.batch_norms) or bool(architecture.stages)
-        if dataset.task in GRAPH_TASKS:
+        if self._task.of_nodes:
             passes = [len(dataset.test.graph)] * (1 + bool(architecture.batch_norms))
         else:
             passes = [self.sampled * self._calibrates, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
         passes = [] if self._local else passes
-        self._ranks_labels = dataset.task == MULTI_LABEL
+        self._ranks_labels = self._task.ranks_labels
         self._ranking: Ranking | None = None
         self.plan = evaluation_plan(
             architecture, communicator.size, memory, passes, self._local, spread=self._ranks_labels
@@ -99,7 +99,7 @@ class Evaluator:
     def share(self) -> float:
         """The part of a run's FLOPs that its evaluations take; of a whole graph 0, where it is not counted."""
         run, data = self._run, self._dataset
-        if data.task in GRAPH_TASKS:
+        if self._task.of_nodes:
             return 0.0
         scoring_ranks = self._communicator.size if self._local else 1
         passed = scoring_ranks * scored_in_training(run, data) + (self.sampled if self._architecture.batch_norms else 0)
@@ -232,7 +232,7 @@ class Evaluator:
             self.network.load_moments({})
             return
         rows, ranks = self._sample(), self._communicator.size
-        if self._spread and ranks <= len(rows) and self._dataset.task not in GRAPH_TASKS:
+        if self._spread and ranks <= len(rows) and not self._task.of_nodes:
             rows = rows[self._communicator.rank :: ranks]
         self.network.calibrate(*self._dataset.train.batch(rows).to("cpu", self._dtype).inputs)
 
@@ -283,9 +283,7 @@ class Evaluator:
         Fewer at a time where their outputs would be large.
         """
         batch = min(self._run.evaluate.batch, -(-length // ranks))
-        if self._dataset.task == NEXT_TOKEN:
-            batch = windows_together(batch, self._dataset.features * self._dataset.outputs)
-        if self._dataset.task == MULTI_LABEL:
-            batch = windows_together(batch, self._dataset.outputs)
+        if many := self._task.many_outputs(self._dataset.features, self._dataset.outputs):
+            batch = windows_together(batch, many)
         for first in range(0, length, max(batch, 1)):
             yield np.arange(first, min(first + batch, length))

@@ -9,15 +9,12 @@ from istmpi.config import Run
 from istmpi.cost.calibration import SAMPLED, calibration_examples
 from istmpi.data.dataset import Dataset
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import GRAPH_TASKS, NEXT_TOKEN
-
-WINDOWS = 512
-"""The number of windows of text that are scored where a run does not say it."""
+from istmpi.tasks import TASKS
 
 
 def scored_of(run: Run, task: str, length: int) -> int:
     """Return the number of examples that are scored in a split of ``length`` examples."""
-    return min(run.evaluate.examples or (WINDOWS if task == NEXT_TOKEN else length), length)
+    return min(run.evaluate.examples or TASKS[task].scored or length, length)
 
 
 def scored_in_training(run: Run, data: Dataset) -> int:
@@ -28,7 +25,7 @@ def scored_in_training(run: Run, data: Dataset) -> int:
 
 def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
     """Return the number of training examples that a run on ``ranks`` ranks calibrates on."""
-    if data.task in GRAPH_TASKS:
+    if TASKS[data.task].of_nodes:
         return run.evaluate.calibration_examples or SAMPLED
     sampled = calibration_examples(run, architecture, ranks, len(data.train), scored_in_training(run, data))
     return sampled if run.data.placement == "local" else min(sampled, len(data.train))

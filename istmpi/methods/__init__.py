@@ -236,7 +236,7 @@ _ALL = (
 )
 
 METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
-"""By the name that a run file gives them."""
+"""Methods by the names that a run file gives them."""
 
 
 def spec_of(name: str, where: str = "method.name =") -> MethodSpec:

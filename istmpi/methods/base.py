@@ -42,7 +42,7 @@ class Dropped(Exception):
 
 
 class Method(ABC):
-    """How a round is run: `run` is collective, and leaves the round's weights where `Shards` knows them.
+    """The way in which rounds are run: `run` is collective, and leaves the round's weights where `Shards` knows them.
 
     In a round ``subnet`` has the network that this rank trains, its optimizer, and their tensors.
     """
@@ -111,7 +111,7 @@ class Method(ABC):
         self.examples += batch.examples
 
     def build(self, number: int) -> None:
-        """Have this rank's subnet of a round and its optimizer, their values still undefined."""
+        """Build this rank's subnet of a round and its optimizer, their values still undefined."""
         store, deal, spec = self.job.store, self.holders(number), self.subnet.spec
         new = self.subnet.build(narrowed(deal.lengths, store.parameters, deal.held(store.rank)))
         kept = bool(self.spec.optimizer_slots(self.job.run))
@@ -152,11 +152,11 @@ class Method(ABC):
         return
 
     def rollback(self) -> None:
-        """Have the values from before the round under way."""
+        """Restore the values from before the round under way."""
         self.shards.rollback()
 
     def publish(self) -> None:
-        """Have in the store the network as it is worth evaluating. Collective."""
+        """Bring the network that is worth evaluating into the store. Collective."""
         self.shards.flush()
 
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:

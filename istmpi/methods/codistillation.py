@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
@@ -26,7 +25,7 @@ from istmpi.exits import outputs_of
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import OwnNetworks
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, NEXT_TOKEN
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -44,7 +43,7 @@ class Codistillation(OwnNetworks):
 
     @classmethod
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-        if task not in (CLASSIFICATION, NEXT_TOKEN, DENSE_LABELS):
+        if not TASKS[task].distils:
             raise ConfigError(
                 f"method.name = 'codistillation' needs predictions of classes, but this is {task}. Use another method."
             )
@@ -76,12 +75,9 @@ class Codistillation(OwnNetworks):
         network.eval()  # without dropout; normalisation has no running statistics to use
         with torch.no_grad():
             predictions = [self.forward(_with(network, other), batch) for other in self._others]
-            mean = sum(self._odds(outputs_of(each)[-1]) for each in predictions) / len(predictions)
+            mean = sum(self.task.probabilities(outputs_of(each)[-1]) for each in predictions) / len(predictions)
         network.train()
         return loss + self.loss(outputs, mean), loss
-
-    def _odds(self, outputs: torch.Tensor) -> torch.Tensor:
-        return outputs.sigmoid() if self.job.task == DENSE_LABELS else functional.softmax(outputs, dim=-1)
 
     def _fetch_others(self, mine: Mapping[str, torch.Tensor]) -> None:
         """Every other rank's weights."""

@@ -1,4 +1,4 @@
-"""Everything that a method works on: one rank's view of a run."""
+"""The job of a method: one rank's view of a run."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ class Job:
     state_since: int = 0
     """The round since which optimizer state has been kept, where it is kept from round to round."""
     shares: Shares | None = None
-    """Those of every round; None for those of the run's settings."""
+    """The ranks' shares of every round; None for those of the run's settings."""
     restored: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Values of this rank alone, whole, from the checkpoint that the run resumes from; the store has the others."""

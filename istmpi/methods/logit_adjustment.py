@@ -14,18 +14,18 @@ import torch
 from istmpi.data.batches import Batches
 from istmpi.errors import ConfigError
 from istmpi.exits import outputs_of
-from istmpi.tasks import CLASSIFICATION
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
 ABSENT = -1e4
-"""In place of the log of 0: a class of which a rank has no example takes no part in its losses."""
+"""The value in place of the log of 0: a class of which a rank has no example takes no part in its losses."""
 
 
 def require_usable(strength: float, task: str, method: str) -> None:
     """Refuse, with a ConfigError, an adjustment of logits that there is none for."""
-    if strength and task != CLASSIFICATION:
+    if strength and not TASKS[task].one_class:
         raise ConfigError(
             f"train.logit_adjustment = {strength:g} is for classes, and these data have none. Leave it out."
         )
@@ -37,7 +37,7 @@ def require_usable(strength: float, task: str, method: str) -> None:
 
 
 class LogitAdjustment:
-    """What is added to the logits of a rank's batches: ``strength`` times the log of each class's share of them."""
+    """The term added to the logits of a rank's batches: ``strength`` times the log of each class's share of them."""
 
     def __init__(self, batches: Batches, strength: float):
         self._batches, self._strength = batches, strength

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """How an optimizer is made from the run's settings, and which state it keeps for every element.
+    """An optimizer: how it is made from the run's settings, and the state that it keeps for every element.
 
     A slot starts at zero. ``counts_steps``: the optimizer also counts its steps, the same number for all elements.
     """

@@ -32,7 +32,7 @@ class ReplicatedMethod(Method):
         self._start = {}
 
     def begin(self, number: int) -> None:
-        """Have this rank's network and its optimizer; fetch them in the first round of a job. Collective."""
+        """Build this rank's network and its optimizer; fetch them in the first round of a job. Collective."""
         first = not self.subnet.tensors
         self.build(number)
         if first:
@@ -88,4 +88,4 @@ class OwnNetworks(ReplicatedMethod):
 
     @abstractmethod
     def fill_store(self) -> None:
-        """Have in the store what is worth evaluating, of the ranks' networks. Collective."""
+        """Bring what is worth evaluating of the ranks' networks into the store. Collective."""

@@ -53,7 +53,7 @@ class SparseLoCo(ReplicatedMethod):
             self.subnet.tensors[name].copy_(values)
 
     def _exchange(self) -> None:
-        """Have in the weights where the mean of what all ranks send leads to."""
+        """Move the weights by the mean of what all ranks send."""
         settings, communicator, starts = self.job.run.method, self.job.communicator, self._outer.start
         tensors = self.subnet.tensors
         for name, start in starts.items():

@@ -44,7 +44,7 @@ class SparseRows:
     def _begin(self) -> None:
         self._steps = 0
         self._maps = np.eye(2)[np.newaxis]
-        """Of rows that were settled after so many steps, what they owe by now: ``[steps + 1, 2, 2]``."""
+        """The maps that rows owe by now, by the step after which they were settled: ``[steps + 1, 2, 2]``."""
         self._settled = {}
         if self._moves:
             self._settled = {
@@ -53,7 +53,7 @@ class SparseRows:
 
     @torch.no_grad()
     def about_to_read(self, weight: torch.Tensor, columns: torch.Tensor) -> None:
-        """Have these rows as they are after the last step."""
+        """Bring these rows to their values after the last step."""
         if self._moves and self._steps:
             self._settle(id(weight), columns.unique())
 
@@ -83,7 +83,7 @@ class SparseRows:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Have all rows as they are after the last step."""
+        """Bring all rows to their values after the last step."""
         if self._moves and self._steps:
             for key, settled in self._settled.items():
                 behind = (settled < self._steps).nonzero()[:, 0]

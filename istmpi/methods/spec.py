@@ -1,4 +1,4 @@
-"""What the rest of istmpi knows of a method: training, cost model, settings and help read its `MethodSpec`.
+"""`MethodSpec`: all that training, cost model, settings and help know of a method.
 
 It needs neither torch nor MPI; the class that runs the rounds is loaded by its name.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from istmpi.models.architecture import Architecture
 
 RING_BYTES = 2**20
-"""From so many bytes on, what is on every rank goes round a ring: nearer to the line's rate than all to all, but in
+"""Bytes from which on what is on every rank goes round a ring: nearer to the line's rate than all to all, but in
 2(P-1) messages more a round."""
 
 
@@ -79,9 +79,9 @@ class MethodSpec:
     sends_since: Callable[[Run], int] = _first
     """The first round in which it sends."""
     sends_at_start: tuple[str, ...] = ()
-    """What is sent once, in the first round, with all that rests with the owners."""
+    """Collectives of the first round, which carry also what rests with the owners."""
     overlaps: bool = False
-    """What is sent in a step is sent while its backward pass still runs."""
+    """The messages of a step travel while its backward pass still runs."""
     received: Callable[[Holdings], int | Fraction] = trained
     """Elements that all ranks receive each time, as the paper counts: what they train on, own ones included."""
     sent_part: Callable[[Run], int | Fraction] = _everything
@@ -91,13 +91,13 @@ class MethodSpec:
     deals: bool = False
     """Unit groups are dealt out, if the network has any."""
     stays: bool = False
-    """Where no outer step follows, what is dealt out stays with its holders between two rounds, if it can."""
+    """Dealt parameters stay with their holders between two rounds, unless an outer step follows."""
     members: Callable[[Run, int], int] = _everybody
-    """How many of so many ranks take part in a round."""
+    """The number of ranks that take part in a round, of so many."""
     in_passes: bool = False
     """A round is so many passes over a rank's data, not method.local_steps."""
     synchronous: bool = False
-    """All ranks take the same step: they may share one batch among them."""
+    """Ranks take the same step together: they may share one batch among them."""
     learns_from_others: bool = False
     """Each batch passes forward through the networks of all other ranks, too."""
     outer_step: tuple[float, float] | None = None
@@ -109,7 +109,7 @@ class MethodSpec:
     delay_by_default: int = 0
     """method.delay, if the run does not say."""
     encodes: bool = False
-    """What it sends in its rounds can travel in fewer bits (method.wire)."""
+    """Values can travel in fewer bits in its rounds (method.wire)."""
     copies: Callable[[Run, int, int], int] = _no_copies
     """Whole networks that a rank keeps beside the one it trains, on so many ranks and with so many slots stored."""
 
@@ -119,7 +119,7 @@ class MethodSpec:
         return getattr(importlib.import_module(f"istmpi.methods.{module}"), kind)
 
     def wire(self, run: Run) -> str:
-        """In which form values travel in a run: float32 where the method sends them as they are."""
+        """Return the form in which values travel in a run: float32 where the method sends them as they are."""
         return run.method.wire if self.encodes else "float32"
 
     def require_wire(self, run: Run) -> None:
@@ -241,7 +241,7 @@ class MethodSpec:
         return optimizer_spec(run.optimizer).slots if keeps else ()
 
     def slots(self, run: Run) -> tuple[str, ...]:
-        """All that the store keeps beside every parameter between rounds."""
+        """Return all kinds of slots that the store keeps between rounds."""
         _, momentum = self.outer(run)
         return (*self.optimizer_slots(run), *([VELOCITY] if momentum else []))
 
@@ -250,11 +250,11 @@ class MethodSpec:
         return 1 if self.always_carries else 1 + len(self.optimizer_slots(run))
 
     def sends_in_a_round(self, run: Run) -> int:
-        """How often all of ``sends`` are sent."""
+        """Return how often a round sends all of ``sends``."""
         return run.method.local_steps if self.sends_every_step else 1
 
     def stays_with_holders(self, run: Run, architecture: Architecture, ranks: int) -> bool:
-        """Whether what is dealt out stays with its holders between two rounds, as far as the next deal lets it.
+        """Say whether dealt parameters stay with their holders between two rounds, as far as the next deal lets them.
 
         What several ranks hold does not: owners take the mean.
         """
@@ -270,7 +270,7 @@ class MethodSpec:
         return min(wanted, run.method.local_steps - 1)
 
     def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
-        """So many local steps before a round's end what is dealt out leaves for its next holders, or its owners."""
+        """Return how many local steps before a round's end weights leave for their next holders or owners."""
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
     def require_delay(self, run: Run, architecture: Architecture, ranks: int) -> None:

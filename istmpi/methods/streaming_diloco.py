@@ -37,7 +37,7 @@ class _UnderWay:
     values: dict[str, torch.Tensor]
     """Copies of own values, to become their means, where there is no ``flat``."""
     vote: Callable[[], int]
-    """Whether any rank wants to stop."""
+    """The vote: 1 if any rank wants to stop."""
 
 
 class StreamingDiLoCo(OwnNetworks):
@@ -56,7 +56,7 @@ class StreamingDiLoCo(OwnNetworks):
             )
         }
         self._common: dict[str, torch.Tensor] = {}
-        """Of weights and velocities; values are replaced, never overwritten."""
+        """The common weights and velocities; values are replaced, never overwritten."""
         self._common_before: dict[str, torch.Tensor] = {}
         self._under_way: _UnderWay | None = None
         self._asked = self._leaving = False

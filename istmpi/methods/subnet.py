@@ -17,7 +17,7 @@ from istmpi.methods.optimizers import optimizer_spec
 from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.models.label_blocks import defer, label_layers
 from istmpi.models.linear import release_gradients
-from istmpi.tasks import MULTI_LABEL, REGRESSION
+from istmpi.tasks import TASKS
 
 CLIP_OF_REGRESSION = 1.0
 """The default for regression: a squared error has no largest gradient, and wide layers make steps too long."""
@@ -45,7 +45,7 @@ class Subnet:
         self.spec.make([nn.Parameter(torch.zeros(1))])
 
     def build(self, lengths: Mapping[str, int]) -> bool:
-        """Have a network of these lengths, its values still undefined; return whether it is another than before.
+        """Build a network of these lengths, its values still undefined; return whether it is another than before.
 
         The last one serves again where the lengths are the same, as they are from deal to deal: fresh memory would
         cost more than the values that go into it.
@@ -57,7 +57,7 @@ class Subnet:
         scale = job.store.scale if lengths != job.architecture.lengths else job.store.full_scale
         network = job.architecture.without_values(scale, lengths)
         self.network, self._lengths = to_empty(network, job.device).train(), dict(lengths)
-        if job.task == MULTI_LABEL:
+        if TASKS[job.task].ranks_labels:
             defer(self.network)
         if self._sparse:
             for bag in bags(self.network):
@@ -126,4 +126,4 @@ def _clip(job: Job) -> float:
     """Return the norm to which a larger gradient is cut; 0 where none is."""
     if job.run.optimizer.clip is not None:
         return job.run.optimizer.clip
-    return CLIP_OF_REGRESSION if job.task == REGRESSION and job.run.data.standardise else 0.0
+    return CLIP_OF_REGRESSION if TASKS[job.task].predicts_numbers and job.run.data.standardise else 0.0

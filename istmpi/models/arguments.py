@@ -51,7 +51,7 @@ def arguments_of(network: str) -> tuple[Field, ...]:
     for name, annotation in ((argument.arg, argument.annotation) for argument in arguments):
         if name not in DATA_ARGUMENTS:
             hint = WIDTHS if name in dealt else SHARE if name == "dropout" else TYPES[ast.unparse(annotation)]
-            fields.append((name, Annotated[hint, Meta(description=clauses.get(name, ""))], _value(defaults[name])))
+            fields.append((name, Annotated[hint, clauses.get(name, "")], _value(defaults[name])))
     return tuple(fields)
 
 

@@ -22,7 +22,7 @@ from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
 from istmpi.models.source import Source, gradients_kept, load, short
 from istmpi.models.tables import has_table
 from istmpi.names import SHIPPED, place_of
-from istmpi.tasks import CLASSIFICATION, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
+from istmpi.tasks import CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
     import torch
@@ -30,17 +30,8 @@ if TYPE_CHECKING:
 
 IN_A_ROW = 3
 """Features of the sparse rows that a network is tried on."""
-ACCEPTED_TASKS = {
-    "xc": ("sparse rows", (MULTI_LABEL,)),
-    "gcn": ("a graph", GRAPH_TASKS),
-    "sage": ("a graph", GRAPH_TASKS),
-}
-"""The data and the tasks of networks that accept no others."""
-_NOT_FOR_MLP = {
-    NEXT_TOKEN: "numbers, and these data are text. Use --model transformer.",
-    MULTI_LABEL: "all numbers of a row; these are sparse rows. Use --model xc.",
-    **dict.fromkeys(GRAPH_TASKS, "examples by themselves; this is a graph. Use --model gcn or sage."),
-}
+ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph"}
+"""The inputs of networks that accept no others."""
 _MISSING = inspect.Parameter.empty
 
 
@@ -257,9 +248,9 @@ def user_network(
         values,
         inputs=(facts["features"],) if flat else tuple(shape),
         outputs=outputs,
-        tokens=task == NEXT_TOKEN,
-        sparse=task == MULTI_LABEL,
-        graph=task in GRAPH_TASKS,
+        tokens=TASKS[task].of_tokens,
+        sparse=TASKS[task].ranks_labels,
+        graph=TASKS[task].of_nodes,
         defaults={argument: default for argument, default in defaults.items() if default is not _MISSING},
     )
 
@@ -272,11 +263,10 @@ def require_known(name: str) -> None:
 
 
 def _require_accepted(name: str, task: str) -> None:
-    if name == "mlp" and task in _NOT_FOR_MLP:
-        raise ConfigError(f"model.name = 'mlp' takes {_NOT_FOR_MLP[task]}")
-    data, tasks = ACCEPTED_TASKS.get(name, ("", (task,)))
-    if task not in tasks:
-        raise ConfigError(f"model.name = {name!r} takes {data}, and these data are for {task}. Use another network.")
+    if name == "mlp" and (advice := TASKS[task].network):
+        raise ConfigError(f"model.name = 'mlp' {advice}")
+    if (inputs := ACCEPTED_INPUTS.get(name, TASKS[task].inputs)) != TASKS[task].inputs:
+        raise ConfigError(f"model.name = {name!r} takes {inputs}, and these data are for {task}. Use another network.")
 
 
 def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:

@@ -31,8 +31,7 @@ def listing(entries: Iterable[Entry], verified: bool) -> Table:
 def facts(contents: Mapping[str, Any]) -> Table:
     """What the header and the small datasets say."""
     header, run = contents["header"], contents["header"]["run"]
-    data, method, steps = header["data"], run["method"], contents["steps_of_begun_round"]
-    inside = f" and {header['local_step']} of {steps} local steps" if steps else ""
+    data, method = header["data"], run["method"]
     shape = " x ".join(map(str, data["shape"]))
     ranks = f"{header['ranks']} rank{'s' * (header['ranks'] > 1)}"
     calibrated = "yes" if contents["calibrated"] else "no: predictions need --calibrate-on"
@@ -42,7 +41,7 @@ def facts(contents: Mapping[str, Any]) -> Table:
     for name, value in {
         "run": f"{run['name']}, method {method['name']}, seed {run['train']['seed']}",
         "network": _network(run["model"], header["network"]),
-        "position": f"{header['round']} of {run['train']['rounds']} rounds{inside}",
+        "position": f"{header['round']} of {run['train']['rounds']} rounds",
         "loss": f"{header['loss']:.4f}",
         "so far": f"{number(header['examples'])} examples, {duration(header['seconds'])}, {size(header['bytes'])} sent",
         "saved by": f"{ranks}; " + ", ".join(f"{name} {version}" for name, version in header["versions"].items()),

@@ -38,7 +38,7 @@ from istmpi.methods import logit_adjustment, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import CLASSIFICATION, TASKS
+from istmpi.tasks import TASKS
 from istmpi.training.best import Best
 from istmpi.training.first_scale import first_scale
 from istmpi.training.progress import Counts, Progress
@@ -319,7 +319,7 @@ class Training:
             self.evaluator.calibrate()
             self.evaluator.network.release()
             self._calibrated = self.rounds_done
-        if calibrated and self.dataset.task == CLASSIFICATION:
+        if calibrated and TASKS[self.dataset.task].one_class:
             self._temperature = self.evaluator.temperature("validation" if self.best else "train")
         moments = self.evaluator.network.moments if self._calibrated == self.rounds_done else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank

@@ -16,7 +16,6 @@ from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.models.tables import Facts, has_table, table_of
-from istmpi.tasks import GRAPH_TASKS
 
 if TYPE_CHECKING:
     import torch
@@ -212,6 +211,6 @@ def _ready(run: Run, table: Table, code: UserNetwork, data: Dataset) -> Architec
             f"batch statistics need at least 2 examples."
         )
     network.require_usable(network.lengths)
-    if data.task in GRAPH_TASKS:
+    if code.graph:
         network.nodes = size_of_example(run, data)[0], len(data.train.graph)
     return network

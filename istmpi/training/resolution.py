@@ -12,7 +12,7 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
-from istmpi.data.images import require_sides, resized
+from istmpi.data.images.split import require_sides, resized
 from istmpi.data.placement import place
 from istmpi.engine.axes import Parameter
 from istmpi.engine.slots import Slot

@@ -6,7 +6,7 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.data.moments import Moments
-from istmpi.tasks import REGRESSION
+from istmpi.tasks import TASKS
 
 ROWS = 2**16
 """That are in memory at a time."""
@@ -17,7 +17,7 @@ def standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset
 
     Where each rank has examples of its own, over those of all ranks.
     """
-    if data.task != REGRESSION or not run.data.standardise:
+    if not TASKS[data.task].predicts_numbers or not run.data.standardise:
         return data
     labels, moments = data.train.labels(), Moments(data.outputs)
     for start in range(0, len(labels), ROWS):

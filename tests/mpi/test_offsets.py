@@ -6,7 +6,7 @@ from small import trained
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
-from istmpi.data.inputs import read_inputs
+from istmpi.data.dense.predict import read_inputs
 from istmpi.data.prepare import prepare
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork

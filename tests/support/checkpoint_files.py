@@ -40,7 +40,7 @@ OWN_SCALE = {"channels1": 0.5, "channels2": 0.25, "hidden": 0.25}
 
 
 def make_checkpoints(folder: Path, launcher: Sequence[str] = ()) -> Path:
-    """NETWORK.h5 for each of the above, ``uncalibrated.h5``; ``stopped.h5`` and ``fedavg.h5`` from inside a round.
+    """NETWORK.h5 for each of the above, ``uncalibrated.h5``; ``stopped.h5`` and ``fedavg.h5`` of stopped runs.
 
     NETWORK.h5 for each network of one's own, too, and ``foreign.h5`` of one whose file, ``foreign.py``, leaves a file
     ``trace`` behind when it is run. ``codistillation.h5`` is of ranks with networks of their own, ``local.h5`` of such

@@ -3,9 +3,10 @@
 import numpy as np
 import torch
 
-from istmpi.data.graph import Graph
-from istmpi.data.graph_file import GraphHeader, GraphWriter
-from istmpi.data.prepare.graph import adjacency
+from istmpi.data.graph.file import material_of
+from istmpi.data.graph.prepare import adjacency
+from istmpi.data.graph.split import Graph
+from istmpi.data.writer import FileWriter
 
 NODES, FEATURES, CLASSES = 40, 9, 3
 
@@ -35,7 +36,7 @@ def write(path, several=False, seed=0, nodes=NODES, edges=70):
     graph = made(seed, several, nodes, edges)
     nodes = {"train": np.arange(0, nodes, 2), "test": np.arange(1, nodes, 2)}
     classes = None if several else tuple(map(str, range(CLASSES)))
-    with GraphWriter(path, GraphHeader("graph", "made", CLASSES, classes, nodes), graph):
+    with FileWriter(path, material_of("made", CLASSES, classes, nodes, graph)):
         pass
     return str(path)
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from istmpi.data.sparse import Ragged
-from istmpi.data.sparse_file import SparseHeader, SparseWriter
+from istmpi.data.sparse.file import Writer, material_of
+from istmpi.data.sparse.split import Ragged
 
 FEATURES, LABELS = 23, 17
 
@@ -32,7 +32,7 @@ def write(path, train=60, test=30, features=FEATURES, labels=LABELS):
     """A prepared file of such rows; returns its name."""
     splits = {"train": made(train, 1, features, labels), "test": made(test, 2, features, labels)}
     counts = [{split: pick(of) for split, of in splits.items()} for pick in (_rows, _values, _labels)]
-    with SparseWriter(path, SparseHeader("xc", "made", features, labels, *counts)) as writer:
+    with Writer(path, material_of("made", features, labels, *counts)) as writer:
         for split, (rows, targets) in splits.items():
             writer.append(split, rows, targets)
     return str(path)

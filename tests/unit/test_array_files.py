@@ -7,11 +7,11 @@ import pytest
 from batches import examples_of
 
 from istmpi.data.dataset import other_reading
+from istmpi.data.dense.predict import read_inputs
+from istmpi.data.files.notes import Notes
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.inputs import read_inputs
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare import prepare
-from istmpi.data.prepare.notes import Notes
 from istmpi.data.sources import open_dataset
 from istmpi.errors import ConfigError, DataError
 

@@ -19,12 +19,12 @@ from patience import patient
 from rich.console import Console
 
 from istmpi.cli.main import main
-from istmpi.cli.settings import changes
+from istmpi.cli.run_options import changes
 from istmpi.config import Run
 from istmpi.cost.cluster import PRESETS, load
-from istmpi.data.prepare import archive as archives
+from istmpi.data.files import archive as archives
+from istmpi.data.files.archive import Archive
 from istmpi.data.prepare import prepare
-from istmpi.data.prepare.archive import Archive
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.prediction import Predicted, lines
 from istmpi.errors import ConfigError, DataError
@@ -166,9 +166,9 @@ def test_names_out_of_archives_are_printable(tmp_path):
 def test_a_large_member_is_refused_before_all_of_it_is_read(tmp_path, monkeypatch):
     path = pack(tmp_path / "x.tar", [("a/1.wav", bytes(100), lambda entry: None)])
     archive = Archive(path)
-    assert len(list(archive.read(archive.names, most=100))) == 1
+    assert len(list(archive.read(archive.names, limit=100))) == 1
     with pytest.raises(DataError, match="x.tar: a/1.wav has more than 0 MB, the most for such a file"):
-        list(archive.read(archive.names, most=99))
+        list(archive.read(archive.names, limit=99))
     hollow = tmp_path / "hollow.tar"
     entry = tarfile.TarInfo("yes/s_nohash_0.wav")
     entry.size = 2**33

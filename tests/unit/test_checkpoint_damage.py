@@ -97,7 +97,6 @@ MOMENTUM = "optim/hidden1.linear.weight/momentum_buffer"
         ("batch", "norm/labels/std"),
         ("batch", "input/mean"),
         ("batch", "input/classes"),
-        ("stopped", "partial/losses"),
     ],
 )
 @pytest.mark.parametrize("thorough", [False, True], ids=["dataset", "with its checksums"])

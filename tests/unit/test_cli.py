@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import click
 import pytest
 
 from istmpi.cli.main import ALONE, istmpi
-from istmpi.cli.settings import OPTIONS, resolve
+from istmpi.cli.run_options import OPTIONS, resolve
 from istmpi.config import Run, shipped
 from istmpi.errors import ConfigError
 
@@ -56,8 +57,10 @@ def test_looking_around_imports_neither_torch_nor_mpi(arguments):
 
 def test_help_lists_every_command_with_its_own_words():
     context = click.Context(istmpi)
+    listed = istmpi.get_help(context)
     for name in istmpi.list_commands(context):
         assert istmpi.get_command(context, name).help
+        assert re.search(rf"^  {name} +[A-Z]\w+\W.*\w", listed, re.MULTILINE), name
 
 
 def test_options_name_settings_that_exist():

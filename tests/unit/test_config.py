@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from istmpi.cli.settings import changes
+from istmpi.cli.run_options import changes
 from istmpi.config import Data, Method, Model, Optimizer, Output, Run, Train, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
 from istmpi.methods import METHODS

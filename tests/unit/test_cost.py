@@ -432,7 +432,7 @@ def test_what_is_dealt_out_and_kept_follows_from_the_run():
         wanted = run().override(settings | ({"method.partition": partition} if partition else {}))
         dealt = (partition or network.groups) if name == "ist" else ()
         assert METHODS[name].groups(wanted, network) == dealt
-        carries = state == "carry" or name in ("data-parallel", "codistillation", "streaming-diloco", "sparse-loco")
+        carries = state == "carry" or METHODS[name].always_carries
         velocity = ("velocity",) if name in ("diloco", "streaming-diloco") else ()
         assert METHODS[name].slots(wanted) == ("exp_avg", "exp_avg_sq") * carries + velocity
 

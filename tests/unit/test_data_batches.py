@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from istmpi.data.batches import Batches
-from istmpi.data.dense import DenseSplit
+from istmpi.data.dense.split import DenseSplit
 
 
 def make(count: int, batch: int, seed: int = 0, stream: int = 0, rows: np.ndarray | None = None) -> Batches:
@@ -81,7 +81,7 @@ def test_a_fingerprint_is_of_what_training_sees():
 
 
 def test_the_fingerprint_of_many_rows_reads_a_sample_of_them(monkeypatch):
-    monkeypatch.setattr("istmpi.data.dense.SAMPLE_BYTES", 4 * 6 * 50)
+    monkeypatch.setattr("istmpi.data.dense.split.SAMPLE_BYTES", 4 * 6 * 50)
     x = np.random.default_rng(0).normal(size=(2000, 6)).astype(np.float32)
     seen = []
     monkeypatch.setattr(DenseSplit, "_read", lambda split, rows: seen.extend(rows) or split.x[rows])

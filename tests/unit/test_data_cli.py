@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 from data_files import make_idx, make_images, make_speech
 
-from istmpi.cli import bars
+from istmpi.cli import output
 from istmpi.cli.commands.prepare import command
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import KINDS
@@ -44,7 +44,7 @@ def test_errors_are_raised_for_the_caller_to_print(tmp_path):
 
 
 def test_a_log_file_gets_a_line_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(bars, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0)
     result = invoke("speech", make_speech(tmp_path / "input"), tmp_path / "data.h5")
     assert "decoding 12 of 12" in result.stderr
 

@@ -12,7 +12,8 @@ import pytest
 from batches import examples_of
 from damage import data_as_version_1, data_contents, judged
 
-from istmpi.data.hdf5 import Header, Writer, open_prepared
+from istmpi.data.dense.file import Writer, material_of
+from istmpi.data.hdf5 import open_prepared
 from istmpi.errors import ConfigError, DataError, OutputError
 
 X = np.random.default_rng(0).normal(5, 3, (30, 6)).astype(np.float32)
@@ -30,9 +31,9 @@ def header(**changes):
         "counts": {"train": 20, "test": 10},
         "dtype": np.dtype(np.float32),
         "groups": 6,
-        "skipped": 2,
+        "skipped": ["a.png", "b.png"],
     }
-    return Header(**(values | changes))
+    return material_of(**(values | changes))
 
 
 def write(path, x=X, y=Y, **changes):

@@ -19,10 +19,10 @@ from data_files import (
 )
 from PIL import Image
 
+from istmpi.data.dense.melspectrogram import log_mel
+from istmpi.data.dense.speech import hashed_split
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
-from istmpi.data.prepare.melspectrogram import log_mel
-from istmpi.data.prepare.speech import hashed_split
 from istmpi.errors import DataError
 
 

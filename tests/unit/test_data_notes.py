@@ -8,10 +8,11 @@ from click.testing import CliRunner
 
 from istmpi.checkpoint.state import inputs_of
 from istmpi.cli.commands.prepare import command
+from istmpi.data.dense.file import material_of, slices
+from istmpi.data.files.archive import Archive
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.prepare import KINDS, Material, prepare
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.material import slices
+from istmpi.data.prepare import KINDS, prepare
+from istmpi.data.writer import Material
 
 
 @pytest.fixture
@@ -26,7 +27,8 @@ def source(tmp_path, monkeypatch):
         x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4) % 2
         blocks = slices({"train": (x, y), "test": (x, y)})
         counts = {"train": 4, "test": 4}
-        return Material("classification", (2,), 2, ("0", "1"), np.dtype(np.float32), 2, counts, blocks)
+        facts = "made", "source", "classification", (2,), 2, ("0", "1"), counts
+        return material_of(*facts, np.dtype(np.float32), 2, blocks)
 
     monkeypatch.setitem(KINDS, "made", read)
     path = tmp_path / "source.csv"

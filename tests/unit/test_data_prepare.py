@@ -10,12 +10,12 @@ from batches import examples_of
 from data_files import MAKERS, make_arrays, make_images, make_speech, pack
 from disks import small_disk
 
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.layout import class_folders
+from istmpi.data.files.notes import Notes
 from istmpi.data.hdf5 import open_prepared
+from istmpi.data.images.prepare import ENDINGS
 from istmpi.data.prepare import KINDS, prepare
-from istmpi.data.prepare.archive import Archive
-from istmpi.data.prepare.images import ENDINGS
-from istmpi.data.prepare.layout import class_folders
-from istmpi.data.prepare.notes import Notes
 from istmpi.errors import ConfigError, DataError, OutputError
 
 DENSE = [kind for kind in KINDS if kind not in ("text", "xc", "graph")]

@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from istmpi.data.batches import Batches
+from istmpi.data.files import archive
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import held_out
-from istmpi.data.prepare import archive, prepare, xc_lines
+from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
-from istmpi.data.sparse_inputs import read_rows
+from istmpi.data.sparse import lines as xc_lines
+from istmpi.data.sparse.predict import read_rows
 from istmpi.errors import ConfigError, DataError
 
 TRAIN = b"3 5 4\n0,2 1:0.5 4:-1e-3\n3 0:1\n1,0 2:2.5 3:3.4e38\n"

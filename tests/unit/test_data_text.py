@@ -18,14 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizing import make_tokenizer
 
-from istmpi.data import text as windows
-from istmpi.data import tokenizer as tokenizers
+from istmpi.data.dense import file as material
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import held_out
-from istmpi.data.prepare import material, prepare
-from istmpi.data.prepare import text as preparing
+from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
-from istmpi.data.tokenizer import Bytes, open_tokenizer
+from istmpi.data.text import prepare as preparing
+from istmpi.data.text import split as windows
+from istmpi.data.text import tokenizer as tokenizers
+from istmpi.data.text.tokenizer import Bytes, open_tokenizer
 from istmpi.errors import DataError
 
 TRAIN = [TEXTS["train/a.txt"], b"a line", b"another\nline", TEXTS["train/deep/b.md"]]
@@ -195,7 +196,7 @@ def test_a_long_document_is_encoded_in_lines_however_it_is_read(tmp_path, monkey
 
 @pytest.mark.parametrize("vocabulary, dtype", [(256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")])
 def test_tokens_are_as_small_as_the_vocabulary_allows(vocabulary, dtype):
-    from istmpi.data.text_file import smallest_type
+    from istmpi.data.text.file import smallest_type
 
     assert smallest_type(vocabulary) == np.dtype(dtype)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from istmpi import rng
 from istmpi.data.batches import Batches
 from istmpi.data.placement import place
-from istmpi.data.text import TextSplit
+from istmpi.data.text.split import TextSplit
 
 
 def naive(tokens, length, indices, key):

@@ -89,13 +89,6 @@ def test_the_seed_decides_and_the_run_says_where_it_comes_from(checkpoints, tmp_
     assert istmpi_command("checkpoint", "verify", *paths[:1])[0] == 0
 
 
-def test_the_state_of_a_round_that_was_stopped_is_left_behind(checkpoints, tmp_path, istmpi_command):
-    extracted(istmpi_command, checkpoints / "stopped.h5", tmp_path / "part.h5", "--rank", 1, "--ranks", 3)
-    with open_checkpoint(tmp_path / "part.h5") as checkpoint:
-        assert not checkpoint.has_partial
-        assert (checkpoint.header.local_step, checkpoint.header.ranks) == (0, 1)
-
-
 @pytest.mark.parametrize(
     "name, options, problem",
     [

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizing import make_tokenizer
 
-from istmpi.data.tokenizer import Bytes, open_tokenizer
+from istmpi.data.text.tokenizer import Bytes, open_tokenizer
 from istmpi.deploy.generation import continuation, following, prompt_of, texts
 from istmpi.errors import DataError
 from istmpi.models.transformer import Transformer

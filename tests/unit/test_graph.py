@@ -14,8 +14,8 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.data.batches import Batches
-from istmpi.data.graph import Graph, GraphSplit, induced, sampled
-from istmpi.data.sparse import Ragged
+from istmpi.data.graph.split import Graph, GraphSplit, induced, sampled
+from istmpi.data.sparse.split import Ragged
 from istmpi.errors import ConfigError
 from istmpi.models.aggregation import Bags, Edges, dropped
 from istmpi.models.architecture import Architecture

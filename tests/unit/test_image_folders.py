@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from istmpi.data.dense.predict import read_inputs
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.inputs import read_inputs
 from istmpi.data.prepare import prepare
 from istmpi.errors import DataError
 

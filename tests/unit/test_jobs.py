@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from istmpi.cli.commands.job import job_name
 from istmpi.cli.main import istmpi
-from istmpi.jobs import job_name
 
 ROOT = Path(__file__).parents[2]
 

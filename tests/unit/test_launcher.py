@@ -2,7 +2,7 @@
 
 import pytest
 
-from istmpi.cli.showing import Showing
+from istmpi.cli.run_options import Showing
 from istmpi.comm import launcher
 
 SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}

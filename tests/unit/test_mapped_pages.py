@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from istmpi.data import guard
-from istmpi.data.hdf5 import Header, Writer, open_prepared
+from istmpi.data.dense.file import Writer, material_of
+from istmpi.data.hdf5 import open_prepared
 from istmpi.errors import DataError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is mapped")
@@ -24,7 +25,7 @@ def file(tmp_path_factory, pixels):
     """26 MB of images."""
     path = tmp_path_factory.mktemp("images") / "data.h5"
     counts = {"train": COUNT, "test": 2}
-    header = Header("images", "x", "classification", (2, 128, 128), 2, ("a", "b"), counts, np.dtype("u1"), 2)
+    header = material_of("images", "x", "classification", (2, 128, 128), 2, ("a", "b"), counts, np.dtype("u1"), 2)
     with Writer(path, header) as writer:
         writer.append("train", pixels, np.arange(COUNT) % 2)
         writer.append("test", pixels[:2], np.arange(2))

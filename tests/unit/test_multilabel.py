@@ -11,7 +11,7 @@ from istmpi.config import Run
 from istmpi.config.sections import Optimizer
 from istmpi.data.batch import Labels
 from istmpi.data.sources import open_dataset
-from istmpi.data.sparse import Ragged, SparseSplit
+from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.methods.sparse_rows import SparseRows, bags

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from batches import examples_of
 
+from istmpi.data.dense.predict import read_inputs
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.inputs import read_inputs
 from istmpi.data.moments import Normalisation
 from istmpi.data.offsets import Extent, less
 from istmpi.data.prepare import prepare

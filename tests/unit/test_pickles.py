@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from data_files import make_cifar, python2_batch
 
-from istmpi.data.prepare import pickles, prepare
-from istmpi.data.prepare.pickles import PickleError, read_pickle
+from istmpi.data.files import pickles
+from istmpi.data.files.pickles import PickleError, read_pickle
+from istmpi.data.prepare import prepare
 from istmpi.errors import DataError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 from small import small_run
 
-from istmpi.cli.live import LiveView
-from istmpi.cli.progress import TrainingDisplay
-from istmpi.cli.showing import Showing
+from istmpi.cli.display import LiveView, TrainingDisplay
+from istmpi.cli.run_options import Showing
 from istmpi.comm import world
 from istmpi.evaluation.evaluator import Score
 from istmpi.training.progress import LastRound, Progress

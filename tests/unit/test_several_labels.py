@@ -9,10 +9,10 @@ import torch
 from damage import reseal
 from labels_oracle import naive_scores, write
 
+from istmpi.data.files.notes import Notes
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare import prepare
-from istmpi.data.prepare.notes import Notes
 from istmpi.data.sources import open_dataset
 from istmpi.errors import DataError
 from istmpi.tasks import DENSE_LABELS, TASKS

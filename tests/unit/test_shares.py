@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.cli.settings import changes
+from istmpi.cli.run_options import changes
 from istmpi.config import Run
 from istmpi.engine.partition import Partition
 from istmpi.engine.shares import CHANGE, LEAD, LEAST, ROUNDS, Shares, equal, following

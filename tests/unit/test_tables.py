@@ -11,10 +11,10 @@ from small import small_run
 from istmpi.cli.commands.predict import command as predict_command
 from istmpi.cli.commands.prepare import command as prepare_command
 from istmpi.comm import world
+from istmpi.data.dense.predict import read_inputs
+from istmpi.data.files.notes import Notes
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.inputs import read_inputs
 from istmpi.data.prepare import prepare
-from istmpi.data.prepare.notes import Notes
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.training.run import run_training

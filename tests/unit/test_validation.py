@@ -10,10 +10,10 @@ from sparse_rows import LABELS
 from sparse_rows import write as write_rows
 
 from istmpi.config import Data
-from istmpi.data.graph import batched
+from istmpi.data.graph.split import batched
 from istmpi.data.holdout import divided
 from istmpi.data.sources import open_dataset, open_for_training
-from istmpi.data.text import TextSplit
+from istmpi.data.text.split import TextSplit
 from istmpi.errors import ConfigError
 from istmpi.training.best import Best
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from istmpi.config import Run
 from istmpi.cost import cost
-from istmpi.data.sparse import SparseSplit
+from istmpi.data.sparse.split import SparseSplit
 from istmpi.models.architecture import Architecture
 from istmpi.models.label_blocks import defer
 from istmpi.models.tables import Facts, table_of

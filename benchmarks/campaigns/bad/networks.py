@@ -181,7 +181,7 @@ def counts(draw: random.Random, folder: Path, assets: Assets) -> Case:
     Not the settings of commands that would begin such a run, or tell of its failure as a result.
     """
     from istmpi.cli.main import istmpi
-    from istmpi.cli.settings import OPTIONS
+    from istmpi.cli.run_options import OPTIONS
 
     network, run = str(assets.digits / "network.h5"), str(assets.digits)
     arguments = {

@@ -81,7 +81,7 @@ def toml(draw: random.Random, folder: Path, assets: Assets) -> Case:
 
 def options(draw: random.Random, folder: Path, assets: Assets) -> Case:
     """Options of all commands with values that make no sense."""
-    from istmpi.cli.settings import OPTIONS
+    from istmpi.cli.run_options import OPTIONS
 
     hostile = (
         *NUMBERS,

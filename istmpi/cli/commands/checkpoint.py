@@ -1,19 +1,15 @@
-"""``istmpi checkpoint``: what is in checkpoints, whether it is whole, and in what two of them differ."""
+"""List, show, verify and compare checkpoints."""
 
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from istmpi.cli.bars import progress
-from istmpi.cli.quantities import MOST_RANKS, WholeRange
-from istmpi.cli.verifying import Counter
-from istmpi.cli.verifying import verify as verify_files
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+from istmpi.cli.options import as_json, flag, whole
+from istmpi.cli.output import Counter, print_json, progress, wide_console
+from istmpi.cli.output import verify as verify_files
+from istmpi.cli.quantities import MOST_RANKS
 
 
 @click.group("checkpoint")
@@ -24,34 +20,33 @@ def command() -> None:
     """
 
 
-@command.command("ls", short_help="List the checkpoints of a run.")
+@command.command("ls")
 @click.argument("folder")
-@click.option("--verify", is_flag=True, help="Read every byte of every file.")
+@flag("--verify", "Read every byte of every file.")
 @as_json
 def ls(folder: str, verify: bool, as_json: bool) -> None:
     """List the checkpoints in the FOLDER of a run, or of checkpoints, the oldest first."""
     from istmpi.checkpoint.summary import entry, files
 
-    found = files(Path(folder))
-    entries = []
-    with progress(Console(emoji=False, stderr=True), in_bytes=True) as tell:
-        counter = Counter(tell, sum(map(_size, found)))
-        for path in found:
+    paths, entries = files(Path(folder)), []
+    with progress(in_bytes=True) as report:
+        counter = Counter(report, sum(map(_size, paths)))
+        for path in paths:
             counter.stage = path.name
             entries.append(entry(path, Path(folder), verify, counter))
-    entries = [one for one in entries if one is not None]
+    entries = [each for each in entries if each is not None]
     if as_json:
-        _json([asdict(one) for one in entries])
+        _print_json([asdict(each) for each in entries])
         return
     from istmpi.report.checkpoints import listing
 
-    _console().print(listing(entries, verify))
+    wide_console().print(listing(entries, verify))
 
 
-@command.command("show", short_help="Show what a checkpoint holds.")
+@command.command("show")
 @click.argument("path", metavar="CKPT")
-@click.option("--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Also show the deal among P ranks.")
-@click.option("--round", type=WholeRange(min=0), metavar="R", help="Of round R, from 0.  [default: the next]")
+@whole("--ranks", "P", "Also show the deal among P ranks.", 1, MOST_RANKS)
+@whole("--round", "R", "The deal of round R, from 0.  [default: the next]", 0)
 @as_json
 def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None:
     """Show what CKPT holds: header, parameters, optimizer state, normalisation, and the deal for any P and round."""
@@ -64,29 +59,28 @@ def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None
         inside = contents(checkpoint)
         dealt = deal(checkpoint, ranks, round) if ranks else None
     if as_json:
-        _json({**inside, "deal": dealt} if dealt else inside)
+        _print_json({**inside, "deal": dealt} if dealt else inside)
         return
     from istmpi.report import checkpoints as report
 
     tables = [report.facts(inside), report.tensors("parameter", inside["parameters"])]
     if inside["optimizer"]:
         tables.append(report.tensors("optimizer state", inside["optimizer"]))
-    if inside["partial"]:
-        tables.append(report.tensors("begun round", inside["partial"]))
+    if inside["own"]:
+        tables.append(report.tensors("each rank's own", inside["own"]))
     if inside["norms"] or inside["input"]:
         tables.append(report.norms(inside))
     if dealt:
         tables.append(report.deal(dealt))
-    console = _console()
     for table in tables:
-        console.print(table, "")
+        wide_console().print(table, "")
 
 
-@command.command("verify", short_help="Read every byte and say what is damaged.")
+@command.command("verify")
 @click.argument("paths", metavar="CKPT...", nargs=-1, required=True)
 @as_json
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
-    """Read every byte of each CKPT, a file or a folder of them, and name whatever is damaged; exit code 2 if any is."""
+    """Read every byte of each CKPT, a file or a folder, and name what is damaged. Exit code 2 if anything is."""
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.checkpoint.summary import files
 
@@ -96,31 +90,29 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
     verify_files([file for inside in given.values() for file in inside], open_checkpoint, unguarded, listed, as_json)
 
 
-@command.command("diff", short_help="Say in what two checkpoints differ.")
-@click.argument("one", metavar="A")
-@click.argument("other", metavar="B")
+@command.command("diff")
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
 @click.option("--tensors", "tensors_only", is_flag=True, help="Leave the headers out.")
 @as_json
-def diff(one: str, other: str, tensors_only: bool, as_json: bool) -> int:
+def diff(first: str, second: str, tensors_only: bool, as_json: bool) -> int:
     """Compare checkpoints A and B: settings, facts and every tensor. Exit code 1 when they differ, 0 when not."""
     from istmpi.checkpoint.difference import settings, tensors
     from istmpi.checkpoint.reader import open_checkpoint
-
-    with open_checkpoint(one) as first, open_checkpoint(other) as second:
-        facts = {} if tensors_only else settings(first, second)
-        values = list(tensors(first, second))
-    if as_json:
-        _json({"settings": facts, "tensors": [asdict(tensor) for tensor in values]})
-        return int(bool(facts or values))
     from istmpi.report import checkpoints as report
 
-    console = _console()
+    with open_checkpoint(first) as before, open_checkpoint(second) as after:
+        facts = {} if tensors_only else settings(before, after)
+        values = list(tensors(before, after))
+    if as_json:
+        _print_json({"settings": facts, "tensors": [asdict(tensor) for tensor in values]})
+        return int(bool(facts or values))
     if facts:
-        console.print(report.settings(facts), "")
+        wide_console().print(report.settings(facts), "")
     if values:
-        console.print(report.values(values))
+        wide_console().print(report.values(values))
     if not facts and not values:
-        console.print("no difference")
+        click.echo("no difference")
     return int(bool(facts or values))
 
 
@@ -131,20 +123,14 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _json(value: object) -> None:
-    click.echo(json.dumps(_portable(value), indent=2))
+def _print_json(value: object) -> None:
+    print_json(_portable(value))
 
 
 def _portable(value: object) -> object:
+    """The value, with texts for numbers that JSON has not."""
     if isinstance(value, dict):
         return {key: _portable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_portable(inner) for inner in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _console() -> Console:
-    console = Console(emoji=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 1000
-    return console

@@ -1,84 +1,71 @@
-"""``istmpi costmodel``: what a run will cost, before it runs, on a login node or a laptop."""
+"""Say what a run will cost in bytes, FLOPs, memory and time, without training."""
 
-import csv
-import json
-import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
 from istmpi.cli import quantities
-from istmpi.cli.completion import complete_runs
 from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, Sizes, described
-from istmpi.cli.quantities import WholeRange
-from istmpi.cli.settings import changes, planning, resolve
+from istmpi.cli.options import as_csv, as_json, plot, real, text, whole
+from istmpi.cli.output import console, drawing, print_csv, print_json
+from istmpi.cli.run_options import changes, planning, resolve, run_argument
 from istmpi.config import Run
 from istmpi.cost import RIVALS, counted
 from istmpi.cost import survey as costs
 from istmpi.cost.advice import advise
 from istmpi.cost.cluster import LEAST, Cluster, load, network, preset
 from istmpi.cost.survey import Scenario
-from istmpi.errors import ConfigError, OutputError
-from istmpi.foreign import MOST, is_file, one_line
+from istmpi.errors import ConfigError
+from istmpi.foreign import MOST, is_file
 from istmpi.methods import METHODS
 from istmpi.names import is_module
 from istmpi.report import tables
 from istmpi.report.units import number, size
 
 EXAMPLES = 1_000_000
-"""In an epoch, where there are no data to count."""
-_AMOUNT = quantities.FiniteRange(min=LEAST, max=MOST)
+"""Examples of an epoch, where there are no data to count."""
 COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
+CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price", "watts")
 
 
 @click.command("costmodel")
-@click.argument("run", required=False, shell_complete=complete_runs)
+@run_argument
 @planning
-@click.option("--examples", type=WholeRange(min=1), metavar="N", help="In an epoch.  [default: the data's]")
-@click.option("--row-features", type=WholeRange(min=1), metavar="N", help="xc with --layers: of a row.  [default: 75]")
-@click.option(
-    "--nodes", type=WholeRange(min=1), metavar="N", help="gcn, sage with --layers: of a batch.  [default: 100000]"
-)
-@click.option(
-    "--degree", type=_AMOUNT, metavar="N", help="gcn, sage with --layers: neighbours of a node.  [default: 20]"
-)
-@click.option("--ranks", metavar="P,P,...", help="Numbers of ranks, as 1,2,4, or 1..1024.  [default: 1..32]")
-@click.option("--compare", metavar="NAME,...", help=f"What to compare, or all: {', '.join([*METHODS, *RIVALS])}.")
-@click.option("--cluster", metavar="NAME|FILE", default="m5.2xlarge", show_default=True, help="A preset or a file.")
-@click.option("--bandwidth", metavar="RATE", help="Of a rank in each direction: 2.5Gbit, 300MB.")
-@click.option("--latency", metavar="TIME", help="Of a message: 100us.")
-@click.option("--flops", metavar="RATE", help="FLOP/s of a rank, or of each: 250G or 250G,250G,100G.")
-@click.option("--memory", metavar="SIZE", help="Of a rank: 16GB.")
-@click.option("--price", type=_AMOUNT, metavar="MONEY", help="Of a node for an hour.")
-@click.option("--watts", type=_AMOUNT, metavar="W", help="Of a node.")
+@whole("--examples", "N", "Examples of an epoch.  [default: the data's]", 1)
+@whole("--row-features", "N", "xc with --layers: features of a row.", 1, default=FEATURES_IN_A_ROW)
+@whole("--nodes", "N", "gcn, sage with --layers: nodes of a batch.", 1, default=NODES)
+@real("--degree", "N", "gcn, sage with --layers: neighbours of a node.", LEAST, MOST, default=DEGREE)
+@text("--ranks", "P,P,...", "Numbers of ranks, as 1,2,4, or 1..1024.  [default: 1..32]")
+@text("--compare", "NAME,...", f"What to compare, or all: {', '.join([*METHODS, *RIVALS])}.")
+@text("--cluster", "NAME|FILE", "A preset or a file.", default="m5.2xlarge")
+@text("--bandwidth", "RATE", "A rank's rate in each direction: 2.5Gbit, 300MB.")
+@text("--latency", "TIME", "Time of a message: 100us.")
+@text("--flops", "RATE", "FLOP/s of a rank, or of each: 250G or 250G,250G,100G.")
+@text("--memory", "SIZE", "Memory of a rank: 16GB.")
+@real("--price", "MONEY", "Price of a node for an hour.", LEAST, MOST)
+@real("--watts", "W", "Power of a node.", LEAST, MOST)
 @click.option(
     "--advise",
     "advice",
     is_flag=True,
     help="Method, ranks and local steps to take, why, and the links that methods need: six lines.",
 )
-@click.option(
-    "--most-ranks",
-    type=WholeRange(2, quantities.MOST_RANKS),
-    default=8,
-    show_default=True,
-    metavar="P",
-    help="For --advise.",
-)
-@click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
-@click.option("--csv", "as_csv", is_flag=True, help="The figures as CSV.")
-@click.option("--plot", metavar="FILE", help="Draw them: .png, .svg or .pdf.")
+@whole("--most-ranks", "P", "For --advise.", 2, quantities.MOST_RANKS, default=8)
+@as_json
+@as_csv
+@plot
 def command(
     run: str | None,
     assignments: tuple[str, ...],
     layers: str | None,
     examples: int | None,
-    row_features: int | None,
-    nodes: int | None,
-    degree: float | None,
+    row_features: int,
+    nodes: int,
+    degree: float,
     ranks: str | None,
     compare: str | None,
     advice: bool,
@@ -86,7 +73,7 @@ def command(
     as_json: bool,
     as_csv: bool,
     plot: str | None,
-    **given: str | None,
+    **given: Any,
 ) -> None:
     """Say what RUN will cost, as `istmpi train` would run it; without RUN, the paper's Figure 2.
 
@@ -98,12 +85,20 @@ def command(
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")
     cluster = _cluster(given)
-    sizes = Sizes(row_features or FEATURES_IN_A_ROW, nodes or NODES, DEGREE if degree is None else degree)
-    scenario = _scenario(run, assignments, given, layers, examples, cluster, sizes)
-    console = Console(emoji=False, highlight=False, soft_wrap=True)
+    shape, paper = None, run is None and not is_module(given["model"])
+    if paper:
+        changed = changes(assignments, given)
+        resolved = Run(name="Figure 2 of the paper").override({**costs.FIGURE_2, **changed})
+        if "data.source" not in changed:
+            shape = costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS
+    else:
+        resolved = resolve(run, assignments, given)
+    planned = described(resolved, layers, shape, Sizes(row_features, nodes, degree))
+    examples = examples or planned.examples or EXAMPLES
+    scenario = Scenario(planned.run, planned.architecture, cluster, examples, shared_batch=paper)
     if advice:
         for line in advise(scenario, most_ranks):
-            console.print(escape(line))
+            console(soft_wrap=True).print(escape(line))
         return
     methods = _methods(compare, scenario)
     counts = _ranks(ranks, scenario)
@@ -111,88 +106,55 @@ def command(
     if not rows:
         raise ConfigError(f"--ranks {ranks}: {' '.join(_ends(scenario, methods, counts[0]))} Ask for fewer.")
     if as_json:
-        print(json.dumps({"title": _title(scenario), "cluster": cluster.name, "rows": rows}, indent=1))
+        print_json({"title": _title(scenario), "cluster": cluster.name, "rows": rows})
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+        print_csv(rows)
     else:
-        _print(scenario, methods, counts, rows)
+        _print(scenario, methods, max(counts), rows)
     if plot:
-        _draw(rows, scenario, Path(plot))
+        with drawing(plot):
+            from istmpi.report.cost_plots import draw
+
+            draw(rows, f"{_title(scenario)}; times on {cluster.name}", Path(plot))
 
 
-def _cluster(given: dict[str, str | None]) -> Cluster:
+def _cluster(given: Mapping[str, Any]) -> Cluster:
     """The cluster that the options name, changed as they say."""
     name = given["cluster"]
-    path = Path(name)
-    cluster = load(path) if path.suffix == ".json" or is_file(path) else preset(name)
-    changed = {}
-    if given["bandwidth"] or given["latency"]:
-        link = cluster.links["alltoallv"]
-        latency, rate = link.latency, link.bandwidth
-        if given["latency"]:
-            latency = quantities.latency("--latency", given["latency"])
-        if given["bandwidth"]:
-            rate = quantities.bandwidth("--bandwidth", given["bandwidth"])
-        changed["links"] = network(latency, rate)
-    if given["flops"]:
-        changed["flops"] = quantities.speeds("--flops", given["flops"])
-    if given["memory"]:
-        changed["memory"] = quantities.memory("--memory", given["memory"])
-    changed |= {option: given[option] for option in ("price", "watts") if given[option] is not None}
+    cluster = load(Path(name)) if name.endswith(".json") or is_file(Path(name)) else preset(name)
+    changed = {option: given[option] for option in CLUSTER_OPTIONS if given[option] is not None}
     if not changed:
         return cluster
-    return replace(cluster, **changed, name=f"{cluster.name} with {', '.join(f'--{one}' for one in _named(given))}")
-
-
-def _named(given: dict[str, str | None]) -> list[str]:
-    wanted = ("bandwidth", "latency", "flops", "memory", "price", "watts")
-    return [option for option in wanted if given[option] is not None]
-
-
-def _scenario(
-    name: str | None,
-    assignments: tuple[str, ...],
-    given: dict[str, str | None],
-    layers: str | None,
-    examples: int | None,
-    cluster: Cluster,
-    sizes: Sizes,
-) -> Scenario:
-    """What is to be reckoned."""
-    shape = None
-    paper = name is None and not is_module(given["model"])
-    if paper:
-        changed = changes(assignments, given)
-        run = Run(name="Figure 2 of the paper").override({**costs.FIGURE_2, **changed})
-        if "data.source" not in changed:
-            shape = costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS
-    else:
-        run = resolve(name or "digits", assignments, given)
-    found = described(run, layers, shape, sizes)
-    examples = examples or found.examples or EXAMPLES
-    return Scenario(found.run, found.architecture, cluster, examples, shared_batch=paper)
+    named = ", ".join(f"--{option}" for option in changed)
+    link = cluster.links["alltoallv"]
+    latency, rate = changed.pop("latency", None), changed.pop("bandwidth", None)
+    if latency or rate:
+        seconds = quantities.latency("--latency", latency) if latency else link.latency
+        changed["links"] = network(seconds, quantities.bandwidth("--bandwidth", rate) if rate else link.bandwidth)
+    for option, read in (("flops", quantities.speeds), ("memory", quantities.memory)):
+        if option in changed:
+            changed[option] = read(f"--{option}", changed[option])
+    return replace(cluster, **changed, name=f"{cluster.name} with {named}")
 
 
 def _methods(compare: str | None, scenario: Scenario) -> list[str]:
-    """What to compare: of what was not named only methods for which the network has something to deal out."""
-    own = scenario.run.method.name
-    named = [own] if compare in (None, "all") else compare.split(",")
+    """The methods to compare; those that were not named only where the network has something to deal out."""
+    method_of_run = scenario.run.method.name
+    named = [method_of_run] if compare in (None, "all") else compare.split(",")
     for method in named:
         counted(method)  # refuses one that has no cost
         if not scenario.can(method):
             scenario.architecture.require_dealable(())
     if compare is None:
-        named = [*COMPARED, *([own] if own not in COMPARED else [])]
+        named = [*COMPARED, method_of_run]
     elif compare == "all":
         named = [*RIVALS, *METHODS]
-    return [method for method in dict.fromkeys(named) if scenario.can(method)]
+    return list(filter(scenario.can, dict.fromkeys(named)))
 
 
 def _ranks(text: str | None, scenario: Scenario) -> list[int]:
     shares = counted(scenario.run.method.name).shares(scenario.run)
-    given = [len(one) for one in (shares, scenario.cluster.flops) if one and len(one) > 1]
+    given = [len(each) for each in (shares, scenario.cluster.flops) if each and len(each) > 1]
     if text is None and given:
         return [given[0]]
     return quantities.ranks("--ranks", text or "1..32")
@@ -204,91 +166,63 @@ def _title(scenario: Scenario) -> str:
     return f"{run.name}: {widths}, batch {run.train.batch} {batch}, J = {run.method.local_steps}"
 
 
-def _print(scenario: Scenario, methods: list[str], counts: list[int], rows: list[costs.Row]) -> None:
-    console = Console(emoji=False, highlight=False)
-    cluster = scenario.cluster
+def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[costs.Row]) -> None:
+    stdout, cluster = console(), scenario.cluster
     link = cluster.links["alltoallv"]
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))
-    console.print(f"[bold]{escape(_title(scenario))}[/]", soft_wrap=True)
+    stdout.print(f"[bold]{escape(_title(scenario))}[/]", soft_wrap=True)
     if scenario.shared_batch:
-        console.print("Without RUN this is the paper's network, not yours: istmpi costmodel RUN.", soft_wrap=True)
-    console.print(
+        stdout.print("Without RUN this is the paper's network, not yours: istmpi costmodel RUN.", soft_wrap=True)
+    stdout.print(
         f"On {escape(cluster.name)}: {number(8 * link.bandwidth)}bit/s, {link.latency * 1e6:.4g} µs, {speed} a "
         f"rank ({escape(cluster.source)}). An epoch has {scenario.examples:,} examples.\n",
         soft_wrap=True,
     )
-    tables.survey(console, rows)
-    console.print()
-    for line in _remarks(scenario, methods, counts):
-        console.print(escape(line), soft_wrap=True)
+    tables.survey(stdout, rows)
+    stdout.print()
+    for line in _remarks(scenario, methods, ranks):
+        stdout.print(escape(line), soft_wrap=True)
 
 
-def _remarks(scenario: Scenario, methods: list[str], counts: list[int]) -> list[str]:
-    """How to read the tables, where IST overtakes, where a deal ends, and what fits into memory."""
-    lines = [
+def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
+    """Lines on reading the tables, where the run's method overtakes, where a deal ends, and what fits into memory."""
+    yield (
         "Received: one way, own elements included, and FLOPs with the first input gradient, as the paper counts. "
-        "Sent: what MPI is handed.",
-        "Speed-up counts examples, not accuracy: with IST an example trains only the subnet that it meets.",
-    ]
+        "Sent: what MPI is handed."
+    )
+    yield "Speed-up counts examples, not accuracy: with IST an example trains only the subnet that it meets."
     if scenario.shared_batch:
-        lines.append(
-            "Data parallel divides the batch among the ranks, as the paper counts; of a RUN each takes it whole."
-        )
-    most = max(counts)
-    own = scenario.run.method.name
-    if most > 1 and len(scenario.cluster.flops) == 1 and counted(own).shares(scenario.run) is None:
-        lines += [_overtakes(scenario, own, rival, most) for rival in methods if rival != own]
-    if isinstance(scenario.run.method.shares, str):
-        lines.append(tables.CHANGING)
-    lines += _ends(scenario, methods, most)
-    if scenario.cluster.memory and scenario.architecture.groups:
-        lines += _fits(scenario, methods, most)
+        yield "Data parallel divides the batch among the ranks, as the paper counts; of a RUN each takes it whole."
+    method, memory = scenario.run.method, scenario.cluster.memory
+    if ranks > 1 and len(scenario.cluster.flops) == 1 and counted(method.name).shares(scenario.run) is None:
+        for rival in methods:
+            if rival != method.name:
+                yield _overtakes(scenario, method.name, rival, ranks)
+    if isinstance(method.shares, str):
+        yield tables.CHANGING
+    yield from _ends(scenario, methods, ranks)
+    for name in methods if memory and scenario.architecture.groups else ():
+        if ranks <= (scenario.most_ranks(name) or ranks):
+            lengths, shown = costs.widest(scenario, name, ranks, memory), "no network"
+            if lengths is not None:
+                shown = costs.resized(scenario.architecture, lengths).outline.removeprefix("with ")
+            yield f"Largest that fits {size(memory)} a rank at P = {ranks} with {name}: {shown}."
     if scenario.architecture.inexact:
-        lines.append(tables.inexact(scenario.architecture))
-    return lines
+        yield tables.inexact(scenario.architecture)
 
 
-def _ends(scenario: Scenario, methods: list[str], most: int) -> list[str]:
-    """Which methods' deals end before so many ranks, and why."""
-    limits = {method: scenario.most_ranks(method) for method in methods}
-    return [
-        f"{method} ends at {limit} ranks: {scenario.narrowest(method)} has {limit} units."
-        for method, limit in limits.items()
-        if limit is not None and limit < most
-    ]
-
-
-def _overtakes(scenario: Scenario, own: str, rival: str, most: int) -> str:
-    ranks = costs.first_ranks(scenario, own, rival, 100_000)
-    at = f"at no P with J = {scenario.run.method.local_steps}" if ranks is None else f"from P = {ranks}"
-    most = min(most, *(scenario.most_ranks(method) or most for method in (own, rival)))
-    steps = costs.first_local_steps(scenario, own, rival, most)
-    with_j = "at no J" if steps is None else f"from J = {steps}"
-    return f"{own} overtakes {rival} in examples a second {at}; at P = {most} {with_j}."
-
-
-def _reaches(scenario: Scenario, method: str, ranks: int) -> bool:
-    return ranks <= (scenario.most_ranks(method) or ranks)
-
-
-def _fits(scenario: Scenario, methods: list[str], most: int) -> list[str]:
-    lines = []
+def _ends(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
+    """The methods whose deals end before so many ranks, and why."""
     for method in methods:
-        if not _reaches(scenario, method, most):
-            continue
-        lengths = costs.widest(scenario, method, most, scenario.cluster.memory)
-        shown = "no network"
-        if lengths is not None:
-            shown = costs.resized(scenario.architecture, lengths).outline.removeprefix("with ")
-        lines.append(f"Largest that fits {size(scenario.cluster.memory)} a rank at P = {most} with {method}: {shown}.")
-    return lines
+        limit = scenario.most_ranks(method)
+        if limit is not None and limit < ranks:
+            yield f"{method} ends at {limit} ranks: {scenario.narrowest(method)} has {limit} units."
 
 
-def _draw(rows: list[costs.Row], scenario: Scenario, path: Path) -> None:
-    try:
-        from istmpi.report.cost_plots import draw
-
-        draw(rows, f"{_title(scenario)}; times on {scenario.cluster.name}", path)
-    except ImportError:
-        raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
-    click.echo(one_line(f"drawn: {path}"), err=True)
+def _overtakes(scenario: Scenario, method: str, rival: str, ranks: int) -> str:
+    first = costs.first_ranks(scenario, method, rival, quantities.MOST_RANKS)
+    at = f"at no P with J = {scenario.run.method.local_steps}" if first is None else f"from P = {first}"
+    ranks = min(ranks, *(scenario.most_ranks(name) or ranks for name in (method, rival)))
+    steps = costs.first_local_steps(scenario, method, rival, ranks)
+    with_j = "at no J" if steps is None else f"from J = {steps}"
+    return f"{method} overtakes {rival} in examples a second {at}; at P = {ranks} {with_j}."

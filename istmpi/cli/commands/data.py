@@ -1,10 +1,11 @@
-"""``istmpi data``: whether prepared data are what was prepared."""
+"""Verify prepared data."""
 
 from pathlib import Path
 
 import click
 
-from istmpi.cli.verifying import verify as verify_files
+from istmpi.cli.options import as_json
+from istmpi.cli.output import verify as verify_files
 
 
 @click.group("data")
@@ -12,11 +13,11 @@ def command() -> None:
     """Look at prepared data; needs neither MPI nor torch."""
 
 
-@command.command("verify", short_help="Read every byte of prepared files and say what is damaged.")
+@command.command("verify")
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@as_json
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
-    """Read every byte of each FILE that `istmpi prepare` wrote and name whatever is damaged; exit code 2 if any is."""
+    """Read every byte of each FILE of istmpi prepare and name what is damaged. Exit code 2 if anything is."""
     from istmpi.data.hdf5 import prepared_file
 
     unguarded = " as far as can be seen: it has no checksums (format version 1); prepare it again to have them"

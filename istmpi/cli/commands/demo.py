@@ -1,4 +1,4 @@
-"""``istmpi demo``: three methods trained on this machine, and the time that each would take over slow links."""
+"""Train three methods in two minutes and predict their time over slow links."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from istmpi.cli import quantities
-from istmpi.cli.quantities import FiniteRange, WholeRange
+from istmpi.cli.options import real, text, whole
+from istmpi.cli.output import console, table
+from istmpi.cli.quantities import bandwidth
 from istmpi.comm import launched
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.report.units import number
 from istmpi.units import in_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 METHODS = "ist,local-sgd,data-parallel"
 NETWORK = ("--hidden", "1024,1024", "--threads", "1")
@@ -32,14 +35,10 @@ LATENCY = 100e-6
 
 
 @click.command("demo")
-@click.option("--ranks", type=WholeRange(2, 16), default=4, show_default=True, metavar="P", help="Ranks to start.")
-@click.option(
-    "--rate", default="10Mbit,50Mbit,250Mbit", show_default=True, metavar="RATE,...", help="Links to predict for."
-)
-@click.option(
-    "--seconds", type=FiniteRange(1, 600), default=15, show_default=True, metavar="S", help="Training of each method."
-)
-@click.option("--out", default="runs/demo", show_default=True, metavar="FOLDER", help="Where runs and report go.")
+@whole("--ranks", "P", "Ranks to start.", 2, 16, default=4)
+@text("--rate", "RATE,...", "Links to predict for.", default="10Mbit,50Mbit,250Mbit")
+@real("--seconds", "S", "Training of each method.", 1, 600, default=15)
+@text("--out", "FOLDER", "Where runs and report go.", default="runs/demo")
 def command(ranks: int, rate: str, seconds: float, out: str) -> None:
     """Train the digits with three methods on this machine, and predict what each would take over slow links.
 
@@ -53,19 +52,19 @@ def command(ranks: int, rate: str, seconds: float, out: str) -> None:
         raise ConfigError("istmpi demo starts its ranks itself: call it without mpirun.")
     if shutil.which("mpirun") is None:
         raise ConfigError("istmpi demo needs mpirun on the PATH. Install MPI, or load its module; see istmpi doctor.")
-    rates = [quantities.bandwidth("--rate", text) for text in rate.split(",")]
-    console, folder = Console(emoji=False, highlight=False, soft_wrap=True), Path(out)
-    console.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
+    rates = [bandwidth("--rate", text) for text in rate.split(",")]
+    stdout, folder = console(soft_wrap=True), Path(out)
+    stdout.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
     training = ["--out", out, "--max-minutes", str(seconds / 60), "--evaluate-every", "3", "--rounds", "60"]
     _start(ranks, ["compare", "digits", "--methods", METHODS, *NETWORK, *training])
     cluster = folder / "cluster.json"
-    with console.status("measuring this machine"):
+    with stdout.status("measuring this machine"):
         _start(ranks, ["measure", "digits", *NETWORK, "--out", str(cluster)], stdout=subprocess.DEVNULL)
-    _predict(folder, cluster, ranks, rates, console)
-    console.print(f"\nits page: {folder / 'report.html'}; more of it: istmpi costmodel --advise", markup=False)
+    _predict(folder, cluster, ranks, rates, stdout)
+    stdout.print(f"\nits page: {folder / 'report.html'}; more of it: istmpi costmodel --advise", markup=False)
 
 
-def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], console: Console) -> None:
+def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdout: Console) -> None:
     """Print, for each link rate, the predicted seconds of each method to the highest score that all of them reach."""
     from istmpi.cli.networks import described
     from istmpi.config import Run
@@ -78,17 +77,17 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], conso
 
     curves = sorted(read_curves([folder]), key=lambda curve: METHODS.index(curve.method))
     target, machine = compare(curves).targets[-1], load(measured)
-    table = Table("link", *(curve.method for curve in curves), box=None, pad_edge=False)
     rounds = [reached(curve.points, target).round for curve in curves]
     plans = [described(Run.load(str(Path(curve.source) / SETTINGS)), None) for curve in curves]
     costs = [cost(plan.run, plan.architecture, ranks) for plan in plans]
+    times = table("link", *(curve.method for curve in curves))
     for rate in rates:
         cluster = replace(machine, links=network(LATENCY, rate))
-        times = [count * round_time(its, cluster).total for count, its in zip(rounds, costs)]
-        table.add_row(f"{number(8 * rate)}bit/s", *map(in_seconds, times))
-    console.print(f"\nPredicted training time to an accuracy of {target:g}")
-    console.print(table)
-    console.print(
+        seconds = [count * round_time(its, cluster).total for count, its in zip(rounds, costs)]
+        times.add_row(f"{number(8 * rate)}bit/s", *map(in_seconds, seconds))
+    stdout.print(f"\nPredicted training time to an accuracy of {target:g}")
+    stdout.print(times)
+    stdout.print(
         f"These seconds are predicted, not measured: the rounds were trained here, and the time of a round is what the "
         f"cost model says for this machine's speed and such a link, with {1e6 * LATENCY:g} µs a message.",
         markup=False,

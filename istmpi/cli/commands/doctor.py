@@ -1,30 +1,27 @@
-"""``istmpi doctor``: what works here, what does not, and what to do about it."""
+"""Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints."""
 
-import json
+from __future__ import annotations
+
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
-from istmpi.cli.quantities import FiniteRange
+from istmpi.cli.options import as_json, flag, real, text
+from istmpi.cli.output import console, print_json
 from istmpi.foreign import printable
 
-_PATIENCE = 20.0
+if TYPE_CHECKING:
+    from istmpi.doctor import Report
 
 
 @click.command("doctor")
-@click.option("--folder", default=".", metavar="FOLDER", help="Where checkpoints shall go; a write test is done there.")
-@click.option("--json", "as_json", is_flag=True, help="Everything for programs, with versions, modules and settings.")
-@click.option("--meet", is_flag=True, help="Only see whether all ranks meet: prints how many, and the library.")
-@click.option(
-    "--patience",
-    type=FiniteRange(min=1, max=86400),
-    default=_PATIENCE,
-    metavar="SECONDS",
-    help="How long to wait for a rank that says nothing (20).",
-)
+@text("--folder", "FOLDER", "The folder for checkpoints; a write test is done there.", default=".")
+@as_json
+@flag("--meet", "Only see whether all ranks meet: prints how many, and the library.")
+@real("--patience", "SECONDS", "Time to wait for a rank that says nothing.", 1, 86400, default=20)
 def command(folder: str, as_json: bool, meet: bool, patience: float) -> int:
     """Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints, alone or on the ranks of a job.
 
@@ -45,25 +42,23 @@ def command(folder: str, as_json: bool, meet: bool, patience: float) -> int:
     from istmpi.doctor import examine
 
     report, ranks_meet = examine(Path(folder), patience)
-    if report:
-        if as_json:
-            print(json.dumps(report.tree(), indent=2))
-        else:
-            _show(report)
+    if report and as_json:
+        print_json(report.tree())
+    elif report:
+        _show(report)
     if not ranks_meet:
         sys.exit(1)  # by force, for all ranks
     return int(report is not None and report.verdict == "red")
 
 
-def _show(report) -> None:
-    """A line for each finding, its cure below it where there is one."""
+def _show(report: Report) -> None:
+    """Print a line for each finding, its cure below it where there is one."""
     from istmpi.doctor.finding import STATES
 
-    console = Console(emoji=False, highlight=False, soft_wrap=True)
+    stdout, states = console(soft_wrap=True), [finding.state for finding in report.findings]
     for finding in report.findings:
         state = f"[{finding.state}]{finding.state:<6}[/]"
-        console.print(f"{state}  [bold]{escape(finding.name):<9}[/] {escape(printable(finding.fact))}")
+        stdout.print(f"{state}  [bold]{escape(finding.name):<9}[/] {escape(printable(finding.fact))}")
         if finding.cure:
-            console.print(f"{'':19}{escape(printable(finding.cure))}")
-    counts = ((state, sum(finding.state == state for finding in report.findings)) for state in STATES)
-    console.print(", ".join(f"{count} {state}" for state, count in counts if count))
+            stdout.print(f"{'':19}{escape(printable(finding.cure))}")
+    stdout.print(", ".join(f"{states.count(state)} {state}" for state in STATES if state in states))

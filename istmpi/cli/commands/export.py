@@ -1,24 +1,25 @@
-"""``istmpi export``: a trained network for programs that know nothing of istmpi."""
+"""Write a trained network for PyTorch, ONNX or NumPy."""
 
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
+from istmpi.cli.options import calibrate_on, flag, force, own_class, text
+from istmpi.cli.output import console, note
 from istmpi.comm import current_rank
-from istmpi.foreign import one_line, printable
+from istmpi.foreign import printable
 from istmpi.report.units import size
 
 
 @click.command("export")
 @click.argument("path", metavar="CKPT")
 @click.option("--to", "form", required=True, metavar="FORM", help="safetensors, torch, onnx or npz.")
-@click.option("--out", metavar="FILE", help="Where to.  [default: beside CKPT]")
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
-@click.option("--calibrate-on", metavar="DATA", help="For a CKPT without calibration: what it was trained on.")
-@click.option("--model", metavar="FILE.py:Class", help="The class of a network of your own; its code is run.")
-@click.option("--changed-source", is_flag=True, help="Take the class though its source has changed since training.")
+@text("--out", "FILE", "The file to write.  [default: beside CKPT]")
+@force
+@calibrate_on
+@own_class
+@flag("--changed-source", "Take the class though its source has changed since training.")
 def command(
     path: str,
     form: str,
@@ -46,10 +47,10 @@ def command(
 
     done = export(path, form, Path(out) if out else None, calibrate_on, force, model, changed_source)
     if done.note:
-        click.echo(one_line(f"istmpi: {done.note}."), err=True)
-    console = Console(emoji=False, highlight=False, soft_wrap=True)
+        note(f"{done.note}.")
     beside = f" with {escape(printable(done.beside.name))}" if done.beside else ""
-    console.print(f"[bold]{escape(printable(str(done.path)))}[/]{beside}, {size(done.bytes)}")
+    stdout = console(soft_wrap=True)
+    stdout.print(f"[bold]{escape(printable(str(done.path)))}[/]{beside}, {size(done.bytes)}")
     for layer in done.layers:
         settings = ", ".join(f"{name}={value}" for name, value in layer.settings.items())
-        console.print(escape(f"{layer.name:<20} {layer.kind}({settings})"))
+        stdout.print(escape(f"{layer.name:<20} {layer.kind}({settings})"))

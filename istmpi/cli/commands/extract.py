@@ -1,35 +1,28 @@
-"""``istmpi extract``: a subnet of a trained network as a network of its own."""
+"""Write a subnet of a trained network as a network of its own."""
 
 from pathlib import Path
 
 import click
 
-from istmpi.cli.quantities import MOST_RANKS, FiniteRange, WholeRange
+from istmpi.cli.options import calibrate_on, force, own_class, real, whole
+from istmpi.cli.output import note, say
+from istmpi.cli.quantities import MOST_RANKS
 from istmpi.comm import current_rank
-from istmpi.foreign import one_line, printable
+from istmpi.foreign import printable
 from istmpi.report.units import size
 
 
 @click.command("extract")
 @click.argument("path", metavar="CKPT")
-@click.option("--rank", type=WholeRange(min=0), metavar="R", help="The subnet of this rank.")
-@click.option(
-    "--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Of so many.  [default: as many as have saved CKPT]"
-)
-@click.option(
-    "--round", type=WholeRange(min=0), metavar="N", help="In the deal of round N, from 0.  [default: the last one]"
-)
-@click.option(
-    "--share",
-    type=FiniteRange(0, 1, min_open=True),
-    metavar="S",
-    help="Or a share of each group's units, drawn at random: one at least.",
-)
-@click.option("--seed", type=WholeRange(min=0), metavar="N", help="Of --share.  [default: 0]")
-@click.option("-o", "--out", required=True, metavar="FILE.h5", help="Where to.")
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
-@click.option("--calibrate-on", metavar="DATA", help="In place of the data that CKPT was trained on.")
-@click.option("--model", metavar="FILE.py:Class", help="The class of a network of your own; its code is run.")
+@whole("--rank", "R", "The subnet of this rank.", 0)
+@whole("--ranks", "P", "Number of ranks.  [default: those of CKPT]", 1, MOST_RANKS)
+@whole("--round", "N", "Round of the deal, from 0.  [default: last]", 0)
+@real("--share", "S", "Instead a share of each group's units, drawn at random: one at least.", 0, 1, above=True)
+@whole("--seed", "N", "The seed of --share.  [default: 0]", 0)
+@click.option("-o", "--out", required=True, metavar="FILE.h5", help="The file to write.")
+@force
+@calibrate_on
+@own_class
 def command(
     path: str,
     rank: int | None,
@@ -67,9 +60,9 @@ def command(
     which = OfRank(rank, ranks, round) if share is None else Share(share, seed or 0)
     done = extract(path, Path(out), which, calibrate_on, force, model)
     if done.note:
-        click.echo(one_line(f"istmpi: {done.note}."), err=True)
+        note(f"{done.note}.")
     units = ", ".join(f"{name} {count} of {length}" for name, (count, length) in done.units.items())
-    click.echo(one_line(f"{printable(str(done.path))}, {size(done.bytes)}: {done.subnet}, {units}"))
+    say(f"{printable(str(done.path))}, {size(done.bytes)}: {done.subnet}, {units}")
     if done.calibrated_on:
-        click.echo(one_line(f"calibrated on the training split of {printable(done.calibrated_on)}"))
-    click.echo(one_line(f"{printable(str(done.run))}: its run"))
+        say(f"calibrated on the training split of {printable(done.calibrated_on)}")
+    say(f"{printable(str(done.run))}: its run")

@@ -1,17 +1,39 @@
-"""``istmpi job``: scripts for schedulers and clouds, and what those scripts ask istmpi."""
+"""Print scripts that run istmpi on SLURM and EC2.
 
+A script is a template of job_scripts/, filled in for one run. A text of the user's is quoted, never executed.
+"""
+
+import re
 import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 import click
 
 from istmpi.cli.completion import complete_runs
-from istmpi.cli.quantities import MOST_RANKS, WholeRange
-from istmpi.cli.settings import resolve
+from istmpi.cli.options import flag, text, whole
+from istmpi.cli.quantities import MOST_RANKS
+from istmpi.cli.run_options import resolve
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.files import appearing
 from istmpi.names import is_own
+
+TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
+"""jobs/ of the project: a link to it in a clone, a copy in an installation."""
+
+_MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
+"""The lines of a template that are filled in."""
+_SHAPES = {
+    "time": (r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00"),
+    "array": (r"[1-9]\d*(,[1-9]\d*)*", "numbers of nodes with commas between them, as in 1,2,4,8"),
+}
+_NAME = r"[\w.,@%+/:=-]+", "letters, digits and .,@%+/:=-"
+
+_RUN = click.argument("run", shell_complete=complete_runs)
+_OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
 
 
 @click.group("job")
@@ -19,30 +41,30 @@ def command() -> None:
     """Scripts that run istmpi on SLURM and EC2, printed ready to be submitted."""
 
 
-@command.command("slurm", short_help="Print a job script that trains a run.")
-@click.argument("run", shell_complete=complete_runs)
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--nodes", type=WholeRange(1, MOST_RANKS), metavar="N", help="Nodes, one rank on each.")
-@click.option("--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.")
-@click.option("--partition", metavar="NAME", help="As of sbatch.")
-@click.option("--account", metavar="NAME", help="As of sbatch.")
-@click.option("--qos", metavar="NAME", help="As of sbatch.")
-@click.option("--array", metavar="N,N,...", help="A scaling run: one task for each of these numbers of nodes.")
-@click.option("--compare", is_flag=True, help="Several methods in turn: istmpi compare.")
-@click.option("--gpus", type=WholeRange(1, MOST_RANKS), metavar="N", help="GPUs, and ranks, on each node.")
-@click.option("--modules", metavar="NAME,NAME,...", help="Environment modules to load.")
+@command.command("slurm")
+@_RUN
+@_OPTIONS
+@whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS)
+@text("--time", "TIME", "Time limit: minutes, H:M:S or D-H.")
+@text("--partition", "NAME", "The option of sbatch.")
+@text("--account", "NAME", "The option of sbatch.")
+@text("--qos", "NAME", "The option of sbatch.")
+@text("--array", "N,N,...", "A scaling run: one task for each of these numbers of nodes.")
+@flag("--compare", "Compare several methods in turn: istmpi compare.")
+@whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
+@text("--modules", "NAME,NAME,...", "Environment modules to load.")
 @click.option(
-    "--launcher", type=click.Choice(["pmix", "pmi2", "mpirun"]), help="Start ranks so; by default the first that works."
+    "--launcher", type=click.Choice(["pmix", "pmi2", "mpirun"]), help="What starts ranks; else the first that works."
 )
-@click.option("--interface", metavar="NAME", help="Network interface between the nodes.")
-@click.option("--stage", multiple=True, metavar="FILE", help="Copy it to each node's local disk first.")
-@click.option("--stage-venv", is_flag=True, help="Copy the virtual environment there, too.")
-@click.option("--restarts", type=WholeRange(0, 1000), default=20, metavar="N", help="Times to be queued again (20).")
-@click.option(
+@text("--interface", "NAME", "Network interface between the nodes.")
+@text("--stage", "FILE", "Copy it to each node's local disk first.", multiple=True)
+@flag("--stage-venv", "Copy the virtual environment there, too.")
+@whole("--restarts", "N", "Times to be queued again.", 0, 1000, default=20)
+@whole(
     "--relaunch",
-    type=WholeRange(min=0),
-    metavar="N",
-    help="Times to go on at once, inside the job, without lost nodes (3; not with --array and --compare).",
+    "N",
+    "Times to resume at once, inside the job, without lost nodes (3; not with --array and --compare).",
+    0,
 )
 def slurm(
     run: str,
@@ -58,7 +80,7 @@ def slurm(
     stage_venv: bool,
     restarts: int,
     relaunch: int | None,
-    **settings: str | None,
+    **given: str | None,
 ) -> None:
     """Print a job script that trains RUN. Options of istmpi train, or of istmpi compare with --compare, go behind --.
 
@@ -66,8 +88,6 @@ def slurm(
     istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.sbatch
     istmpi job slurm speech --array 1,2,4,8 | sbatch
     """
-    from istmpi.jobs import Slurm, job_name
-
     if compare and array:
         raise click.UsageError("--compare and --array are two scripts; name one.")
     if relaunch and (compare or array):
@@ -77,54 +97,48 @@ def slurm(
     for file in stage:
         if not Path(file).is_file():
             raise ConfigError(f"--stage {file}: there is no such file.")
-    given = {"job-name": job_name(run)} | {name: value for name, value in settings.items() if value is not None}
+    settings = {"job-name": job_name(run)} | {name: value for name, value in given.items() if value is not None}
     if array:
-        given["array"] = array
+        settings["array"] = array
     if gpus:
-        given |= {"gpus-per-node": str(gpus), "ntasks-per-node": str(gpus)}
-    start = {
-        "--restarts": restarts,
-        "--relaunch": relaunch,
-        "--launcher": launcher,
-        "--interface": interface,
-        "--ranks-per-host": gpus,
-    }
-    words = [word for option, value in start.items() if value is not None for word in (option, str(value))]
+        settings |= {"gpus-per-node": str(gpus), "ntasks-per-node": str(gpus)}
+    _check_settings(settings)
+    if array:
+        largest = max(map(int, array.split(",")))
+        if nodes is not None and nodes < largest:
+            raise ConfigError(f"--nodes {nodes}: --array {array} needs {largest}. Leave --nodes out.")
+        nodes = largest
+    if nodes is not None:
+        settings["nodes"] = str(nodes)
+    check((run, *options), (nodes or 1) * (gpus or 1), "compare" if compare else "train")
+    start = {"restarts": restarts, "relaunch": relaunch, "launcher": launcher, "interface": interface}
+    words = _words(start | {"ranks-per-host": gpus})
     words += [word for file in stage for word in ("--stage", file)] + ["--stage-venv"] * stage_venv
+    programs = TEMPLATES.resolve().parent / "bin"
+    path = [str(programs)] * programs.is_dir() + [str(Path(sys.executable).parent)]
+    lines = [f"module load {shlex.join(modules.split(','))}"] if modules else []
+    lines += [f"PATH={shlex.quote(':'.join(path))}:$PATH", f"OPTIONS=({shlex.join(words)})"]
     script = "compare" if compare else "scaling" if array else "train"
-    arguments = (run, *options)
-    job = Slurm(script, nodes, given, (modules or "").split(",") if modules else (), words, arguments)
-    text = job.text()
-    most = max(map(int, array.split(","))) if array else nodes or 1
-    check(arguments, most * (gpus or 1), "compare" if compare else "train")
-    _print_script(text)
+    _print_script(f"slurm/{script}.sbatch", "slurm", lines, (run, *options), settings)
 
 
-@command.command("ec2", short_help="Print a script that trains a run on a cluster it makes on EC2.")
-@click.argument("run", shell_complete=complete_runs)
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--instances", type=WholeRange(1, MOST_RANKS), required=True, metavar="N", help="Instances, one rank on each."
-)
-@click.option("--type", "kind", default="m5.2xlarge", metavar="TYPE", help="Their type (m5.2xlarge).")
-@click.option("--spot", is_flag=True, help="Cheaper ones, which may be taken back; the run is then resumed on others.")
-@click.option("--region", metavar="NAME", help="Else as the AWS command line has it.")
-@click.option("--key", metavar="NAME", help="The key pair to log in with; else $KEY when the script runs.")
-@click.option("--ssh-from", metavar="CIDR", help="Who may log in, as 203.0.113.7/32; else $SSH_FROM.")
-@click.option("--yes-open", is_flag=True, help="Let that be more addresses than a /16.")
-@click.option(
-    "--hours",
-    type=WholeRange(1, 720),
-    default=24,
-    metavar="N",
-    help="They end by themselves after it (24).",
-)
-@click.option("--package", metavar="REQUIREMENT", help="What pip installs there: a version, or an address of git.")
+@command.command("ec2")
+@_RUN
+@_OPTIONS
+@whole("--instances", "N", "Instances, one rank on each.", 1, MOST_RANKS, required=True)
+@text("--type", "TYPE", "Type of the instances.", default="m5.2xlarge")
+@flag("--spot", "Use spot instances: cheaper, but they may be taken back; the run is then resumed on others.")
+@text("--region", "NAME", "Region of AWS; else the one of its command line.")
+@text("--key", "NAME", "The key pair to log in with; else $KEY when the script runs.")
+@text("--ssh-from", "CIDR", "Who may log in, as 203.0.113.7/32; else $SSH_FROM.")
+@flag("--yes-open", "Allow --ssh-from more addresses than a /16.")
+@whole("--hours", "N", "Hours after which they end by themselves.", 1, 720, default=24)
+@text("--package", "REQUIREMENT", "Requirement that pip installs there: a version, or an address of git.")
 def ec2(
     run: str,
     options: tuple[str, ...],
     instances: int,
-    kind: str,
+    type: str,
     spot: bool,
     region: str | None,
     key: str | None,
@@ -133,7 +147,7 @@ def ec2(
     hours: int,
     package: str | None,
 ) -> None:
-    """Print a script that makes a cluster on EC2, trains RUN there, brings the results here and removes the cluster.
+    """Print a script that makes a cluster on EC2, trains RUN there, fetches the results and removes the cluster.
 
     \b
     istmpi job ec2 speech --instances 8 --ssh-from 203.0.113.7/32 -- --lr 0.01 > speech.sh
@@ -141,32 +155,34 @@ def ec2(
 
     Options of istmpi train go behind --. A run file and a data file of this machine are sent along.
     """
-    from istmpi.jobs import Ec2, job_name
     from istmpi.record import home
 
     resolved = check((run, *options), instances)
-    out = home(resolved.output.folder, resolved.name)
+    out, data = home(resolved.output.folder, resolved.name), resolved.data.source
     if out.is_absolute() or ".." in out.parts:
         raise ConfigError(
             f"--out {out}: on EC2 a run's folder lies below /shared; name it without .. and no / in front."
         )
-    arguments = (run, *options)
-    files = [run] if Path(run).is_file() else []
-    data = resolved.data.source
+    arguments, send = (run, *options), ["--send", run] * Path(run).is_file()
     if Path(data).is_file():
-        files.append(data)
-        arguments += ("--data", data)
-    up = ["--instances", str(instances), "--type", kind, "--hours", str(hours)]
-    up += ["--spot"] * spot + ["--yes-open"] * yes_open
-    up += ["--package", package] if package else []
-    given = {name: value for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items() if value}
-    name = f"istmpi-{job_name(run)}"[:40].strip("-")
-    _print_script(Ec2(name, region, up, given, files, str(out), arguments).text())
+        arguments, send = (*arguments, "--data", data), [*send, "--send", data]
+    up = _words({"instances": instances, "type": type, "hours": hours})
+    up += ["--spot"] * spot + ["--yes-open"] * yes_open + _words({"package": package or None})
+    lines = [
+        f"NAME={shlex.quote(f'istmpi-{job_name(run)}'[:40].strip('-'))}",
+        f"CLUSTER={shlex.quote(str(TEMPLATES / 'ec2' / 'cluster'))}",
+        f"REGION=({shlex.join(_words({'region': region or None}))})",
+        f"UP=({shlex.join(up)})",
+        f"SEND=({shlex.join(send)})",
+        f"FOLDER={shlex.quote(str(out))}",
+        *(f"{name}={shlex.quote(value)}" for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items() if value),
+    ]
+    _print_script("ec2/train.sh", "ec2", lines, arguments)
 
 
-@command.command("folder", short_help="Check a run as train would, and print its folder.")
+@command.command("folder")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--ranks", type=WholeRange(1, MOST_RANKS), default=1, metavar="P", help="Ranks that shall train.")
+@whole("--ranks", "P", "Ranks that shall train.", 1, MOST_RANKS, default=1)
 def folder(arguments: tuple[str, ...], ranks: int) -> None:
     """Check a run as istmpi train would on P ranks, and print its folder: istmpi job folder -- RUN [options].
 
@@ -178,10 +194,10 @@ def folder(arguments: tuple[str, ...], ranks: int) -> None:
     click.echo(home(run.output.folder, run.name))
 
 
-@command.command("table", short_help="Print a table of the finished runs in a folder.")
+@command.command("table")
 @click.argument("folder", type=click.Path(path_type=Path))
 def show_table(folder: Path) -> None:
-    """Print a table of the finished runs in FOLDER's folders, and write it to FOLDER/table.md."""
+    """Print a table of the finished runs in FOLDER, and write it to FOLDER/table.md."""
     from istmpi.report.scaling import TABLE, finished, table
 
     rows = finished(folder)
@@ -193,14 +209,12 @@ def show_table(folder: Path) -> None:
     click.echo(text, nl=False)
 
 
-def _print_script(text: str) -> None:
-    for line in text.split("\n"):
-        if not line.replace("\t", "").isprintable():
-            raise ConfigError(f"the script would have a line that cannot be printed: {line}. Name it otherwise.")
-    click.echo(text, nl=False)
+def job_name(run: str) -> str:
+    """A name for schedulers and clouds, from a run's: letters, digits and hyphens, at most 40."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", Path(run).stem).strip("-")[:40] or "istmpi"
 
 
-def check(arguments: tuple[str, ...], ranks: int, verb: str = "train") -> Run:
+def check(arguments: Sequence[str], ranks: int, verb: str = "train") -> Run:
     """The run of a command line of istmpi train or compare; refused if it could not be trained on so many ranks."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
@@ -209,16 +223,49 @@ def check(arguments: tuple[str, ...], ranks: int, verb: str = "train") -> Run:
 
     with click.Context(istmpi) as context:
         command = istmpi.get_command(context, verb)
-    if command is None:
-        raise ConfigError(f"this istmpi has no command {verb}.")
     given = command.make_context(f"istmpi {verb} {shlex.join(arguments)}", list(arguments)).params
     run = resolve(given.pop("run"), given.pop("assignments"), given)
     if is_own(run.model.name):
         return run.with_implied()  # what it deals out is found where it trains
-    found = described(run, None)
-    methods = given["methods"].split(",") if verb == "compare" else [found.run.method.name]
+    planned = described(run, None)
+    methods = given["methods"].split(",") if verb == "compare" else [planned.run.method.name]
     for name in methods:
         if verb == "compare":
             spec_of(name, "--methods:")
-        phase_costs(found.run.override({"method.name": name}), found.architecture, ranks)
-    return found.run
+        phase_costs(planned.run.override({"method.name": name}), planned.architecture, ranks)
+    return planned.run
+
+
+def _words(options: Mapping[str, object]) -> list[str]:
+    return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+def _check_settings(settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
+        shape, example = _SHAPES.get(name, _NAME)
+        if not re.fullmatch(shape, value):
+            raise ConfigError(f"--{name} {value}: must be {example}.")
+
+
+def _print_script(
+    template: str, verb: str, lines: Sequence[str], arguments: Sequence[str], settings: Mapping[str, str] | None = None
+) -> None:
+    """Print a template with these lines between its marks, and with the settings of sbatch."""
+    text = (TEMPLATES / template).read_text(encoding="utf-8")
+    for name, value in (settings or {}).items():
+        text = _with_setting(text, name, value)
+    lines = [f"# ---- filled in by istmpi job {verb}", *lines, f"set -- {shlex.join(arguments)}", "# ----", ""]
+    text = _MARK.sub(lambda _: "\n".join(lines), text, count=1)
+    for line in text.split("\n"):
+        if not line.replace("\t", "").isprintable():
+            raise ConfigError(f"the script would have a line that cannot be printed: {line}. Name it otherwise.")
+    click.echo(text, nl=False)
+
+
+def _with_setting(text: str, name: str, value: str) -> str:
+    """The script with one #SBATCH line replaced, or put behind the last."""
+    line, old = f"#SBATCH --{name}={value}", re.compile(rf"^#SBATCH --{name}=.*$", re.MULTILINE)
+    if old.search(text):
+        return old.sub(lambda _: line, text)
+    last = list(re.finditer(r"^#SBATCH .*$", text, re.MULTILINE))[-1].end()
+    return f"{text[:last]}\n{line}{text[last:]}"

@@ -1,21 +1,20 @@
-"""``istmpi measure``: measure this job's network and ranks, for ``istmpi costmodel --cluster FILE``."""
+"""Measure this cluster's network and ranks for costmodel."""
 
 from pathlib import Path
 
 import click
 
-from istmpi.cli.completion import complete_runs
-from istmpi.cli.settings import planning, resolve
-from istmpi.foreign import one_line
+from istmpi.cli.options import as_json, text
+from istmpi.cli.run_options import planning, resolve, run_argument
 
 
 @click.command("measure")
-@click.argument("run", default="digits", shell_complete=complete_runs)
+@run_argument
 @planning
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON, too.")
-@click.option("--out", default="cluster.json", show_default=True, metavar="FILE", help="Where the figures go.")
+@as_json
+@text("--out", "FILE", "The file for the figures.", default="cluster.json")
 def command(
-    run: str, assignments: tuple[str, ...], layers: str | None, out: str, as_json: bool, **given: str | None
+    run: str | None, assignments: tuple[str, ...], layers: str | None, out: str, as_json: bool, **given: str | None
 ) -> None:
     """Measure the network between all ranks of this job, and their speed at the shapes of RUN's subnets.
 
@@ -31,22 +30,21 @@ def command(
         from istmpi.cost import cost
 
         resolved = resolve(run, assignments, given)
-    found = described_on_all_ranks(resolved, layers, communicator)
+    planned = described_on_all_ranks(resolved, layers, communicator)
     with communicator.agreed():
-        require_dealable(found.run, found.architecture, cost(found.run, found.architecture, communicator.size))
+        require_dealable(planned.run, planned.architecture, cost(planned.run, planned.architecture, communicator.size))
 
     from istmpi.training.measure import measure
 
-    cluster = measure(found.run, found.architecture, communicator)
+    cluster = measure(planned.run, planned.architecture, communicator)
     with communicator.agreed():
         if communicator.rank == 0:
             cluster.save(Path(out))
     if communicator.rank == 0 and as_json:
         print(Path(out).read_text(), end="")
     elif communicator.rank == 0:
-        from rich.console import Console
-
+        from istmpi.cli.output import console, say
         from istmpi.report import tables
 
-        tables.cluster(Console(emoji=False, highlight=False, soft_wrap=True), cluster)
-        print(one_line(f"written: {out}"))
+        tables.cluster(console(soft_wrap=True), cluster)
+        say(f"written: {out}")

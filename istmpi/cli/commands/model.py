@@ -1,15 +1,17 @@
-"""``istmpi model``: what a network of one's own is made of, and which of its widths can be dealt out."""
+"""Say which widths of your own network can be dealt out, and prove it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from istmpi.cli.quantities import WholeRange
-from istmpi.cli.settings import assigned
+from istmpi.cli import quantities
+from istmpi.cli.options import as_json, flag, text, whole
+from istmpi.cli.output import print_json, wide_console
+from istmpi.cli.run_options import assigned
+from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
 from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
 
 @click.command("model")
 @click.argument("network", metavar="NET")
-@click.option("--data", metavar="DATA", help="Data whose shape and outputs the network is for.  [default: digits]")
-@click.option("--shape", metavar="NxN...", help="In place of data: the shape of an example, as 3x32x32.")
-@click.option("--outputs", type=WholeRange(min=1), metavar="N", help="With --shape: classes, or numbers to predict.")
-@click.option("--tokens", is_flag=True, help="With --shape: examples are windows of tokens, of so many outputs.")
-@click.option("--ranks", default="2,4,8", show_default=True, metavar="P,P,...", help="What each of P ranks would hold.")
+@text("--data", "DATA", "Data whose shape and outputs the network is for.  [default: digits]")
+@text("--shape", "NxN...", "In place of data: the shape of an example, as 3x32x32.")
+@whole("--outputs", "N", "With --shape: classes, or numbers to predict.", 1)
+@flag("--tokens", "With --shape: examples are windows of tokens, of so many outputs.")
+@text("--ranks", "P,P,...", "Numbers of ranks to count each rank's part for.", default="2,4,8")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An argument, as model.hidden=512.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@as_json
 def command(
     network: str,
     data: str | None,
@@ -47,8 +49,6 @@ def command(
     must leave the outputs as they were. Then come its products with their FLOPs for an example, and what each of P
     ranks would train. The code of NET is run.
     """
-    from istmpi.cli import quantities
-
     counts = quantities.ranks("--ranks", ranks)
     if (shape is None) != (outputs is None) or (shape and data):
         raise click.UsageError("give --data, or both --shape and --outputs.")
@@ -69,59 +69,51 @@ def command(
     from istmpi.models.tracing import trace
     from istmpi.models.user import user_network
 
-    own = user_network(network, example, outputs, _arguments(assignments), task)
-    inferred = infer(own)
-    traced = trace(own, inferred.widths, inferred.blocks)
+    inspected = user_network(network, example, outputs, _arguments(assignments), task)
+    inferred = infer(inspected)
+    traced = trace(inspected, inferred.widths, inferred.blocks)
     patterns, blocks = inferred.parameters.values(), inferred.blocks
-    dealt = dealt_by_default(patterns, inferred.groups, traced.residual, own.preferred, blocks)
+    dealt = dealt_by_default(patterns, inferred.groups, traced.residual, inspected.preferred, blocks)
     subnets = {count: inferred.narrow(dealt, count) for count in counts}
+    possible = {count: narrow for count, narrow in subnets.items() if narrow is not None}
+    held = {count: float(inferred.held(narrow)) for count, narrow in possible.items()}  # of blocks the odds count
+    products = {count: float(flops(traced.operators, narrow)) for count, narrow in possible.items()}
     facts = {
         "network": network,
         "shape": list(example),
         "outputs": outputs,
-        "settings": dict(own.settings),
+        "settings": dict(inspected.settings),
         "widths": [
             {
-                "name": of.width.name,
-                "length": of.units,
-                "blocks": [block.path for block in of.blocks],
-                "dealt": of.proved,
-                "by_default": of.width.name in dealt,
-                "residual": traced.residual.get(of.width.name, ""),
-                "spanned": of.spanned,
-                "problem": of.problem,
+                "name": finding.width.name,
+                "length": finding.units,
+                "blocks": [block.path for block in finding.blocks],
+                "dealt": finding.proved,
+                "by_default": finding.width.name in dealt,
+                "residual": traced.residual.get(finding.width.name, ""),
+                "spanned": finding.spanned,
+                "problem": finding.problem,
             }
-            for of in inferred.findings
+            for finding in inferred.findings
         ],
         "parameters": [{"name": name, "axes": str(axes)} for name, axes in inferred.parameters.items()],
         "elements": inferred.elements,
         "replicated": inferred.replicated(dealt),
         "flops": flops(traced.operators, inferred.lengths),
-        # Of whole blocks the odds count.
-        "held": {
-            str(count): None if narrow is None else float(inferred.held(narrow)) for count, narrow in subnets.items()
-        },
-        "flops_of_held": {
-            str(count): None if narrow is None else float(flops(traced.operators, narrow))
-            for count, narrow in subnets.items()
-        },
-        "operators": [_operator(one, inferred.lengths) for one in traced.operators],
+        "held": {str(count): held.get(count) for count in counts},
+        "flops_of_held": {str(count): products.get(count) for count in counts},
+        "operators": [_operator(operator, inferred.lengths) for operator in traced.operators],
         "inexact": list(traced.inexact),
-        "source": own.source.hash,
+        "source": inspected.source.hash,
     }
     if as_json:
-        click.echo(json.dumps(facts, indent=2, default=str))
+        print_json(facts)
         return
-    from rich.console import Console
-
     from istmpi.report.networks import tables
 
-    console = Console(emoji=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 1000
     shapes = {name: axes.shape(inferred.lengths) for name, axes in inferred.parameters.items()}
     for table in tables(facts, shapes):
-        console.print(table, "")
+        wide_console().print(table, "")
 
 
 def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:
@@ -132,15 +124,13 @@ def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:
 
 def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:
     """The arguments of the network that ``--set`` gives; ConfigError for a setting that is none."""
-    from istmpi.errors import ConfigError
-
     arguments = {}
-    for name, text in assigned(assignments):
+    for name, value in assigned(assignments):
         section, _, argument = name.partition(".")
         if section != "model":
             raise ConfigError(f"--set {name}: only arguments of the network can be set here, as model.hidden=512.")
         try:
-            arguments[argument] = toml_value(text)
+            arguments[argument] = toml_value(value)
         except ValueError:
-            arguments[argument] = text
+            arguments[argument] = value
     return arguments

@@ -1,4 +1,4 @@
-"""``istmpi predict``: a trained network's answers for files, one line each."""
+"""Run a trained network on files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.quantities import FiniteRange, WholeRange, YesOrNo
+from istmpi.cli.options import calibrate_on, flag, force, own_class, real, text, whole
+from istmpi.cli.output import note
+from istmpi.cli.quantities import FiniteRange, YesOrNo
 from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
-from istmpi.foreign import one_line
-from istmpi.tasks import DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
-    from istmpi.data.tokenizer import Tokenizer
+    from istmpi.data.text.tokenizer import Tokenizer
     from istmpi.deploy.network import CalibratedNetwork
 
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="CKPT")
 @click.argument("source", metavar="INPUT")
 @click.option("--format", "form", type=click.Choice(("csv", "jsonl")), default="csv", show_default=True)
-@click.option("--outputs", "all_outputs", is_flag=True, help="Also every output as it leaves the network.")
+@click.option("--outputs", "all_outputs", is_flag=True, help="Print every output of the network, too.")
 @click.option(
     "--exit-threshold",
     "threshold",
@@ -35,30 +36,22 @@ if TYPE_CHECKING:
     metavar="T",
     help="Leave at the first exit whose normalised entropy is below T.",
 )
+@whole("--top", "K", "Several labels: so many of each example.  [default: xc 5, else those likelier than not]", 1)
+@whole("--tokens", "N", "text: at most so many more.  [default: 200]", 1)
+@real("--temperature", "T", "text: divides the logits; 0 takes the likeliest token.  [default: 1]", 0)
+@whole("--seed", "N", "text: the seed.  [default: 0]", 0)
+@flag("--json", "text: print JSON for other programs.")
+@text("--out", "FILE", "The file to write, complete or not at all.  [default: standard output]")
+@force
 @click.option(
-    "--top",
-    type=WholeRange(min=1),
-    metavar="K",
-    help="Several labels: so many of each example.  [default: xc 5, else those likelier than not]",
+    "--split", type=click.Choice(SPLITS), default="test", show_default=True, help="The split, of data with splits."
 )
-@click.option("--tokens", type=WholeRange(min=1), metavar="N", help="text: at most so many more.  [default: 200]")
-@click.option(
-    "--temperature",
-    type=FiniteRange(min=0),
-    metavar="T",
-    help="text: divides the logits; 0 takes the likeliest token.  [default: 1]",
-)
-@click.option("--seed", type=WholeRange(min=0), metavar="N", help="text: of what is drawn.  [default: 0]")
-@click.option("--json", "as_json", is_flag=True, help="text: print JSON for other programs.")
-@click.option("--out", metavar="FILE", help="Write there, complete or not at all.  [default: standard output]")
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
-@click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Of data with splits.")
-@click.option("--label", metavar="COLUMN", help="csv: pass over this column, a name or a number from 0.")
-@click.option("--header", type=YesOrNo(), metavar="yes|no", help="csv: line 1 has names.  [default: as in training]")
-@click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: as in training]")
-@click.option("--resize", is_flag=True, help="images: resize their middle to the size of the training data.")
-@click.option("--calibrate-on", metavar="DATA", help="For a CKPT without calibration: what it was trained on.")
-@click.option("--model", metavar="FILE.py:Class", help="The class of a network of your own; its code is run.")
+@text("--label", "COLUMN", "csv: skip this column, a name or a number from 0.")
+@text("--header", "yes|no", "csv: line 1 has names.  [default: as in training]", type=YesOrNo())
+@text("--delimiter", "CHARACTER", "csv: also tab, space.  [default: as in training]")
+@flag("--resize", "images: resize their middle to the size of the training data.")
+@calibrate_on
+@own_class
 def command(
     path: str,
     source: str,
@@ -96,17 +89,17 @@ def command(
 
     Features are made as istmpi prepare made those of the training data. With --exit-threshold an example has the
     answer of the exit at which it leaves, and the number of this exit: 0 never leaves early, 1 always at the first.
-    Of a sparse row the labels are told that are ranked first, with their odds; of other examples with several labels
-    those that are likelier than not. Of a graph every node has its line.
-    A prompt is continued, token by token, until the network ends the document; what follows it is printed as it comes.
+    A sparse row has the labels that are ranked first, with their odds; other examples with several labels have those
+    that are likelier than not. A graph has a line for every node.
+    A prompt is continued, token by token, until the network ends the document; the text is printed as it comes.
     """
     if current_rank() > 0:
         return  # one process does it, however many were started
 
     from istmpi.checkpoint.reader import open_checkpoint
-    from istmpi.data.inputs import read_inputs
-    from istmpi.data.prepare.notes import Notes
-    from istmpi.data.sparse_inputs import read_rows
+    from istmpi.data.dense.predict import read_inputs
+    from istmpi.data.files.notes import Notes
+    from istmpi.data.sparse.predict import read_rows
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.nodes import node_lines
     from istmpi.deploy.prediction import lines, predict
@@ -121,33 +114,32 @@ def command(
         named, reading = checkpoint.output_names, checkpoint.reading
         run = checkpoint.header.run
     notes = Notes()
-    of_text = {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
-    others = {"--outputs": all_outputs or None, "--exit-threshold": threshold, "--label": label}
-    others |= {"--header": header, "--delimiter": delimiter, "--resize": resize or None}
-    several = data.task == DENSE_LABELS
-    ranks, of_nodes = data.task == MULTI_LABEL, data.task in GRAPH_TASKS
-    if of_nodes:
-        others.pop("--outputs")
-    refused = {**(others if tokenizer or ranks or of_nodes else {}), **({} if tokenizer else of_text)}
-    for option, value in (refused if ranks or several else {**refused, "--top": top}).items():
+    task = TASKS[data.task]
+    several, ranks, of_nodes = task.several_labels, task.ranks_labels, task.of_nodes
+    refused = {} if ranks or several else {"--top": top}
+    if not tokenizer:
+        refused |= {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
+    if tokenizer or ranks or of_nodes:
+        refused |= {"--exit-threshold": threshold, "--label": label, "--header": header, "--delimiter": delimiter}
+        refused |= {"--resize": resize or None, "--outputs": None if of_nodes else all_outputs or None}
+    for option, value in refused.items():
         if value is not None:
             raise ConfigError(f"{option} does not go with {path}, a network for {data.task}. Leave it out.")
     if threshold is not None:
         network.require_early_exits()
     if network.note:
-        _tell(network.note)
+        note(f"{network.note}.")
     if tokenizer:
         drawing = 200 if tokens is None else tokens, 1.0 if temperature is None else temperature, seed or 0
         text = _continued(network, source, tokenizer, data.shape[0], drawing, as_json)
     elif ranks:
-        loss = run.train.multi_label_loss
-        rows = read_rows(source, data.shape[0], split, reading, _tell)
-        text = ranked_lines(network, rows, data.outputs, top or 5, loss, form)
+        rows = read_rows(source, data.shape[0], split, reading, lambda message: note(f"{message}."))
+        text = ranked_lines(network, rows, data.outputs, top or 5, run.train.multi_label_loss, form)
     elif of_nodes:
         text = node_lines(network, source, data.shape[0], classes, data.outputs, all_outputs, form)
     else:
         options = {"split": split, "label": label, "header": header, "delimiter": delimiter, "resize": resize}
-        options |= {"skipped": _tell_skipped, "reading": reading, "notes": notes}
+        options |= {"skipped": _note_skipped, "reading": reading, "notes": notes}
         blocks = read_inputs(source, data.kind, data.shape, **options)
         answers, limit = predict(network, blocks, threshold), top or 0 if several else None
         text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=limit)
@@ -157,8 +149,8 @@ def command(
         with appearing(Path(out)) as file:
             for piece in text:
                 file.write(piece.encode())
-    for note in (*notes.assumed, *notes.left_out):
-        click.echo(one_line(f"istmpi: {note}."), err=True)
+    for remark in (*notes.assumed, *notes.left_out):
+        note(f"{remark}.")
 
 
 def _continued(
@@ -169,26 +161,22 @@ def _continued(
     drawing: tuple[int, float, int],
     as_json: bool,
 ) -> Iterator[str]:
-    """What follows a prompt; ``drawing`` is how many tokens, temperature and seed."""
+    """The continuation of a prompt; ``drawing`` is how many tokens, temperature and seed."""
     from istmpi.deploy.generation import continuation, following, prompt_of, texts
 
     prompt = prompt_of(source, tokenizer)
     tokens = continuation(following(network.module, window), prompt, window, tokenizer.end, *drawing)
     if as_json:
-        found = list(tokens)
-        text = "".join(texts(found, tokenizer))
-        yield json.dumps({"prompt_tokens": len(prompt), "tokens": found, "text": text}, ensure_ascii=False)
+        drawn = list(tokens)
+        text = "".join(texts(drawn, tokenizer))
+        yield json.dumps({"prompt_tokens": len(prompt), "tokens": drawn, "text": text}, ensure_ascii=False)
     else:
         yield from texts(tokens, tokenizer)
     yield "\n"
 
 
-def _tell_skipped(name: str, reason: str) -> None:
-    _tell(f"{name} is passed over: it cannot be read ({reason})")
-
-
-def _tell(message: str) -> None:
-    click.echo(one_line(f"istmpi: {message}."), err=True)
+def _note_skipped(name: str, reason: str) -> None:
+    note(f"{name} is passed over: it cannot be read ({reason}).")
 
 
 def _print(text: Iterable[str]) -> None:

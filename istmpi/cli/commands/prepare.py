@@ -1,24 +1,22 @@
-"""``istmpi prepare``: from the files that data come in to one file that training reads."""
+"""Turn raw data into one file that training reads."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from istmpi.cli.bars import progress
-from istmpi.cli.quantities import FiniteRange, WholeRange, YesOrNo
+from istmpi.cli.options import as_json, force, real, text, whole
+from istmpi.cli.output import console, print_json, progress, table
+from istmpi.cli.quantities import YesOrNo
 from istmpi.foreign import printable
 from istmpi.record import known
 from istmpi.report.units import size
-from istmpi.tasks import DENSE_LABELS, GRAPH_TASKS, MULTI_LABEL, NEXT_TOKEN
+from istmpi.tasks import TASKS
 from istmpi.units import counted
 
 if TYPE_CHECKING:
@@ -32,52 +30,35 @@ NAMED = 12
 @click.argument("kind")
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST.h5")
-@click.option(
-    "--size",
-    type=WholeRange(),
-    metavar="N",
-    help="images: the largest square in the middle of each, resized to N x N pixels.",
-)
-@click.option("--label", metavar="COLUMN", help="csv: the column of labels, name or number from 0.  [default: last]")
-@click.option(
-    "--task",
-    metavar="TASK",
-    help="csv, arrays: classification, regression; arrays: multi-label.  [default: by the labels]",
-)
-@click.option("--header", type=YesOrNo(), metavar="yes|no", help="csv: line 1 has names.  [default: as it seems]")
-@click.option("--delimiter", metavar="CHARACTER", help="csv: also tab, space.  [default: comma, semicolon or tab]")
-@click.option(
-    "--channels", metavar="first|last", help="arrays: where images [n, ., ., .] have theirs.  [default: first]"
-)
-@click.option("--split", type=WholeRange(min=0), metavar="N", help="graph: of masks [nodes, splits] this one, from 0.")
-@click.option("--tokenizer", metavar="bytes|FILE.json", help="text: what makes its tokens.  [default: bytes]")
-@click.option("--key", metavar="KEY", help="text: where a line of .jsonl has its text.  [default: text]")
-@click.option(
+@whole("--size", "N", "images: resize the largest square in the middle of each to N x N pixels.")
+@text("--label", "COLUMN", "csv: the column of labels, name or number from 0.  [default: last]")
+@text("--task", "TASK", "csv, arrays: classification, regression; arrays: multi-label.  [default: by the labels]")
+@text("--header", "yes|no", "csv: line 1 has names.  [default: as it seems]", type=YesOrNo())
+@text("--delimiter", "CHARACTER", "csv: also tab, space.  [default: comma, semicolon or tab]")
+@text("--channels", "first|last", "arrays: the place of channels in images [n, ., ., .].  [default: first]")
+@whole("--split", "N", "graph: the number of the split, from 0, in masks [nodes, splits].", 0)
+@text("--tokenizer", "bytes|FILE.json", "text: the tokenizer.  [default: bytes]")
+@text("--key", "KEY", "text: the key of the text in a line of .jsonl.  [default: text]")
+@whole(
     "--counted-from",
-    type=WholeRange(0, 1),
-    metavar="0|1",
-    help="xc: the number of the first feature in rows without a header.  [default: 0 if it occurs, else 1]",
+    "0|1",
+    "xc: the number of the first feature in rows without a header.  [default: 0 if it occurs, else 1]",
+    0,
+    1,
 )
+@whole("--clusters", "N", "graph: cut it into N parts with METIS, for batches of these.")
 @click.option(
-    "--clusters", type=WholeRange(), metavar="N", help="graph: cut it into N parts with METIS, for batches of these."
+    "--directed", is_flag=True, default=None, help="graph: a node gets values from the sources of its edges alone."
 )
-@click.option("--directed", is_flag=True, default=None, help="graph: a node hears from sources of its edges alone.")
-@click.option(
+@text(
     "--normalise",
-    metavar="HOW",
-    help="graph: features by rows (their sum is 1), columns (mean 0, deviation 1) or none.  [default: rows of a "
+    "HOW",
+    "graph: features by rows (their sum is 1), columns (mean 0, deviation 1) or none.  [default: rows of a "
     "sparse matrix, else columns]",
 )
-@click.option(
-    "--max-bad",
-    type=FiniteRange(),
-    default=0.01,
-    show_default=True,
-    metavar="SHARE",
-    help="Share of files that may be unreadable.",
-)
-@click.option("--force", is_flag=True, help="Replace DST.h5 if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@real("--max-bad", "SHARE", "Share of files that may be unreadable.", default=0.01)
+@force
+@as_json
 def command(kind: str, source: str, target: str, max_bad: float, force: bool, as_json: bool, **options: object) -> None:
     """Turn SRC (a folder, a .tar, .tar.gz or a file) into DST.h5, ready to train on.
 
@@ -96,49 +77,61 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
     from istmpi.data.prepare import prepare
 
     given = {option: value for option, value in options.items() if value is not None}
-    with progress(Console(emoji=False, stderr=True)) as tell:
-        report = prepare(kind, source, target, progress=tell, force=force, max_bad=max_bad, **given)
+    with progress() as report_progress:
+        report = prepare(kind, source, target, progress=report_progress, force=force, max_bad=max_bad, **given)
     if as_json:
-        print(json.dumps(asdict(report, dict_factory=known), default=str))
+        print_json(asdict(report, dict_factory=known))
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    shown = _text if report.text else _rows if report.rows else _graph if report.graph else _examples
-    for row in shown(report):
-        table.add_row(*map(escape, row))
-    table.add_row("split", escape(report.split))
-    what = "document" if report.text else "file"
-    if report.skipped:
-        table.add_row("skipped", escape("\n  ".join([counted(len(report.skipped), what), *report.skipped[:3]])))
-    for what, notes in (("assumed", report.assumed), ("left out", report.left_out)):
-        for note in notes:
-            table.add_row(what, escape(printable(str(note))))
-            what = ""
-    table.add_row("took", f"{report.seconds:.1f} s")
-    table.add_row("size", size(report.bytes))
-    console = Console(emoji=False, highlight=False)
-    console.print(escape(printable(report.target.name)), style="bold")
-    console.print(table)
-    console.print(f"train on it: mpirun -n 4 {shlex.join(_next(report))}", soft_wrap=True, markup=False)
+    facts = table()
+    for row in _rows(report):
+        facts.add_row(*map(escape, row))
+    stdout = console()
+    stdout.print(escape(printable(report.target.name)), style="bold")
+    stdout.print(facts)
+    stdout.print(f"train on it: mpirun -n 4 {shlex.join(_next(report))}", soft_wrap=True, markup=False)
 
 
 def _next(report: Report) -> list[str]:
-    run = {MULTI_LABEL: ["xc"], **dict.fromkeys(GRAPH_TASKS, ["graph"])}.get(report.task, [])
-    more = ["--model", "transformer", "--optimizer", "adamw", "--lr", "0.001"] if report.task == NEXT_TOKEN else []
-    return ["istmpi", "train", *run, "--data", str(report.target), *more]
+    run, data = TASKS[report.task].start, ("--data", str(report.target))
+    is_name = run and not run[0].startswith("-")
+    return ["istmpi", "train", *(run + data if is_name else data + run)]
 
 
-def _examples(report: Report) -> Iterator[tuple[str, str]]:
+def _rows(report: Report) -> Iterator[tuple[str, str]]:
+    """The rows of the table: what each split has, facts of this kind of data, and what happened on the way."""
+    thing = "tokens" if report.text else "rows" if report.rows else "nodes" if report.graph else "examples"
     for split, count in report.counts.items():
-        yield split, f"{count:,} examples"
+        documents = f" ({_documents(report, split)})" if report.text else ""
+        yield split, f"{count:,} {thing}{documents}"
+    if report.text:
+        yield "vocabulary", f"{report.text.vocabulary:,}"
+    else:
+        yield from (_sparse if report.rows else _graph if report.graph else _dense)(report)
+    yield "split", report.split
+    if report.skipped:
+        skipped = counted(len(report.skipped), "document" if report.text else "file")
+        yield "skipped", "\n  ".join([skipped, *report.skipped[:3]])
+    for title, notes in (("assumed", report.assumed), ("left out", report.left_out)):
+        for place, note in enumerate(notes):
+            yield title * (place == 0), printable(str(note))
+    yield "took", f"{report.seconds:.1f} s"
+    yield "size", size(report.bytes)
+
+
+def _documents(report: Report, split: str) -> str:
+    return "a part of the only document" if report.text.cut else counted(report.text.documents.get(split), "document")
+
+
+def _dense(report: Report) -> Iterator[tuple[str, str]]:
     shape = f" ({' x '.join(map(str, report.shape))})" if len(report.shape) > 1 else ""
     yield "features", f"{report.features:,}{shape}"
-    if report.task == DENSE_LABELS:
-        yield "labels", _of_class([*map(str, range(len(report.of_class)))], report.of_class)
-        return
-    yield "classes", _of_class(report.classes, report.of_class) if report.classes else "none (regression)"
+    if TASKS[report.task].several_labels:
+        yield "labels", _class_counts([*map(str, range(len(report.of_class)))], report.of_class)
+    else:
+        yield "classes", _class_counts(report.classes, report.of_class) if report.classes else "none (regression)"
 
 
-def _of_class(classes: Sequence[str], counts: Sequence[int]) -> str:
+def _class_counts(classes: Sequence[str], counts: Sequence[int]) -> str:
     named = [f"{printable(name)} {count:,}" for name, count in zip(classes, counts, strict=True)]
     if len(named) > NAMED:
         order = sorted(range(len(named)), key=lambda code: counts[code])
@@ -146,18 +139,8 @@ def _of_class(classes: Sequence[str], counts: Sequence[int]) -> str:
     return f"{len(classes):,}, for training: {', '.join(named)}"
 
 
-def _text(report: Report) -> Iterator[tuple[str, str]]:
-    for split, count in report.counts.items():
-        documents = report.text.documents.get(split)
-        of = "a part of the only document" if report.text.cut else f"{documents:,} document{'s' * (documents != 1)}"
-        yield split, f"{count:,} tokens ({of})"
-    yield "vocabulary", f"{report.text.vocabulary:,}"
-
-
-def _rows(report: Report) -> Iterator[tuple[str, str]]:
+def _sparse(report: Report) -> Iterator[tuple[str, str]]:
     facts = report.rows
-    for split, count in report.counts.items():
-        yield split, f"{count:,} rows"
     yield "features", f"{report.features:,}, {facts.features_per_row:.1f} in a row of training"
     labels = f"{facts.labels:,}, {facts.trained_labels:,} of them in training, {facts.labels_per_row:.1f} in a row"
     yield "labels", labels
@@ -168,8 +151,6 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
 
 def _graph(report: Report) -> Iterator[tuple[str, str]]:
     facts = report.graph
-    for split, count in report.counts.items():
-        yield split, f"{count:,} nodes"
     yield "nodes", f"{facts.nodes:,}, {facts.isolated:,} of them without an edge"
     mean = facts.edges / facts.nodes * (1 if facts.directed else 2)
     kind = "directed edges" if facts.directed else "edges, each in both directions"

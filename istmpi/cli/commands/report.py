@@ -1,29 +1,45 @@
-"""``istmpi report``: finished runs side by side, without MPI and without torch."""
+"""Compare finished runs: table, pictures, HTML."""
 
-import csv
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
 
-from istmpi.cli.reporting import as_targets, draw, print_comparison, print_json, reporting, write_page
-from istmpi.errors import OutputError
-from istmpi.foreign import one_line
+from istmpi.cli.options import as_csv, as_json, plot, real, text
+from istmpi.cli.output import console, drawing, note, print_csv, print_json, say
+from istmpi.errors import ConfigError
+from istmpi.foreign import MOST
+from istmpi.report import tables
 from istmpi.report.comparison import Comparison, by_data, compare
 from istmpi.report.curves import Curve, read_curves
+from istmpi.report.sheets import notes
 
 MOST_NAMES = 4
-"""In a title; of more their number is told."""
+"""Names in a title; where there are more, their number stands there."""
+WIDTH_OF_A_LOG = 200
+"""Columns where nobody's terminal sets a limit."""
+
+
+def comparing(command: Callable) -> Callable:
+    """Decorate a click command with --targets and --watts."""
+    watts = real("--watts", "W", "Power of a node, for energy.", 0, MOST, above=True)
+    targets = text(
+        "--targets",
+        "SCORE,...",
+        "Scores to reach.  [default: the best that all runs reach, and with 25% and 50% more error]",
+    )
+    return targets(watts(command))
 
 
 @click.command("report")
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True)
-@reporting
-@click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
-@click.option("--csv", "as_csv", is_flag=True, help="The figures as CSV.")
-@click.option("--html", metavar="FILE", help="Write them, with pictures, as one HTML file.")
-@click.option("--plot", metavar="FILE", help="Draw them: .png, .svg or .pdf.")
+@comparing
+@as_json
+@as_csv
+@text("--html", "FILE", "Write the figures, with pictures, as one HTML file.")
+@plot
 def command(
     paths: tuple[str, ...],
     targets: str | None,
@@ -45,41 +61,79 @@ def command(
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")
-    wanted = as_targets(targets)
-    curves = read_curves(
-        map(Path, paths), lambda problem: click.echo(f"istmpi: left out: {one_line(problem)}", err=True)
-    )
-    found = {data: compare(those, wanted, watts) for data, those in by_data(curves).items()}
+    scores = as_targets(targets)
+    curves = read_curves(map(Path, paths), lambda problem: note(f"left out: {problem}"))
+    comparisons = {data: compare(those, scores, watts) for data, those in by_data(curves).items()}
     if as_json:
-        print_json(found)
+        print_comparisons_as_json(comparisons)
     elif as_csv:
-        rows = [{"data": data, **row} for data, one in found.items() for row in one.rows()]
-        writer = csv.DictWriter(sys.stdout, rows[0] if rows else ["data", "method"])
-        writer.writeheader()
-        writer.writerows(rows)
+        rows = [{"data": data, **row} for data, each in comparisons.items() for row in each.rows()]
+        print_csv(rows, ["data", "method"])
     else:
-        for data, one in found.items():
-            if len(found) > 1:
+        for data, comparison in comparisons.items():
+            if len(comparisons) > 1:
                 click.echo(f"data: {data}\n")
-            print_comparison(one)
-    title = _title(found, curves)
+            print_comparison(comparison)
+    title = _title(comparisons, curves)
     if html:
-        write_page(found, title, Path(html))
+        write_page(comparisons, title, Path(html))
     if plot:
-        try:
-            draw(found, title, Path(plot))
-        except ImportError:
-            raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
+        draw(comparisons, title, Path(plot))
 
 
-def _title(found: Mapping[str, Comparison], curves: Sequence[Curve]) -> str:
-    """What is compared on what: names where there are few of them, their number where there are many."""
+def _title(comparisons: Mapping[str, Comparison], curves: Sequence[Curve]) -> str:
+    """The title of a comparison: names where there are few of them, their number where there are many."""
     methods = list(dict.fromkeys(curve.method for curve in curves))
     used = ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
-    if len(found) > 1:
-        return f"{len(curves)} runs on {len(found)} data sets: {used}"
+    if len(comparisons) > 1:
+        return f"{len(curves)} runs on {len(comparisons)} data sets: {used}"
     names = list(dict.fromkeys(curve.name for curve in curves if curve.name))
-    learnt = ", ".join(names) if 0 < len(names) <= MOST_NAMES else ", ".join(found)
     ranks = sorted({curve.ranks for curve in curves if curve.ranks})
     where = f" on {' and '.join(map(str, ranks))} ranks" if 0 < len(ranks) <= 2 else ""
-    return f"{learnt}: {used}{where}"
+    return f"{', '.join(names if 0 < len(names) <= MOST_NAMES else comparisons)}: {used}{where}"
+
+
+def as_targets(text: str | None) -> list[float]:
+    """The numbers of ``0.63,0.69``; none where the option was not given."""
+    try:
+        return [float(part) for part in text.split(",")] if text is not None else []
+    except ValueError:
+        raise ConfigError(f"--targets {text}: must be numbers with commas between them, as 0.63,0.69.") from None
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print its tables."""
+    width = None if sys.stdout.isatty() else max(WIDTH_OF_A_LOG, shutil.get_terminal_size().columns)
+    tables.comparison(console(width=width), comparison)
+
+
+def print_comparisons_as_json(comparisons: Mapping[str, Comparison]) -> None:
+    """Print comparisons, by the names of their data, for other programs."""
+    trees = [
+        {"data": data, "score": each.score_name, "targets": each.targets, "notes": notes(each), "rows": each.rows()}
+        for data, each in comparisons.items()
+    ]
+    print_json({"comparisons": trees})
+
+
+def write_page(comparisons: Mapping[str, Comparison], title: str, path: Path) -> None:
+    """Write the HTML page, a part for each data set, without pictures where matplotlib is not installed."""
+    from istmpi.report.html import Made, Section, page, write
+
+    try:
+        from istmpi.report.comparison_plots import pictures
+
+        drawn = [pictures(each, f"{place}-") for place, each in enumerate(comparisons.values())]
+    except ImportError:
+        drawn = [None] * len(comparisons)
+    sections = [Section(data, each, its) for (data, each), its in zip(comparisons.items(), drawn)]
+    write(page(sections, title, Made.now()), path)
+    say(f"written: {path}", err=True)
+
+
+def draw(comparisons: Mapping[str, Comparison], title: str, path: Path, required: bool = True) -> None:
+    """Draw the picture, a row for each data set."""
+    with drawing(path, required):
+        from istmpi.report import comparison_plots
+
+        comparison_plots.draw(comparisons, title, path)

@@ -1,29 +1,23 @@
-"""``istmpi runs``: what can be trained without writing a run file."""
-
-import json
-from collections.abc import Iterator
+"""List the runs that ship with istmpi."""
 
 import click
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from istmpi.cli.options import as_json
+from istmpi.cli.output import console, print_json, table
 from istmpi.config import SHIPPED, shipped
 
 
 @click.command("runs")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@as_json
 def command(as_json: bool) -> None:
     """List the runs that ship with istmpi: istmpi train NAME. What a run may say: istmpi settings."""
+    files = {name: SHIPPED.joinpath(f"{name}.toml") for name in shipped()}
+    first_lines = {name: file.read_text().splitlines()[0].lstrip("# ") for name, file in files.items()}
     if as_json:
-        print(json.dumps(dict(_runs()), indent=1))
+        print_json(first_lines)
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, *words in _runs():
-        table.add_row(f"[bold]{name}", *map(escape, words))
-    Console(emoji=False, soft_wrap=True).print(table)
-
-
-def _runs() -> Iterator[tuple[str, str]]:
-    for name in shipped():
-        yield name, SHIPPED.joinpath(f"{name}.toml").read_text().splitlines()[0].lstrip("# ")
+    listing = table()
+    for name, line in first_lines.items():
+        listing.add_row(f"[bold]{name}", escape(line))
+    console(soft_wrap=True).print(listing)

@@ -1,14 +1,13 @@
-"""``istmpi settings``: all that a run file may say, on the screen, as a page and for editors."""
+"""List and describe all that a run file may say; a schema for editors."""
 
 import json
 from collections.abc import Sequence
 
 import click
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from istmpi.cli.completion import complete_names
+from istmpi.cli.output import console, table
 from istmpi.config import Setting, every_setting
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.report.settings import markdown, schema, shown_default
@@ -36,47 +35,41 @@ def command(name: str | None, as_schema: bool, as_page: bool) -> None:
     elif as_page:
         click.echo(markdown(), nl=False)
     elif name:
-        _describe(_found(name))
+        click.echo("\n\n".join(map(_description, _named(name.strip("[]")))))
     else:
         _list([*every_setting()])
 
 
-def _found(name: str) -> list[Setting]:
-    """The settings that a name stands for: by itself, by its key alone, or by the section or owner of several."""
+def _named(name: str) -> list[Setting]:
+    """The settings that a name stands for: by itself, by the section or owner of several, or by its key alone."""
     settings = [*every_setting()]
-    keys = {one.name.rpartition(".")[2] for one in settings}
-    sections = {one.name.rpartition(".")[0] for one in settings}
-    owners = {one.owner for one in settings}
-    wanted = name.strip("[]")
-    for fits in (
-        lambda one: one.name == wanted,
-        lambda one: one.name.rpartition(".")[0] == wanted,
-        lambda one: one.owner == wanted,
-        lambda one: one.name.rpartition(".")[2] == wanted,
-    ):
-        if wanted and (found := [one for one in settings if fits(one)]):
-            return found
-    known = [*dict.fromkeys(one.name for one in settings), *sorted({*sections, *owners, *keys} - {""})]
-    near = did_you_mean(wanted, known)
+    names_of = (
+        lambda setting: setting.name,
+        lambda setting: setting.name.rpartition(".")[0],
+        lambda setting: setting.owner,
+        lambda setting: setting.name.rpartition(".")[2],
+    )
+    for name_of in names_of:
+        if name and (named := [setting for setting in settings if name_of(setting) == name]):
+            return named
+    every = dict.fromkeys(name_of(setting) for name_of in names_of for setting in settings if name_of(setting))
+    near = did_you_mean(name, list(every))
     raise ConfigError(f"no setting {name}{near if near.endswith('?') else '. All of them: istmpi settings'}")
 
 
 def _list(settings: Sequence[Setting]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for one in settings:
-        whose = f"{one.owner}: " if one.owner else ""
-        limits = f" ({one.range})" if one.range else ""
-        table.add_row(f"[bold]{one.name}", escape(shown_default(one)), escape(whose + one.help + limits))
-    Console(emoji=False, soft_wrap=True).print(table)
+    listing = table()
+    for setting in settings:
+        owner = f"{setting.owner}: " if setting.owner else ""
+        limits = f" ({setting.range})" if setting.range else ""
+        listing.add_row(
+            f"[bold]{setting.name}", escape(shown_default(setting)), escape(f"{owner}{setting.help}{limits}")
+        )
+    console(soft_wrap=True).print(listing)
 
 
-def _describe(settings: Sequence[Setting]) -> None:
-    for number, one in enumerate(settings):
-        if number:
-            click.echo()
-        click.echo(click.style(one.name, bold=True) + (f"  ({one.owner})" if one.owner else ""))
-        click.echo(f"  {one.help}")
-        facts = {"type": one.kind, "range": one.range, "default": shown_default(one) or "none"}
-        for what, said in facts.items():
-            if said:
-                click.echo(f"  {what + ':':8} {said}")
+def _description(setting: Setting) -> str:
+    lines = [click.style(setting.name, bold=True) + (f"  ({setting.owner})" if setting.owner else "")]
+    facts = {"type": setting.kind, "range": setting.range, "default": shown_default(setting) or "none"}
+    lines += [f"  {setting.help}", *(f"  {name + ':':8} {fact}" for name, fact in facts.items() if fact)]
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``istmpi simulate``: a run on ranks that take turns in this process, with faults drawn from seeds."""
+"""Train on simulated ranks in one process, with delays, stops and losses drawn from a seed."""
 
 from __future__ import annotations
 
@@ -8,39 +8,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.commands.train import DEFAULT
-from istmpi.cli.completion import complete_runs
-from istmpi.cli.quantities import WholeRange
-from istmpi.cli.settings import options, resolve
-from istmpi.cli.showing import Showing, showing
+from istmpi.cli.options import text, whole
+from istmpi.cli.output import say
+from istmpi.cli.run_options import Showing, options, resolve, run_argument, showing
 from istmpi.errors import ConfigError, SimulationError
-from istmpi.foreign import one_line
-from istmpi.units import in_seconds
+from istmpi.units import counted, in_seconds
 
 if TYPE_CHECKING:
-    from istmpi.comm.simulated import Outcome
     from istmpi.config import Run
 
 KINDS = "delays,stops,slow,kills"
 
 
 @click.command("simulate")
-@click.argument("run", required=False, shell_complete=complete_runs)
+@run_argument
 @options
-@click.option(
-    "--ranks", type=WholeRange(1, 10_000), default=4, show_default=True, metavar="P", help="Ranks to simulate."
-)
-@click.option("--faults", type=WholeRange(min=0), metavar="SEED", help="Draw what befalls ranks and messages.")
-@click.option("--kinds", default=KINDS, show_default=True, metavar="A,B,...", help="Kinds of faults to draw from.")
-@click.option(
-    "--schedules",
-    type=WholeRange(1, 100_000),
-    metavar="N",
-    help="Try the seeds SEED (0) to SEED+N-1, and tell findings.",
-)
-@click.option(
-    "--resume", default="", metavar="auto|PATH", help="Resume from a checkpoint, or this run's own folder (auto)."
-)
+@whole("--ranks", "P", "Simulated ranks.", 1, 10_000, default=4)
+@whole("--faults", "SEED", "Draw faults of ranks and messages.", 0)
+@text("--kinds", "A,B,...", "Kinds of faults to draw from.", default=KINDS)
+@whole("--schedules", "N", "Try the seeds SEED (0) to SEED+N-1; print findings.", 1, 100_000)
+@text("--resume", "auto|PATH", "As of istmpi train.", default="")
 @showing
 def command(
     run: str | None,
@@ -50,10 +37,7 @@ def command(
     kinds: str,
     schedules: int | None,
     resume: str,
-    progress: str | None,
-    quiet: bool,
-    verbose: bool,
-    as_json: bool,
+    shown: Showing,
     **given: str | None,
 ) -> None:
     """Train RUN, as for istmpi train, on P simulated ranks: they take turns in this process, without MPI or a launcher.
@@ -70,59 +54,58 @@ def command(
     With --schedules N nothing is written: each schedule must end, with the bits of the undisturbed run; one with a lost
     rank is resumed and must come to its weights. Exit code 1 where any does not.
     """
-    given_too = {"--resume": resume, "--progress": progress, "-v": verbose, "--json": as_json}
-    if schedules and (other := next((option for option, value in given_too.items() if value), "")):
+    others = {"--resume": resume, "--progress": shown.progress, "-v": shown.verbose, "--json": shown.as_json}
+    if schedules and (other := next((option for option, value in others.items() if value), "")):
         raise click.UsageError(f"{other} does not go with --schedules, which tells findings alone.")
-    drawn = tuple(filter(None, (kind.strip() for kind in kinds.split(","))))
-    if unknown := sorted(set(drawn) - set(KINDS.split(","))):
+    drawn = tuple(filter(None, map(str.strip, kinds.split(","))))
+    if unknown := sorted({*drawn} - {*KINDS.split(",")}):
         raise ConfigError(f"--kinds {kinds}: {unknown[0]} is no kind of fault; known: {KINDS}.")
-    resolved = resolve(run or DEFAULT, assignments, given)
+    resolved = resolve(run, assignments, given)
     if schedules:
-        _try(resolved, ranks, range(faults or 0, (faults or 0) + schedules), drawn, quiet)
+        _try(resolved, ranks, range(faults or 0, (faults or 0) + schedules), drawn, shown.quiet)
         return
-    shown = Showing(progress, quiet, verbose, as_json)
-    if not quiet:
-        click.echo(f"simulated: {ranks} ranks that take turns in this process", err=as_json)
 
-    from istmpi.cli.progress import TrainingDisplay
+    def tell(text: str) -> None:
+        if not shown.quiet:
+            say(text, err=shown.as_json)
+
+    tell(f"simulated: {ranks} ranks that take turns in this process")
+
+    from istmpi.cli.display import TrainingDisplay
     from istmpi.comm.simulated import Faults
     from istmpi.training.simulation import simulated_training
 
     befalls = Faults() if faults is None else Faults.drawn(faults, ranks, drawn)
     with TrainingDisplay(shown) as display:
         outcome = simulated_training(resolved, ranks, befalls, display, resume)
-    if not quiet:
-        for name, fact in _facts(outcome, str(befalls)).items():
-            click.echo(f"{name:<10} {fact}", err=as_json)
-    outcome.require()
-    display.plots()
-
-
-def _facts(outcome: Outcome, drawn: str) -> dict[str, str]:
-    counts = (
-        f"{sum(outcome.calls):,} calls of MPI, {outcome.messages['messages']:,} messages, {outcome.switches:,} switches"
+    tell(
+        f"simulated  {sum(outcome.calls):,} calls of MPI, {outcome.messages['messages']:,} messages, "
+        f"{outcome.switches:,} switches, {in_seconds(outcome.seconds)} of virtual time"
     )
     happened = f"; came about: {', '.join(outcome.happened)}" if outcome.happened else ""
-    return {"simulated": f"{counts}, {in_seconds(outcome.seconds)} of virtual time", "faults": f"{drawn}{happened}"}
+    tell(f"faults     {befalls}{happened}")
+    outcome.require()
+    display.plots()
 
 
 def _try(run: Run, ranks: int, seeds: range, kinds: tuple[str, ...], quiet: bool) -> None:
     """Try a schedule for each seed; SimulationError where any is not as it should be."""
     from istmpi.training.simulation import Schedules
 
-    begun, found, happened = time.monotonic(), 0, Counter()
+    begun, findings, happened = time.monotonic(), 0, Counter()
     for schedule in Schedules(run, ranks, kinds).run(seeds):
         happened.update(schedule.kinds)
         if schedule.finding:
-            found += 1
-            click.echo(one_line(f"seed {schedule.seed} ({schedule.faults}): {schedule.finding}"))
-    told = ", ".join(f"{count} with {kind}" for kind, count in sorted(happened.items()))
-    findings = f"{found} finding{'s' * (found != 1)}"
+            findings += 1
+            say(f"seed {schedule.seed} ({schedule.faults}): {schedule.finding}")
+    counts = ", ".join(f"{count} with {kind}" for kind, count in sorted(happened.items()))
     if not quiet:
         seconds = time.monotonic() - begun
-        click.echo(f"{len(seeds):,} schedules of {ranks} ranks in {seconds:.1f} s ({told}): {findings}")
-    if found:
+        click.echo(
+            f"{len(seeds):,} schedules of {ranks} ranks in {seconds:.1f} s ({counts}): {counted(findings, 'finding')}"
+        )
+    if findings:
         raise SimulationError(
-            f"{found} of {len(seeds)} schedules did not come to the undisturbed run's result. "
+            f"{findings} of {len(seeds)} schedules did not come to the undisturbed run's result. "
             f"Repeat one with --schedules 1 --faults SEED."
         )

@@ -1,40 +1,26 @@
-"""``istmpi train``: one run on all ranks of this job."""
+"""Train a network on all ranks of an MPI job."""
 
 from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
-from istmpi.cli.completion import complete_runs
-from istmpi.cli.following import logging, opened
-from istmpi.cli.quantities import MOST_RANKS, WholeRange
-from istmpi.cli.settings import options, resolve
-from istmpi.cli.showing import Showing, showing
-from istmpi.cli.walltime import deadline, walltime
+from istmpi.cli.options import flag, text, whole
+from istmpi.cli.quantities import MOST_RANKS
+from istmpi.cli.run_options import Showing, options, resolve, run_argument, watched, watching
 from istmpi.foreign import is_file
 from istmpi.record import SETTINGS, home, run_of
 
-DEFAULT = "digits"
-
 
 @click.command("train")
-@click.argument("run", required=False, shell_complete=complete_runs)
+@run_argument
 @options
-@click.option("--sync-checkpoints", is_flag=True, help="Wait until a checkpoint is on the disk.")
-@click.option(
-    "--resume",
-    default="",
-    metavar="auto|PATH",
-    help="Resume from a checkpoint, a run's folder, or this run's own folder (auto).",
-)
-@walltime
-@logging
-@click.option(
-    "--profile", type=WholeRange(), metavar="ROUND", help="Leave a trace of this round on all ranks in the folder."
-)
-@showing
-@click.option("--dry-run", is_flag=True, help="Print shapes, bytes, FLOPs and memory; train nothing.")
-@click.option("--ranks", type=WholeRange(1, MOST_RANKS), metavar="P", help="Ranks to plan for, with --dry-run.")
+@flag("--sync-checkpoints", "Wait until a checkpoint is on the disk.")
+@text("--resume", "auto|PATH", "Resume from a checkpoint, a run's folder, or this run's own folder (auto).", default="")
+@whole("--profile", "ROUND", "Write a trace of this round, on all ranks.")
+@watching
+@flag("--dry-run", "Print shapes, bytes, FLOPs and memory; train nothing.")
+@whole("--ranks", "P", "Ranks to plan for, with --dry-run.", 1, MOST_RANKS)
 def command(
     run: str | None,
     assignments: tuple[str, ...],
@@ -43,18 +29,15 @@ def command(
     stop_before_walltime: float | None,
     log: tuple[str, ...],
     profile: int | None,
-    progress: str | None,
-    quiet: bool,
-    verbose: bool,
-    as_json: bool,
+    shown: Showing,
     dry_run: bool,
     ranks: int | None,
     **given: str | None,
 ) -> None:
     """Train RUN: a run file (TOML), the name of a run that ships with istmpi (istmpi runs lists them), or a folder.
 
-    Without RUN that is digits, or with --resume FOLDER the run of that folder. A run's folder goes on where it was
-    stopped. What neither RUN nor the command line sets has the default below.
+    Without RUN that is digits, or with --resume FOLDER the run of that folder. The run of a folder is resumed where it
+    was stopped. What neither RUN nor the command line sets has the default below.
 
     \b
     mpirun -n 4 istmpi train
@@ -68,7 +51,7 @@ def command(
 
     \b
     deal        who trains which units in a round; every rank draws the same
-    group       units that are dealt out together: those of a layer, mostly
+    group       units that are dealt out together: mostly those of a layer
     subnet      the part of the network that a rank trains in a round
     local step  a step of the optimizer on one rank, without the others
     round       local steps of all ranks, and what they send each other then
@@ -83,23 +66,21 @@ def command(
     if dry_run:
         from istmpi.cli.plan import show
 
-        show(resolve(run or DEFAULT, assignments, given), ranks or 4, as_json)
+        show(resolve(run, assignments, given), ranks or 4, shown.as_json)
         return
 
-    shown = Showing(progress, quiet, verbose, as_json)
     shown.begins("trains")
 
     from istmpi import comm
 
     communicator = comm.world()
     with communicator.agreed():
-        run, resume, own_folder = _asked(run, resume)
+        run, resume, own_folder = _run_and_folder(run, resume)
         resolved = resolve(run, assignments, given if given["out"] else {**given, "out": own_folder})
-        stop_at = deadline(stop_before_walltime, communicator)
-        loggers = opened(log, communicator)
+        stop_at, loggers = watched(communicator, stop_before_walltime, log)
 
     with comm.while_loading(communicator, resolved.comm.patience, home(resolved.output.folder, resolved.name)):
-        from istmpi.cli.progress import TrainingDisplay
+        from istmpi.cli.display import TrainingDisplay
         from istmpi.loggers.logged_watch import LoggedWatch
         from istmpi.training.run import run_training
 
@@ -112,12 +93,12 @@ def command(
             display.plots()
 
 
-def _asked(run: str | None, resume: str) -> tuple[str, str, str | None]:
-    """RUN, --resume and, for a run that goes on in its folder, --out, as they are meant."""
+def _run_and_folder(run: str | None, resume: str) -> tuple[str | None, str, str | None]:
+    """RUN, --resume and, for a run that is resumed in its folder, --out."""
     if run and is_file(Path(run) / SETTINGS):
         return run, resume or "auto", run
     if not run and resume not in ("", "auto"):
         home = run_of(Path(resume))
         if is_file(home / SETTINGS):
             return str(home), resume, str(home)
-    return run or DEFAULT, resume, None
+    return run, resume, None

@@ -1,0 +1,215 @@
+"""The terminal while a run goes on: a banner, a live bar or plain lines in a log, and the outcome; on rank 0."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich import progress as bars
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from istmpi import comm
+from istmpi.checkpoint.saver import Saver
+from istmpi.cli.run_facts import banner, outcome, round_line
+from istmpi.cli.run_options import Showing
+from istmpi.errors import IstmpiError
+from istmpi.foreign import one_line
+from istmpi.record import SUMMARY, RunFolder
+from istmpi.report import plots
+from istmpi.report.units import duration, number, size
+from istmpi.training.comparison import ComparisonWatch, Turn
+from istmpi.training.loop import Training
+from istmpi.training.progress import Progress
+from istmpi.training.watch import Summary, Watch
+
+SECONDS_BETWEEN_LINES = 10
+LONGEST_ROUNDS = 4 * 3600.0
+"""Seconds of speed that the bar remembers: two rounds in them tell the time left."""
+
+
+class LiveView:
+    """A bar over the rounds of a run, and below it as many figures as the terminal's width has room for."""
+
+    def __init__(self, console: Console, rounds: int, hosts: Sequence[str], title: str = "round"):
+        self._console, self._several = console, len(hosts) > 1
+        self._bar = bars.Progress(
+            bars.TextColumn("{task.description}", markup=False),
+            bars.MofNCompleteColumn(),
+            bars.BarColumn(bar_width=None),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("+"),
+            bars.TimeRemainingColumn(),
+            console=console,
+            speed_estimate_period=LONGEST_ROUNDS,
+        )
+        self._task = self._bar.add_task(title, total=rounds)
+        self._figures: list[str] = []
+        self._score = ""
+        self._live = Live(console=console, get_renderable=self.view, transient=True)
+        self.start, self.stop = self._live.start, self._live.stop
+
+    def progressed(self, progress: Progress) -> None:
+        """Show the figures of a finished round, those that matter most first."""
+        self._bar.update(self._task, completed=progress.round)
+        if scored := progress.validation or progress.score:
+            self._score = f"{progress.score_name} {scored.score:.4f}"
+        self._figures = [f"loss {progress.loss:.4f}", self._score]
+        last = progress.last_round
+        if last and last.rates:
+            examples, sent = last.rates
+            self._figures += [f"{number(examples)} examples/s", f"{size(sent)}/s" * self._several]
+        if self._score:
+            self._figures.append(f"evaluate {progress.evaluating:.0%}")
+        self._figures.append(str(progress.slowest or ""))
+
+    def view(self) -> Group:
+        """The bar, and those figures that fit whole into a line."""
+        line = ""
+        for figure in filter(None, self._figures):
+            longer = f"{line}  {figure}" if line else figure
+            if cell_len(longer) <= self._console.width:
+                line = longer
+        return Group(self._bar.get_renderable(), Text(line))
+
+
+class TrainingDisplay(Watch):
+    """Follows one run on the console; a terminal has its cursor back once the ``with`` is left, however that is."""
+
+    every_evaluation = True
+    """Print a line for each evaluation, not just one every few seconds."""
+
+    def __init__(self, showing: Showing | None = None) -> None:
+        self._showing = showing = showing or Showing()
+        # A rank's output is no sign under mpirun: MPICH gives it a pipe, Open MPI a terminal, whatever mpirun's own is.
+        columns = comm.terminal_columns()
+        self._terminal = columns is not None or (sys.stdout.isatty() and sys.stderr.isatty())
+        self._way = showing.progress or ("bar" if self._terminal else "lines")
+        self._console = Console(
+            emoji=False,
+            highlight=False,
+            soft_wrap=not self._terminal,
+            force_terminal=self._terminal or bool(os.environ.get("FORCE_COLOR")),
+            width=columns or None,
+            stderr=showing.as_json,
+            quiet=showing.quiet,
+        )
+        self._view: LiveView | None = None
+        self._to_draw: Path | None = None
+        self._line_at = 0.0
+        self._begun = time.monotonic()
+
+    def __enter__(self) -> "TrainingDisplay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop_view()
+
+    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
+        self._print_facts(banner(training, folder, saver))
+        self._follow(training)
+
+    def _follow(self, training: Training, title: str = "round") -> None:
+        self._rounds = training.run.train.rounds
+        self._begun = time.monotonic()
+        if self._way == "bar" and not self._showing.quiet:
+            self._view = LiveView(self._console, self._rounds, training.hosts, title)
+            self._view.start()
+
+    def progressed(self, progress: Progress) -> None:
+        if self._view:
+            self._view.progressed(progress)
+        now = time.monotonic()
+        late = not self._view and now - self._line_at >= SECONDS_BETWEEN_LINES
+        due = late or self._showing.verbose or ((progress.score or progress.validation) and self.every_evaluation)
+        if due and self._way != "none":
+            self._line_at = now
+            self._console.print(round_line(progress, self._rounds, self._showing.verbose), markup=False)
+
+    def noticed(self, message: str) -> None:
+        if self._showing.quiet:
+            print(one_line(message), file=sys.stderr, flush=True)
+        else:
+            self._console.print(one_line(message), markup=False)
+
+    def finished(self, summary: Summary) -> None:
+        self._stop_view()
+        loading, elapsed = self._begun - self._showing.since, time.monotonic() - self._begun
+        self._print_facts(outcome(summary, self._rounds, loading, elapsed))
+        self._print_summary(summary.folder)
+        self._to_draw = summary.folder
+
+    def already_finished(self, folder: RunFolder) -> None:
+        self._print_summary(folder.path)
+        self._to_draw = folder.path if plots.missing(folder.path) else None
+
+    def _print_summary(self, folder: Path) -> None:
+        if self._showing.as_json:
+            print((folder / SUMMARY).read_text(), end="", flush=True)
+
+    def _stop_view(self) -> None:
+        if self._view:
+            self._view.stop()
+            self._view = None
+
+    def plots(self) -> None:
+        """Draw the plots of a finished run, if it has none yet, and name them."""
+        if not self._to_draw:
+            return
+        try:
+            drawn = ", ".join(str(path) for path in plots.draw(self._to_draw))
+        except ImportError:
+            drawn = "none: matplotlib is not installed (pip install 'istmpi[plots]')"
+        self._print_facts({"plots": drawn})
+
+    def _print_facts(self, facts: Mapping[str, str]) -> None:
+        """Print facts, on a terminal in a column of their own that is broken between words."""
+        table = Table.grid(padding=(0, 1))
+        table.add_column(min_width=10, no_wrap=True, style="bold")
+        table.add_column(overflow="fold")
+        for name, fact in facts.items():
+            if self._terminal:
+                table.add_row(name, escape(one_line(fact)))
+            else:
+                self._console.print(f"[bold]{name:<10}[/] {escape(one_line(fact))}")
+        if self._terminal:
+            self._console.print(table)
+
+
+class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
+    """Follows the runs of a comparison: a banner for the first, a few lines for each."""
+
+    every_evaluation = False
+    _introduced = False
+
+    def begun(self, turn: Turn, number: int, count: int) -> None:
+        self._heading = f"{number}/{count} {turn.method}, seed {turn.run.train.seed}"
+        self._console.print(f"[bold]{escape(self._heading)}[/]")
+
+    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
+        if not self._introduced:
+            facts = banner(training, folder, saver)
+            self._print_facts({name: facts[name] for name in ("MPI", "ranks", "compute", "data", "network")})
+            self._introduced = True
+        self._line_at = time.monotonic()
+        self._follow(training, self._heading)
+
+    def finished(self, summary: Summary) -> None:
+        self._stop_view()
+        last = summary.last
+        self._console.print(
+            f"[bold]{escape(self._heading)}:[/] {escape(summary.score_name)} {last.score.score:.4f} "
+            f"after {duration(last.seconds)}, {size(last.bytes)} sent"
+        )
+
+    def skipped(self, turn: Turn) -> None:
+        self._console.print(f"{turn.folder.name} is finished already", markup=False)
+
+    def failed(self, turn: Turn, error: IstmpiError) -> None:
+        self._stop_view()
+        self._console.print(one_line(f"{turn.folder.name} failed: {error}"), markup=False)

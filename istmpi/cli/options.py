@@ -1,0 +1,49 @@
+"""Kinds of options of commands, and the options that several commands share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from istmpi.cli.quantities import MOST_WHOLE, FiniteRange, WholeRange
+
+Decorator = Callable[[Callable], Callable]
+
+
+def flag(name: str, help: str) -> Decorator:
+    """A switch that is off; its variable begins with as_ where its name is that of a format."""
+    names = [name, f"as_{name[2:]}"] if name in ("--json", "--csv") else [name]
+    return click.option(*names, is_flag=True, help=help)
+
+
+def text(name: str, metavar: str, help: str, **settings: Any) -> Decorator:
+    """An option with a value; help shows its default."""
+    return click.option(name, metavar=metavar, help=help, show_default=bool(settings.get("default")), **settings)
+
+
+def whole(
+    name: str, metavar: str, help: str, least: int | None = None, largest: int = MOST_WHOLE, **settings: Any
+) -> Decorator:
+    """An option with a whole number."""
+    return text(name, metavar, help, type=WholeRange(least, largest), **settings)
+
+
+def real(
+    name: str,
+    metavar: str,
+    help: str,
+    least: float | None = None,
+    largest: float | None = None,
+    above: bool = False,
+    **settings: Any,
+) -> Decorator:
+    """An option with a number; ``above``: it is above the least one."""
+    return text(name, metavar, help, type=FiniteRange(least, largest, min_open=above), **settings)
+
+
+as_json = flag("--json", "Print JSON for other programs.")
+as_csv = flag("--csv", "Print the figures as CSV.")
+plot = text("--plot", "FILE", "Draw the figures: .png, .svg or .pdf.")
+force = flag("--force", "Replace the file if it exists.")
+own_class = text("--model", "FILE.py:Class", "The class of your own network; its code is run.")
+calibrate_on = text("--calibrate-on", "DATA", "Data for calibration, where it is needed: those of CKPT's training.")

@@ -1,0 +1,150 @@
+"""The console, and what several commands print: notes, JSON, progress of work that is no training, damaged files."""
+
+import csv
+import json
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from istmpi.errors import DataError, OutputError
+from istmpi.foreign import one_line
+from istmpi.report.units import size
+from istmpi.units import counted
+
+SECONDS_BETWEEN_LINES = 10
+
+Report = Callable[[str, int, int], None]
+"""Called as ``report(stage, done, total)``, often."""
+
+
+def console(**settings: Any) -> Console:
+    """A console that shows texts as they are."""
+    return Console(emoji=False, highlight=False, **settings)
+
+
+def wide_console() -> Console:
+    """A console whose tables are broken on a terminal alone."""
+    return console(width=None if sys.stdout.isatty() else 1000)
+
+
+def table(*columns: str) -> Table:
+    """A table without lines; without a header where it has no columns yet."""
+    return Table(*columns, box=None, pad_edge=False, show_header=bool(columns))
+
+
+def say(text: object, err: bool = False) -> None:
+    """Print one line."""
+    click.echo(one_line(text), err=err)
+
+
+def note(text: object) -> None:
+    """Print a remark of istmpi's on the standard error."""
+    say(f"istmpi: {text}", err=True)
+
+
+def print_json(value: object) -> None:
+    """Print a tree of plain values, in which fractions become numbers and paths texts."""
+    print(
+        json.dumps(value, indent=1, default=lambda other: float(other) if isinstance(other, Fraction) else str(other))
+    )
+
+
+def print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Print rows with the first one's columns, or the header alone where there are none."""
+    writer = csv.DictWriter(sys.stdout, rows[0] if rows else columns)
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+@contextmanager
+def drawing(path: str | Path, required: bool = True) -> Iterator[None]:
+    """Say that a picture is drawn; without matplotlib there is none, and OutputError where it is ``required``."""
+    try:
+        yield
+    except ImportError:
+        if not required:
+            return
+        raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
+    say(f"drawn: {path}", err=True)
+
+
+@contextmanager
+def progress(in_bytes: bool = False) -> Iterator[Report]:
+    """A callback that shows progress on the standard error: a bar on a terminal, a line now and then in a log."""
+    stderr = console(stderr=True)
+    if not stderr.is_terminal:
+        yield _Lines(stderr, in_bytes)
+        return
+    count = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn()
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+
+
+class _Lines:
+    """Progress for a log file: silent at first, then a line every few seconds."""
+
+    def __init__(self, console: Console, in_bytes: bool):
+        self._console = console
+        self._text = size if in_bytes else "{:,}".format
+        self._next = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + SECONDS_BETWEEN_LINES
+            self._console.print(f"{stage} {self._text(done)} of {self._text(total)}", markup=False)
+
+
+class Counter:
+    """Adds up bytes as they are read, and reports the sum."""
+
+    def __init__(self, report: Report, total: int, stage: str = ""):
+        self._report, self._total, self._done, self.stage = report, total, 0, stage
+
+    def __call__(self, nbytes: int) -> None:
+        self._done += nbytes
+        self._report(self.stage, self._done, self._total)
+
+
+def verify(
+    paths: Sequence[Path],
+    opened: Callable[[Path], AbstractContextManager[Any]],
+    unguarded: str,
+    listed: Collection[Path] = (),
+    as_json: bool = False,
+) -> None:
+    """Read every byte of some files; print what is damaged or that a file is valid. DataError when one is damaged.
+
+    ``opened(path)`` gives the file with its ``version``, ``nbytes`` and ``errors(read=...)``. ``unguarded`` is said of
+    what version 1 of its format does not guard. Files ``listed`` in a folder may be gone by now.
+    """
+    results = []
+    with progress(in_bytes=True) as report:
+        for path in paths:
+            problems, verdict = [], "valid"
+            try:
+                with opened(path) as file:
+                    verdict += unguarded * (file.version == 1)
+                    for problem in file.errors(read=Counter(report, file.nbytes, path.name)):
+                        problems.append(f"{path}: damaged: {problem}.")
+            except DataError as error:
+                if path in listed and not path.exists():
+                    continue
+                problems.append(str(error))
+            results.append({"path": str(path), "valid": not problems, "problems": problems})
+            if not as_json:
+                click.echo("\n".join(map(one_line, problems)) or one_line(f"{path}: {verdict}"))
+    if as_json:
+        print_json(results)
+    if damaged := sum(not result["valid"] for result in results):
+        raise DataError(f"{damaged} of {counted(len(results), 'file')} cannot be used.")

@@ -1,0 +1,230 @@
+"""Options of a run: what sets it, and how it is watched and stopped."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, wraps
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from istmpi import __version__
+from istmpi.cli.completion import complete_assignment, complete_runs, complete_values
+from istmpi.cli.options import flag, real, text
+from istmpi.comm import launched
+from istmpi.config import Run, every_setting, shipped, type_of
+from istmpi.errors import ConfigError
+from istmpi.foreign import toml_value
+from istmpi.loggers import LOGGERS, open_loggers
+from istmpi.names import is_module
+from istmpi.settings import choices_of, help_of, holds_text, range_of
+from istmpi.units import counted
+
+if TYPE_CHECKING:
+    from istmpi.comm import Communicator
+    from istmpi.training.watch import Watch
+
+OPTIONS = {
+    "--data": ("data.source", "FILE"),
+    "--model": ("model.name", "NAME"),
+    "--hidden": ("model.hidden", "N,N,..."),
+    "--method": ("method.name", "NAME"),
+    "--local-steps": ("method.local_steps", "J"),
+    "--optimizer-state": ("method.optimizer_state", "NAME"),
+    "--outer-momentum": ("method.outer_momentum", "M"),
+    "--finish": ("method.finish", "NAME:SHARE%"),
+    "--redeal": ("method.redeal", "FRACTION"),
+    "--shares": ("method.shares", "S,S,...|auto|FILE"),
+    "--rounds": ("train.rounds", "N"),
+    "--max-minutes": ("train.max_minutes", "M"),
+    "--batch": ("train.batch", "N"),
+    "--lr": ("optimizer.lr", "LR"),
+    "--warm-up": ("optimizer.warm_up", "N"),
+    "--schedule": ("optimizer.schedule", "NAME"),
+    "--optimizer": ("optimizer.name", "NAME"),
+    "--seed": ("train.seed", "N"),
+    "--init": ("train.init", "FILE"),
+    "--evaluate-every": ("evaluate.every", "N"),
+    "--checkpoint-every": ("checkpoint.every", "N"),
+    "--keep": ("checkpoint.keep", "N"),
+    "--writer": ("checkpoint.writer", "NAME"),
+    "--threads": ("train.threads", "N|auto"),
+    "--out": ("output.folder", "FOLDER"),
+}
+"""The setting of each option, and the name of its value in help."""
+
+COST_NOTHING = "--out --evaluate-every --rounds --max-minutes --seed --lr --warm-up --finish --init"
+"""Options that change no cost of a round."""
+
+DEFAULT = "digits"
+"""The run that is meant where none is named."""
+run_argument = click.argument("run", required=False, shell_complete=complete_runs)
+
+
+def options(command: Callable, without: Collection[str] = ()) -> Callable:
+    """Decorate a click command with the options that change a run; it receives them as `resolve` takes them."""
+    assigning = {"metavar": "A.B=VALUE", "help": "Any other setting: istmpi settings.", "multiple": True}
+    command = click.option("--set", "assignments", shell_complete=complete_assignment, **assigning)(command)
+    for option, (setting, metavar) in reversed(OPTIONS.items()):
+        if option not in without:
+            shown = {"metavar": metavar, "help": _help(setting)}
+            command = click.option(option, shell_complete=complete_values(setting), **shown)(command)
+    return command
+
+
+def _help(setting: str) -> str:
+    """The sentence about a setting, the names of a choice, and its default where that is a number or a word."""
+    hint, default = type_of(setting), _defaults()[setting]
+    text = help_of(hint) + (f"  [{range_of(hint)}]" if choices_of(hint) else "")
+    if default in (None, "", ()) or "by default" in text:
+        return text
+    return f"{text}  [default: {','.join(map(str, default)) if isinstance(default, tuple) else default}]"
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return {setting.name: setting.default for setting in reversed([*every_setting()])}
+
+
+def planning(command: Callable) -> Callable:
+    """Decorate a click command that trains nothing with the options that change a run's cost, and with --layers."""
+    layers = text("--layers", "N-N-...", "Features, hidden widths and labels, instead of reading data.")
+    return layers(options(command, COST_NOTHING.split()))
+
+
+def resolve(
+    run: str | None,
+    assignments: Sequence[str],
+    options: Mapping[str, str | None],
+    refused: Mapping[str, str] | None = None,
+) -> Run:
+    """The run that a command line describes; ConfigError names the option.
+
+    A run that ships with istmpi is named after the data that it is given. ``refused``: settings that the command sets
+    itself, each with the option that does it.
+    """
+    run = run or DEFAULT
+    loaded = Run.load(run)
+    changed = changes(assignments, options, loaded.model.name)
+    for setting, option in (refused or {}).items():
+        if setting in changed:
+            raise ConfigError(f"--set {setting}: this command sets it itself; use {option}.")
+    name = PurePath(changed.get("data.source", "")).stem.replace("{rank}", "").strip("-_. ")
+    return loaded.override({"name": name, **changed} if run in shipped() and name else changed)
+
+
+def changes(assignments: Sequence[str], options: Mapping[str, str | None], model: str = "mlp") -> dict[str, Any]:
+    """The settings that a command line changes in a run whose network is ``model``: ``{"method.local_steps": 20}``."""
+    given = {option: options.get(option.lstrip("-").replace("-", "_")) for option in OPTIONS}
+    typed = [(option, OPTIONS[option][0], value) for option, value in given.items() if value is not None]
+    typed += [(f"--set {setting}", setting, value) for setting, value in assigned(assignments)]
+    for option, setting, value in typed:
+        model = _read(option, setting, value, model) if setting == "model.name" else model
+    return {setting: _read(option, setting, value, model) for option, setting, value in typed}
+
+
+def assigned(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each setting that ``--set SECTION.KEY=VALUE`` names, and its value as it was typed."""
+    for assignment in assignments:
+        setting, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment}: must be SECTION.KEY=VALUE, as in --set model.norm=layer.")
+        yield setting.strip(), value.strip()
+
+
+def _read(option: str, setting: str, text: str, model: str) -> Any:
+    """A value as the run file would have it: numbers, lists with or without brackets, texts with or without quotes.
+
+    A single number for a network of the user's own (``model``) stays one: nobody knows which arguments are lists.
+    """
+    if holds_text(type_of(setting, model)) and not text.startswith(("'", '"')):
+        return text
+    if setting == "train.threads" and text == "auto":
+        return 0
+    is_list = setting == "method.shares" or (setting == "model.hidden" and ("," in text or not is_module(model)))
+    listed = f"[{text}]" if is_list and not text.startswith(("[", "'", '"')) else text
+    try:
+        return toml_value(listed)
+    except ValueError:
+        if listed.startswith("[") and not (setting == "method.shares" and any(map(str.isalpha, text))):
+            raise ConfigError(f"{option} {listed.strip('[]')}: must be numbers with commas between them.") from None
+        return text
+
+
+@dataclass(frozen=True)
+class Showing:
+    """The command line's wishes for what a run prints."""
+
+    progress: str | None = None
+    """bar, lines or none; None is a bar on a terminal and lines elsewhere."""
+    quiet: bool = False
+    """Print errors and warnings alone."""
+    verbose: bool = False
+    """Print a line for every round, with all figures."""
+    as_json: bool = False
+    """Print the outcome as JSON on the standard output, and everything else on the standard error."""
+    since: float = field(default_factory=time.monotonic, compare=False)
+    """When the command began, by the clock of `time.monotonic`."""
+
+    def begins(self, work: str) -> None:
+        """Say at once, on the first rank, that a command has begun: what it needs takes seconds to load."""
+        rank, ranks = launched()
+        if rank == 0 and not self.quiet:
+            many = counted(ranks, "rank")
+            if ranks == 1 and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
+                many += f" of this SLURM job's {tasks} tasks (srun or mpirun starts all)"
+            click.echo(f"istmpi {__version__} {work} on {many}: loading MPI, PyTorch and the data", err=self.as_json)
+            sys.stdout.flush()
+
+
+def showing(command: Callable) -> Callable:
+    """Decorate a click command with --progress, -q, -v and --json; it receives them as ``shown``, a `Showing`."""
+
+    @click.option(
+        "--progress",
+        type=click.Choice(("bar", "lines", "none")),
+        metavar="bar|lines|none",
+        help="How progress is shown.  [default: bar on a terminal, else lines]",
+    )
+    @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and warnings.")
+    @click.option("-v", "--verbose", is_flag=True, help="Print a line for every round, with all figures.")
+    @flag("--json", "Print the outcome as JSON, all else on standard error.")
+    @wraps(command)
+    def shown(progress: str | None, quiet: bool, verbose: bool, as_json: bool, **given: object) -> object:
+        return command(shown=Showing(progress, quiet, verbose, as_json), **given)
+
+    return shown
+
+
+def watching(command: Callable) -> Callable:
+    """Decorate a click command that trains with --stop-before-walltime, --log and the options of `showing`."""
+    logging = text(
+        "--log",
+        "NAME",
+        "Also log each round with another program; may be given several times. csv: metrics.csv in the run's folder.  "
+        f"[{' | '.join(LOGGERS)}]",
+        type=click.Choice(list(LOGGERS)),
+        multiple=True,
+    )
+    help = "Save and stop that long before the SLURM job's time is up."
+    return real("--stop-before-walltime", "MINUTES", help, 0, 1e6)(logging(showing(command)))
+
+
+def watched(
+    communicator: Communicator, stop_before_walltime: float | None, log: Sequence[str]
+) -> tuple[float | None, dict[str, Watch]]:
+    """The Unix time at which rank 0 shall stop, and its loggers; nothing on the other ranks.
+
+    ConfigError where the end of the job cannot be known, DataError where a logger's library is not installed.
+    """
+    from istmpi.comm.stopping import end_of_job
+
+    if communicator.rank:
+        return None, {}
+    stop_at = None if stop_before_walltime is None else end_of_job() - 60 * stop_before_walltime
+    return stop_at, open_loggers(log)

@@ -1,0 +1,184 @@
+"""Examples to be predicted: their features are made by the same code as those of the training data."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import islice
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
+from istmpi.data.dense import speech, tables
+from istmpi.data.dense.delimited import Table
+from istmpi.data.dense.file import rows_per_block
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import BadFileError
+from istmpi.data.files.notes import Notes
+from istmpi.data.files.npz import array_names, convention_of, load_arrays
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.images import prepare as images
+from istmpi.data.sources import open_dataset
+from istmpi.data.writer import SUFFIXES
+from istmpi.errors import DataError, kind_of
+from istmpi.foreign import Fields
+from istmpi.optional import optional
+from istmpi.units import counted
+
+Block = tuple[Sequence[str | int], np.ndarray]
+"""The examples' names, or their numbers, and x [b, features], not normalised."""
+
+
+def read_inputs(
+    source: str,
+    kind: str,
+    shape: tuple[int, ...],
+    *,
+    split: str = "test",
+    resize: bool = False,
+    reading: Mapping[str, Any] | None = None,
+    skipped: Callable[[str, str], None] = lambda name, reason: None,
+    label: str | None = None,
+    header: bool | None = None,
+    delimiter: str | None = None,
+    notes: Notes | None = None,
+) -> Iterator[Block]:
+    """Yield the examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
+
+    ``resize`` brings images to the shape. ``skipped`` gets the name of a file that cannot be read, and the reason.
+    ``label`` names a column of a table to pass over; ``header`` and ``delimiter`` are as in `istmpi prepare csv`, and
+    else as in ``reading``, the network's conventions; ``notes`` takes what was decided.
+    """
+    reading, path, count = reading or {}, Path(source), 0
+    name = path.name.lower()
+    if source == "digits":
+        blocks = _of_dataset(open_dataset(source), source, shape, split)
+    elif not path.exists():
+        raise DataError(f"{path} does not exist. Give a file or a folder to predict.")
+    elif not (path.is_file() or path.is_dir()):
+        raise DataError(f"{path} is {kind_of(path)}. Give a file or a folder to predict.")
+    elif name.endswith(SUFFIXES):
+        data = open_prepared(path)
+        if differences := other_reading(data.reading, reading):
+            raise DataError(f"{path}: {differences} in the network's training data. Prepare it as these.")
+        blocks = _of_dataset(data, source, shape, split)
+    elif name.endswith((".npz", ".npy")):
+        of_bytes = {"type": "bytes"} if kind in ("images", "idx") else {}
+        blocks = _of_array(path, shape, split, {**of_bytes, **reading})
+    elif name.endswith(tables.ENDINGS):
+        blocks = _of_table(path, shape, label, header, delimiter, reading, notes or Notes())
+    elif kind == "speech":
+        decode = speech.clip_decoder(reading, Counter())
+        blocks = _of_files(path, speech.ENDINGS, decode, speech.one_thread, speech.MOST_BYTES, skipped)
+    elif kind in ("images", "idx"):
+        pillow, mode = optional("PIL.Image", "Pillow", "images"), "L" if shape[0] == 1 else "RGB"
+        extent = shape[2], shape[1]
+        decode = images.image_decoder(pillow, "the training data", mode, extent, resize, "Give --resize.")
+        blocks = _of_files(path, images.ENDINGS, decode, nullcontext, images.MOST_BYTES, skipped)
+    else:
+        raise DataError(f"{path}: this network takes {prod(shape)} numbers; give a .csv, .npz, .npy or a prepared .h5.")
+    for names, x in blocks:
+        require_finite(x, "input", source, count)
+        count += len(x)
+        yield (range(count - len(x), count) if names is None else names), x
+    if count == 0:
+        raise DataError(f"{source} has no examples that can be read.")
+
+
+def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) -> Iterator[tuple[None, np.ndarray]]:
+    _require_form(source, data.shape, shape)
+    if split not in data.splits:
+        raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
+    rows = data.splits[split].normalised_by(None).reshaped((data.features,))
+    step = rows_per_block(data.features)
+    for start in range(0, len(rows), step):
+        x = rows.batch(np.arange(start, min(start + step, len(rows)))).inputs[0].numpy()
+        yield None, x if data.offset is None else x + data.offset
+
+
+def _of_array(
+    path: Path, shape: tuple[int, ...], split: str, reading: Mapping[str, Any]
+) -> Iterator[tuple[None, np.ndarray]]:
+    with path.open("rb") as file:
+        arrays = load_arrays(file, str(path))
+    by_name = {name.lower(): name for name in arrays}
+    taken = [by_name[name] for name in ("x", *array_names("x", split)) if name in by_name]
+    if not taken and len(arrays) != 1:
+        raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; call the array of examples x.")
+    x = arrays[taken[0]] if taken else next(iter(arrays.values()))
+    if x.dtype.kind not in "fiub":
+        raise DataError(f"{path}: x is of {x.dtype}; needed are numbers.")
+    if differences := other_reading(convention_of([x.dtype]), reading):
+        raise DataError(f"{path}: {differences} in the network's training data. Give x as these, on their scale.")
+    if reading.get("channels") == "last":
+        if x.ndim not in (3, 4):
+            raise DataError(
+                f"{path}: x is {x.shape}; the network was trained on [n, height, width, channels]. Give that."
+            )
+        x = np.moveaxis(x, -1, -3)
+    if x.ndim > 0 and same_form(x.shape, shape):
+        x = x[np.newaxis]
+    _require_form(str(path), x.shape[1:], shape)
+    step = rows_per_block(prod(shape))
+    for start in range(0, len(x), step):
+        yield None, np.asarray(x[start : start + step]).reshape(-1, prod(shape))
+
+
+def _of_table(
+    path: Path,
+    shape: tuple[int, ...],
+    label: str | None,
+    header: bool | None,
+    delimiter: str | None,
+    reading: Mapping[str, Any],
+    notes: Notes,
+) -> Iterator[tuple[None, np.ndarray]]:
+    trained = Fields(reading, "the network's file", "Prepare the data again, and train on them.")
+    if delimiter is None and "delimiter" in trained:
+        delimiter = trained.text("delimiter")
+    header = reading.get("header") if header is None else header
+    table = Table(Archive(path), path.name, label, notes, delimiter, header)
+    if table.names is not None and reading.get("columns") is not None:
+        table.select(trained.texts("columns"), reading.get("label"))
+    elif table.width != prod(shape):
+        cure = " Pass over the column of labels with --label." if table.width == prod(shape) + 1 else table.hint()
+        raise DataError(f"{path}: a row has {table.width} numbers; the network takes {prod(shape)}.{cure}")
+    for x in table.features():
+        yield None, x
+    if table.blank:
+        notes.leave_out(f"{counted(table.blank, 'blank line')} of {path}")
+
+
+def _of_files(
+    path: Path,
+    endings: tuple[str, ...],
+    decode: Callable[[str, bytes], np.ndarray],
+    context: Callable[[], object],
+    most_bytes: int,
+    skipped: Callable[[str, str], None],
+) -> Iterator[tuple[list[str], np.ndarray]]:
+    archive = Archive(path)
+    names = [name for name in archive.names if name.lower().endswith(endings)]
+    if not names:
+        raise DataError(f"{path} holds no {' '.join(endings)}; the network was trained on such files.")
+    contents, step = archive.read(names, most_bytes), 1
+    while part := list(islice(contents, step)):
+        rows: dict[str, np.ndarray] = {}
+        with context():
+            for name, content in part:
+                try:
+                    rows[name] = decode(name, content).reshape(-1).astype(np.float32)
+                except BadFileError as error:
+                    skipped(name, str(error))
+        if rows:
+            x = np.stack(list(rows.values()))
+            step = rows_per_block(x.shape[1])
+            yield list(rows), x
+
+
+def _require_form(source: str, given: tuple[int, ...], taken: tuple[int, ...]) -> None:
+    if not same_form(given, taken):
+        shown = [" x ".join(map(str, shape)) for shape in (given, taken)]
+        raise DataError(f"{source} has examples of {shown[0] or 'no'} numbers; the network takes {shown[1]}.")

@@ -1,0 +1,139 @@
+"""Examples that are rows of numbers: one input, float32, normalised as it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from istmpi.data.batch import Batch
+from istmpi.data.dataset import Split, checksum_of, sample_of
+from istmpi.data.holdout import divided
+from istmpi.data.moments import Normalisation
+
+SAMPLE_ROWS, SAMPLE_BYTES = 1024, 2**24
+"""The largest sample of a fingerprint, where all rows are more bytes than these."""
+
+
+@dataclass(eq=False)
+class DenseSplit(Split):
+    """Rows of numbers; ``x`` and ``y`` may be memory maps: only the rows that are asked for are ever touched."""
+
+    x: np.ndarray
+    """``[n, features]`` of float32 or uint8."""
+    y: np.ndarray
+    """``[n]`` int64, or ``[n, outputs]`` float32 or, of several labels, uint8."""
+    mean: np.ndarray | None = None
+    std: np.ndarray | None = None
+    guard: Callable[[np.ndarray], None] | None = None
+    """It learns of rows before they are read."""
+    shape: tuple[int, ...] = ()
+    input_shape: tuple[int, ...] = ()
+    """The shape of an example for the network."""
+    targets: tuple[np.ndarray, np.ndarray] | None = None
+    """The mean and deviation with which batches have ``y``."""
+    chosen: np.ndarray | None = None
+    """The rows of ``x`` that its examples are, one for each row of ``y``."""
+    offset: np.ndarray | None = None
+    """``[features]`` float64 that ``x`` is less than in the data."""
+    shift: np.ndarray | None = None
+    """``[features]`` float64 that is added to ``x`` before it is normalised."""
+
+    def __post_init__(self) -> None:
+        # A plain view: memmap's own indexing runs Python code for every result.
+        self.x, self.y = self.x.view(np.ndarray), self.y.view(np.ndarray)
+        self.shape = tuple(self.shape) or self.x.shape[1:]
+        self.input_shape = tuple(self.input_shape) or self.read_shape
+        rows = self.x if self.chosen is None else self.chosen
+        assert self.x.ndim == 2 and len(rows) == len(self.y), (self.x.shape, self.y.shape)
+        assert prod(self.shape) == self.x.shape[1], (self.shape, self.x.shape)
+        assert prod(self.read_shape) == prod(self.input_shape), (self.read_shape, self.input_shape)
+        assert (self.mean is None) == (self.std is None)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def read_shape(self) -> tuple[int, ...]:
+        """The shape of an example before it is given that of the network."""
+        return self.shape
+
+    def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
+        import torch
+
+        x = self._features_for(indices, key)
+        inputs = torch.from_numpy(x.reshape(len(x), *self.input_shape))
+        y = self.y.take(indices, axis=0)
+        if self.targets is not None:
+            mean, std = self.targets
+            y = (y - mean) / std
+        return Batch((inputs,), torch.from_numpy(y), len(x))
+
+    def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
+        return self.features(indices)
+
+    def features(self, indices: np.ndarray) -> np.ndarray:
+        """Return copies of the rows ``indices``: ``[b, features]`` float32, C-contiguous, (x - mean) / std."""
+        rows = self._rows(indices)
+        if self.guard is not None:
+            self.guard(rows)
+        return self._read(rows)
+
+    def _rows(self, indices: np.ndarray) -> np.ndarray:
+        return indices if self.chosen is None else self.chosen[indices]
+
+    def _read(self, indices: np.ndarray) -> np.ndarray:
+        x = self.x.take(indices, axis=0)
+        if self.shift is not None:
+            x = x + self.shift
+        x = x.astype(np.float32, copy=False)
+        if self.mean is not None:
+            x -= self.mean
+            x /= self.std
+        return x
+
+    def labels(self) -> np.ndarray:
+        return self.y
+
+    def divided(self, fraction: float, seed: int) -> tuple[DenseSplit, DenseSplit]:
+        parts = divided(len(self), fraction, seed, self.y if self.y.ndim == 1 else None)
+        train, validation = (replace(self, y=self.y[part], chosen=self._rows(part)) for part in parts)
+        return train, validation
+
+    def normalised_by(self, normalisation: Normalisation | None) -> DenseSplit:
+        if normalisation is None:
+            return replace(self, mean=None, std=None, shift=None)
+        mean, std, offset = normalisation
+        return replace(self, mean=mean, std=std, shift=_difference(self.offset, offset))
+
+    def with_target_offset(self, there: np.ndarray | None, here: np.ndarray | None) -> DenseSplit:
+        shift = _difference(there, here)
+        return self if shift is None else replace(self, y=(self.y + shift).astype(np.float32))
+
+    def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> DenseSplit:
+        return replace(self, targets=targets)
+
+    def reshaped(self, shape: tuple[int, ...]) -> DenseSplit:
+        assert prod(shape) == prod(self.read_shape), (shape, self.read_shape)
+        other = copy(self)  # with the checksums, where they are known: no shape changes them
+        other.input_shape = tuple(shape)
+        return other
+
+    @cached_property
+    def features_checksum(self) -> int:
+        """CRC-32 of x as it is normalised, or of the same sample everywhere; the ``guard``, which reads whole blocks,
+        is not asked."""
+        row_bytes = 4 * self.x.shape[1]
+        fitting = SAMPLE_BYTES // row_bytes
+        rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))
+        return checksum_of(rows, lambda part: [self._read(self._rows(part))], max(2**20 // row_bytes, 1))
+
+
+def _difference(there: np.ndarray | None, here: np.ndarray | None) -> np.ndarray | None:
+    if there is None and here is None or np.array_equal(there, here):
+        return None
+    return (0 if there is None else there) - (0 if here is None else here)

@@ -1,0 +1,145 @@
+"""Tables of numbers as text, one example a line."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from istmpi.data.dataset import NAMES, SPLITS
+from istmpi.data.dense.delimited import DECIMAL_COMMA, Table, character_of, require_exact
+from istmpi.data.dense.file import material_of
+from istmpi.data.files.archive import Archive
+from istmpi.data.files.decoder import Decoder
+from istmpi.data.files.notes import Notes
+from istmpi.data.holdout import ONE_IN_FIVE, held_out
+from istmpi.data.labels import read_labels
+from istmpi.data.writer import Material
+from istmpi.errors import DataError
+from istmpi.foreign import is_number, is_whole_number, number, one_line
+from istmpi.tasks import CLASSIFICATION, REGRESSION
+from istmpi.units import counted
+
+ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
+FEW = 100
+"""Integers with at most this many different values are taken for classes."""
+
+
+def read(
+    archive: Archive,
+    decoder: Decoder,
+    *,
+    label: str | None = None,
+    task: str | None = None,
+    header: bool | None = None,
+    delimiter: str | None = None,
+) -> Material:
+    """The columns as float32 features, each normalised by its own mean and deviation.
+
+    ``label`` is the name of the label's column, or its number from 0 (from the end: -1, the default). Labels that are
+    no numbers, or integers with few different values, are classes; ``task`` decides otherwise. The first line is a
+    header if a feature in it is no number, if its label alone is none, or if it counts 0, 1, ...; ``header`` decides
+    otherwise. A file named train.csv goes with test.csv (and validation.csv).
+    """
+    if delimiter is not None:
+        character_of(delimiter)
+    notes, source, column = decoder.notes, str(archive.path), "-1" if label is None else label
+    tables: dict[str, Table] = {}
+    for split, name in _find(archive).items():
+        tables[split] = table = Table(archive, name, column, notes, delimiter, header)
+        delimiter, header = table.delimiter, table.header is not None
+    first, *others = tables.values()
+    for other in others:
+        if other.columns != first.columns or other.header != first.header:
+            raise DataError(f"{other.name} has not the columns of {first.name}; give tables of one form.")
+    if label is None:
+        named = f", {first.name_of_label}" if first.name_of_label else ""
+        notes.assume(f"the labels are in the last column{named}", "--label")
+    notes.reading |= {"delimiter": delimiter, "header": header, "columns": first.names, "label": first.name_of_label}
+    if first.names and "" in first.names:
+        notes.assume(f"columns without a name are features: {first.names.count(''):,}")
+    raw = {split: table.labels() for split, table in tables.items()}
+    excel, blank, padded = (
+        sum(getattr(table, what) for table in tables.values()) for what in ("excel", "blank", "padded")
+    )
+    if excel:
+        notes.leave_out(f"{counted(excel, 'line')} sep=, as Excel writes")
+    if blank:
+        notes.leave_out(counted(blank, "blank line"))
+    if padded:
+        notes.assume(f"white space around labels does not count: {padded:,} have some")
+    task, classes, labels = read_labels(_typed(raw, task, notes, source), task, source)
+    if "" in tables:
+        of_class = " of each class" * (task == CLASSIFICATION)
+        decoder.split = f"{ONE_IN_FIVE}{of_class} (train.csv and test.csv decide otherwise)"
+        test = held_out(len(labels[""]), labels[""] if classes is not None else None)
+        counts = {"train": int((~test).sum()), "test": int(test.sum())}
+        blocks = _dealt(first.blocks(labels[""]), test)
+    else:
+        counts = {split: len(y) for split, y in labels.items()}
+        blocks = ((split, x, y) for split, table in tables.items() for x, y in table.blocks(labels[split]))
+    for split, count in counts.items():
+        if count == 0:
+            raise DataError(f"{archive.path} has no {split} examples; it needs at least one.")
+    named = (first.name_of_label,) if task == REGRESSION and first.name_of_label else None
+    facts = "csv", archive.source, task, (first.width,), len(classes) if classes is not None else 1, classes, counts
+    return material_of(*facts, np.dtype(np.float32), first.width, blocks, output_names=named)
+
+
+def _find(archive: Archive) -> dict[str, str]:
+    """Return the file of each split, or the one file under the name ``""``."""
+    names = [name for name in archive.names if name.lower().endswith(ENDINGS)]
+    by_split: dict[str, list[str]] = {}
+    for name in names:
+        stem = name.rpartition("/")[2].partition(".")[0].lower()
+        by_split.setdefault(next((split for split in SPLITS if stem in NAMES[split]), ""), []).append(name)
+    if len(names) == 1:
+        return {"": names[0]}
+    if not {"train", "test"} <= by_split.keys():
+        held = ", ".join(names[:5]) or "none"
+        raise DataError(f"{archive.path}: needed is one table, or train.csv and test.csv; tables found: {held}.")
+    chosen = {split: by_split[split] for split in SPLITS if split in by_split}
+    for split, files in chosen.items():
+        if len(files) > 1:
+            raise DataError(f"{archive.path}: {' and '.join(files[:2])} are both for {split}. Keep one of them.")
+    return {split: files[0] for split, files in chosen.items()}
+
+
+def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: str) -> dict[str, np.ndarray]:
+    texts = Counter(label for labels in raw.values() for label in labels)
+    names = [text for text in texts if not is_number(text)]
+    dtype, reason = np.float64, f"{texts.total():,} labels are {len(texts):,} different"
+    if names:
+        if task != CLASSIFICATION and all(is_number(text) or DECIMAL_COMMA.fullmatch(text) for text in texts):
+            raise DataError(
+                f"{source}: the label {one_line(names[0])!r} has a decimal comma. Write it with a point, or give "
+                "--task classification."
+            )
+        count, dtype = sum(texts[name] for name in names), np.str_
+        reason = f"{count:,} of {texts.total():,} labels are no numbers, as {one_line(names[0])!r}, so all are classes"
+    elif all(map(is_whole_number, texts)):
+        values = {int(text) for text in texts}
+        few = len(values) <= FEW
+        reason += f" whole numbers, {'at most' if few else 'more than'} {FEW}, so they are "
+        reason += "classes" if few else "numbers to predict"
+        if task == CLASSIFICATION or (task is None and few):
+            dtype = np.int64 if max(map(abs, values), default=0) < 2**63 else np.str_
+            if dtype is np.int64 and len(values) < len(texts):
+                notes.assume(f"labels that are written in {len(texts):,} ways are {len(values):,} classes, as 07 is 7")
+        else:
+            for text in texts:
+                require_exact(text, f"{source}: the label")
+    else:
+        whole = "whole but not written so" if all(number(text).is_integer() for text in texts) else "not all whole"
+        reason += f" numbers, {whole}, so they are numbers to predict"
+    if task is None and len(names) < len(texts):
+        notes.assume(reason, "--task")
+    return {split: np.array(labels).astype(dtype) for split, labels in raw.items()}
+
+
+def _dealt(blocks: Iterator[tuple[np.ndarray, np.ndarray]], test: np.ndarray) -> Iterator[tuple]:
+    start = 0
+    for x, y in blocks:
+        mask = test[start : start + len(y)]
+        start += len(y)
+        yield "train", x[~mask], y[~mask]
+        yield "test", x[mask], y[mask]

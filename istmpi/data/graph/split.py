@@ -1,0 +1,227 @@
+"""A graph whose nodes have features and labels, and batches of it: all of it, unions of clusters, sampled neighbours.
+
+An example is the whole graph, a cluster, or a training node with neighbours that are sampled around it, as a run says
+(`data.graph`). Scores are always of the whole graph.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from istmpi import rng
+from istmpi.data.batch import Batch
+from istmpi.data.dataset import Dataset, Split, checksum_of, sample_of
+from istmpi.data.holdout import divided
+from istmpi.data.sparse.split import Ragged, offsets_of
+from istmpi.errors import ConfigError
+from istmpi.tasks import OFF, TASKS
+
+FANOUT = (10, 10, 10)
+"""The default numbers of neighbours that are sampled around each node, hop by hop."""
+SAMPLE = 4096
+"""The largest sample of a fingerprint."""
+TRIED = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes with features and labels, and the nodes that each hears from; all may be memory maps."""
+
+    x: np.ndarray
+    neighbours: Ragged
+    """Ascending int32, without the node itself."""
+    labels: np.ndarray
+    """``[n]`` int64, or ``[n, outputs]`` uint8 of zeros and ones."""
+    clusters: np.ndarray | None = None
+    guards: tuple[Callable[..., None] | None, Callable[..., None] | None] = (None, None)
+    """They learn of rows of ``x``, and of places in the lists of neighbours, before these are read."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def edges(self) -> int:
+        """The pairs of a node and one that it hears from: an edge of an undirected graph is two."""
+        return int(self.neighbours.offsets[-1])
+
+    def features(self, nodes: np.ndarray) -> np.ndarray:
+        if self.guards[0] is not None:
+            self.guards[0](nodes)
+        return self.x.view(np.ndarray).take(nodes, axis=0)
+
+    def heard(self, nodes: np.ndarray) -> Ragged:
+        return self.neighbours.take(nodes, self.guards[1:])
+
+    @cached_property
+    def whole(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Features, offsets and columns of all nodes, in memory once for all splits."""
+        nodes = np.arange(len(self))
+        lists = self.heard(nodes)
+        return self.features(nodes), lists.offsets.astype(np.int64), lists.arrays[0].astype(np.int64)
+
+    @cached_property
+    def members(self) -> Ragged:
+        order = np.argsort(self.clusters, kind="stable")
+        return Ragged(offsets_of(np.bincount(self.clusters)), (order,))
+
+
+@dataclass(eq=False)
+class GraphSplit(Split):
+    """Some nodes of a graph, in batches that one asks for: ``how`` is full, clusters or neighbours.
+
+    A batch's inputs are features ``[n, features]`` of its nodes, where the list of neighbours of each begins and the
+    last one ends ``[n + 1]``, and these neighbours by their place in the batch. Its targets are the labels of the
+    split's nodes among them, `OFF` for others; its examples are counted as such nodes.
+    """
+
+    graph: Graph
+    nodes: np.ndarray
+    how: str = "full"
+    fanout: Sequence[int] = FANOUT
+
+    def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
+        """Return the whole graph, the clusters ``indices``, or these of the split's nodes with sampled neighbours.
+
+        The key seeds the sample; without one all neighbours are taken.
+        """
+        if self.how == "full":
+            return self._whole
+        indices = np.unique(indices)
+        if self.how == "clusters":
+            nodes = np.sort(self.graph.members.take(indices).arrays[0])
+            return self._of(nodes, self.nodes, (self.graph.features(nodes), *induced(self.graph, nodes)))
+        seeds = self.nodes[indices]
+        nodes, offsets, columns = sampled(self.graph, seeds, self.fanout, key)
+        return self._of(nodes, seeds, (self.graph.features(nodes), offsets, columns))
+
+    @cached_property
+    def _whole(self) -> Batch:
+        return self._of(np.arange(len(self.graph)), self.nodes, self.graph.whole)
+
+    def _of(self, nodes: np.ndarray, scored: np.ndarray, inputs: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Batch:
+        import torch
+
+        labels = self.graph.labels[nodes]
+        on = np.isin(nodes, scored, assume_unique=True)
+        if labels.ndim == 1:
+            targets = np.where(on, labels, OFF)
+        else:
+            targets = np.where(on[:, None], labels.astype(np.int8), np.int8(OFF))
+        return Batch(tuple(map(torch.from_numpy, inputs)), torch.from_numpy(targets), int(on.sum()))
+
+    def labels(self) -> np.ndarray:
+        if self.how == "neighbours" and self.graph.labels.ndim == 1:
+            return self.graph.labels[self.nodes]
+        return super().labels()
+
+    def __len__(self) -> int:
+        count = {"full": 1, "neighbours": len(self.nodes)}.get(self.how)
+        return len(self.graph.members) if count is None else count
+
+    def divided(self, fraction: float, seed: int) -> tuple[GraphSplit, GraphSplit]:
+        labels = self.graph.labels[self.nodes]
+        parts = divided(len(self.nodes), fraction, seed, labels if labels.ndim == 1 else None)
+        train, validation = (self.nodes[part] for part in parts)
+        return replace(self, nodes=train), GraphSplit(self.graph, validation)
+
+    def size_of_example(self, batch: int, seed: int) -> tuple[float, float]:
+        """Return the nodes and edges for each of a batch's examples: a mean over some batches, the same on every
+        machine."""
+        if self.how == "full":
+            return len(self.graph), self.graph.edges
+        count, nodes, edges = len(self), 0, 0
+        batch = min(batch, count)
+        for number in range(TRIED):
+            stream = rng.key(seed, "size of batches", number)
+            rows = rng.permutation(count, stream)[:batch]
+            offsets = self.batch(rows, stream).inputs[1]
+            nodes, edges = nodes + len(offsets) - 1, edges + int(offsets[-1])
+        return nodes / TRIED / batch, edges / TRIED / batch
+
+    @cached_property
+    def labels_checksum(self) -> int:
+        checksum = zlib.crc32(np.ascontiguousarray(self.nodes, "<i8"))
+        return zlib.crc32(np.ascontiguousarray(self.graph.labels[self.nodes]), checksum)
+
+    @cached_property
+    def features_checksum(self) -> int:
+        graph = self.graph
+
+        def read(nodes: np.ndarray) -> tuple[np.ndarray, ...]:
+            lists = graph.neighbours.take(nodes)
+            return graph.x[nodes], lists.offsets.astype("<i8"), lists.arrays[0].astype("<i4")
+
+        first = 0 if graph.clusters is None else zlib.crc32(np.ascontiguousarray(graph.clusters, "<i4"))
+        return checksum_of(sample_of(len(graph), SAMPLE), read, first=first)
+
+
+def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the edges between some ascending nodes: where each node's list begins, and neighbours by place."""
+    lists = graph.heard(nodes)
+    heard = lists.arrays[0]
+    places = np.searchsorted(nodes, heard)
+    inside = nodes[np.minimum(places, len(nodes) - 1)] == heard
+    ends = np.concatenate([[0], np.cumsum(inside)])[lists.offsets]
+    return ends, places[inside]
+
+
+def sampled(
+    graph: Graph, seeds: np.ndarray, fanout: Sequence[int], key: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return nodes around some seeds, ascending, and the edges that were sampled, as `induced` returns them.
+
+    A seed hears from ``fanout[0]`` of its neighbours, each of these that is new from ``fanout[1]`` of its own, and so
+    on, drawn evenly without replacement. The last ones hear from nobody.
+    """
+    nodes = np.sort(seeds)
+    frontier, listeners, heard = nodes, [], []
+    for hop, limit in enumerate(fanout):
+        lists = graph.heard(frontier)
+        neighbours, counts = lists.arrays[0], np.diff(lists.offsets)
+        owner = np.repeat(np.arange(len(frontier)), counts)
+        if key is not None:
+            drawn = rng.bits(rng.key(key, "neighbours", hop), 0, len(neighbours))
+            order = np.lexsort((drawn, owner))  # each list in a random order
+            neighbours = neighbours[order[np.arange(len(neighbours)) - lists.offsets[owner] < limit]]
+            owner = np.repeat(np.arange(len(frontier)), np.minimum(counts, limit))
+        listeners.append(frontier[owner])
+        heard.append(neighbours)
+        frontier = np.setdiff1d(neighbours, nodes)
+        nodes = np.union1d(nodes, frontier)
+    rows, columns = (np.searchsorted(nodes, np.concatenate(ends)) for ends in (listeners, heard))
+    order = np.lexsort((columns, rows))
+    return nodes, offsets_of(np.bincount(rows, minlength=len(nodes))), columns[order]
+
+
+def batched(data: Dataset, how: str, fanout: Sequence[int], placement: str = "shared") -> Dataset:
+    """Return the graph with training examples as ``how`` says, other data as they are."""
+    of_nodes = TASKS[data.task].of_nodes
+    if not of_nodes and (how, tuple(fanout)) != ("full", FANOUT):
+        name, value = ("graph", how) if how != "full" else ("fanout", list(fanout))
+        raise ConfigError(
+            f"data.{name} = {value!r} is for graphs, but {data.source} is of kind {data.kind}. Leave it out."
+        )
+    if not of_nodes:
+        return data
+    if placement == "by-label" and (how != "neighbours" or data.classes is None):
+        raise ConfigError(
+            f"data.placement = 'by-label' needs examples with one class each, but those of {data.source} are not. "
+            f"Use shared, or of classes data.graph = 'neighbours'."
+        )
+    if (placement, how) == ("sharded", "full"):
+        raise ConfigError(
+            f"data.placement = 'sharded' needs several examples, but {data.source} is one whole graph. Use shared, "
+            f"or data.graph = 'clusters' or 'neighbours'."
+        )
+    if how == "clusters" and data.train.graph.clusters is None:
+        raise ConfigError(
+            f"data.graph = 'clusters' needs a graph that was cut, but {data.source} was prepared whole: "
+            f"istmpi prepare graph {data.source} DST.h5 --clusters N."
+        )
+    train = replace(data.train, how=how, fanout=tuple(fanout))
+    return replace(data, splits={**data.splits, "train": train})

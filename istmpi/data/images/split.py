@@ -1,0 +1,166 @@
+"""Images: examples that are ``[channels, height, width]``; training may see another version of them each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from istmpi import rng
+from istmpi.data.dataset import Dataset
+from istmpi.data.dense.split import DenseSplit
+from istmpi.data.moments import Normalisation
+from istmpi.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random changes of a normalised image: cropped first, then mirrored, then cut out.
+
+    Pixels without a value become zero, the mean of normalised images.
+    """
+
+    crop: int = 0
+    """Pixels of padding on each side, of which as large a part as the image is taken."""
+    flip: bool = False
+    cutout: int = 0
+    """Side of a square that is blanked; its centre is any pixel."""
+
+    def __bool__(self) -> bool:
+        return self != Augmentation()
+
+    def scaled(self, factor: float) -> Augmentation:
+        crop, cutout = (length and max(int(length * factor), 1) for length in (self.crop, self.cutout))
+        return Augmentation(crop, self.flip, cutout)
+
+    def applied(self, images: np.ndarray, key: int) -> np.ndarray:
+        """Return a key's version of images ``[b, channels, height, width]``, which may be overwritten."""
+        count, _, height, width = images.shape
+
+        def drawn(what: str, below: int) -> np.ndarray:
+            return (rng.bits(rng.key(key, what), 0, count) % np.uint64(below)).astype(np.int64)
+
+        if self.crop:
+            top, left = (drawn(side, 2 * self.crop + 1) for side in ("top", "left"))
+            padded = np.pad(images, [(0, 0), (0, 0), (self.crop, self.crop), (self.crop, self.crop)])
+            windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
+            images = windows[np.arange(count), :, top, left]
+        if self.flip:
+            chosen = drawn("flip", 2) == 1
+            images[chosen] = images[chosen, :, :, ::-1]
+        if self.cutout:
+            rows = _near(drawn("row", height), self.cutout, height)
+            columns = _near(drawn("column", width), self.cutout, width)
+            blank = rows[:, :, np.newaxis] & columns[:, np.newaxis, :]
+            images = np.where(blank[:, np.newaxis], np.float32(0), images)
+        return images
+
+
+def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
+    first = centre[:, np.newaxis] - side // 2
+    positions = np.arange(length)
+    return (positions >= first) & (positions < first + side)
+
+
+def downscaled(images: np.ndarray, side: int) -> np.ndarray:
+    """Return images ``[b, channels, height, width]`` float32 as ``[b, channels, side, side]``: means over areas.
+
+    A pixel that lies in two areas counts in each by its share.
+    """
+    for axis in (2, 3):
+        length = images.shape[axis]
+        area = np.arange(side) * length  # where it begins, in parts of a pixel of which each has ``side``
+        pixel, total = area // side, np.float32(0)
+        for _ in range(-(-length // side) + 1):
+            overlap = np.minimum((pixel + 1) * side, area + length) - np.maximum(pixel * side, area)
+            weight = np.maximum(overlap, 0) / np.float32(length)
+            values = images.take(np.minimum(pixel, length - 1), axis=axis)
+            total = total + values * weight.astype(np.float32).reshape([-1 if at == axis else 1 for at in range(4)])
+            pixel = pixel + 1
+        images = total
+    return images
+
+
+@dataclass(eq=False)
+class ImageSplit(DenseSplit):
+    augmentation: Augmentation = Augmentation()
+    side: int = 0
+    """The side to which batches have them downscaled."""
+
+    @property
+    def read_shape(self) -> tuple[int, ...]:
+        return (self.shape[0], self.side, self.side) if self.side else self.shape
+
+    def resized(self, side: int) -> ImageSplit:
+        return replace(self, side=side, input_shape=())
+
+    def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
+        x = self.features(indices)
+        augmentation = Augmentation() if key is None else self.augmentation
+        if not self.side and not augmentation:
+            return x
+        images = x.reshape(len(x), *self.shape)
+        if self.side:
+            images, augmentation = downscaled(images, self.side), augmentation.scaled(self.side / self.shape[1])
+        return augmentation.applied(images, key) if augmentation else images
+
+
+def examples_of(
+    kind: str,
+    shape: tuple[int, ...],
+    x: np.ndarray,
+    y: np.ndarray,
+    normalisation: Normalisation | None = None,
+    guard: Callable[[np.ndarray], None] | None = None,
+) -> DenseSplit:
+    """Return the examples ``x`` with the labels ``y``; ``x`` is less the offset of ``normalisation`` already."""
+    # The spectra of speech have three axes, too, but are no picture of which a part, or a mirror image, sounds alike.
+    of_images = len(shape) == 3 and kind != "speech"
+    mean, std, offset = normalisation or (None, None, None)
+    return (ImageSplit if of_images else DenseSplit)(x, y, mean, std, guard, shape, offset=offset)
+
+
+def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
+    """Return the data with changed training images; ConfigError where they are no images, or too small."""
+    if not augmentation:
+        return data
+    name = next(name for name in ("crop", "flip", "cutout") if getattr(augmentation, name))
+    train = _require_images(data, f"data.{name} = {getattr(augmentation, name)}")
+    side = min(train.shape[1:])
+    for name in ("crop", "cutout"):
+        if getattr(augmentation, name) >= side:
+            raise ConfigError(
+                f"data.{name} = {getattr(augmentation, name)} must be below the {side} pixels of {data.source}'s "
+                f"images ({' x '.join(map(str, data.shape))})."
+            )
+    return replace(data, splits={**data.splits, "train": replace(train, augmentation=augmentation)})
+
+
+def resized(data: Dataset, side: int) -> Dataset:
+    if not side:
+        return data
+    splits = {name: split.resized(side) for name, split in data.splits.items()}
+    return replace(data, splits=splits, shape=(data.shape[0], side, side))
+
+
+def require_sides(data: Dataset, sides: Sequence[int]) -> None:
+    """Raise ConfigError for sides that these data cannot be downscaled to: the last one must be their own."""
+    _require_images(data, "train.resolution")
+    shown = " x ".join(map(str, data.shape))
+    if data.shape[1] != data.shape[2]:
+        raise ConfigError(f"train.resolution is for images as high as wide; those of {data.source} are {shown}.")
+    if sides[-1] != data.shape[2]:
+        raise ConfigError(
+            f"train.resolution ends with side {sides[-1]}, but the images of {data.source} have {data.shape[2]} "
+            f"({shown}). End with that."
+        )
+
+
+def _require_images(data: Dataset, setting: str) -> ImageSplit:
+    if not isinstance(data.train, ImageSplit):
+        raise ConfigError(
+            f"{setting} is for images [channels, height, width], but {data.source} is of kind {data.kind}, with "
+            f"examples of {' x '.join(map(str, data.shape))} numbers. Leave it out."
+        )
+    return data.train

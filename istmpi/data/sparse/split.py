@@ -1,0 +1,123 @@
+"""Sparse rows: examples of which only the features that are not zero are stored, each with any number of labels."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from istmpi.data.batch import Batch, Labels
+from istmpi.data.dataset import Split, checksum_of, sample_of
+from istmpi.data.holdout import divided
+
+SAMPLE_ROWS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Lists of any length, one behind the other: list i is ``items[offsets[i] : offsets[i + 1]]`` of each array."""
+
+    offsets: np.ndarray
+    arrays: tuple[np.ndarray, ...]
+    """Perhaps memory maps."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def take(self, rows: np.ndarray, guards: tuple[Callable[..., None] | None, ...] = ()) -> Ragged:
+        """Return copies of the lists ``rows`` [b]; a guard of each array learns what is read."""
+        starts = self.offsets[rows]
+        lengths = self.offsets[np.asarray(rows) + 1] - starts
+        offsets = offsets_of(lengths)
+        for guard in guards:
+            if guard is not None and offsets[-1]:
+                guard(starts[lengths > 0], lengths[lengths > 0])
+        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return Ragged(offsets, tuple(array.view(np.ndarray).take(places) for array in self.arrays))
+
+
+def is_csr(offsets: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> bool:
+    """Return whether arrays are compressed sparse rows of a shape, whatever the columns are."""
+    rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets.astype(np.int64)) >= 0).all()
+    fit = rises and offsets[-1] == len(columns) == len(values)
+    return bool(fit) and all(0 < length < 2**31 for length in shape)
+
+
+def offsets_of(counts: np.ndarray) -> np.ndarray:
+    """Return the place where each of consecutive lists begins, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+@dataclass(eq=False)
+class SparseSplit(Split):
+    """Rows of numbered features with values, and lists of numbered labels."""
+
+    rows: Ragged
+    """Columns int32 and values float32."""
+    targets: Ragged
+    """Labels int32."""
+    guards: tuple[Callable[..., None] | None, ...] = ()
+    """They learn where rows begin, and how long they are, before columns and values are read."""
+    chosen: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.rows) == len(self.targets), (len(self.rows), len(self.targets))
+
+    def _places(self, indices: np.ndarray) -> np.ndarray:
+        return indices if self.chosen is None else self.chosen[indices]
+
+    def _count(self, lists: Ragged) -> int:
+        return int(lists.offsets[-1] if self.chosen is None else np.diff(lists.offsets)[self.chosen].sum())
+
+    @property
+    def _labels(self) -> Ragged:
+        return self.targets if self.chosen is None else self.targets.take(self.chosen)
+
+    def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
+        """Return inputs for `torch.nn.EmbeddingBag`: columns, where each row begins ``[b]``, and values."""
+        import torch
+
+        places = self._places(indices)
+        rows, labels = self.rows.take(places, self.guards), self.targets.take(places)
+        columns, values = rows.arrays
+        inputs = columns.astype(np.int64), rows.offsets[:-1], values.astype(np.float32, copy=False)
+        targets = Labels(torch.from_numpy(labels.offsets), torch.from_numpy(labels.arrays[0].astype(np.int64)))
+        return Batch(tuple(map(torch.from_numpy, inputs)), targets, len(rows))
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.chosen is None else len(self.chosen)
+
+    def divided(self, fraction: float, seed: int) -> tuple[SparseSplit, SparseSplit]:
+        parts = divided(len(self), fraction, seed)
+        train, validation = (replace(self, chosen=self._places(part)) for part in parts)
+        return train, validation
+
+    @property
+    def density(self) -> float:
+        return self._count(self.rows) / len(self)
+
+    def odds_of_a_label(self, labels: int) -> float:
+        """Return the mean probability that a row has one of so many labels; above 0 and below 1."""
+        return (self._count(self.targets) + 1) / (len(self) * labels + 2)
+
+    def label_counts(self, labels: int) -> np.ndarray:
+        """Return the number of rows with each of so many labels."""
+        return np.bincount(self._labels.arrays[0], minlength=labels)
+
+    @cached_property
+    def labels_checksum(self) -> int:
+        labels = self._labels
+        checksum = zlib.crc32(np.ascontiguousarray(labels.offsets, "<i8"))
+        return zlib.crc32(np.ascontiguousarray(labels.arrays[0], "<i4"), checksum)
+
+    @cached_property
+    def features_checksum(self) -> int:
+
+        def read(rows: np.ndarray) -> tuple[np.ndarray, ...]:
+            part = self.rows.take(self._places(rows))
+            return part.offsets.astype("<i8"), part.arrays[0].astype("<i4"), part.arrays[1].astype("<f4")
+
+        return checksum_of(sample_of(len(self), SAMPLE_ROWS), read)

@@ -1,0 +1,100 @@
+"""Text: a stream of tokens, of which an example is a window; training sees other windows of it each time."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from istmpi import rng
+from istmpi.data.batch import Batch
+from istmpi.data.dataset import Dataset, Split
+from istmpi.errors import ConfigError, DataError
+from istmpi.tasks import TASKS
+
+WINDOW = 128
+SAMPLES, SAMPLE_TOKENS = 1024, 4096
+
+
+@dataclass(eq=False)
+class TextSplit(Split):
+    """The documents of a split one behind the other; example i is the window of tokens ``i * length`` and those behind.
+
+    Its inputs are ``length`` tokens, its targets the same moved on by one: the windows' targets are all tokens but the
+    first, and those at the end that fill no window.
+    """
+
+    tokens: np.ndarray
+    """``[n]`` of uint8, uint16 or uint32."""
+    length: int = 1
+    guard: Callable[[np.ndarray, int], None] | None = None
+    """It learns where windows begin, and how many tokens they have, before they are read."""
+
+    def __post_init__(self) -> None:
+        self.tokens = self.tokens.view(np.ndarray)
+        assert self.tokens.ndim == 1 and self.length > 0, (self.tokens.shape, self.length)
+
+    def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
+        """Return inputs and targets ``[b, length]`` int64; with a key each window begins later by fewer tokens than its
+        length."""
+        import torch
+
+        starts = np.asarray(indices, np.int64) * self.length
+        if key is not None:
+            drawn = rng.bits(rng.key(key, "window"), 0, len(starts)) % np.uint64(self.length)
+            starts = np.minimum(starts + drawn.astype(np.int64), len(self.tokens) - self.length - 1)
+        if self.guard is not None:
+            self.guard(starts, self.length + 1)
+        windows = np.lib.stride_tricks.sliding_window_view(self.tokens, self.length + 1)[starts]
+        inputs, targets = (torch.from_numpy(part.astype(np.int64)) for part in (windows[:, :-1], windows[:, 1:]))
+        return Batch((inputs,), targets, len(starts))
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.length
+
+    def divided(self, fraction: float, seed: int) -> tuple[TextSplit, TextSplit]:
+        """Return the beginning of the stream and its end, whatever the seed; windows of training begin anywhere."""
+        cut = len(self.tokens) - round(len(self.tokens) * fraction)
+        guard = self.guard and (lambda starts, length: self.guard(starts + cut, length))
+        train = replace(self, tokens=self.tokens[:cut])
+        validation = replace(self, tokens=self.tokens[cut:], guard=guard)
+        if min(len(train), len(validation)) < 1:
+            raise ConfigError(
+                f"data.validation = {fraction} of {len(self.tokens):,} tokens leaves {len(train)} windows of "
+                f"{self.length:,} to learn from and {len(validation)} for validation; both need at least one. Give "
+                f"another fraction, or lower data.length."
+            )
+        return train, validation
+
+    @cached_property
+    def labels_checksum(self) -> int:
+        return 0
+
+    @cached_property
+    def features_checksum(self) -> int:
+        """CRC-32 of all tokens, or of the same parts of them everywhere; the ``guard`` is not asked."""
+        starts, count = np.arange(0, len(self.tokens), SAMPLE_TOKENS), len(self.tokens)
+        if count > SAMPLES * SAMPLE_TOKENS:
+            drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLES) % np.uint64(count - SAMPLE_TOKENS + 1)
+            starts = np.sort(drawn).astype(np.int64)
+        checksum = 0
+        for start in starts:
+            checksum = zlib.crc32(self.tokens[start : start + SAMPLE_TOKENS].astype("<u4"), checksum)
+        return checksum
+
+
+def windowed(data: Dataset, length: int) -> Dataset:
+    """Return text in windows of a length, other data as they are; DataError where a split has no window."""
+    if not TASKS[data.task].of_tokens:
+        return data
+    splits = {name: replace(split, length=length) for name, split in data.splits.items()}
+    for name, split in splits.items():
+        if not len(split):
+            raise DataError(
+                f"{data.source}: the {name} documents have {len(split.tokens):,} tokens, but a window of "
+                f"{length:,} needs {length + 1:,}, for each has a target. Prepare more text, or lower data.length."
+            )
+    return replace(data, splits=splits, shape=(length,))

@@ -1,0 +1,157 @@
+"""Tokenizers: by the bytes of a text, or by a file of Hugging Face's `tokenizers`."""
+
+from __future__ import annotations
+
+import codecs
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from istmpi.errors import DataError
+from istmpi.foreign import JSON_BYTES, content, is_file, reading, reason
+from istmpi.optional import optional
+
+BYTES = "bytes"
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+"""Names of the token behind a text, the first that there is; no file says which of its tokens that is."""
+PIECE = 2**20
+"""Characters that a tokenizer file encodes at a time, for a document may be larger than memory."""
+_AGAIN = "Give a tokenizer.json, as the library tokenizers writes it."
+
+
+class NoTextError(Exception):
+    """A document that is no text to a tokenizer, with the reason."""
+
+
+MOST_TOKENS = 2**24
+"""A network has an output for each number up to the largest."""
+
+
+class Tokenizer(ABC):
+    """Text as tokens from 0 to ``vocabulary`` - 1, and back; ``end`` is the one behind every document."""
+
+    vocabulary: int
+    end: int
+    json: str = ""
+    """The file's content; empty for bytes."""
+
+    def __str__(self) -> str:
+        return f"tokenizer {zlib.crc32(self.json.encode()):08x}" if self.json else BYTES
+
+    @abstractmethod
+    def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Yield the tokens of a document that comes in pieces, without the end, however it was cut.
+
+        NoTextError for what is none to this tokenizer.
+        """
+
+    @abstractmethod
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        """Return the text of some tokens without ends."""
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.concatenate([np.zeros(0, np.uint8), *self.tokens_of([text])])
+
+
+class Bytes(Tokenizer):
+    """Every byte is its own token; 0 ends a document, so that no document may have such a byte."""
+
+    vocabulary = 256
+    end = 0
+
+    def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
+        for piece in pieces:
+            if b"\0" in piece:
+                raise NoTextError("it has a byte 0, which ends a document here")
+            yield np.frombuffer(piece, np.uint8)
+
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        return bytes(token for token in tokens if token != self.end)
+
+
+class TokenizerFile(Tokenizer):
+    """The tokenizer of a tokenizer.json; texts must be UTF-8.
+
+    Names of special tokens in a text are text like any other. A document of more than `PIECE` characters is encoded in
+    pieces, cut behind the ends of lines. Where the file has none of `ENDS`, the end of a document is a token more.
+    """
+
+    def __init__(self, json: str, source: str, sizes: tuple[int, int] | None = None):
+        """``sizes`` are the vocabulary and the end, where known; ``source`` is what a message calls the file."""
+        self.json, self._source, self._known = json, source, sizes
+
+    @property
+    def vocabulary(self) -> int:
+        return self._sizes[0]
+
+    @property
+    def end(self) -> int:
+        return self._sizes[1]
+
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:
+        if self._known:
+            return self._known
+        tokens = self._library.get_vocab(with_added_tokens=True)
+        if not tokens:
+            raise DataError(f"{self._source} is no tokenizer: it has no tokens. {_AGAIN}")
+        count = max(tokens.values()) + 1
+        if count > MOST_TOKENS:
+            raise DataError(
+                f"{self._source}: its largest token is {count - 1:,}; {MOST_TOKENS - 1:,} at most. {_AGAIN}"
+            )
+        end = next((tokens[name] for name in ENDS if name in tokens), count)
+        return max(count, end + 1), end
+
+    @cached_property
+    def _library(self) -> Any:
+        tokenizers = optional("tokenizers", "tokenizers", "texts in tokens of a file")
+        # It raises nothing but bare exceptions.
+        with reading(f"{self._source} is no tokenizer", _AGAIN, Exception):
+            tokenizer = tokenizers.Tokenizer.from_str(self.json)
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
+            tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
+        decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
+        for piece in pieces:
+            text += _utf8(decoder, piece)
+            while len(text) > PIECE:
+                cut = text.rfind("\n", 0, PIECE) + 1 or PIECE
+                yield self._encoded(text[:cut])
+                text = text[cut:]
+        yield self._encoded(text + _utf8(decoder, b"", final=True))
+
+    def _encoded(self, text: str) -> np.ndarray:
+        library = self._library
+        try:
+            return np.array(library.encode(text, add_special_tokens=False).ids, np.uint32)
+        except Exception as error:  # the library's are of no other kind
+            raise NoTextError(f"the tokenizer cannot encode it: {reason(error)}") from error
+
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        kept = [int(token) for token in tokens if token != self.end]
+        return self._library.decode(kept, skip_special_tokens=False).encode("utf-8")
+
+
+def _utf8(decoder: codecs.IncrementalDecoder, piece: bytes, final: bool = False) -> str:
+    try:
+        return decoder.decode(piece, final)
+    except UnicodeDecodeError as error:
+        raise NoTextError("it is not UTF-8, which this tokenizer needs") from error
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    if name == BYTES:
+        return Bytes()
+    if not is_file(Path(name)):
+        raise DataError(f"tokenizer {name} is neither {BYTES} nor a file. Give the path of a tokenizer.json.")
+    with reading(f"{name} is no tokenizer", _AGAIN, OSError, ValueError):
+        return TokenizerFile(content(Path(name), JSON_BYTES).decode("utf-8"), name)
