@@ -1,4 +1,4 @@
-"""What a network returns: one tensor of outputs, or one for each of its exits, the last of them the full network's.
+"""Outputs of networks: one tensor, or one for each exit, the last of them the full network's.
 
 An early exit is a classifier in the middle of a network (BranchyNet, arXiv 1709.01686; over devices, edge and cloud,
 arXiv 1709.01921). The loss is the weighted sum over exits; an example leaves at the first exit that is sure of it.
@@ -19,27 +19,26 @@ if TYPE_CHECKING:
     import torch
 
     Outputs = torch.Tensor | Sequence[torch.Tensor]
-    """As a network returns them, each ``[b, outputs]``."""
+    """Outputs as a network returns them, each ``[b, outputs]``."""
 
 THRESHOLDS = tuple(number / 100 for number in range(101))
-"""Of the normalised entropy, as a curve of accuracy against the share that leaves early has them."""
-
+"""Thresholds of the normalised entropy for a curve of accuracy against the share that leaves early."""
 
 HALF_A_POINT = 0.005
-"""Of accuracy: what a threshold may cost to be named."""
+"""The accuracy that `nearly_free` may lose."""
 
 
 @dataclass(frozen=True)
 class ExitPoint:
-    """What becomes of examples that leave early with one threshold."""
+    """The results of leaving early with one threshold."""
 
     threshold: float
     accuracy: float
-    """Of all examples, each at the exit where it leaves."""
+    """The accuracy over all examples, each at the exit where it leaves."""
     shares: tuple[float, ...]
-    """Of the examples that leave at each exit; they sum to 1."""
+    """The shares of the examples that leave at each exit."""
     right: tuple[float, ...]
-    """Of all examples, those that leave at each exit and are classified right."""
+    """The shares of all examples that leave at each exit and are classified right."""
 
     @property
     def early(self) -> float:
@@ -48,7 +47,7 @@ class ExitPoint:
 
 
 def nearly_free(curve: Sequence[ExitPoint]) -> ExitPoint:
-    """Of a curve from threshold 0 on, the point with most early leavers that loses less than half a point."""
+    """The point of a curve from threshold 0 on at which most leave early for less than half a point of accuracy."""
     least = curve[0].accuracy - HALF_A_POINT
     return max((point for point in curve if point.accuracy > least), key=lambda point: point.early)
 
@@ -72,7 +71,7 @@ def weighted_loss(
     """The sum over exits of a task's loss, each by its weight; without weights each counts 1."""
     losses = [loss(outputs, targets, **how) for outputs in outputs_of(returned)]
     if weights:
-        losses = [weight * of for weight, of in zip(weights, losses, strict=True)]
+        losses = [weight * each for weight, each in zip(weights, losses, strict=True)]
     return reduce(add, losses)
 
 
@@ -87,7 +86,7 @@ def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
 
 
 def normalised_entropy(outputs: torch.Tensor) -> torch.Tensor:
-    """How unsure a classifier is of each example: its classes' entropy over the largest possible, ``[b]`` in [0, 1]."""
+    """The doubt about each example: the entropy of its classes over the largest possible, ``[b]`` in [0, 1]."""
     import torch
 
     entropy = torch.special.entr(outputs.double().softmax(dim=1)).sum(dim=1)
@@ -100,9 +99,9 @@ def entropies(returned: Outputs) -> list[torch.Tensor]:
 
 
 def exit_taken(entropies: Sequence[torch.Tensor], threshold: float) -> torch.Tensor:
-    """The number, from 0, of the exit at which each example leaves, ``[b]`` int64: of the first whose entropy is below.
+    """The number, from 0, of the first exit whose entropy is below the threshold, for each example: ``[b]`` int64.
 
-    With a threshold of 0 all leave at the last exit, with 1 at the first.
+    All leave at the last exit with a threshold of 0, at the first with 1.
     """
     import torch
 

@@ -3,8 +3,8 @@
     python -m benchmarks.campaigns.schedules --schedules 10000
     python -m benchmarks.campaigns.schedules --minutes 30  # as many as there is time for
 
-Each seed draws a method, a number of ranks and what befalls them (`istmpi.comm.simulated`): always delays, often a rank
-that stands still or is slow, at times one that is killed. The law (`istmpi.training.simulation`): the run ends with the
+Each seed draws a method, a number of ranks and what befalls them (`istmpi.simulated`): always delays, often a rank
+that stands still or is slow, at times one that is killed. The law (`istmpi.simulated.schedules`): the run ends with the
 bits of the undisturbed one; where a rank was killed, the run that goes on from its checkpoints does. A seed is repeated
 by ``--seed S --schedules 1``. Seeds are spread over ``--jobs`` processes, a core each.
 """
@@ -20,10 +20,10 @@ from pathlib import Path
 
 from benchmarks.processes import worker_processes
 from benchmarks.reporting import report
-from istmpi.comm.simulated import DELAYS, KILLS, KINDS, SLOW, STOPS
 from istmpi.config import Run
 from istmpi.devices import usable_cores
-from istmpi.training.simulation import Schedule, Schedules
+from istmpi.simulated import DELAYS, KILLS, KINDS, SLOW, STOPS
+from istmpi.simulated.schedules import Schedule, Schedules
 
 SMALL = {
     "model.hidden": [24, 16],

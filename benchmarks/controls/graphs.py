@@ -139,8 +139,8 @@ def main() -> None:
 def carry_out(cell: Path, settings: dict[str, str], ranks: int) -> str:
     """Train with some settings, write the cell's file, and say it."""
     from istmpi.cli.run_options import resolve
-    from istmpi.comm.simulated import Faults
-    from istmpi.training.simulation import simulated_training
+    from istmpi.simulated import Faults
+    from istmpi.simulated.schedules import simulated_training
 
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

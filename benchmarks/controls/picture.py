@@ -5,7 +5,6 @@ from pathlib import Path
 from statistics import mean, median
 
 from istmpi.report.figures import looking_alike
-from istmpi.report.labels import Named, label
 from istmpi.report.styles import STYLES, Style
 
 
@@ -17,16 +16,16 @@ def draw(rows: Sequence[Mapping], title: str, path: Path) -> None:
         placements = list(dict.fromkeys(row["data"] for row in rows))
         figure = Figure(figsize=(6 * len(placements), 4.6), layout="constrained")
         axes = figure.subplots(1, len(placements), sharey=True, squeeze=False)[0]
-        panels = []
         for axis, placement in zip(axes, placements, strict=True):
-            shown = [row for row in rows if row["data"] == placement and not row["method"].endswith("-adjusted")]
-            panels.append((axis, [_point(axis, row) for row in shown]))
+            for row in rows:
+                if row["data"] == placement and not row["method"].endswith("-adjusted"):
+                    _point(axis, row)
+            axis.legend()
             axis.set(xscale="log", xlabel="MB sent by all ranks", title=f"data {placement}")
             axis.margins(x=0.15, y=0.1)
             axis.xaxis.set_major_formatter("{x:g}")
         axes[0].set(ylabel="test accuracy")
         figure.suptitle(title)
-        label(figure, panels)
         figure.savefig(path, dpi=110)
 
 
@@ -37,20 +36,20 @@ def draw_times(known: Mapping[str, Mapping[str, Sequence[Mapping]]], title: str,
 
         figure = Figure(figsize=(6 * len(known), 5), layout="constrained")
         axes = figure.subplots(1, len(known), sharey=True, squeeze=False)[0]
-        panels = []
         for axis, (rate, methods) in zip(axes, known.items(), strict=True):
-            panels.append((axis, [_line(axis, method, records) for method, records in methods.items()]))
+            for method, records in methods.items():
+                _line(axis, method, records)
+            axis.legend()
             axis.set(xscale="log", xlabel="training time (s)", title=rate)
             axis.margins(x=0.15)
             axis.xaxis.set_major_formatter("{x:g}")
             axis.xaxis.set_minor_formatter("")
         axes[0].set(ylabel="test accuracy")
         figure.suptitle(title)
-        label(figure, panels)
         figure.savefig(path, dpi=110)
 
 
-def _line(axis, method: str, records: Sequence[Mapping]) -> Named:
+def _line(axis, method: str, records: Sequence[Mapping]) -> None:
     points = list(zip(*(one["curve"] for one in records), strict=True))
     seconds = [median(one["seconds"] for one in at) for at in points]
     accuracies = [mean(one["accuracy"] for one in at) for at in points]
@@ -62,8 +61,8 @@ def _line(axis, method: str, records: Sequence[Mapping]) -> Named:
         color=style.colour,
         marker=style.marker,
         mfc=filled,
+        label=method,
     )
-    return Named(seconds, accuracies, style.colour, method)
 
 
 def _look(name: str) -> tuple[Style, str]:
@@ -72,7 +71,7 @@ def _look(name: str) -> tuple[Style, str]:
     return style, style.colour if name in STYLES else "none"
 
 
-def _point(axis, row: Mapping) -> Named:
+def _point(axis, row: Mapping) -> None:
     name, megabytes, accuracy = row["method"], row["MB sent"], float(row["accuracy"])
     style, filled = _look(name)
     interval = float(row["+-"] or 0)
@@ -86,5 +85,6 @@ def _point(axis, row: Mapping) -> Named:
         markerfacecolor=filled,
         elinewidth=0.8,
         capsize=2,
+        linestyle="none",
+        label=name,
     )
-    return Named([megabytes], [accuracy], style.colour, name)

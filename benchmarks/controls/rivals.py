@@ -29,9 +29,9 @@ from benchmarks.controls.tasks import BY_LABEL, NARROW, NEVER, PLACEMENTS, TASKS
 from benchmarks.processes import worker_processes
 from benchmarks.reporting import HERE, keep_cell, restore_cells, store_cells
 from istmpi.comm import Communicator
-from istmpi.comm.simulated import simulate
 from istmpi.config import Run
 from istmpi.errors import DivergedError
+from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
 SHORT_OR_LONG = (10, 40)

@@ -17,9 +17,8 @@ import numpy as np
 from mpi4py import MPI
 
 from benchmarks.reporting import report
-from istmpi.comm import Backoff, Communicator, world
-from istmpi.comm.communicator import Staged
-from istmpi.comm.exchange import Exchange
+from istmpi.comm import Communicator, world
+from istmpi.comm.exchange import Staged, exchange_in_pieces
 
 
 def main() -> int:
@@ -44,7 +43,7 @@ def row(comm: Communicator, megabytes: float, turns: int, rate: float | None) ->
     np.fill_diagonal(counts, 0)
     send, receive = (_staged(part.tolist()) for part in (counts[comm.rank], counts[:, comm.rank]))
     ways = {
-        "pieces": lambda: _in_pieces(comm, send, receive),
+        "pieces": lambda: exchange_in_pieces(comm, send, receive),
         "alltoallv": lambda: comm.mpi.Alltoallv([*send, MPI.BYTE], [*receive, MPI.BYTE]),
     }
     took: dict[str, list[float]] = {name: [] for name in ways}
@@ -67,13 +66,6 @@ def row(comm: Communicator, megabytes: float, turns: int, rate: float | None) ->
         line = max(counts.sum(axis=0).max(), counts.sum(axis=1).max()) / (rate * 1e6 / 8)
         found |= {f"{name} / line": _spread([one / line for one in took[name]]) for name in ("alltoallv", "pieces")}
     return found
-
-
-def _in_pieces(comm: Communicator, send: Staged, receive: Staged) -> None:
-    """As the communicator does it between hosts, wherever the ranks are."""
-    exchange, backoff = Exchange(comm, send, receive), Backoff()
-    while not exchange.done:
-        backoff.wait_unless(exchange.advance())
 
 
 def _staged(counts: list[int]) -> Staged:

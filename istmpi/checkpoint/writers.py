@@ -76,7 +76,6 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
     collective = h5py.h5p.create(h5py.h5p.DATASET_XFER)
     collective.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
     failure: OSError | None = None
-    communicator.meet()
     with (
         communicator.waiting("HDF5"),
         h5py.File(path, "r+", driver="mpio", comm=communicator.mpi) as file,

@@ -213,7 +213,7 @@ def _report(error: IstmpiError) -> tuple[int, bool]:
     """Print the error from one rank; processes that know nothing of each other each print it."""
     alone = not {*ALONE}.isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
     if not alone:
-        error = comm.meet_with(error)
+        error = comm.agree_on_error(error)
     rank = comm.current_rank()
     if not error.everywhere and not (alone and rank == 0):
         _say(f"istmpi: rank {rank}: {one_line(error)}")

@@ -11,7 +11,7 @@ from typing import Any
 from istmpi.cli.networks import described, require_dealable
 from istmpi.cli.output import console, print_json
 from istmpi.config import Run
-from istmpi.cost import Cost, cost, phase_costs
+from istmpi.cost import Cost, cost, phase_costs, run_bytes
 from istmpi.exits import require_fitting
 from istmpi.foreign import one_line
 from istmpi.methods import METHODS
@@ -35,10 +35,11 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
         from istmpi.checkpoint.initial import fit_of
 
         begun = fit_of(Path(run.train.init), network).lines
+    exact = run_bytes(run, network, ranks, planned.smaller)
     if as_json:
-        print_json(_figures(run, network, costs, alone) | ({"init": begun} if begun else {}))
+        print_json(_figures(run, network, costs, alone) | {"sent_bytes": exact} | ({"init": begun} if begun else {}))
         return
-    tables.plan(console(), run, network, costs, alone)
+    tables.plan(console(), run, network, costs, alone, exact)
     for line in begun:
         print(one_line(line))
 

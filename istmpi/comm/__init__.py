@@ -2,7 +2,8 @@
 
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import STAGING_BYTES, Communicator
-from istmpi.comm.launch import announce, current_rank, handshake, meet_with, speaks, world
+from istmpi.comm.hang_watch import WHILE_LOADING, HangWatch
+from istmpi.comm.launch import agree_on_error, announce, current_rank, handshake, speaks, world
 from istmpi.comm.launcher import launched, terminal_columns
 from istmpi.comm.leaving import PASSED_ON, abort_at_exit, final_barrier
 from istmpi.comm.mpi import (
@@ -14,19 +15,17 @@ from istmpi.comm.mpi import (
     thread_level,
     threads_may_call,
 )
-from istmpi.comm.roll_call import RollCall, while_loading
-from istmpi.comm.stop_gossip import StopGossip
 from istmpi.comm.traffic import Sent, Traffic
 
 __all__ = [
     "PASSED_ON",
     "STAGING_BYTES",
     "THREAD_LEVELS",
+    "WHILE_LOADING",
     "Communicator",
     "Backoff",
-    "RollCall",
+    "HangWatch",
     "Sent",
-    "StopGossip",
     "Traffic",
     "abort_at_exit",
     "announce",
@@ -36,7 +35,7 @@ __all__ = [
     "final_barrier",
     "library",
     "lost_connection",
-    "meet_with",
+    "agree_on_error",
     "send_to_self",
     "speaks",
     "start",
@@ -44,5 +43,4 @@ __all__ = [
     "thread_level",
     "threads_may_call",
     "world",
-    "while_loading",
 ]

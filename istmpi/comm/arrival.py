@@ -1,7 +1,8 @@
-"""Whether the ranks that a launcher started all come: one that needs no MPI leaves without a word to the others.
+"""Ranks that a launcher started and that do not come, and a launcher that goes: seen by what stands in /proc.
 
 `istmpi --version`, `--dry-run` and the like start no MPI, and must not: a process of the same rank may come after them
-(``mpirun sh -c "istmpi runs; istmpi train"``), and a rank can start MPI once. So those that wait have to notice.
+(``mpirun sh -c "istmpi runs; istmpi train"``), and a rank can start MPI once. Such a rank leaves without a word to the
+others, so those that wait have to notice.
 """
 
 import errno
@@ -10,10 +11,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
-from istmpi.comm.launcher import launched, on_this_host, starter, stopped_here
+from istmpi.comm.hang_report import Member
+from istmpi.comm.launcher import launched, on_this_host, process_facts, starter, stopped_here
 from istmpi.errors import StuckError
 
 LONGEST_WAIT = 600.0
@@ -28,7 +30,7 @@ _watched = threading.Event()
 def expected() -> Iterator[None]:
     """End this process, and with it the job, where the other ranks do not come: one line, exit code 2.
 
-    Until somebody calls the roll (`watched`) a rank of this host that is stopped meanwhile is named.
+    Until a hang watch begins (`watched`) a rank of this host that is stopped meanwhile is named.
     """
     if launched()[1] == 1:
         yield
@@ -43,27 +45,28 @@ def expected() -> Iterator[None]:
 
 def _watch(here: threading.Event) -> None:
     rank, ranks = launched()
-    begun = complete = time.monotonic()
+    began = complete = time.monotonic()
     stopped_since: dict[tuple[int, int], float] = {}
     named: set[tuple[int, int]] = set()
     while not _watched.wait(_LOOK_EVERY):
         now = time.monotonic()
         stopped, first = stopped_here()
         stopped_since = {process: stopped_since.get(process, now) for process in stopped.items()}
-        late = [process for process, since in stopped_since.items() if now - since > GONE_AFTER]
+        late = {process for process, since in stopped_since.items() if now - since > GONE_AFTER}
         if first == rank:
-            _name([process for process in late if process not in named])
-        named.update(late)
-        if late and now - min(map(stopped_since.get, late)) > LONGEST_WAIT:
+            for process in sorted(late - named):
+                _name(*process)
+        named |= late
+        if any(now - stopped_since[process] > LONGEST_WAIT for process in late):
             os._exit(StuckError.exit_code)
         if here.is_set():
             continue
-        present, wanted = on_this_host()
-        if len(present) >= wanted:
+        present, started = on_this_host()
+        if len(present) >= started:
             complete = now
         if now - complete > GONE_AFTER:
-            what = f"{wanted} ranks were started on {socket.gethostname()}, and {wanted - len(present)} left again"
-        elif now - begun > LONGEST_WAIT:
+            what = f"{started} ranks were started on {socket.gethostname()}, and {started - len(present)} left again"
+        elif now - began > LONGEST_WAIT:
             what = f"{ranks} ranks were started, and not all of them came within {LONGEST_WAIT:g} s"
         else:
             continue
@@ -79,22 +82,21 @@ def _watch(here: threading.Event) -> None:
 
 
 def watched() -> None:
-    """Say that from now on ranks that do not come are named by others."""
+    """Leave it to a hang watch from now on to name ranks that do not come."""
     _watched.set()
 
 
-def _name(stopped: Iterable[tuple[int, int]]) -> None:
-    for rank, process in stopped:
-        print(
-            f"istmpi: rank {rank} on {socket.gethostname()} (process {process}) is waited for: its process is stopped "
-            f"(kill -CONT {process} wakes it). The job ends after {LONGEST_WAIT:g} s if nothing changes.",
-            file=sys.stderr,
-            flush=True,
-        )
+def _name(rank: int, process: int) -> None:
+    print(
+        f"istmpi: rank {rank} on {socket.gethostname()} (process {process}) is waited for: its process is stopped "
+        f"(kill -CONT {process} wakes it). The job ends after {LONGEST_WAIT:g} s if nothing changes.",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _claim_to_tell() -> socket.socket | None:
-    """What one of the waiting ranks of this host can have at a time, until it ends; None where another one has it."""
+    """A claim that one waiting rank of this host can have at a time, until it ends; None where another one has it."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0istmpi {starter()}")  # a name that is no file
@@ -102,3 +104,28 @@ def _claim_to_tell() -> socket.socket | None:
         if error.errno == errno.EADDRINUSE:
             return None
     return claim
+
+
+class LauncherWatch:
+    """Ends this process once its launcher is gone: nobody else would."""
+
+    def __init__(self) -> None:
+        self._launcher, self._missed = starter(), False
+
+    @property
+    def there(self) -> bool:
+        """A launcher was seen."""
+        return self._launcher is not None
+
+    def look(self, me: Member, neighbours: Sequence[Member], cure: str) -> None:
+        """End where the launcher is gone; the lowest rank of a host says so."""
+        if self._launcher is None or process_facts(self._launcher[0])[1] == self._launcher[1]:
+            self._missed = False
+        elif not self._missed:  # one that ends the job is given a moment to end this rank
+            self._missed = True
+        else:
+            if not any(member.rank < me.rank for member in neighbours):
+                gone = f"the launcher of rank {me.rank} on {me.host} (process {self._launcher[0]}) is gone"
+                with suppress(OSError):
+                    print(f"istmpi: {gone}, and the ranks of this host end. {cure}", file=sys.stderr, flush=True)
+            os._exit(StuckError.exit_code)

@@ -1,4 +1,4 @@
-"""Where this rank's time goes, phase by phase."""
+"""The time that this rank spends in each phase."""
 
 import time
 from collections import defaultdict

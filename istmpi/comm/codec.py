@@ -1,17 +1,16 @@
-"""How float32 values travel in fewer bits: pure functions of values, scales, a key and positions.
+"""Codecs: how float32 values travel in fewer bits. Pure functions of values, scales, a key and positions.
 
-Both forms round at random, so that a value arrives as it was on average: weights travel whole, and what a few steps
-changed of them is often less than half of the last bit.
+Both codecs here round at random, so that a value arrives as it was on average: weights travel whole, and what a few
+steps changed of them is often less than half of the last bit.
 
     bfloat16    the upper 16 bits
     int8        a whole number from -127 to 127, times a power of two that some values share: a byte of its exponent
 
-What has been decoded is encoded exactly, whatever the key, as long as its scale does not grow.
+Decoded values are encoded exactly, whatever the key, as long as their scale does not grow.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -20,9 +19,9 @@ FORMS = {EXACT: 0, BFLOAT16: 2, INT8: 1}
 """Bytes of a value in each form, its scale left out; one that travels exactly has as many as it has."""
 
 RUN = 256
-"""Values that share a scale in a chunk of an all-reduce."""
+"""Values that share a scale where flat values are encoded."""
 
-_MOST = 127
+_LARGEST = 127
 _BIAS = 127
 _NO_NUMBER = 255
 """The exponent's byte where some value is not finite: all that share it arrive as NaN."""
@@ -35,7 +34,7 @@ Places = np.ndarray | range
 
 @dataclass(frozen=True)
 class Wire:
-    """How a transfer's values travel: the setting method.wire, and the key of its roundings."""
+    """The coding of a transfer's values: the setting method.wire, and the key of its roundings."""
 
     kind: str
     key: int
@@ -43,80 +42,96 @@ class Wire:
     """The sender's own values become what arrives."""
 
 
-def encode(values: np.ndarray, form: str, key: int, start: int = 0) -> np.ndarray:
-    """Flat float32 values as bytes: their exponents first, one for each run of `RUN`, where they have any."""
-    places = range(start, start + len(values))
-    if form == BFLOAT16:
-        return to_bfloat16(values, key, places).view(np.uint8)
-    runs = -(-len(values) // RUN)
-    coded = np.empty(len(values) + runs, np.uint8)
-    if runs:
-        coded[:runs] = exponents(np.maximum.reduceat(np.abs(values), range(0, len(values), RUN)))
-        to_int8(values, scales(coded[:runs]).repeat(RUN)[: len(values)], key, places, coded[runs:].view(np.int8))
-    return coded
+class Codec(Protocol):
+    """A form in which flat values travel as bytes; every codec has these three methods."""
+
+    def nbytes(self, elements: int) -> int:
+        """Bytes of so many values that are encoded together."""
+
+    def encode(self, values: np.ndarray, key: int) -> np.ndarray:
+        """The bytes of flat values; ``key``: of their random roundings."""
+
+    def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
+        """The so many values of what `encode` made."""
 
 
-def decode(coded: np.ndarray, form: str) -> np.ndarray:
-    """The float32 values of what `encode` made."""
-    if form == BFLOAT16:
-        return from_bfloat16(coded.view(np.uint16))
-    runs = -(-len(coded) // (RUN + 1))
-    values = coded[runs:].view(np.int8)
-    return from_int8(values, scales(coded[:runs]).repeat(RUN)[: len(values)])
+class Bfloat16:
+    """The upper halves of float32 values, one more with the odds of the lower half."""
+
+    def nbytes(self, elements: int) -> int:
+        return 2 * elements
+
+    def encode(self, values: np.ndarray, key: int, start: int = 0) -> np.ndarray:
+        return self.round(values, key, range(start, start + len(values)))
+
+    def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
+        return self.values(coded)
+
+    def round(self, values: np.ndarray, key: int, places: Places, scales: np.ndarray | None = None) -> np.ndarray:
+        """Values, at these positions of what is rounded with this key, as bytes."""
+        coded = np.empty(len(values), np.uint16)
+        for at in _parts(len(values)):
+            bits = values[at].view(np.uint32)
+            rounded = (bits + (_noise(key, places[at]) >> np.uint32(16))) >> np.uint32(16)
+            special = (bits & np.uint32(0x7F800000)) == 0x7F800000
+            if special.any():
+                quiet = np.where((bits & np.uint32(0x7FFFFF)) == 0, 0, 0x40).astype(np.uint32)
+                rounded = np.where(special, (bits >> np.uint32(16)) | quiet, rounded)
+            coded[at] = rounded
+        return coded.view(np.uint8)
+
+    def values(self, coded: np.ndarray, scales: np.ndarray | None = None) -> np.ndarray:
+        """The float32 values of what `round` made."""
+        return (coded.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+class Int8:
+    """Multiples of scales, the next one up or down at random; scales come first, as `exponents`, one for each `RUN`."""
+
+    def nbytes(self, elements: int) -> int:
+        return elements + -(-elements // RUN)
+
+    def encode(self, values: np.ndarray, key: int, start: int = 0) -> np.ndarray:
+        runs = -(-len(values) // RUN)
+        coded = np.empty(len(values) + runs, np.uint8)
+        if runs:
+            coded[:runs] = exponents(np.maximum.reduceat(np.abs(values), range(0, len(values), RUN)))
+            by_value = scales(coded[:runs]).repeat(RUN)[: len(values)]
+            coded[runs:] = self.round(values, key, range(start, start + len(values)), by_value)
+        return coded
+
+    def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
+        runs = -(-len(coded) // (RUN + 1))
+        return self.values(coded[runs:], scales(coded[:runs]).repeat(RUN)[: len(coded) - runs])
+
+    def round(self, values: np.ndarray, key: int, places: Places, scales: np.ndarray) -> np.ndarray:
+        """Values as multiples of their scales, in bytes."""
+        coded = np.empty(len(values), np.int8)
+        for at in _parts(len(values)):
+            with np.errstate(invalid="ignore"):
+                exact = values[at] / scales[at]
+                below = np.floor(exact)
+                up = (exact - below) > (_noise(key, places[at]) >> np.uint32(8)) * np.float32(2**-24)
+                coded[at] = np.where(np.isnan(exact), 0, below + up)
+        return coded.view(np.uint8)
+
+    def values(self, coded: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """The float32 values of what `round` made."""
+        return coded.view(np.int8).astype(np.float32) * scales
+
+
+CODECS = {BFLOAT16: Bfloat16(), INT8: Int8()}
 
 
 def encoded_bytes(elements: int, form: str, itemsize: int) -> int:
-    """Bytes of so many values that are encoded together."""
-    if form == EXACT:
-        return elements * itemsize
-    return elements * FORMS[form] + (-(-elements // RUN) if form == INT8 else 0)
-
-
-@dataclass(frozen=True)
-class Codec:
-    """Flat float32 values as bytes, so many for so many values."""
-
-    nbytes: Callable[[int], int]
-    encode: Callable[[np.ndarray, int], np.ndarray]
-    """Of values and the key of their roundings."""
-    decode: Callable[[np.ndarray, int], np.ndarray]
-    """Of bytes and the number of their values."""
-
-
-def _codec(form: str) -> Codec:
-    return Codec(
-        nbytes=partial(encoded_bytes, form=form, itemsize=0),
-        encode=lambda values, key: encode(values, form, key),
-        decode=lambda coded, _: decode(coded, form),
-    )
-
-
-CODECS = {form: _codec(form) for form in (BFLOAT16, INT8)}
-
-
-def to_bfloat16(values: np.ndarray, key: int, places: Places) -> np.ndarray:
-    """The upper halves of flat float32 values, one more with the odds of the lower half: ``[value]`` uint16."""
-    coded = np.empty(len(values), np.uint16)
-    for at in _parts(len(values)):
-        bits = values[at].view(np.uint32)
-        rounded = (bits + (_noise(key, places[at]) >> np.uint32(16))) >> np.uint32(16)
-        special = (bits & np.uint32(0x7F800000)) == 0x7F800000
-        if special.any():
-            number = (bits & np.uint32(0x7FFFFF)) == 0
-            rounded = np.where(special, (bits >> np.uint32(16)) | np.where(number, 0, 0x40).astype(np.uint32), rounded)
-        coded[at] = rounded
-    return coded
-
-
-def from_bfloat16(coded: np.ndarray) -> np.ndarray:
-    """The float32 values of their upper halves."""
-    return (coded.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    """Bytes of so many values that are encoded together; ``itemsize``: of a value that travels exactly."""
+    return elements * itemsize if form == EXACT else CODECS[form].nbytes(elements)
 
 
 def exponents(largest: np.ndarray) -> np.ndarray:
     """The least powers of two by which absolute values up to these are at most 127, as their exponents' bytes."""
     mantissa, exponent = np.frexp(largest.astype(np.float32))
-    exponent = exponent - 7 + (mantissa > _MOST / 128)
+    exponent = exponent - 7 + (mantissa > _LARGEST / 128)
     coded = np.clip(exponent + _BIAS, 1, _NO_NUMBER - 1).astype(np.uint8)
     return np.where(np.isfinite(largest), coded, _NO_NUMBER).astype(np.uint8)
 
@@ -125,25 +140,6 @@ def scales(coded: np.ndarray) -> np.ndarray:
     """The powers of two of exponents' bytes: float32, NaN where there is none."""
     powers = (coded.astype(np.uint32) << np.uint32(23)).view(np.float32)
     return np.where(coded == _NO_NUMBER, np.float32(np.nan), powers)
-
-
-def to_int8(
-    values: np.ndarray, scaled_by: np.ndarray, key: int, places: Places, out: np.ndarray | None = None
-) -> np.ndarray:
-    """Flat float32 values as multiples of their scales, the next one up or down at random: ``[value]`` int8."""
-    coded = np.empty(len(values), np.int8) if out is None else out
-    for at in _parts(len(values)):
-        with np.errstate(invalid="ignore"):
-            wanted = values[at] / scaled_by[at]
-            below = np.floor(wanted)
-            up = (wanted - below) > (_noise(key, places[at]) >> np.uint32(8)) * np.float32(2**-24)
-            coded[at] = np.where(np.isnan(wanted), 0, below + up)
-    return coded
-
-
-def from_int8(coded: np.ndarray, scaled_by: np.ndarray) -> np.ndarray:
-    """The float32 values of multiples of their scales."""
-    return coded.astype(np.float32) * scaled_by
 
 
 def _parts(length: int) -> list[slice]:

@@ -1,4 +1,4 @@
-"""From processes that a launcher started to ranks that know each other and do the same."""
+"""The start of a job: processes that a launcher started become ranks that know each other and do the same."""
 
 import hashlib
 import shlex
@@ -18,18 +18,18 @@ from istmpi.comm.leaving import end_with_this_script
 from istmpi.errors import IstmpiError, LaunchError
 
 _command: list[str] | None = None
-"""What the console script was called with; None in a program of the user's own."""
+"""The words that the console script was called with; None in a program of the user's own."""
 _agreed = False
 
 
 def announce(words: Sequence[str]) -> None:
-    """Say with what the console script was called: `world` lets ranks meet that were called with the same."""
+    """Note the words that the console script was called with: `world` refuses ranks with different ones."""
     global _command
     _command = list(words)
 
 
 def world() -> Communicator:
-    """All ranks of this job, on a communicator of our own.
+    """Return a communicator of our own with all ranks of this job.
 
     LaunchError when there is no MPI library, when it does not belong to the launcher that started this process, or when
     ranks have other versions or were called with other words. In a program of the user's own, one that fails on a rank
@@ -76,74 +76,74 @@ def _agree(everyone: Any) -> None:
 
 def _by_rank(values: Iterable[str]) -> str:
     """``A on ranks 0, 2, 3; B on rank 1``; no more than four of either."""
-    ranks: dict[str, list[int]] = {}
+    by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
+        by_value.setdefault(value, []).append(rank)
     shown = [
-        f"{value} on rank{'s' * (len(those) > 1)} {', '.join(map(str, those[:4]))}{', ...' * (len(those) > 4)}"
-        for value, those in ranks.items()
+        f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:4]))}{', ...' * (len(ranks) > 4)}"
+        for value, ranks in by_value.items()
     ]
     return "; ".join(shown[:4]) + "; ..." * (len(shown) > 4)
 
 
 def handshake(seconds: float) -> list[tuple[int, int]]:
-    """Every rank greets every other; on rank 0 the pairs (listener, speaker) that did not hear each other in time.
+    """Let every rank greet every other; on rank 0 the pairs (listener, speaker) of greetings that did not come in time.
 
-    Uses no collective call, which one deaf pair would hang, and so comes before `world`. Other ranks return if all is
-    well; else they wait for rank 0 to end the job.
+    It uses no collective call, which one such pair would hang, and so comes before `world`. Other ranks return if all
+    is well; else they wait for rank 0 to end the job.
     """
     MPI = mpi.start()
     everyone = MPI.COMM_WORLD
     rank, peers = everyone.Get_rank(), [rank for rank in range(everyone.Get_size()) if rank != everyone.Get_rank()]
     greeting, report, verdict = range(3)
-    kept = [everyone.isend(None, peer, greeting) for peer in peers]
-    silent = [(rank, peer) for peer in _unheard(everyone, peers, greeting, seconds)[1]]
+    sent = [everyone.isend(None, peer, greeting) for peer in peers]
+    silent = [(rank, peer) for peer in _received(everyone, peers, greeting, seconds)[1]]
     if rank == 0:
-        reports, missing = _unheard(everyone, peers, report, seconds)
+        reports, missing = _received(everyone, peers, report, seconds)
         silent += [pair for pairs in reports.values() for pair in pairs]
         silent += [(0, peer) for peer in missing if (0, peer) not in silent]
-        kept += [everyone.isend(bool(silent), peer, verdict) for peer in peers]
+        sent += [everyone.isend(bool(silent), peer, verdict) for peer in peers]
     else:
-        kept.append(everyone.isend(silent, 0, report))
-        answer, _ = _unheard(everyone, [0], verdict, 3 * seconds)
+        sent.append(everyone.isend(silent, 0, report))
+        answer, _ = _received(everyone, [0], verdict, 3 * seconds)
         if answer.get(0, True):
             time.sleep(seconds)
             everyone.Abort(1)
     if not silent:
-        MPI.Request.waitall(kept)
+        MPI.Request.waitall(sent)
     return sorted(silent)
 
 
-def _unheard(everyone: Any, peers: list[int], tag: int, seconds: float) -> tuple[dict[int, Any], list[int]]:
-    """What the peers sent, and the peers from whom nothing came in time."""
+def _received(everyone: Any, peers: list[int], tag: int, seconds: float) -> tuple[dict[int, Any], list[int]]:
+    """The values that peers sent, and the peers from whom nothing came in time."""
     waiting = {peer: everyone.irecv(source=peer, tag=tag) for peer in peers}
-    heard = {}
+    values = {}
     deadline = time.monotonic() + seconds
     while waiting and time.monotonic() < deadline:
         for peer, request in list(waiting.items()):
             done, value = request.test()
             if done:
-                heard[peer] = value
+                values[peer] = value
                 del waiting[peer]
         time.sleep(0.001)  # leave the core to ranks that share it
-    return heard, list(waiting)
+    return values, list(waiting)
 
 
 def current_rank() -> int:
-    """This process's rank: as MPI tells it, or as the launcher did while MPI is not up."""
+    """This process's rank: MPI's, or the launcher's while MPI is not up."""
     MPI = mpi.if_up()
     return MPI.COMM_WORLD.Get_rank() if MPI and MPI.COMM_WORLD.Get_size() > 1 else launched()[0]
 
 
 def speaks() -> bool:
-    """Say whether this process tells what all ranks know: rank 0 does."""
+    """True on the rank that prints what all ranks know."""
     return current_rank() == 0
 
 
-def meet_with(error: IstmpiError) -> IstmpiError:
-    """Bring an error of this rank to the others where they wait for it: at their first agreement, if MPI is not up yet.
+def agree_on_error(error: IstmpiError) -> IstmpiError:
+    """Bring an error of this rank to the others, who wait in their first agreement if MPI is not up yet.
 
-    Returns what this rank shall report; ``everywhere`` is set if all ranks now know.
+    Returns the error that this rank shall report; ``everywhere`` is set if all ranks now know.
     """
     MPI = mpi.if_up()
     if MPI is None and launched()[1] > 1:

@@ -1,4 +1,4 @@
-"""What a process can tell of the launcher that started it, before MPI is up: from its variables and from /proc."""
+"""The launcher that started this process, as far as variables and /proc show it before MPI is up."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ SLURM_NTASKS is no number of ranks: it stands in a job's script, too, which runs
 """
 
 _BETWEEN = ("hydra_pmi_proxy",)
-"""What MPICH's mpirun puts between itself and the ranks of a host."""
+"""The processes that MPICH's mpirun puts between itself and the ranks of a host."""
 
 
 def launched() -> tuple[int, int]:
@@ -28,7 +28,7 @@ def launched() -> tuple[int, int]:
 
 
 def on_this_host() -> tuple[list[int], int]:
-    """Which ranks run on this host, and how many were started there; this one alone where that cannot be seen."""
+    """The ranks that run on this host, and how many were started there; this one alone where that cannot be seen."""
     for name, _, local in LAUNCHERS.values():
         if name in os.environ and os.environ.get(local, "").isdecimal():
             if present := _processes(name):
@@ -72,7 +72,7 @@ def process_facts(process: int) -> tuple[str, str]:
 
 
 def terminal_columns() -> int | None:
-    """How wide the terminal is to which mpirun, on this host, hands on what ranks print; None where there is none."""
+    """The width of the terminal where mpirun, on this host, prints what ranks print; None where there is none."""
     for name, *_ in LAUNCHERS.values():
         if name in os.environ:
             with suppress(OSError, ValueError):

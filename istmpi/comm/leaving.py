@@ -1,4 +1,4 @@
-"""How ranks end together: in order where all know of it, by force where one fails and others may wait for it."""
+"""The end of a job: in order where all ranks know of it, by force where one fails and others may wait for it."""
 
 import atexit
 import builtins
@@ -46,10 +46,10 @@ def end_stuck_job(error: StuckError) -> None:
 
 
 def end_with_this_script(communicator: Communicator) -> None:
-    """From now on an exception, or sys.exit with a code that is not 0, ends all ranks of a user's own program.
+    """Let an exception, or sys.exit with a code that is not 0, end all ranks of a user's own program from now on.
 
-    Where all of them fail each keeps its code. Python tells nobody behind the program how it ended; so sys.exit, exit
-    and quit are replaced by one that takes a note. A program that raises SystemExit by itself goes unseen.
+    If all of them fail, each keeps its code. Python does not say after a program how it ended; so sys.exit, exit and
+    quit are replaced by one that takes a note. A program that raises SystemExit by itself goes unseen.
     """
     global _installed
     if _installed or communicator.size == 1:

@@ -1,15 +1,30 @@
-"""The MPI library itself: how it is loaded, what it says of itself, and what it lets us do."""
+"""The MPI library itself: it is loaded here, and asked for its name and its thread level.
+
+A thread may be a rank of a simulated cluster (`istmpi.simulated`); `stand_in` then has what stands for MPI there.
+"""
 
 import ctypes
 import os
 import sys
+import threading
 import warnings
 from typing import Any
 
-from istmpi.comm.stand_in import stand_in
 from istmpi.errors import LaunchError
 
 NOT_TOGETHER = "launcher and MPI library do not belong together. Use the mpirun (or srun --mpi=...) of that library."
+
+_this_thread = threading.local()
+
+
+def stand_in() -> Any:
+    """The simulated MPI library of this thread; None where MPI is real."""
+    return getattr(_this_thread, "library", None)
+
+
+def stand_in_here(library: Any) -> None:
+    """Make this thread a simulated rank."""
+    _this_thread.library = library
 
 
 def start() -> Any:
@@ -62,9 +77,8 @@ def _initialise(MPI: Any) -> None:
 
 
 def library_here() -> Any:
-    """mpi4py's MPI module, which a communicator says is up; in a simulated rank what stands in for it."""
-    simulated = stand_in()
-    if simulated is not None:
+    """mpi4py's MPI module, known to be up; in a simulated rank its stand-in."""
+    if simulated := stand_in():
         return simulated
     from mpi4py import MPI
 
@@ -73,14 +87,14 @@ def library_here() -> Any:
 
 def if_up() -> Any:
     """mpi4py's MPI module while the library is up, else None; starts nothing. In a simulated rank its stand-in."""
-    if (simulated := stand_in()) is not None:
+    if simulated := stand_in():
         return simulated
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
 def lost_connection(error: BaseException) -> str:
-    """What an exception says of a rank that is gone, in one line; empty for one of any other kind."""
+    """The line to print where an exception means that a rank is gone; empty for an exception of any other kind."""
     MPI = if_up()
     if MPI is None or not isinstance(error, MPI.Exception):
         return ""
@@ -109,11 +123,11 @@ def library() -> str:
 
 
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
-"""What an MPI library lets a process's threads do, from nothing to everything."""
+"""The calls that an MPI library grants to a process's threads, from none to all at any time."""
 
 
 def thread_level() -> str:
-    """Which of `THREAD_LEVELS` the library grants."""
+    """The one of `THREAD_LEVELS` that the library grants."""
     MPI = library_here()
     levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
     return THREAD_LEVELS[levels.index(MPI.Query_thread())]
@@ -125,5 +139,5 @@ def threads_may_call() -> bool:
 
 
 def send_to_self(sent: Any, received: Any) -> None:
-    """Through MPI from one buffer to another of this process; they may lie in device memory if the library takes it."""
+    """Copy one buffer of this process into another through MPI; both may be device memory if the library takes it."""
     library_here().COMM_SELF.Sendrecv(sent, 0, 0, received, 0, 0)

@@ -1,6 +1,6 @@
 """Python objects as bytes in slots of one size: an object's length, and the object where it fits.
 
-So objects of unknown lengths travel in one message where they are small, and else all know how large the next one is.
+Small objects of unknown lengths travel in one message; otherwise all ranks know then how large the next one must be.
 """
 
 import pickle
@@ -18,7 +18,7 @@ def packed(value: Any) -> bytes:
 
 
 def slot(packed: bytes, size: int) -> bytes:
-    """So many bytes with a packed object, or with its length alone."""
+    """A slot of ``size`` bytes with a packed object, or with its length alone where it does not fit."""
     fits = packed if len(packed) <= size - _LENGTH else b""
     return (len(packed).to_bytes(_LENGTH, "little") + fits).ljust(size, b"\0")
 

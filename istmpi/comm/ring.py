@@ -16,7 +16,7 @@ from istmpi.comm.codec import EXACT, encoded_bytes
 BUCKET_BYTES = 2**20
 """Smaller tensors travel together; larger ones by themselves, without a copy."""
 CHUNK_BYTES = 2**20
-"""Most bytes in a message."""
+"""The bytes of a message at most."""
 SEGMENTS_AT_ONCE = 4
 """While one waits for its neighbour, the others keep the line busy."""
 
@@ -44,9 +44,9 @@ def buckets(nbytes: Mapping[str, int], forms: Forms = ALL_EXACT) -> list[list[st
 
 def segments(elements: int, itemsize: int, ranks: int) -> Iterator[slice]:
     """A bucket of so many elements cut into segments."""
-    most = CHUNK_BYTES // itemsize * ranks
-    for start in range(0, elements, most):
-        yield slice(start, min(start + most, elements))
+    length = CHUNK_BYTES // itemsize * ranks
+    for start in range(0, elements, length):
+        yield slice(start, min(start + length, elements))
 
 
 def chunks(elements: int, ranks: int) -> list[slice]:
@@ -55,7 +55,7 @@ def chunks(elements: int, ranks: int) -> list[slice]:
 
 
 def sent_bytes(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT) -> list[int]:
-    """What each rank sends in an all-reduce of these tensors.
+    """Bytes that each rank sends in an all-reduce of these tensors.
 
     To be added up, every chunk but its own; to be spread, every chunk but its successor's.
     """
@@ -67,7 +67,7 @@ def sent_bytes(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Fo
 
 
 def sent_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[int]:
-    """The same of one segment, of which a chunk of so many elements has so many bytes."""
+    """`sent_bytes` of one segment; ``nbytes``: bytes of a chunk of so many elements."""
     sizes = [nbytes(chunk.stop - chunk.start) for chunk in chunks(elements, ranks)]
     return [2 * sum(sizes) - size - after for size, after in zip(sizes, [*sizes[1:], sizes[0]], strict=True)]
 
@@ -81,7 +81,7 @@ def once_round(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Fo
 
 
 def once_round_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> int:
-    """The same of one segment, of which a chunk of so many elements has so many bytes."""
+    """`once_round` of one segment; ``nbytes``: bytes of a chunk of so many elements."""
     shorter, longer = divmod(elements, ranks)
     return longer * nbytes(shorter + 1) + (ranks - longer) * nbytes(shorter)
 

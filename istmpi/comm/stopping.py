@@ -6,8 +6,10 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from istmpi.comm import Communicator, StopGossip
+from istmpi.comm import mpi
+from istmpi.comm.communicator import Communicator
 from istmpi.errors import ConfigError
 from istmpi.signals import receiver
 
@@ -19,10 +21,48 @@ _FILE_REASON = "the file "
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
-class StopSign:
-    """Whether this run shall stop early, and why. Making it is collective.
+class StopGossip:
+    """A reason to stop that any rank may tell at any time, and that every rank learns sooner or later without waiting.
 
-    ``file``: asks when it exists. ``deadline``: asks from that Unix time on. Both are looked at by rank 0.
+    A rank that learns it passes it on to the ranks 1, 2, 4, ... further on. Making it is collective, `settle` too.
+    """
+
+    def __init__(self, communicator: Communicator):
+        self._communicator = communicator.duplicate()
+        self._mpi = self._communicator.mpi
+        self._rank, self._size = communicator.rank, communicator.size
+        self._steps = [2**power for power in range((self._size - 1).bit_length())]
+        self._sent: list[Any] = []
+        self._received_from: set[int] = set()
+
+    def notify(self, reason: str) -> None:
+        """Tell the ranks 1, 2, 4, ... further on; to be called once."""
+        self._sent = [self._mpi.isend(reason, (self._rank + step) % self._size) for step in self._steps]
+
+    def poll(self) -> str:
+        """The reason that has arrived by now, or an empty text."""
+        status = mpi.library_here().Status()
+        if not self._steps or not self._mpi.iprobe(status=status):
+            return ""
+        self._received_from.add(status.source)
+        return self._mpi.recv(source=status.source)
+
+    def settle(self) -> None:
+        """Receive what is still under way."""
+        sent = self._communicator.allgather(bool(self._sent))
+        for step in self._steps:
+            source = (self._rank - step) % self._size
+            if sent[source] and source not in self._received_from:
+                self._mpi.recv(source=source)
+        for request in self._sent:
+            request.wait()
+        self._sent, self._received_from = [], set()
+
+
+class StopSign:
+    """The wish that this run stops early, and its reason. Making it is collective.
+
+    ``file``: asks when it exists. ``deadline``: asks from that Unix time on. Rank 0 looks at both.
     """
 
     def __init__(self, communicator: Communicator, file: Path | None = None, deadline: float | None = None):
@@ -36,7 +76,7 @@ class StopSign:
         self._looked = 0.0
 
     def asked(self) -> bool:
-        """Whether this rank knows of a wish to stop; it passes the wish on. Cheap enough for every local step."""
+        """True once this rank knows of a wish to stop, which it passes on. Cheap enough for every local step."""
         if not self.reason and (reason := self._signal or self._look() or self._gossip.poll()):
             self.reason = reason
             self._gossip.notify(reason)
@@ -44,11 +84,11 @@ class StopSign:
 
     @property
     def cure(self) -> str:
-        """What to do, if anything, before the run can go on."""
+        """The beginning of a sentence: what to do, if anything, before the run can go on."""
         return f"Remove {self._file}; then the same" if self.reason.startswith(_FILE_REASON) else "The same"
 
     def wished(self) -> str:
-        """Why this rank may be asked to stop as soon as it looks; passes nothing on. From any thread."""
+        """The reason for which this rank may stop as soon as it looks; passes nothing on. From any thread."""
         return self.reason or self._signal or ("" if self._rank else self._seen())
 
     def settle(self, reasons: list[str]) -> None:
@@ -78,7 +118,7 @@ class StopSign:
 
 
 def end_of_job() -> float:
-    """When this SLURM job's time is up, as Unix time; ConfigError where that cannot be known. Asks the scheduler."""
+    """The Unix time when this SLURM job's time is up; ConfigError where that cannot be known. Asks the scheduler."""
     given = os.environ.get("SLURM_JOB_END_TIME")
     if given is not None:
         with suppress(ValueError):
@@ -96,8 +136,8 @@ def end_of_job() -> float:
         )
     query = ["squeue", "--noheader", "--jobs", job, "--Format", "EndTime"]
     try:
-        said = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-        return time.mktime(time.strptime(said, "%Y-%m-%dT%H:%M:%S"))
+        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        return time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"--stop-before-walltime: {' '.join(query)} does not tell when the job's time is up ({error})."

@@ -1,4 +1,4 @@
-"""What a rank hands to MPI, call by call: counted, and told to whoever follows."""
+"""The values that a rank hands to MPI: each call is counted, and reported to followers."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Sent:
-    """One call that hands values to MPI; times are those of ``time.perf_counter``."""
+    """A call that hands values to MPI; times are those of ``time.perf_counter``."""
 
     call: str
     bytes: int
@@ -17,12 +17,12 @@ class Sent:
 
 @dataclass
 class Traffic:
-    """What this rank handed to MPI."""
+    """The bytes and calls of this rank."""
 
     bytes: int = 0
     calls: int = 0
     followers: list[Callable[[Sent], None]] = field(default_factory=list)
-    """Each is told of every call."""
+    """Called with every call."""
 
     def add(self, nbytes: int, call: str, began: float, ended: float | None = None) -> None:
         """Count a call that has ended, by default just now."""

@@ -1,19 +1,22 @@
-"""Where a rank is: what it does, and for whom it waits since when. Written by the threads that work, read by others.
+"""The whereabouts of a rank: what it does, and for whom it waits since when. Written by the threads that work.
 
 The one place that knows of waits: every call of a `Communicator` that needs other ranks passes through `waits`, and so
-does what waits for a file.
+does what waits for a file. The hang watch's thread reads it.
 """
 
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 SETTING_UP = "setting up"
 BETWEEN_ROUNDS = "between rounds"
 _ASLEEP = 5.0
-"""Seconds between two looks of who watches: more, and the process was stopped, or the whole machine."""
+"""Seconds between two looks of the watch: after more, the process was stopped, or the whole machine."""
+_MANY_BYTES = 2**20
+"""Bytes read or written between two looks that count as progress: a rank that moves much is not still."""
 
 
 @dataclass(frozen=True)
@@ -24,30 +27,31 @@ class Wait:
     group: str
     """The name of the communicator."""
     number: int
-    """Of the collective calls there; 0 for a call between two ranks."""
+    """The number of the collective call there; 0 for a call between two ranks."""
     ranks: tuple[int, ...]
-    """Who is needed, by their numbers in the job."""
+    """The ranks that are needed, by their numbers in the job."""
     since: float
-    """By ``time.monotonic``."""
+    """A time of ``time.monotonic``."""
     trains: bool = True
-    """It is the thread that trains that waits for others, not one in the background."""
-    own: bool = False
-    """For what the rank does itself, as all do at that place; who waits for others as well is missed for that."""
+    """The training thread waits for others, not one in the background."""
+    for_itself: bool = False
+    """The rank waits for what it does itself, as all do at that place."""
 
 
 class Whereabouts:
-    """One for all communicators of a rank. Its fields are read by a thread that watches, at any moment."""
+    """Phase, round and waits of a rank, on all its communicators. The watch's thread reads the fields at any moment."""
 
     def __init__(self) -> None:
         self._trainer = threading.get_ident()
-        self.met: dict[str, int] = {}
+        self.arrivals: dict[str, int] = {}
         """Collective calls that it has come to, by communicator."""
         self.waiting: dict[str, Wait] = {}
-        """By communicator."""
+        """The wait on each communicator."""
+        self._bytes = 0
         self.restart()
 
     def restart(self) -> None:
-        """Nothing is known of rounds and phases any more: another run begins."""
+        """Forget rounds and phases: another run begins."""
         self.phase = SETTING_UP
         self.round: int | None = None
         """The round that it is in, from 1; None before the first."""
@@ -56,29 +60,28 @@ class Whereabouts:
         self.slowest_round = 0.0
         """Seconds from one round's beginning to the next, evaluations and checkpoints included."""
         self.slowest_phase = "", 0.0
-        """Of all phases that are over, waiting for the end of others' local steps left out."""
+        """The longest of all phases that are over, but for those that wait for the end of others' local steps."""
         self.moved = time.monotonic()
-        """When it last did something else than before."""
+        """The time when it last did something else than before."""
         self.awake_since = self._round_began = self._phase_began = self.moved
-        self._looked: float | None = None
-        """When who watches did so last."""
+        self._watched: float | None = None
         self._stepping = ""
 
-    def looked(self, now: float) -> bool:
-        """Who watches does so, as often as every second: whether the process was stopped meanwhile."""
+    def watch(self, now: float) -> bool:
+        """Note that the watch looks, as it does at least every second; true if the process was stopped meanwhile."""
         slept = self._slept(now)
-        self._looked = now
+        self._watched = now
         return slept
 
     def _slept(self, now: float) -> bool:
-        slept = self._looked is not None and now - self._looked > _ASLEEP
+        slept = self._watched is not None and now - self._watched > _ASLEEP
         if slept:
             self.moved = self.awake_since = self._round_began = self._phase_began = now
         return slept
 
     @contextmanager
     def enter(self, phase: str) -> Iterator[None]:
-        """As long as the block lasts it is in that phase; one inside another is taken out of it."""
+        """A block that is that phase; a phase inside another is taken out of it."""
         before = self._change(phase)
         try:
             yield
@@ -97,15 +100,23 @@ class Whereabouts:
         return before
 
     def step(self, local_step: int) -> None:
-        """It begins that local step."""
+        """Begin a local step."""
         self.local_step, self._stepping, self.moved = local_step, self.phase, time.monotonic()
 
-    def get_on(self) -> None:
-        """It is through with a part of what it does for long, such as a batch of an evaluation."""
+    def heartbeat(self) -> None:
+        """Note progress within what takes long, such as a batch of an evaluation."""
         self.moved = time.monotonic()
 
+    def count_bytes(self) -> None:
+        """Take much reading and writing for progress, where Linux counts it."""
+        with suppress(OSError, ValueError, IndexError):
+            now = bytes_of_others()
+            if now - self._bytes > _MANY_BYTES:
+                self._bytes = now
+                self.heartbeat()
+
     def begin_round(self, round: int) -> None:
-        """It begins that round."""
+        """Begin a round."""
         self.moved = now = time.monotonic()
         self._slept(now)
         if self.phase == SETTING_UP:
@@ -114,19 +125,30 @@ class Whereabouts:
             self.slowest_round = max(self.slowest_round, now - self._round_began)
         self.round, self.local_step, self._round_began = round, None, now
 
-    def meet(self, group: str) -> None:
-        """It has come to a collective call."""
-        self.met[group] = self.met.get(group, 0) + 1
+    def arrive(self, group: str) -> None:
+        """Note that the rank has come to a collective call of that communicator."""
+        self.arrivals[group] = self.arrivals.get(group, 0) + 1
         self.moved = time.monotonic()
 
     @contextmanager
-    def waits(self, call: str, group: str, ranks: Sequence[int], collective: bool, own: bool = False) -> Iterator[None]:
-        """As long as the block lasts others are waited for, or with ``own`` what the rank does itself."""
-        number = self.met.get(group, 0) if collective else 0
-        trains = threading.get_ident() == self._trainer and not own
-        self.waiting[group] = Wait(call, group, number, tuple(ranks), time.monotonic(), trains, own)
+    def waits(
+        self, call: str, group: str, ranks: Sequence[int], collective: bool, for_itself: bool = False
+    ) -> Iterator[None]:
+        """A block in which the rank waits for others, or with ``for_itself`` for what it does itself."""
+        number = self.arrivals.get(group, 0) if collective else 0
+        trains = threading.get_ident() == self._trainer and not for_itself
+        self.waiting[group] = Wait(call, group, number, tuple(ranks), time.monotonic(), trains, for_itself)
         try:
             yield
         finally:
             del self.waiting[group]
             self.moved = time.monotonic()
+
+
+def bytes_of_others() -> int:
+    """Bytes that this process has read and written, but for those of the thread that asks."""
+    this_thread, all_threads = (
+        [int(word) for word in Path(file).read_text().split()[1:4:2]]
+        for file in ("/proc/thread-self/io", "/proc/self/io")
+    )
+    return sum(all_threads) - sum(this_thread)

@@ -320,8 +320,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Comm:
-    """The watch over ranks that wait for each other; it changes nothing that is learnt."""
+    """The exchange of weights, and the watch over ranks that wait for others; it changes nothing that is learnt."""
 
+    exchange: Annotated[
+        Literal["alltoallv", "pieces"],
+        "How all ranks exchange weights with all: by one call of MPI_Alltoallv, or in pieces, 256 KiB to each rank in "
+        "turn, for slow lines between hosts (docs/running.md).",
+    ] = "alltoallv"
     patience: Annotated[
         NotNegative,
         "Seconds, at least, after which ranks that others wait for are named; after as many more the job ends with "

@@ -6,8 +6,8 @@ run; `cluster` and `time` what that takes in seconds on a network; `survey` all 
 """
 
 from istmpi.cost.counts import Cost, cost, phase_costs
-from istmpi.cost.one_round import round_bytes
+from istmpi.cost.one_round import round_bytes, run_bytes
 from istmpi.cost.pairs import pair_bytes
 from istmpi.cost.rivals import RIVALS, counted
 
-__all__ = ["RIVALS", "Cost", "cost", "counted", "pair_bytes", "phase_costs", "round_bytes"]
+__all__ = ["RIVALS", "Cost", "cost", "counted", "pair_bytes", "phase_costs", "round_bytes", "run_bytes"]

@@ -5,32 +5,32 @@ import os
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import torch
 
-from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
+from istmpi.checkpoint.reader import MOMENTS, Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import stored_moments
 from istmpi.data.offsets import named
-from istmpi.deploy.code import changed_source, runnable
-from istmpi.deploy.content import Content
-from istmpi.deploy.layers import Layer, Values, bytes_of, chunks, dtype_of, plain_layers, shape_of
+from istmpi.deploy.fitting import changed_source, runnable
+from istmpi.deploy.layers import Layer, State, Values, chain_state, own_state
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
-from istmpi.deploy.own_layers import own_state
-from istmpi.deploy.program import onnx_of, require_onnx_exporter, save
+from istmpi.deploy.program import onnx_of, program_of, require_onnx_exporter, save, whole_state
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing, require_free
+from istmpi.models.architecture import Architecture
 
-Parts = Mapping[str, Callable[[BinaryIO], None]]
-"""The files of an export by their names, each with what writes it; the first one may refer to the second."""
+Parts = Mapping[str, Callable[[BinaryIO], object]]
+"""The files of an export by their names, each with its writer; the first one may refer to the second."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was written."""
+    """The files that were written."""
 
     path: Path
     bytes: int
@@ -38,7 +38,40 @@ class Export:
     beside: Path | None = None
     """A second file: the first shard of the tensors, or the program beside the state."""
     note: str = ""
-    """Something that the user should know."""
+    """A warning for the user."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """A checkpoint's network as the formats take it."""
+
+    checkpoint: Checkpoint
+    network: Architecture
+    state: State
+
+    def metadata(self, of_state: bool = False) -> dict[str, str]:
+        """Texts, all but one of them JSON, that go along with a program, or with a state that it is made of."""
+        header = self.checkpoint.header
+        values = {
+            "layers": [[layer.name, layer.kind, layer.settings] for layer in self.state.layers],
+            "classes": self.checkpoint.classes,
+            "data": asdict(header.data),
+            "round": header.round,
+            "run": header.run.tree(),
+            "versions": dict(header.versions),
+        }
+        if of_state and not self.network.stages:
+            values |= {"ties": self.state.ties} if self.state.ties else {}
+            if normalisation := self.checkpoint.normalisation:
+                values["input"] = dict(zip(MOMENTS, (values.tolist() for values in normalisation.whole)))
+            if rescaling := self.checkpoint.rescaling:
+                values["output"] = dict(zip(("factor", "shift"), (values.tolist() for values in rescaling)))
+        return {"format": "istmpi-export 1", **{name: json.dumps(value) for name, value in values.items()}}
+
+    def require_state(self) -> None:
+        """Refuse, with a ConfigError, a network whose class cannot load its state."""
+        if problem := self.state.problem:
+            raise ConfigError(f"{self.checkpoint.path}: {problem}; it has no state to load there. Use --to onnx.")
 
 
 def export(
@@ -85,11 +118,10 @@ def export(
         else:
             moments = CalibratedNetwork(checkpoint, calibrate_on, model).moments
         if not network.stages:
-            own = own_state(checkpoint, moments, network)
-            content = Content(checkpoint, network, own.layers, own.ties, own.untied, own.problem)
+            state = own_state(checkpoint, moments, network)
         else:
-            content = Content(checkpoint, network, plain_layers(checkpoint, moments))
-        parts = parts_of(content, target.name)
+            state = chain_state(checkpoint, moments)
+        parts = parts_of(Content(checkpoint, network, state), target.name)
         files = [target.with_name(name) for name in parts]
         for file in files:
             require_free(file, force)
@@ -104,11 +136,11 @@ def export(
         if sharded:
             target.unlink(missing_ok=True)  # readers take one file before an index
     size = sum(file.stat().st_size for file in files)
-    return Export(files[0], size, content.layers, next(iter(files[1:]), None), note)
+    return Export(files[0], size, state.layers, next(iter(files[1:]), None), note)
 
 
 def _require_exact(checkpoint: Checkpoint) -> None:
-    """Refuse what a program of float32 cannot take or give: numbers that float32 does not tell apart."""
+    """Refuse numbers in or out that the float32 of a program does not tell apart."""
     offsets = {"feature": checkpoint.normalisation and checkpoint.normalisation.offset}
     offsets["output"] = checkpoint.target_offset
     narrow = [named(np.flatnonzero(offset), what) for what, offset in offsets.items() if offset is not None]
@@ -120,95 +152,77 @@ def _require_exact(checkpoint: Checkpoint) -> None:
         )
 
 
-_SAFETENSORS = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "complex64": "C64",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-"""What the format calls the types of weights and buffers."""
-
+_FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "complex64": "C64"}
+_SAFETENSORS = _FLOATS | {"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
+"""The format's names of the types of weights and buffers."""
 
 SHARD = 5 * 10**9
-"""The bytes of tensors in one safetensors file; a longer tensor has a file of its own. It is Hugging Face's default."""
+"""The bytes of tensors in one safetensors file, as Hugging Face has it; a longer tensor has a file of its own."""
 ONNX_LIMIT = 2**31 - 2**20
 """The bytes of tensors in an ONNX file, a message of at most 2 GiB with the graph."""
 
 
 def _safetensors(content: Content, name: str) -> Parts:
-    """One file, or above `SHARD` several and an index of them, as transformers and accelerate read them."""
+    """A file, or above `SHARD` several and an index of them, as transformers and accelerate read them."""
+    content.require_state()
     shards: list[dict[str, Values]] = [{}]
-    for key, values in content.tensors.items():
-        if dtype_of(values) not in _SAFETENSORS:
+    for key, values in content.state.tensors.items():
+        if values.dtype not in _SAFETENSORS:
             raise ConfigError(
-                f"{content.checkpoint.path}: {key} is of {dtype_of(values)}, which safetensors does not know. Use --to "
+                f"{content.checkpoint.path}: {key} is of {values.dtype}, which safetensors does not know. Use --to "
                 f"npz or torch."
             )
-        if shards[-1] and _size(shards[-1]) + bytes_of(values) > SHARD:
+        if shards[-1] and _size(shards[-1]) + values.nbytes > SHARD:
             shards.append({})
         shards[-1][key] = values
+    metadata = content.metadata(of_state=True)
     if len(shards) == 1:
-        return {name: _safetensors_writer(shards[0], content.metadata_of_state)}
+        return {name: partial(_write_safetensors, shards[0], metadata)}
     stem = name.removesuffix(".safetensors")
     names = [f"{stem}-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
     index = {
-        "metadata": {"total_size": sum(map(_size, shards)), **content.metadata_of_state},
+        "metadata": {"total_size": sum(map(_size, shards)), **metadata},
         "weight_map": {key: file for file, shard in zip(names, shards) for key in shard},
     }
     text = json.dumps(index, indent=2).encode()
     # Readers of shards refuse a format that they do not know.
-    writers = [_safetensors_writer(shard, {"format": "pt"}) for shard in shards]
-    return {f"{stem}.safetensors.index.json": lambda file: _write(file, text)} | dict(zip(names, writers))
+    writers = [partial(_write_safetensors, shard, {"format": "pt"}) for shard in shards]
+    return {f"{stem}.safetensors.index.json": lambda file: file.write(text)} | dict(zip(names, writers))
 
 
 def _size(tensors: Mapping[str, Values]) -> int:
-    return sum(map(bytes_of, tensors.values()))
+    return sum(values.nbytes for values in tensors.values())
 
 
-def _write(file: BinaryIO, content: bytes) -> None:
-    file.write(content)
-
-
-def _safetensors_writer(tensors: Mapping[str, Values], metadata: Mapping[str, str]) -> Callable[[BinaryIO], None]:
-    """A writer of the length of a JSON header, the header, the tensors one after the other."""
+def _write_safetensors(tensors: Mapping[str, Values], metadata: Mapping[str, str], file: BinaryIO) -> None:
+    """Write the length of a JSON header, the header, and the tensors one after the other."""
     header: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for key, values in tensors.items():
-        start, end = end, end + bytes_of(values)
-        dtype = _SAFETENSORS[dtype_of(values)]
-        header[key] = {"dtype": dtype, "shape": shape_of(values), "data_offsets": [start, end]}
+        start, end = end, end + values.nbytes
+        header[key] = {"dtype": _SAFETENSORS[values.dtype], "shape": values.shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-
-    def write(file: BinaryIO) -> None:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for values in tensors.values():
-            for chunk in chunks(values):
-                file.write(chunk)
-
-    return write
+    file.write(len(text).to_bytes(8, "little") + text)
+    for values in tensors.values():
+        for chunk in values.chunks():
+            file.write(chunk)
 
 
 def _npz(content: Content, name: str) -> Parts:
-    """One .npy for each tensor, and ``metadata``, a JSON text as bytes."""
-    metadata = np.array(json.dumps(content.metadata_of_state).encode())
-    state = {"metadata": metadata, **content.tensors}
+    """An .npy for each tensor, and ``metadata``, a JSON text as bytes."""
+    content.require_state()
+    metadata = np.array(json.dumps(content.metadata(of_state=True)).encode())
 
     def write(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for key, values in state.items():
-                dtype = values.dtype if isinstance(values, np.ndarray) else np.dtype(dtype_of(values)).newbyteorder("<")
-                header = {"descr": dtype.str, "fortran_order": False, "shape": shape_of(values)}
+            for key, values in {"metadata": Values(metadata), **content.state.tensors}.items():
+                descr = np.dtype(values.dtype).newbyteorder("<").str
+                header = {"descr": descr, "fortran_order": False, "shape": values.shape}
                 # The date is part of the entry: none, so that the same network gives the same file.
                 with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as entry:
                     np.lib.format.write_array_header_1_0(entry, header)
-                    for chunk in chunks(values):
+                    for chunk in values.chunks():
                         entry.write(chunk)
 
     return {name: write}
@@ -216,26 +230,25 @@ def _npz(content: Content, name: str) -> Parts:
 
 def _torch(content: Content, name: str) -> Parts:
     """``{"state_dict": ..., "metadata": ...}``, and beside it the program; torch.save needs all of it in memory."""
-    beside = f"{name.removesuffix('.pt')}.pt2"
     content.require_state()
-    saved = {"state_dict": content.state, "metadata": content.metadata_of_state}
-    program = content.program
+    saved = {"state_dict": whole_state(content.state), "metadata": content.metadata(of_state=True)}
+    program = program_of(content.checkpoint, content.network, content.state)
     return {
         name: lambda file: torch.save(saved, file),
-        beside: lambda file: save(program, content.metadata, file),
+        f"{name.removesuffix('.pt')}.pt2": lambda file: save(program, content.metadata(), file),
     }
 
 
 def _onnx(content: Content, name: str) -> Parts:
     """A model by PyTorch's exporter, from the program; ConfigError where its weights do not fit one file."""
-    size = _size(content.stored)
+    size, path = _size(content.state.tensors), content.checkpoint.path
     if size > ONNX_LIMIT:
         raise ConfigError(
-            f"{content.checkpoint.path}: {size / 2**30:.1f} GiB of weights are beyond the 2 GiB of an ONNX file. Use "
-            f"--to safetensors."
+            f"{path}: {size / 2**30:.1f} GiB of weights are beyond the 2 GiB of an ONNX file. Use --to safetensors."
         )
-    model = onnx_of(content.program, content.metadata, content.network.exits, str(content.checkpoint.path))
-    return {name: lambda file: _write(file, model)}
+    program = program_of(content.checkpoint, content.network, content.state)
+    model = onnx_of(program, content.metadata(), content.network.exits, str(path))
+    return {name: lambda file: file.write(model)}
 
 
 FORMS: dict[str, tuple[str, Callable[[Content, str], Parts]]] = {

@@ -18,7 +18,7 @@ from istmpi.checkpoint.saver import commit_alone
 from istmpi.checkpoint.state import Moments, deployment_pieces, model_pieces
 from istmpi.config import Run
 from istmpi.data.sources import RANK
-from istmpi.deploy.code import changed_source, runnable
+from istmpi.deploy.fitting import changed_source, runnable
 from istmpi.deploy.network import calibration_inputs, with_values
 from istmpi.engine.axes import narrowed
 from istmpi.engine.layout import part_of
@@ -33,17 +33,17 @@ from istmpi.models.narrow import Narrow, narrow_module, require_same_outputs
 from istmpi.models.norms import calibrate, moments_of
 
 Units = Mapping[str, np.ndarray]
-"""Of each unit group that is dealt out those that a subnet has, sorted."""
+"""The units, sorted, that a subnet has of each unit group that is dealt out."""
 
 
 @dataclass(frozen=True)
 class OfRank:
-    """What a rank has of so many, by default of those that saved, in a round, by default the last one trained."""
+    """The subnet of a rank of ``ranks``, by default those that saved, in a round, by default the last one trained."""
 
     rank: int
     ranks: int | None = None
     round: int | None = None
-    """From 0."""
+    """The number of the round, from 0."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,20 @@ class Share:
 
 @dataclass(frozen=True)
 class Extraction:
-    """What was written."""
+    """The files that were written."""
 
     path: Path
     run: Path
     """The file of the run that the network can be trained on with."""
     bytes: int
     subnet: str
-    """Which it is, in words."""
+    """The subnet, in words."""
     units: Mapping[str, tuple[int, int]]
-    """Of each group that is dealt out how many units it has, and how many there are."""
+    """The number of units in the subnet and in the network, of each group that is dealt out."""
     calibrated_on: str
     """The data; empty where nothing had to be calibrated."""
     note: str
-    """Something that the user should know."""
+    """A warning for the user."""
 
 
 def extract(
@@ -92,23 +92,30 @@ def extract(
         require_free(file, force)
     with open_checkpoint(path) as checkpoint:
         whole = runnable(checkpoint, model)
-        units, words = _of_rank(checkpoint, whole, which) if isinstance(which, OfRank) else _drawn(checkpoint, which)
+        units, words = _chosen(checkpoint, whole, which)
         checkpoint.require_valid()
         narrow = _narrow(checkpoint, whole, units)
         store = _filled(checkpoint, whole, units, narrow)
         header = _header(checkpoint.header, narrow, words)
         moments, source = _calibrated(checkpoint, narrow.network, store, calibrate_on)
         norms = narrow.network.batch_norms
-        pieces = [*model_pieces(store), *deployment_pieces(moments, norms, checkpoint.inputs, 0)]
-        commit_alone(target, header, pieces)
+        commit_alone(target, header, [*model_pieces(store), *deployment_pieces(moments, norms, checkpoint.inputs, 0)])
     with appearing(beside) as file:
         file.write(header.run.toml().encode())
     counts = {name: (len(held), whole.lengths[name]) for name, held in units.items()}
     return Extraction(target, beside, target.stat().st_size, words, counts, source, changed_source(whole))
 
 
-def _of_rank(checkpoint: Checkpoint, whole: Architecture, which: OfRank) -> tuple[Units, str]:
-    """What a rank holds in the deal of a round, and which subnet that is, in words."""
+def _chosen(checkpoint: Checkpoint, whole: Architecture, which: OfRank | Share) -> tuple[Units, str]:
+    """The units of a subnet, and which subnet that is, in words."""
+    if isinstance(which, Share):
+        run, _ = _dealing(checkpoint, whole, None)
+        units = {}
+        for name in spec_of(run.method.name).groups(run, whole):
+            length = whole.lengths[name]
+            order = rng.permutation(length, rng.key(which.seed, "extract", name))
+            units[name] = np.sort(order[: max(floor(which.share * length + 0.5), 1)])
+        return units, f"share {which.share:g} of seed {which.seed}"
     ranks = checkpoint.header.ranks if which.ranks is None else which.ranks
     if which.rank >= ranks:
         raise ConfigError(f"--rank {which.rank} with --ranks {ranks}: ranks are numbered from 0 to {ranks - 1}.")
@@ -116,18 +123,6 @@ def _of_rank(checkpoint: Checkpoint, whole: Architecture, which: OfRank) -> tupl
     shares = checkpoint.header.shares_in(ranks, round)
     deal = spec_of(run.method.name).deal(run, whole, ranks, round, shares)
     return dict(deal.held(which.rank)), f"rank {which.rank} of {ranks} in round {round}"
-
-
-def _drawn(checkpoint: Checkpoint, which: Share) -> tuple[Units, str]:
-    """A share of the units of each group that is dealt out, and which subnet that is, in words."""
-    whole = checkpoint.architecture
-    run, _ = _dealing(checkpoint, whole, None)
-    units = {}
-    for name in spec_of(run.method.name).groups(run, whole):
-        length = whole.lengths[name]
-        order = rng.permutation(length, rng.key(which.seed, "extract", name))
-        units[name] = np.sort(order[: max(floor(which.share * length + 0.5), 1)])
-    return units, f"share {which.share:g} of seed {which.seed}"
 
 
 def _dealing(checkpoint: Checkpoint, whole: Architecture, round: int | None) -> tuple[Run, int]:
@@ -145,11 +140,10 @@ def _dealing(checkpoint: Checkpoint, whole: Architecture, round: int | None) -> 
                 dealing.append((run, round))
         first += rounds
     if not dealing:
-        when = "in its run" if round is None else f"in round {round}"
+        when, cure = ("in its run", "") if round is None else (f"in round {round}", ", or another round")
         raise ConfigError(
             f"{checkpoint.path}: nothing was dealt out {when} (method.name = {header.run.method.name!r}), so that it "
-            f"has no subnets. Give a network that was trained with ist"
-            + (", or another round." if round is not None else ".")
+            f"has no subnets. Give a network that was trained with ist{cure}."
         )
     return dealing[-1]
 
@@ -158,22 +152,23 @@ def _narrow(checkpoint: Checkpoint, whole: Architecture, units: Units) -> Narrow
     """The network that is written, at first without weights."""
     header = checkpoint.header
     lengths = narrowed(whole.lengths, whole.parameters, units)
-    # Who trains the full network trains the one that is evaluated, as in `istmpi.methods.base.Method.build`.
+    # A rank that trains the full network trains the one that is evaluated, as in `istmpi.methods.base.Method.build`.
     everything = all(lengths[group] == whole.lengths[group] for group in whole.groups)
     scale = header.full_scale if everything else header.scale
     narrow = narrow_module(whole, units, scale)
-    parts = _parts(checkpoint, whole, units, narrow, narrow.names)
-    require_same_outputs(whole, units, scale, narrow, parts)
+    require_same_outputs(whole, units, scale, narrow, _parts(checkpoint, whole, units, narrow.names))
     return narrow
 
 
 def _parts(
-    checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: Narrow, names: Mapping[str, str]
+    checkpoint: Checkpoint, whole: Architecture, units: Units, names: Mapping[str, str]
 ) -> dict[str, torch.Tensor]:
     layout = Partition(whole.lengths, {name: (held,) for name, held in units.items()}, 1)
     return {
-        name: part_of(torch.from_numpy(checkpoint.tensors[of].rows()), layout, whole.parameters[parameter_of(of)], 0)
-        for name, of in names.items()
+        name: part_of(
+            torch.from_numpy(checkpoint.tensors[source].rows()), layout, whole.parameters[parameter_of(source)], 0
+        )
+        for name, source in names.items()
     }
 
 
@@ -183,13 +178,15 @@ def _filled(checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: N
     store = ParameterStore(network.parameters, network.lengths, 1, 0)
     store.scale = narrow.scale
     phases = [(spec_of(name), run.override({"method.name": name})) for name, _ in run.phases()]
-    kept = {kind for spec, of in phases for kind in spec.slots(of)}
-    found = [kind for kind in kinds_of(checkpoint.tensors) if kind in kept]
-    slots = {Slot(name, kind): Slot(of, kind) for name, of in narrow.names.items() for kind in found}
-    slots = {name: of for name, of in slots.items() if of in checkpoint.tensors}
+    kept = {kind for spec, its in phases for kind in spec.slots(its)}
+    slots = {
+        Slot(name, kind): Slot(source, kind)
+        for name, source in narrow.names.items()
+        for kind in kinds_of(checkpoint.tensors)
+        if kind in kept and Slot(source, kind) in checkpoint.tensors
+    }
     store.add_slots(slots)
-    names = dict(narrow.names) | slots
-    for name, part in _parts(checkpoint, whole, units, narrow, names).items():
+    for name, part in _parts(checkpoint, whole, units, narrow.names | slots).items():
         store.tensors[name].copy_(part * narrow.folded.get(name, 1.0))
     return store
 
@@ -197,7 +194,7 @@ def _filled(checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: N
 def _calibrated(
     checkpoint: Checkpoint, network: Architecture, store: ParameterStore, calibrate_on: str | None
 ) -> tuple[Moments, str]:
-    """The moments of what is normalised over the batch, and the data whose training split gave them."""
+    """The moments of the batch normalisations, and the data whose training split gave them."""
     if not network.batch_norms:
         return {}, ""
     source = calibrate_on or checkpoint.header.run.data.source
@@ -210,7 +207,7 @@ def _calibrated(
 
 
 def _header(header: Header, narrow: Narrow, words: str) -> Header:
-    """What the file says of itself: one rank has saved it, between two rounds."""
+    """The header of a file that one rank has saved between two rounds."""
     network, tree = narrow.network, header.run.tree()
     tree["model"] |= narrow.settings
     start = header.run.name.encode()[:120].decode(errors="ignore")  # a name has 200 bytes at most
@@ -220,14 +217,7 @@ def _header(header: Header, narrow: Narrow, words: str) -> Header:
     if (dealt := tree["method"].pop("partition", None)) is not None:
         kept = [group for group in network.groups if narrow.groups.get(group) in dealt]
         tree["method"] |= {"partition": kept} if kept else {}
-    table = network.table.tree()
+    run = Run.from_tree(tree, tree["name"])
     return replace(
-        header,
-        run=Run.from_tree(tree, tree["name"]),
-        ranks=1,
-        local_step=0,
-        scale=narrow.scale,
-        fitted={},
-        network=table,
-        shares={},
+        header, run=run, ranks=1, local_step=0, scale=narrow.scale, fitted={}, network=network.table.tree(), shares={}
     )

@@ -1,4 +1,4 @@
-"""Text that goes on from a prompt, token by token."""
+"""The continuation of a prompt, token by token."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from istmpi.exits import outputs_of
 from istmpi.foreign import MEGABYTE, content, reading
 
 PROMPT_BYTES = 64 * MEGABYTE
-"""Of the largest prompt."""
+"""The limit of a prompt's size."""
 _INPUT = "-"
 """The name of the standard input."""
 
 Following = Callable[[Sequence[int]], np.ndarray]
-"""The logits ``[vocabulary]`` of what follows some tokens."""
+"""A function from tokens to the logits ``[vocabulary]`` of the next one."""
 
 
 def prompt_of(source: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a file, or with ``-`` of the standard input; of an empty one the end of a document before.
+    """The tokens of a file, or of the standard input for ``-``; an empty one gives the end of the document before.
 
-    DataError for what cannot be read or encoded.
+    DataError for text that cannot be read or encoded.
     """
     name = "the standard input" if source == _INPUT else source
     with reading(f"{name} cannot be continued", "Give a prompt, a file of text.", OSError, ValueError, NoTextError):
@@ -41,11 +41,11 @@ def prompt_of(source: str, tokenizer: Tokenizer) -> list[int]:
 def continuation(
     following: Following, prompt: Sequence[int], window: int, end: int, count: int, temperature: float, seed: int
 ) -> Iterator[int]:
-    """At most ``count`` tokens that follow a prompt; the ``end`` of its document ends it, and is not among them.
+    """The tokens, ``count`` at most, that follow a prompt up to the ``end`` of its document.
 
-    Each is drawn with the odds that its logits, divided by the temperature, say; at 0 it is the likeliest. A draw is a
-    function of the seed and of how many came before. Of a longer prompt the last ``window`` tokens count. Where text
-    grows beyond the window the later half of it is kept, so that a cache serves for the tokens of half a window.
+    Each is drawn by its logits over the temperature; 0 takes the likeliest. A draw depends on the seed and its number
+    alone. The last ``window`` tokens of a prompt count. When text outgrows the window its later half is kept, so that a
+    cache serves for half a window.
     """
     context, stream = list(prompt)[-window:], rng.key(seed, "generation")
     for number in range(count):
@@ -65,63 +65,55 @@ def continuation(
 
 
 def following(network: nn.Module, window: int) -> Following:
-    """What follows some tokens, by a network for text: from its cache, where its ``forward`` takes one.
+    """The next token's logits by a network for text: from its cache, where its ``forward`` takes one.
 
-    Any other gets a whole window each time, filled up behind the tokens: what is there changes nothing before it.
+    Any other network gets a whole window each time, filled up behind the tokens, which changes nothing before them.
     """
-    return _Cached(network) if "cache" in inspect.signature(network.forward).parameters else _Whole(network, window)
+    cache: list = []
+    seen: list[int] = []
 
+    def cached(tokens: Sequence[int]) -> torch.Tensor:
+        if not len(seen) < len(tokens) or list(tokens[: len(seen)]) != seen:
+            cache.clear()
+            seen.clear()
+        new = list(tokens[len(seen) :])
+        seen.extend(new)
+        return outputs_of(network(torch.tensor([new]), cache=cache))[-1][0, -1]
 
-class _Cached:
-    """Goes on from a cache, which is begun anew where the tokens are not those of the last call and more."""
-
-    def __init__(self, network: nn.Module):
-        self._network = network
-        self._cache: list = []
-        self._seen: list[int] = []
-
-    @torch.no_grad()
-    def __call__(self, tokens: Sequence[int]) -> np.ndarray:
-        seen = len(self._seen)
-        if not seen < len(tokens) or list(tokens[:seen]) != self._seen:
-            self._cache, seen = [], 0
-        self._seen = list(tokens)
-        return outputs_of(self._network(torch.tensor([tokens[seen:]]), cache=self._cache))[-1][0, -1].numpy()
-
-
-class _Whole:
-    """Reads a whole window each time."""
-
-    def __init__(self, network: nn.Module, window: int):
-        self._network, self._window = network, window
-
-    @torch.no_grad()
-    def __call__(self, tokens: Sequence[int]) -> np.ndarray:
-        filled = torch.zeros((1, self._window), dtype=torch.int64)
+    def whole(tokens: Sequence[int]) -> torch.Tensor:
+        filled = torch.zeros((1, window), dtype=torch.int64)
         filled[0, : len(tokens)] = torch.tensor(tokens)
-        return outputs_of(self._network(filled))[-1][0, len(tokens) - 1].numpy()
+        return outputs_of(network(filled))[-1][0, len(tokens) - 1]
+
+    logits_of = cached if "cache" in inspect.signature(network.forward).parameters else whole
+
+    @torch.no_grad()
+    def logits(tokens: Sequence[int]) -> np.ndarray:
+        return logits_of(tokens).numpy()
+
+    return logits
 
 
 def texts(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """The text of tokens, piece by piece as they come; what is not UTF-8 is replaced."""
+    """The text of tokens, piece by piece as they come; bytes that are not UTF-8 are replaced."""
     if not tokenizer.json:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for token in tokens:
             yield decoder.decode(tokenizer.decode([token]))
         yield decoder.decode(b"", final=True)
         return
-    # The text of a token depends on those before it: the last that were told are decoded again with those that are new.
-    told: list[int] = []
+    # The text of a token depends on those before it, so the last ones are decoded again with the new ones.
+    last: list[int] = []
     new: list[int] = []
     for token in tokens:
         new.append(token)
-        text = _behind(told, new, tokenizer)
+        text = _behind(last, new, tokenizer)
         if text and not text.endswith("\ufffd"):  # a character of several tokens, perhaps
             yield text
-            told, new = new, []
-    yield _behind(told, new, tokenizer)
+            last, new = new, []
+    yield _behind(last, new, tokenizer)
 
 
-def _behind(told: Sequence[int], new: Sequence[int], tokenizer: Tokenizer) -> str:
-    before, text = (tokenizer.decode(tokens).decode("utf-8", "replace") for tokens in (told, [*told, *new]))
+def _behind(last: Sequence[int], new: Sequence[int], tokenizer: Tokenizer) -> str:
+    before, text = (tokenizer.decode(tokens).decode("utf-8", "replace") for tokens in (last, [*last, *new]))
     return text[len(before) :]

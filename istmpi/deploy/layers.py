@@ -1,21 +1,24 @@
-"""A checkpoint's network as a chain of plain PyTorch layers, with the calibration as running statistics.
+"""A checkpoint's network as layers of plain PyTorch and their tensors, with the calibration as running statistics.
 
-What examples are normalised with becomes a first layer of its own, what outputs are rescaled with a last one. Only
-what the full network multiplies a product by is folded into its weights.
+The full network's factors of products are folded into the weights. A chain also gets a first layer that normalises
+examples, and a last one that rescales outputs; a network of one's own keeps the names of its own state, so that
+``Class(...).load_state_dict`` takes it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from istmpi.checkpoint.reader import Checkpoint, Tensor
 from istmpi.checkpoint.state import Moments
 from istmpi.engine.axes import ITEMSIZE
 from istmpi.errors import ConfigError
+from istmpi.models.architecture import Architecture
 from istmpi.models.norms import BatchNorm
 
 _CHUNK = 2**24
@@ -23,29 +26,39 @@ _CHUNK = 2**24
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """A tensor of the checkpoint, multiplied by a number as it is read."""
+class Values:
+    """A tensor: in the checkpoint, to be multiplied by a factor, or in memory where it is small."""
 
-    tensor: Tensor
-    factor: float
+    source: Tensor | np.ndarray
+    factor: float = 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape
+        return self.source.shape
 
     @property
     def dtype(self) -> str:
-        return self.tensor.dtype
+        return str(self.source.dtype)
 
-    def read_bytes(self, first: int, last: int, out: np.ndarray) -> None:
-        """Rows as the file would have them, into flat uint8 memory."""
-        self.tensor.read_bytes(first, last, out)
-        values = out.view(self.dtype)
-        values *= values.dtype.type(self.factor)
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes if isinstance(self.source, np.ndarray) else prod(self.shape) * ITEMSIZE[self.dtype]
 
-
-Values = Tensor | Scaled | np.ndarray
-"""Of a tensor: in the checkpoint, or in memory where it is small."""
+    def chunks(self) -> Iterator[np.ndarray]:
+        """The values as flat bytes, little-endian, some rows at a time."""
+        if isinstance(self.source, np.ndarray):
+            yield np.ascontiguousarray(self.source).reshape(-1).view(np.uint8)
+            return
+        rows, row = self.shape[0], self.nbytes // self.shape[0]
+        step = max(_CHUNK // row, 1)
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            out = np.empty((stop - start) * row, dtype=np.uint8)
+            self.source.read_bytes(start, stop, out)
+            if self.factor != 1:
+                values = out.view(self.dtype)
+                values *= values.dtype.type(self.factor)
+            yield out
 
 
 @dataclass(frozen=True)
@@ -58,43 +71,62 @@ class Layer:
     tensors: dict[str, Values] = field(default_factory=dict)
 
 
-def plain_layers(checkpoint: Checkpoint, moments: Moments) -> list[Layer]:
+@dataclass(frozen=True)
+class State:
+    """The modules that have a state, with every tensor once."""
+
+    layers: list[Layer]
+    ties: Mapping[str, str] = field(default_factory=dict)
+    """The other names of a tensor that several modules share, each with the one that it has in the layers."""
+    untied: tuple[str, ...] = ()
+    """Names in the layers of tensors that the class shares and the full network does not."""
+    problem: str = ""
+    """The reason why the class cannot load this state; empty where it can."""
+
+    @property
+    def tensors(self) -> dict[str, Values]:
+        """Every tensor by its name in the network's state."""
+        return {_name(layer.name, key): values for layer in self.layers for key, values in layer.tensors.items()}
+
+
+def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
     """The layers from the examples as they are in the data to the outputs; dropout, which does nothing here, left out.
 
     A stage's product has the stage's name; the layers behind it have their own name behind that.
     """
     layers = []
-    network = checkpoint.architecture
+    network, dtype = checkpoint.architecture, np.dtype(checkpoint.header.run.model.dtype)
     if checkpoint.normalisation:
-        dtype = np.dtype(checkpoint.header.run.model.dtype)
         mean, std = (values.astype(dtype) for values in checkpoint.normalisation.whole)
-        settings = {"num_features": len(mean), "eps": 0.0, "affine": False}
-        layers.append(Layer("input", "BatchNorm1d", settings, {"running_mean": mean, "running_var": std**2}))
+        layers.append(_elementwise("input", False, running_mean=mean, running_var=std**2))
     built = network.without_values({})
     for stage in network.stages:
         for place, (key, module) in enumerate(built.get_submodule(stage).named_children()):
-            name = f"{stage}_{key}" if place else stage
-            tensors: dict[str, Values] = {
-                kind: checkpoint.tensors[f"{stage}.{key}.{kind}"] for kind in module.state_dict()
-            }
             factor = 1.0 if place else network.factor(f"{stage}.{key}", network.lengths, checkpoint.header.full_scale)
-            if factor != 1:
-                tensors["weight"] = Scaled(checkpoint.tensors[f"{stage}.{key}.weight"], factor)
+            tensors = {
+                kind: Values(checkpoint.tensors[f"{stage}.{key}.{kind}"], factor if kind == "weight" else 1.0)
+                for kind in module.state_dict()
+            }
             if isinstance(module, BatchNorm):
-                running = (values.numpy() for values in moments[stage])
-                tensors |= dict(zip(("running_mean", "running_var"), running, strict=True))
+                tensors |= _running(moments[stage])
             if not isinstance(module, nn.Dropout):
+                name = f"{stage}_{key}" if place else stage
                 layers.append(Layer(name, *_description(module, network.lengths[stage]), tensors))
     if checkpoint.rescaling:
-        layers.append(_rescaling(*checkpoint.rescaling, checkpoint.header.run.model.dtype))
-    return layers
+        factor, shift = (values.astype(dtype) for values in checkpoint.rescaling)
+        neutral = {"running_mean": np.zeros_like(factor), "running_var": np.ones_like(factor)}
+        layers.append(_elementwise("output", True, weight=factor, bias=shift, **neutral))
+    return State(layers)
 
 
-def _rescaling(factor: np.ndarray, shift: np.ndarray, dtype: str) -> Layer:
-    factor, shift = factor.astype(dtype), shift.astype(dtype)
-    settings = {"num_features": len(factor), "eps": 0.0, "affine": True}
-    neutral = {"running_mean": np.zeros_like(factor), "running_var": np.ones_like(factor)}
-    return Layer("output", "BatchNorm1d", settings, {"weight": factor, "bias": shift, **neutral})
+def _elementwise(name: str, affine: bool, **tensors: np.ndarray) -> Layer:
+    """A batch normalisation that only multiplies and adds."""
+    settings = {"num_features": len(tensors["running_mean"]), "eps": 0.0, "affine": affine}
+    return Layer(name, "BatchNorm1d", settings, {key: Values(values) for key, values in tensors.items()})
+
+
+def _running(moments: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Values]:
+    return {key: Values(values.numpy()) for key, values in zip(("running_mean", "running_var"), moments, strict=True)}
 
 
 def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
@@ -111,27 +143,60 @@ def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
     return type(module).__name__, {}
 
 
-def shape_of(values: Values) -> tuple[int, ...]:
-    return values.shape
+def own_state(checkpoint: Checkpoint, moments: Moments, network: Architecture) -> State:
+    """The state of a plain class; two layers that share a weight but not its factor no longer share it.
+
+    A product's factor is folded into its weight, the factor of a block's end into all its parameters. The normalisation
+    of examples is no part of the state.
+    """
+    module = network.plain()
+    name_of = {id(parameter): name for name, parameter in module.named_parameters()}
+    at = network.lengths, checkpoint.header.full_scale
+    layers, ties, path_of, copies = [], {}, {}, {}
+    for path, layer in module.named_modules(remove_duplicate=False):
+        first_path = path_of.setdefault(id(layer), path)
+        tensors: dict[str, Values] = {}
+        for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+            name, here = name_of[id(parameter)], _name(path, key)
+            factor = network.factor(first_path if key == "weight" else "", *at) * network.end_factor(first_path, *at)
+            first = copies.setdefault(name, {}).setdefault(factor, here)
+            if first != here:
+                ties[here] = first
+            else:
+                tensors[key] = Values(checkpoint.tensors[name], factor)
+        if path in moments:
+            buffers = _running(moments[path]) | {"num_batches_tracked": Values(np.array(0))}
+        else:
+            buffers = _buffers(network.name, path, layer)
+        if first_path != path:
+            ties |= {_name(path, key): _name(first_path, key) for key in buffers}
+        elif tensors or buffers:
+            layers.append(Layer(path, type(layer).__name__, {}, tensors | buffers))
+    untied = tuple(name for names in copies.values() for name in [*names.values()][1:])
+    problem = ""
+    if untied:
+        problem = (
+            f"{untied[0]} is in its class another layer's tensor, too, which has another factor in the full network"
+        )
+    elif unknown := next((name for name in moments if module.get_submodule(name).running_mean is None), ""):
+        problem = f"{unknown} has no running statistics in its class (track_running_stats=False)"
+    return State(layers, ties, untied, problem)
 
 
-def dtype_of(values: Values) -> str:
-    return values.dtype.name if isinstance(values, np.ndarray) else values.dtype
+def _name(path: str, key: str) -> str:
+    return f"{path}.{key}".lstrip(".")
 
 
-def bytes_of(values: Values) -> int:
-    return values.nbytes if isinstance(values, np.ndarray) else prod(values.shape) * ITEMSIZE[values.dtype]
-
-
-def chunks(values: Values) -> Iterator[np.ndarray]:
-    """The values as flat bytes, little-endian, some rows at a time."""
-    if isinstance(values, np.ndarray):
-        yield np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        return
-    rows, row = values.shape[0], bytes_of(values) // values.shape[0]
-    step = max(_CHUNK // row, 1)
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        out = np.empty((stop - start) * row, dtype=np.uint8)
-        values.read_bytes(start, stop, out)
-        yield out
+def _buffers(network: str, path: str, layer: nn.Module) -> dict[str, Values]:
+    """The buffers of a module that its state has."""
+    buffers = {}
+    for key, values in layer.named_buffers(recurse=False):
+        if key in layer._non_persistent_buffers_set:
+            continue
+        if values.dtype == torch.bfloat16:
+            raise ConfigError(
+                f"{network}: its buffer {_name(path, key)} is of bfloat16, which NumPy does not know; such a network "
+                f"cannot be exported. Let the buffer be of float32."
+            )
+        buffers[key] = Values(values.numpy())
+    return buffers

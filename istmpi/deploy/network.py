@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,12 @@ from istmpi.checkpoint.state import Moments, fill, stored_moments
 from istmpi.data.graph.split import GraphSplit
 from istmpi.data.images.split import examples_of, resized
 from istmpi.data.offsets import less
-from istmpi.data.sources import open_dataset
 from istmpi.data.sparse.split import Ragged, SparseSplit
-from istmpi.deploy.code import changed_source, runnable
-from istmpi.deploy.scoring import require_fitting
+from istmpi.deploy.fitting import changed_source, fitting_data, runnable
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.sample import calibration_rows, sampled_of
-from istmpi.exits import entropies, exit_taken, outputs_of
+from istmpi.exits import entropies, exit_taken, normalised_entropy, outputs_of
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import prepare
 from istmpi.models.norms import calibrate, moments_of
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class CalibratedNetwork:
-    """Scores examples, each by itself; whole in memory.
+    """The whole network in memory; it scores examples, each by itself.
 
     Every byte of the checkpoint is checked. Where it was saved without calibration, ``calibrate_on`` names the data
     whose training split stands in; without it a DataError says so. ``model`` names the class of a network of one's own,
@@ -43,7 +42,7 @@ class CalibratedNetwork:
     def __init__(self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None):
         architecture = runnable(checkpoint, model)
         self.note = changed_source(architecture)
-        """Something that the user should know; empty where there is nothing."""
+        """A warning for the user; empty where there is none."""
         if calibrate_on is None:
             require_calibrated(checkpoint)
         checkpoint.require_valid()
@@ -51,33 +50,39 @@ class CalibratedNetwork:
         fill(checkpoint, store)
         self.module = with_values(architecture, store)
         """The network itself, for examples as its ``forward`` takes them."""
-        self._path, self._exits = checkpoint.path, architecture.exits
-        self._norms = architecture.batch_norm_layers(self.module)
+        # The file may be closed by the time that examples come.
+        self._path, self._header, self._architecture = checkpoint.path, checkpoint.header, architecture
+        self._normalisation, self._rescaling = checkpoint.normalisation, checkpoint.rescaling
+        self._exact = checkpoint.target_offset is not None
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
-        self._data, self._example_shape = checkpoint.header.data, architecture.example_shape
-        self._rescaling, self._exact = checkpoint.rescaling, checkpoint.target_offset is not None
-        self.module.register_forward_hook(self._require_finite)
-        self._normalisation, self._side = checkpoint.normalisation, checkpoint.header.side
+        self._stops: list[nn.Module] | None = None
+        """The modules whose outputs are those of the early exits, once they are known."""
+        self.module.register_forward_hook(lambda _, __, returned: self._require_finite(returned))
+        norms = architecture.batch_norm_layers(self.module)
         if calibrate_on is None:
-            self._adopt(stored_moments(checkpoint))
+            for name, moments in stored_moments(checkpoint).items():
+                norms[name].moments = moments
         else:
-            self._calibrate(checkpoint, calibrate_on)
+            inputs = calibration_inputs(checkpoint, calibrate_on, architecture.example_shape)
+            calibrate(self.module, norms, inputs, moments_of)
+        self.moments: Moments = {name: layer.moments for name, layer in norms.items()}
+        """Mean and variance of every unit of the batch normalisations."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data; DataError for others.
 
-        In the units of the data where these are numbers to predict, logits divided by the temperature of a classifier;
-        of a network with several exits, the last one's.
+        Numbers that are predicted have the units of the data, a classifier's logits are divided by its temperature. A
+        network with several exits gives the outputs of the last one.
         """
         return self._rescaled(outputs_of(self._run(x))[-1].numpy())
 
-    def _require_finite(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], returned: Outputs) -> None:
+    def _require_finite(self, returned: Outputs) -> None:
         for outputs in outputs_of(returned):
             if not outputs.isfinite().all():
                 odd = outputs[~outputs.isfinite()][0].item()
                 raise DataError(
-                    f"{self._path}: the outputs of its network are not finite ({odd}). Give another network, or other "
-                    f"examples."
+                    f"{self._path}: the outputs of its network are not finite ({odd}). Give another "
+                    f"network, or other examples."
                 )
 
     def _rescaled(self, outputs: np.ndarray) -> np.ndarray:
@@ -103,48 +108,90 @@ class CalibratedNetwork:
     def leaving_early(self, x: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
         """The outputs of the exit at which each example leaves, and the number of this exit, from 1.
 
-        An example leaves at the first exit whose normalised entropy is below the threshold, else at the last. The
-        network must have passed `require_early_exits`.
+        An example leaves at the first exit whose normalised entropy is below the threshold, else at the last, and
+        nothing behind that exit is computed: between the thresholds 0 and 1, at which all leave together, examples pass
+        one by one. The network must have passed `require_early_exits`.
         """
-        returned = self._run(x)
+        step = 1 if 0 < threshold < 1 else max(len(x), 1)
+        left = [self._left(x[start : start + step], threshold) for start in range(0, len(x), step)]
+        outputs, numbers = zip(*left)
+        return self._rescaled(torch.cat(outputs).numpy()), np.concatenate(numbers)
+
+    @torch.no_grad()
+    def _left(self, x: np.ndarray, threshold: float) -> tuple[torch.Tensor, np.ndarray]:
+        """The outputs and exits of examples that leave together, as the forward pass stops there."""
+        inputs = self._inputs(x)
+        if self._stops is None:
+            self._stops = _exit_modules(self.module, inputs)
+
+        def stop(number: int, module: nn.Module, _: object, outputs: torch.Tensor) -> None:
+            if not exit_taken([normalised_entropy(outputs)], threshold).any():
+                raise _Left(number, outputs)
+
+        hooks = [module.register_forward_hook(partial(stop, number)) for number, module in enumerate(self._stops, 1)]
+        try:
+            returned = outputs_of(self.module(*inputs))
+        except _Left as left:
+            self._require_finite(left.outputs)
+            return left.outputs, np.full(len(x), left.number)
+        finally:
+            for hook in hooks:
+                hook.remove()
         taken = exit_taken(entropies(returned), threshold)
-        outputs = torch.stack(outputs_of(returned))[taken, torch.arange(len(taken))]
-        return self._rescaled(outputs.numpy()), taken.numpy() + 1
+        return torch.stack(returned)[taken, torch.arange(len(taken))], taken.numpy() + 1
 
     def require_early_exits(self) -> None:
         """Refuse, with a ConfigError, a network that no example can leave early."""
         subject = f"--exit-threshold is for classifiers with several exits; {self._path}"
-        if not TASKS[self._data.task].one_class:
-            raise ConfigError(f"{subject} has a network for {self._data.task}. Leave it out.")
-        if self._exits == 1:
+        if not TASKS[self._header.data.task].one_class:
+            raise ConfigError(f"{subject} has a network for {self._header.data.task}. Leave it out.")
+        if self._architecture.exits == 1:
             raise ConfigError(f"{subject} has a network with one. Leave it out.")
 
     @torch.no_grad()
     def _run(self, x: np.ndarray) -> Outputs:
-        if x.ndim != 2 or x.shape[1] != prod(self._data.shape):
+        return self.module(*self._inputs(x))
+
+    def _inputs(self, x: np.ndarray) -> tuple[torch.Tensor, ...]:
+        """The inputs of the network for examples as they are in the data."""
+        data, normalisation = self._header.data, self._normalisation
+        if x.ndim != 2 or x.shape[1] != prod(data.shape):
             raise DataError(
-                f"examples of shape {x.shape} do not fit this network: it takes [examples, {prod(self._data.shape)}], "
-                f"one row of numbers for each."
+                f"examples of shape {x.shape} do not fit this network: it takes [examples, {prod(data.shape)}], one "
+                f"row of numbers for each."
             )
-        if self._normalisation and self._normalisation.offset is not None:
-            x = less(x, self._normalisation.offset)
-        unknown = np.full(len(x), -1)
-        examples = examples_of(self._data.kind, self._data.shape, x, unknown, self._normalisation).resized(self._side)
-        batch = examples.reshaped(self._example_shape).batch(np.arange(len(x)))
-        return self.module(*batch.to("cpu", self._dtype).inputs)
+        if normalisation and normalisation.offset is not None:
+            x = less(x, normalisation.offset)
+        examples = examples_of(data.kind, data.shape, x, np.full(len(x), -1), normalisation).resized(self._header.side)
+        batch = examples.reshaped(self._architecture.example_shape).batch(np.arange(len(x)))
+        return batch.to("cpu", self._dtype).inputs
 
-    @property
-    def moments(self) -> Moments:
-        """Mean and variance of every unit of what normalises over the batch."""
-        return {name: layer.moments for name, layer in self._norms.items()}
 
-    def _adopt(self, moments: Moments) -> None:
-        for name, layer in self._norms.items():
-            layer.moments = moments[name]
+class _Left(Exception):
+    """The end of a forward pass at an early exit."""
 
-    def _calibrate(self, checkpoint: Checkpoint, source: str) -> None:
-        inputs = calibration_inputs(checkpoint, source, self._example_shape)
-        calibrate(self.module, self._norms, inputs, moments_of)
+    def __init__(self, number: int, outputs: torch.Tensor):
+        self.number, self.outputs = number, outputs
+
+
+def _exit_modules(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[nn.Module]:
+    """The modules that make the outputs of a network's early exits, up to the first that none makes in one call."""
+    calls: list[tuple[nn.Module, object]] = []
+    hooks = [
+        part.register_forward_hook(lambda module, _, made: calls.append((module, made))) for part in network.modules()
+    ]
+    try:
+        *early, _ = outputs_of(network(*(part[:1] for part in inputs)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    stops = []
+    for outputs in early:
+        makers = [module for module, made in calls if made is outputs]
+        if not makers or [module for module, _ in calls].count(makers[0]) > 1:
+            break
+        stops.append(makers[0])
+    return stops
 
 
 def with_values(architecture: Architecture, store: ParameterStore) -> nn.Module:
@@ -157,13 +204,10 @@ def with_values(architecture: Architecture, store: ParameterStore) -> nn.Module:
 
 def calibration_inputs(checkpoint: Checkpoint, source: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     """The inputs, examples of a shape, of those training examples of some data that training would calibrate on."""
-    run, side = checkpoint.header.run, checkpoint.header.side
-    data = open_dataset(source, length=run.data.length)
-    if "validation" not in data.splits:
-        data = data.with_validation(run.data.validation, run.train.seed)
-    require_fitting(data, checkpoint)
-    train = resized(data.normalised_by(checkpoint.normalisation), side).reshaped(shape).train
-    sampled = sampled_of(run, checkpoint.architecture, data, checkpoint.header.ranks)
+    run, header = checkpoint.header.run, checkpoint.header
+    data = fitting_data(checkpoint, source)
+    train = resized(data, header.side).reshaped(shape).train
+    sampled = sampled_of(run, checkpoint.architecture, data, header.ranks)
     return train.batch(calibration_rows(run, len(train), sampled)).to("cpu", getattr(torch, run.model.dtype)).inputs
 
 

@@ -7,28 +7,38 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from istmpi.data.dense.predict import Block
+from istmpi.data.graph.split import GraphSplit
+from istmpi.data.hdf5 import open_prepared
+from istmpi.data.sparse.split import Ragged
+from istmpi.data.writer import SUFFIXES
+from istmpi.errors import DataError
 from istmpi.foreign import printable
+from istmpi.multilabel import ranked_first
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.deploy.network import CalibratedNetwork
 
 BATCH = 256
 """Examples whose activations are in memory at a time."""
+MOST_LOGITS = 2**25
+"""Logits of ranked labels that are in memory at a time."""
 
 
 class Predicted(NamedTuple):
-    """Some examples and what a network says of them."""
+    """Some examples and a network's outputs for them."""
 
     examples: Sequence[str | int]
     outputs: np.ndarray
     """``[b, outputs]``"""
     exits: np.ndarray | None = None
-    """At which exit each of them left, from 1, where they may leave early."""
+    """The exit at which each of them left, from 1, where they may leave early."""
 
 
 def predict(network: CalibratedNetwork, blocks: Iterable[Block], threshold: float | None = None) -> Iterator[Predicted]:
@@ -57,30 +67,34 @@ def lines(
     A classifier's example gets its class, the probability of that class, the exit at which it left where it may leave
     early and, with ``all_outputs``, every output as it leaves the network; otherwise an example gets its outputs. With
     ``top`` it gets so many labels and the probability of each, likeliest first; with 0 those likelier than not.
-    ``example``: what it is called. ``named``: what outputs that are no classes are called.
+    ``example`` names the first column, ``named`` outputs that are no classes.
     """
     classes = classes and tuple(map(printable, classes))
     answer = ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]
     names = [f"output_{name}" for name in classes or range(outputs)] if all_outputs or not answer else []
-    named = tuple(map(printable, named)) if named and classes is None else None
-    if named:
-        names = [f"output_{name}" if name in (example, "exit") else name for name in named]
+    keys = classes
+    if named and classes is None:
+        keys = tuple(map(printable, named))
+        names = [f"output_{name}" if name in (example, "exit") else name for name in keys]
     first = True
     for examples, values, exits in predictions:
-        early = [] if exits is None else ["exit"]
-        header = [example, *answer, *early, *names]
+        header = [example, *answer, *([] if exits is None else ["exit"]), *names]
         answers = (_class(row, classes) if top is None else _labels(row, top, form) for row in values)
         rows = [
             [name, *chosen, *([] if exits is None else [int(exits[n])]), *map(_number, row[: len(names)])]
             for n, (name, chosen, row) in enumerate(zip(examples, answers, values))
         ]
         if form == "jsonl":
-            yield "".join(_json(dict(zip(header, row)), names, classes or named) + "\n" for row in rows)
-            continue
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([header, *rows] if first else rows)
+            yield "".join(_json(dict(zip(header, row)), names, keys) for row in rows)
+        else:
+            yield _csv([header, *rows] if first else rows)
         first = False
-        yield text.getvalue()
+
+
+def _csv(rows: Iterable[Iterable[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def _class(outputs: np.ndarray, classes: Sequence[str] | None) -> list[Any]:
@@ -102,9 +116,68 @@ def _json(row: dict[str, Any], names: Sequence[str], keys: Sequence[str] | None)
     outputs = [row.pop(name) for name in names]
     if outputs:
         row["outputs"] = dict(zip(keys, outputs)) if keys else outputs
-    return json.dumps(row, ensure_ascii=False)
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _number(value: np.floating) -> float | str:
     number = float(str(value))
     return number if isfinite(number) else str(value)
+
+
+def node_lines(
+    network: CalibratedNetwork,
+    source: str,
+    features: int,
+    classes: Sequence[str] | None,
+    outputs: int,
+    all_outputs: bool,
+    form: str,
+) -> Iterator[str]:
+    """A line for every node of a prepared graph: its class and the probability of that, or that of each label."""
+    logits = network.of_graph(_graph(source, features))
+    if classes is None:
+        logits = 1 / (1 + np.exp(-logits))
+    parts = (range(start, min(start + BATCH, len(logits))) for start in range(0, len(logits), BATCH))
+    predictions = (Predicted(part, logits[part.start : part.stop]) for part in parts)
+    return lines(predictions, classes, outputs, all_outputs, form, "node")
+
+
+def _graph(source: str, features: int) -> GraphSplit:
+    """The whole of a prepared graph; DataError for anything else, and for other features."""
+    path = Path(source)
+    if not path.is_file() or path.suffix not in SUFFIXES:
+        raise DataError(f"{path} is no prepared graph. Make one: istmpi prepare graph SRC GRAPH.h5")
+    data = open_prepared(path)
+    if not TASKS[data.task].of_nodes:
+        raise DataError(f"{path} is for {data.task}, but this network takes a graph. Give one.")
+    if data.features != features:
+        raise DataError(f"{path} has {data.features:,} features a node; the network takes {features:,}. Give the same.")
+    return data.test
+
+
+def ranked_lines(
+    network: CalibratedNetwork, blocks: Iterable[Ragged], labels: int, top: int, loss: str, form: str
+) -> Iterator[str]:
+    """The ``top`` labels of each row and their odds, from the largest: ``csv`` with a line of names, or ``jsonl``.
+
+    The odds of all labels sum to 1 after training with ``softmax``; those of ``binary`` are independent.
+    """
+    top, step, number = min(top, labels), max(MOST_LOGITS // labels, 1), 0
+    if form == "csv":
+        yield _csv([["row", *(f"{what}_{place}" for place in range(1, top + 1) for what in ("label", "score"))]])
+    for rows in blocks:
+        for start in range(0, len(rows), step):
+            logits = network.of_rows(rows.take(np.arange(start, min(start + step, len(rows)))))
+            values, labels_of = ranked_first(logits, top)
+            odds = (values - logits.logsumexp(dim=1, keepdim=True)).exp() if loss == "softmax" else values.sigmoid()
+            answers = [
+                (its, [float(str(odd)) for odd in scores]) for its, scores in zip(labels_of.tolist(), odds.numpy())
+            ]
+            if form == "csv":
+                yield _csv(
+                    [at, *(value for pair in zip(*each) for value in pair)] for at, each in enumerate(answers, number)
+                )
+            else:
+                made = (dict(zip(("row", "labels", "scores"), (at, *each))) for at, each in enumerate(answers, number))
+                yield "".join(json.dumps(row) + "\n" for row in made)
+            number += len(answers)

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from istmpi.deploy.layers import Layer
+from istmpi.checkpoint.reader import Checkpoint
+from istmpi.deploy.layers import State
 from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
 from istmpi.foreign import reason
@@ -29,24 +30,20 @@ from istmpi.optional import optional
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
+Pair = tuple[np.ndarray, np.ndarray]
+
 EXAMPLES = 3
-"""In the pass that is traced: not 1, which PyTorch takes for a number that never changes."""
+"""The number of examples in the pass that is traced: not 1, which PyTorch takes for a number that never changes."""
 OPSET = 18
-"""The oldest that PyTorch's exporter makes without a conversion."""
+"""The oldest operator set that PyTorch's exporter makes without a conversion."""
 TOLERANCE = 1e-4
 """Largest difference between the program's outputs and the network's, relative to the largest output."""
 
 
 class Normalising(nn.Module):
-    """A network with the normalisation of its examples before it, and what rescales its outputs behind it."""
+    """A network with the normalisation of its examples before it, and the rescaling of its outputs behind it."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        shape: Sequence[int],
-        normalisation: tuple[np.ndarray, np.ndarray] | None,
-        rescaling: tuple[np.ndarray, np.ndarray] | None = None,
-    ):
+    def __init__(self, network: nn.Module, shape: Sequence[int], normalisation: Pair | None, rescaling: Pair | None):
         super().__init__()
         self.network = network
         self.normalised, self.rescaled = normalisation is not None, rescaling is not None
@@ -60,40 +57,65 @@ class Normalising(nn.Module):
         outputs = self.network((input - self.mean) / self.std if self.normalised else input)
         if not self.rescaled:
             return outputs
-        several = [of * self.factor + self.shift for of in outputs_of(outputs)]
+        several = [each * self.factor + self.shift for each in outputs_of(outputs)]
         return several[0] if isinstance(outputs, torch.Tensor) else tuple(several)
 
 
-def chain_module(layers: Sequence[Layer], state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Plain layers, one after the other, with this state."""
-    with torch.device("meta"):
-        network = nn.Sequential(OrderedDict((of.name, getattr(nn, of.kind)(**of.settings)) for of in layers))
-    network.load_state_dict(state, assign=True)
-    return network.eval().requires_grad_(False)
+def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> torch.export.ExportedProgram:
+    """The whole network as a program, for examples as they are in the data; ConfigError where there can be none."""
+    tensors = whole_state(state)
+    if not network.stages:
+        code = network.code
+        if code.sparse or code.graph:
+            what = "sparse rows, of any length" if code.sparse else "a graph, of any size"
+            raise ConfigError(
+                f"{checkpoint.path}: a program takes examples of one shape, and this network takes {what}. Use --to "
+                f"safetensors or npz."
+            )
+        plain, normalisation = _own_module(network, tensors, state.untied), checkpoint.normalisation
+        around = normalisation and normalisation.whole, checkpoint.rescaling
+        module = Normalising(plain, network.example_shape, *around).to(next(plain.parameters()).dtype)
+        name, x = network.name, code.examples(EXAMPLES, next(plain.parameters()).dtype)[0]
+    else:
+        with torch.device("meta"):
+            module = nn.Sequential(
+                OrderedDict((layer.name, getattr(nn, layer.kind)(**layer.settings)) for layer in state.layers)
+            )
+        module.load_state_dict(tensors, assign=True)
+        first = state.layers[0].settings
+        x = torch.randn(
+            EXAMPLES,
+            first.get("num_features") or first["in_features"],
+            generator=torch.Generator().manual_seed(0),
+        )
+        name, x = str(checkpoint.path), x.to(next(module.parameters()).dtype)
+    return _traced(module.eval().requires_grad_(False), x, name)
 
 
-def own_module(
-    network: Architecture,
-    state: Mapping[str, torch.Tensor],
-    untied: Sequence[str],
-    normalisation: tuple[np.ndarray, np.ndarray] | None,
-    rescaling: tuple[np.ndarray, np.ndarray] | None = None,
-) -> nn.Module:
+def whole_state(state: State) -> dict[str, torch.Tensor]:
+    """The whole state in memory, tied tensors under all of their names."""
+    tensors = {}
+    for name, values in state.tensors.items():
+        content = np.concatenate(list(values.chunks())).view(values.dtype)
+        tensors[name] = torch.from_numpy(content).view(values.shape)
+    return tensors | {name: tensors[first] for name, first in state.ties.items()}
+
+
+def _own_module(network: Architecture, state: Mapping[str, torch.Tensor], untied: Sequence[str]) -> nn.Module:
     """The user's class with this state, of which the tensors ``untied`` have values of their own."""
     module = network.plain()
-    known = module.state_dict()
+    names = module.state_dict()
     for name, values in state.items():
         path, _, key = name.rpartition(".")
         if name in untied:
             setattr(module.get_submodule(path), key, nn.Parameter(torch.empty_like(values)))
-        elif name not in known:  # of a batch normalisation that the class makes without running statistics
+        elif name not in names:  # of a batch normalisation that the class makes without running statistics
             module.get_submodule(path).register_buffer(key, torch.empty_like(values))
     module.load_state_dict(state)
-    ready = Normalising(module, network.example_shape, normalisation, rescaling)
-    return ready.to(next(module.parameters()).dtype).eval().requires_grad_(False)
+    return module
 
 
-def traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
+def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
     """The program of a module for any number of examples like ``x``, which has `EXAMPLES` of them.
 
     ConfigError where PyTorch cannot make one, or makes another.
@@ -116,8 +138,8 @@ def traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.Export
     return program
 
 
-def _agree(returned: Outputs, wanted: Outputs) -> bool:
-    outputs, expected = joined(returned).nan_to_num(), joined(wanted).nan_to_num()
+def _agree(returned: Outputs, expected: Outputs) -> bool:
+    outputs, expected = joined(returned).nan_to_num(), joined(expected).nan_to_num()
     return bool((outputs - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
@@ -128,7 +150,7 @@ def save(program: torch.export.ExportedProgram, metadata: Mapping[str, str], fil
 
 
 def require_onnx_exporter() -> None:
-    """Refuse, in one line, where what PyTorch's exporter needs is not installed."""
+    """Refuse, in one line, an export without the packages that PyTorch's exporter needs."""
     for package in ("onnx", "onnxscript"):
         optional(package, package, "exports to ONNX", "export")
 

@@ -3,16 +3,11 @@
 import os
 from dataclasses import dataclass
 
-import numpy as np
-
-from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
+from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
-from istmpi.data.dataset import Dataset, other_reading, same_form
 from istmpi.data.images.split import resized
-from istmpi.data.offsets import named
-from istmpi.data.sources import open_dataset
-from istmpi.deploy.code import changed_source, runnable
+from istmpi.deploy.fitting import changed_source, fitting_data, runnable
 from istmpi.devices import choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
@@ -23,7 +18,7 @@ from istmpi.tasks import TASKS
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a network does."""
+    """The result of an evaluation."""
 
     score: Score
     score_name: str
@@ -31,11 +26,11 @@ class Evaluation:
     """The data."""
     split: str
     calibrated: bool
-    """The normalisation was calibrated now, on the training split of these data, not taken from the file."""
+    """True if the normalisation was calibrated now, on the training split of these data."""
     note: str = ""
-    """Something that the user should know."""
+    """A warning for the user."""
     early_exits: tuple[ExitPoint, ...] = ()
-    """What leaving early does, by threshold; of a classifier with several exits."""
+    """The results of leaving early, by threshold; for a classifier with several exits."""
 
 
 def evaluate(
@@ -56,11 +51,7 @@ def evaluate(
         checkpoint.require_valid(communicator.rank, communicator.size)
         source = source or checkpoint.header.run.data.source
         run = checkpoint.header.run.override({"data.source": source, "data.placement": "shared"}).with_implied()
-        data = open_dataset(source, communicator.rank, run.data.length)
-        if "validation" not in data.splits:
-            data = data.with_validation(run.data.validation, run.train.seed)
-        require_fitting(data, checkpoint)
-        data = data.normalised_by(checkpoint.normalisation)
+        data = fitting_data(checkpoint, source, communicator.rank)
         if checkpoint.target_offset is not None or data.target_offset is not None:
             data = data.with_target_offset(checkpoint.target_offset)
         if checkpoint.targets:
@@ -98,40 +89,3 @@ def evaluate(
         changed_source(network),
         evaluator.early_exits(data.splits[split]) if several else (),
     )
-
-
-def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
-    """Refuse data of another kind than the network was trained on."""
-    trained = checkpoint.header.data
-    wrong = ""
-    if not same_form(data.shape, trained.shape):
-        shapes = (" x ".join(map(str, shape)) for shape in (data.shape, trained.shape))
-        wrong = "has examples of {} numbers; the network takes {}".format(*shapes)
-    elif (data.task, data.outputs) != (trained.task, trained.outputs):
-        wrong = f"is {data.task} with {data.outputs} outputs; the network was trained for {trained.task} with "
-        wrong += str(trained.outputs)
-    elif data.classes != checkpoint.classes:
-        number = next(n for n, pair in enumerate(zip(data.classes, checkpoint.classes)) if pair[0] != pair[1])
-        wrong = f"calls class {number} {data.classes[number]}; the network calls it {checkpoint.classes[number]}"
-    elif str(data.tokenizer) != str(checkpoint.tokenizer):
-        wrong = f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
-    elif differences := other_reading(data.reading, checkpoint.reading):
-        wrong = f"was read otherwise: {differences} in the network's training data"
-    else:
-        wrong = _without_offset(data, checkpoint)
-    if wrong:
-        raise DataError(f"{data.source} {wrong}. Give data of the kind that {checkpoint.path} was trained on.")
-
-
-def _without_offset(data: Dataset, checkpoint: Checkpoint) -> str:
-    """Describe the features or outputs that lack the offset of training and are rounded to float32; empty if none."""
-    normalisation = checkpoint.normalisation
-    for what, trained, here in (
-        ("feature", normalisation and normalisation.offset, data.offset),
-        ("output", checkpoint.target_offset, data.target_offset),
-    ):
-        if trained is not None:
-            rounded = np.flatnonzero(trained if here is None else (trained != 0) & (here == 0))
-            if len(rounded):
-                return f"has {named(rounded, what)} rounded to float32; in training an offset was subtracted first"
-    return ""

@@ -1,14 +1,15 @@
-"""What this machine, its MPI and its file system can do for a run: every check ends in a finding with a cure.
+"""A look at this machine, its MPI and its file system: every check ends in a finding with a cure.
 
 `examine` is what ``istmpi doctor`` shows. Each module beside this one looks at one thing.
 """
 
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from istmpi import comm
-from istmpi.doctor import checkpoints, gpu, mpi, network, software, storage
+from istmpi.doctor import mpi, network, software, storage
 from istmpi.doctor.finding import Finding, red, worst
 from istmpi.doctor.watchdog import Watchdog
 from istmpi.errors import LaunchError
@@ -16,7 +17,7 @@ from istmpi.errors import LaunchError
 
 @dataclass(frozen=True)
 class Report:
-    """What was found; ``machine`` is the record of versions and settings that belongs to a run."""
+    """The findings; ``machine`` is the record of versions and settings that belongs to a run."""
 
     findings: list[Finding]
     ranks: int
@@ -36,49 +37,38 @@ class Report:
 def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
     """Look at everything from all ranks: the report on rank 0, None on the others; and whether ranks can still meet.
 
-    ``folder`` is where checkpoints shall go. Where ranks do not hear each other within ``patience`` seconds the report
-    ends there, and the job has to be ended by force; a rank that hangs inside MPI ends the job itself and says where.
+    Checkpoints shall go to ``folder``. If ranks do not hear each other within ``patience`` seconds, the report ends
+    there, and the job has to be ended by force; a rank that hangs inside MPI ends the job itself and says where.
     """
-    aware = gpu.echo_in_child()
-    watchdog = Watchdog(comm.launched()[0])
-    try:
-        return _examine(folder, patience, aware, watchdog)
-    finally:
-        watchdog.close()
-
-
-def _examine(folder: Path, patience: float, aware: bool | None, watchdog: Watchdog) -> tuple[Report | None, bool]:
-    try:
-        with watchdog.limit("starting MPI", 2 * patience):
-            comm.start()
-        silent = comm.handshake(patience)
-        if silent:
-            return _report([network.ring(silent)], comm.launched()[1], []), False
-        with watchdog.limit("meeting the other ranks", 2 * patience):
-            communicator = comm.world()
-    except LaunchError as error:
-        return (_report([red("launcher", str(error), "")], 1, []) if comm.launched()[0] == 0 else None), True
-    checks = {
-        "asking for the MPI library": lambda: mpi.library(communicator),
-        "comparing hosts and cores": lambda: mpi.cores(communicator),
-        "listing network interfaces": lambda: network.interfaces(communicator),
-        "sending values": lambda: mpi.values(communicator),
-        "looking for GPUs": lambda: gpu.devices(communicator, aware),
-        "comparing versions": lambda: software.versions(communicator),
-        f"writing to {folder}": lambda: storage.write_test(communicator, folder),
-    }
-    findings = [network.ring([])] * (communicator.size > 1)
-    for doing, check in checks.items():
-        with watchdog.limit(doing, 6 * patience):
-            findings += check()
-    if (
-        communicator.broadcast_from_root(worst(finding.state for finding in findings if finding.name == "folder"))
-        != "red"
-    ):
-        with watchdog.limit(f"writing checkpoints to {folder}", 6 * patience):
-            findings += checkpoints.writers(communicator, folder)
-    hosts = communicator.hosts()
-    return (_report(findings, communicator.size, hosts) if communicator.rank == 0 else None), True
+    rank, ranks = comm.launched()
+    with closing(Watchdog(rank)) as watchdog:
+        try:
+            with watchdog.limit("starting MPI", 2 * patience):
+                comm.start()
+            silent = comm.handshake(patience)
+            if silent:
+                return _report([network.ring(silent)], ranks, []), False
+            with watchdog.limit("meeting the other ranks", 2 * patience):
+                communicator = comm.world()
+        except LaunchError as error:
+            return (_report([red("launcher", str(error))], 1, []) if rank == 0 else None), True
+        checks = {
+            "asking for the MPI library": lambda: mpi.library(communicator),
+            "comparing hosts and cores": lambda: mpi.cores(communicator),
+            "listing network interfaces": lambda: network.interfaces(communicator),
+            "sending values": lambda: mpi.values(communicator),
+            "looking for GPUs": lambda: mpi.devices(communicator),
+            "comparing versions": lambda: software.versions(communicator),
+            f"writing to {folder}": lambda: storage.write_test(communicator, folder),
+            f"writing checkpoints to {folder}": lambda: storage.writers(communicator, folder),
+        }
+        findings = [network.ring([])] * (communicator.size > 1)
+        for doing, check in checks.items():
+            if ("folder", "red") not in ((finding.name, finding.state) for finding in findings):
+                with watchdog.limit(doing, 6 * patience):
+                    findings += check()
+        hosts = communicator.hosts()
+        return (_report(findings, communicator.size, hosts) if communicator.rank == 0 else None), True
 
 
 def _report(findings: list[Finding], ranks: int, hosts: list[str]) -> Report:

@@ -1,7 +1,8 @@
-"""A finding: what was looked at, how it stands, and what to do about it."""
+"""A finding: a fact about this machine, its state, and a cure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 STATES = ("green", "yellow", "red")
 """Good; works but costs time or safety; does not work."""
@@ -9,24 +10,15 @@ STATES = ("green", "yellow", "red")
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; every state but green has a cure, unless the fact names it."""
+    """A line of the report; every state but green has a cure, unless the fact names it."""
 
-    name: str
     state: str
+    name: str
     fact: str
     cure: str = ""
 
 
-def green(name: str, fact: str) -> Finding:
-    return Finding(name, "green", fact)
-
-
-def yellow(name: str, fact: str, cure: str) -> Finding:
-    return Finding(name, "yellow", fact, cure)
-
-
-def red(name: str, fact: str, cure: str) -> Finding:
-    return Finding(name, "red", fact, cure)
+green, yellow, red = (partial(Finding, state) for state in STATES)
 
 
 def worst(states: Iterable[str]) -> str:

@@ -1,9 +1,10 @@
-"""The MPI library, where its ranks may compute, and whether values arrive as they left."""
+"""The MPI library, the cores and devices of its ranks, and a test that values arrive as they left."""
 
 import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -21,90 +22,104 @@ _TINY_STAGING = 4096
 
 
 def library(communicator: Communicator) -> list[Finding]:
-    """Which MPI this is, whether all ranks have the same, and what it lets threads do. Collective."""
+    """The MPI library of all ranks, and the thread level that it offers. Collective."""
     per_rank = communicator.allgather((comm.library(), comm.thread_level()))
     names = sorted({name for name, _ in per_rank})
     level = min((level for _, level in per_rank), key=comm.THREAD_LEVELS.index)
     if len(names) > 1:
-        found = red("MPI", f"the ranks have different libraries: {', '.join(names)}", "Give all hosts the same one.")
+        finding = red("MPI", f"the ranks have different libraries: {', '.join(names)}", "Give all hosts the same one.")
     elif communicator.size == 1:
-        found = green("MPI", f"{names[0]}; one rank, started alone (mpirun -n P istmpi doctor looks at P)")
+        finding = green("MPI", f"{names[0]}; one rank, started alone (mpirun -n P istmpi doctor looks at P)")
     else:
-        found = green("MPI", f"{names[0]}, which the launcher belongs to: {communicator.size} ranks see each other")
+        finding = green("MPI", f"{names[0]}, which the launcher belongs to: {communicator.size} ranks see each other")
     if level == "multiple":
-        threads = green("threads", "any thread may call MPI: checkpoints are written in the background")
-    else:
-        threads = yellow(
-            "threads",
-            f"the library offers thread level {level}: checkpoints cannot be written in the background",
-            "Use a library with MPI_THREAD_MULTIPLE, and set no MPI4PY_RC_THREAD_LEVEL.",
-        )
-    return [found, threads]
+        return [finding, green("threads", "any thread may call MPI: checkpoints are written in the background")]
+    fact = f"the library offers thread level {level}: checkpoints cannot be written in the background"
+    cure = "Use a library with MPI_THREAD_MULTIPLE, and set no MPI4PY_RC_THREAD_LEVEL."
+    return [finding, yellow("threads", fact, cure)]
 
 
 def cores(communicator: Communicator) -> list[Finding]:
-    """Which cores the ranks of each host may use, and whether some are shared or idle. Collective."""
+    """The cores that the ranks of each host may use: whether some are shared or idle. Collective."""
     with communicator.on_this_host() as local:
-        mine = socket.gethostname(), usable_cores(), os.cpu_count() or 1, fair_threads(local)
-    return list(spread(communicator.allgather(mine)))
+        here = socket.gethostname(), usable_cores(), os.cpu_count() or 1, fair_threads(local)
+    return list(spread(communicator.allgather(here)))
 
 
 def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]:
-    """From every rank's host, cores that it may use, cores of its host and threads."""
+    """The findings for every rank's host, its usable cores, the cores of its host and its threads."""
     ranks_on = Counter(host for host, *_ in per_rank)
     shown = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in list(ranks_on.items())[:4])
     shown += ", ..." * (len(ranks_on) > 4)
     fact = f"{len(per_rank)} on {len(ranks_on)} host{'s' * (len(ranks_on) > 1)}: {shown}"
     if len(set(ranks_on.values())) > 1:
-        yield yellow(
-            "ranks", f"{fact}; unevenly spread", "Start as many ranks on each host: the slowest sets the pace."
-        )
+        cure = "Start as many ranks on each host: the slowest sets the pace."
+        yield yellow("ranks", f"{fact}; unevenly spread", cure)
     else:
         yield green("ranks", fact)
 
     crowded, idle = [], []
     for host, count in ranks_on.items():
-        bound = [cores for its_host, cores, _, _ in per_rank if its_host == host]
+        used = {core for its_host, cores, *_ in per_rank if its_host == host for core in cores}
         total = next(total for its_host, _, total, _ in per_rank if its_host == host)
-        used = set().union(*bound)
         if count > len(used):
             crowded.append(f"{count} ranks share {len(used)} core{'s' * (len(used) > 1)} of {host}")
         elif 2 * len(used) <= total:
             idle.append(f"{host} has {total} cores, of which its ranks may use {len(used)}")
     threads = sorted({threads for *_, threads in per_rank})
     fact = f"{' or '.join(map(str, threads))} thread{'s' * (threads != [1])} a rank"
+    cure = (
+        "bin/istmpi-run binds ranks to all of a host's cores; by hand: mpirun --bind-to none, or "
+        "srun --cpus-per-task=CORES."
+    )
     if crowded:
-        yield yellow("cores", f"{fact}; {'; '.join(crowded[:4])}", "Start at most one rank for each core.")
-    elif idle:
-        yield yellow(
-            "cores",
-            f"{fact}; {'; '.join(idle[:4])}",
-            "bin/istmpi-run binds ranks to all of a host's cores; by hand: mpirun --bind-to none, or "
-            "srun --cpus-per-task=CORES.",
-        )
+        cure = "Start at most one rank for each core."
+    if problems := crowded or idle:
+        yield yellow("cores", f"{fact}; {'; '.join(problems[:4])}", cure)
     else:
         yield green("cores", fact)
+
+
+def devices(communicator: Communicator) -> list[Finding]:
+    """The device of each rank. Collective."""
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    driver = Path("/proc/driver/nvidia/version").exists()
+    with communicator.on_this_host() as local:
+        per_rank = communicator.allgather((names, local.size, driver))
+    equipped = [rank for rank in per_rank if rank[0]]
+    if not equipped:
+        if any(driver for *_, driver in per_rank):
+            cure = "Install a CUDA build of PyTorch, or check CUDA_VISIBLE_DEVICES."
+            return [yellow("GPU", f"the hosts have NVIDIA GPUs that PyTorch {torch.__version__} cannot use", cure)]
+        return [green("GPU", "none; ranks compute on the CPU")]
+    kinds = ", ".join(sorted({name for names, *_ in equipped for name in names}))
+    if len(equipped) < len(per_rank):
+        cure = "Start ranks only where there is a GPU, or train all on the CPU: --set train.device=cpu."
+        return [yellow("GPU", f"{kinds}, on {len(equipped)} of {len(per_rank)} ranks only", cure)]
+    if shared := [(size, len(names)) for names, size, _ in per_rank if size > len(names)]:
+        size, count = max(shared)
+        fact = f"{kinds}; up to {size} ranks of a host share {count} device{'s' * (count > 1)}"
+        return [yellow("GPU", fact, "Start one rank for each device.")]
+    return [green("GPU", f"{kinds}: a device for each rank")]
 
 
 def values(communicator: Communicator) -> list[Finding]:
     """Every bit pattern of bfloat16, pulled to the ranks and pushed back, in one call and in very many. Collective."""
     if communicator.size == 1:
         return []  # nothing would pass through MPI
-    found = []
+    findings = []
     for name, staging, fact in (
         ("bf16", STAGING_BYTES, "all 65,536 bit patterns of bfloat16 arrive as they left"),
         ("large", _TINY_STAGING, "a transfer that is cut into many calls, as those above 128 MiB are, arrives whole"),
     ):
         wrong = sum(communicator.allgather(_changed_on_the_way(communicator, staging)))
-        if wrong:
-            found.append(red(name, f"{wrong} values arrive changed", "Use another MPI library: this one loses values."))
-        else:
-            found.append(green(name, fact))
-    return found
+        cure = "Use another MPI library: this one loses values."
+        findings.append(red(name, f"{wrong} values arrive changed", cure) if wrong else green(name, fact))
+    return findings
 
 
 def _changed_on_the_way(communicator: Communicator, staging_bytes: int) -> int:
-    """How many of this rank's values a pull and a push changed."""
+    """The number of this rank's values that a pull and a push changed."""
     ranks, rank = communicator.size, communicator.rank
     copies = -(-ranks // 256)  # so that there is a row for every rank
     lengths = {"hidden": 256 * copies, "features": 256}
@@ -112,9 +127,9 @@ def _changed_on_the_way(communicator: Communicator, staging_bytes: int) -> int:
     owners, deal = Owners(lengths, ranks), Partition.draw(lengths, ("hidden",), ranks, 0, 0)
     patterns = torch.arange(2**16).view(256, 256).to(torch.int16).repeat(copies, 1).view(torch.bfloat16)
     rows = owners.rows(lengths["hidden"], rank)
-    mine = patterns[rows.start : rows.stop].clone()
+    sent = patterns[rows.start : rows.stop].clone()
     held = torch.zeros(part_shape(deal, parameters["values"], rank), dtype=torch.bfloat16)
-    back = torch.zeros_like(mine)
-    Transfer(parameters, owners, deal, rank, staging_bytes).run({"values": mine}, {"values": held}, communicator)
+    back = torch.zeros_like(sent)
+    Transfer(parameters, owners, deal, rank, staging_bytes).run({"values": sent}, {"values": held}, communicator)
     Transfer(parameters, deal, owners, rank, staging_bytes).run({"values": held}, {"values": back}, communicator)
-    return int((back.view(torch.int16) != mine.view(torch.int16)).sum())
+    return int((back.view(torch.int16) != sent.view(torch.int16)).sum())

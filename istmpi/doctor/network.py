@@ -13,7 +13,7 @@ from istmpi.doctor.finding import Finding, green, red, yellow
 _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 _SIOCGIFADDR = 0x8915
 CHOICES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude", "FI_TCP_IFACE", "UCX_NET_DEVICES")
-"""Variables by which MPI libraries are told the interface."""
+"""Variables that name the interface to MPI libraries."""
 
 
 @dataclass(frozen=True)
@@ -23,54 +23,48 @@ class Interface:
     name: str
     address: str
     megabits: int
-    """Its line rate in Mbit/s; 0 where it does not say."""
+    """The line rate in Mbit/s; 0 if it is unknown."""
 
     def __str__(self) -> str:
         rate = f", {self.megabits / 1000:g} Gbit/s" if self.megabits else ""
         return f"{self.name} ({self.address}{rate})"
 
 
-def local_interfaces() -> list[Interface]:
-    """The interfaces of this host with an IPv4 address, the loopback left out."""
-    found = []
+def interfaces(communicator: Communicator) -> list[Finding]:
+    """Judge the interfaces: MPI might take one that leads nowhere. Collective."""
+    here = []
     for _, name in socket.if_nameindex():
         address = _address(name)
         if address and not address.startswith("127."):
-            found.append(Interface(name, address, _megabits(name)))
-    return found
-
-
-def interfaces(communicator: Communicator) -> list[Finding]:
-    """Which interfaces there are, and whether MPI might take one that leads nowhere. Collective."""
+            here.append(Interface(name, address, _megabits(name)))
     fast = sorted(path.name for path in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
     chosen = {name: os.environ[name] for name in CHOICES if name in os.environ}
-    per_rank = communicator.allgather((socket.gethostname(), local_interfaces(), fast))
-    by_host = {host: (found, fast) for host, found, fast in per_rank}
-    return [judged(by_host, chosen)]
+    per_rank = communicator.allgather((socket.gethostname(), here, fast))
+    return [judged({host: (its, fast) for host, its, fast in per_rank}, chosen)]
 
 
 def judged(by_host: dict[str, tuple[list[Interface], list[str]]], chosen: dict[str, str]) -> Finding:
-    """What the hosts' interfaces, their fast devices and the variables that choose among them amount to."""
-    found, fast = next(iter(by_host.values()))
-    fact = ", ".join(map(str, found)) or "loopback only"
+    """The verdict on the hosts' interfaces, their fast devices and the variables that choose among them."""
+    interfaces, fast = next(iter(by_host.values()))
+    fact = ", ".join(map(str, interfaces)) or "loopback only"
     if fast:
         fact += f"; InfiniBand or alike: {', '.join(fast)}"
     if chosen:
         return green("network", f"{fact}; chosen by {', '.join(f'{name}={value}' for name, value in chosen.items())}")
     if len(by_host) == 1:
         return green("network", f"{fact}; all ranks are on one host")
-    addresses = [one.address for ours, _ in by_host.values() for one in ours]
-    twice = [one for one in found if addresses.count(one.address) > 1]
+    addresses = [interface.address for ours, _ in by_host.values() for interface in ours]
+    twice = [interface for interface in interfaces if addresses.count(interface.address) > 1]
     cure = "bin/istmpi-run --interface NAME sets " + ", ".join(CHOICES[::2]) + "; NAME is the one between the hosts."
     if twice:
         return yellow("network", f"{fact}; several hosts have the address of {twice[0]}: a bridge of their own", cure)
-    if len(found) > 1 and not fast:
+    if len(interfaces) > 1 and not fast:
         return yellow("network", f"{fact}; MPI may take a slow one, or one that leads nowhere", cure)
     return green("network", fact)
 
 
 def ring(silent: list[tuple[int, int]]) -> Finding:
-    """What the handshake of all ranks with all others found: the pairs (listener, silent)."""
+    """The result of the handshake of all ranks with all others; ``silent``: pairs of a listener and a silent rank."""
     if not silent:
         return green("ring", "every rank hears every other")
     pairs = [f"rank {listener} hears nothing from rank {speaker}" for listener, speaker in silent[:8]]

@@ -1,119 +1,121 @@
-"""The folder for checkpoints: whether all hosts see it, how fast it takes what ranks write, and what it cannot do."""
+"""Tests of the folder for checkpoints: all hosts must see each other's bytes there, and writers leave valid files."""
 
-import errno
-import fcntl
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from istmpi.checkpoint.folder import require_valid
+from istmpi.checkpoint.format import DataSummary, Header
+from istmpi.checkpoint.saver import commit
+from istmpi.checkpoint.state import model_pieces, versions
+from istmpi.checkpoint.writers import available
 from istmpi.comm import Communicator
-from istmpi.doctor.finding import Finding, green, red, yellow
+from istmpi.config import Run
+from istmpi.doctor.finding import Finding, green, red
+from istmpi.engine.store import ParameterStore
+from istmpi.errors import IstmpiError
+from istmpi.models import mlp_network
 from istmpi.report.units import size
+from istmpi.tasks import REGRESSION
 
 TEST_BYTES = 2**26
-"""Written by all ranks together."""
+"""The bytes that all ranks together write."""
+_WIDTH = 4096
+"""The width of a network with a matrix of 64 MiB."""
+
+
+@contextmanager
+def _scratch(communicator: Communicator, folder: Path) -> Iterator[tuple[Path, str]]:
+    """A folder for a test, or the reason why there is none. Collective."""
+    path, problem = "", ""
+    if communicator.rank == 0:
+        try:
+            path = tempfile.mkdtemp(prefix=".istmpi-doctor-", dir=folder)
+            (Path(path) / "parts").touch()
+        except OSError as error:
+            problem = error.strerror
+    path, problem = communicator.broadcast_from_root((path, problem))
+    try:
+        yield Path(path), problem
+    finally:
+        communicator.barrier()
+        if communicator.rank == 0 and path:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def write_test(communicator: Communicator, folder: Path) -> list[Finding]:
-    """All ranks write their parts of one file, sync it, and read each other's. Collective; leaves nothing behind."""
-    scratch = _on_first(communicator, lambda: tempfile.mkdtemp(prefix=".istmpi-doctor-", dir=folder))
-    if isinstance(scratch, OSError):
-        return [red("folder", f"{folder} cannot be written ({scratch.strerror})", "Name another: --folder FOLDER.")]
-    try:
-        return _tests(communicator, folder, Path(scratch) / "parts")
-    finally:
-        communicator.barrier()
-        if communicator.rank == 0:
-            shutil.rmtree(scratch, ignore_errors=True)
+    """Let all ranks write their parts of one file, sync it, and read each other's. Collective; leaves nothing."""
+    with _scratch(communicator, folder) as (scratch, problem):
+        if problem:
+            return [red("folder", f"{folder} cannot be written ({problem})", "Name another: --folder FOLDER.")]
+        return [_test(communicator, folder, scratch / "parts")]
 
 
-def _tests(communicator: Communicator, folder: Path, path: Path) -> list[Finding]:
+def _test(communicator: Communicator, folder: Path, path: Path) -> Finding:
     rank, ranks = communicator.rank, communicator.size
     part = max(TEST_BYTES // ranks, 4096)
-    made = _on_first(communicator, lambda: path.touch())
-    if isinstance(made, OSError):
-        return [red("folder", f"{folder} cannot be written ({made.strerror})", "Name another: --folder FOLDER.")]
-    unseen = _ranks_where(communicator, not path.exists())
-    if unseen:
+    if unseen := _ranks_where(communicator, not path.exists()):
         hosts = communicator.hosts()
         fact = f"{folder} is not shared: rank {unseen[0]} on {hosts[unseen[0]]} does not see what {hosts[0]} wrote"
         cure = "Name a folder that all hosts mount: --folder FOLDER, and --out FOLDER for training."
-        return [red("folder", fact, cure)]
-    communicator.barrier()
-    start = time.perf_counter()
-    failed = _attempt(lambda: _write(path, rank * part, bytes([rank % 251]) * part))
-    seconds = time.perf_counter() - start
-    per_rank = communicator.allgather((failed, seconds))
-    troubles = [(number, error) for number, (error, _) in enumerate(per_rank) if error]
-    if troubles:
-        number, error = troubles[0]
-        return [red("folder", f"{folder}: rank {number} cannot write ({error})", "Free space or name another folder.")]
-    slowest = max(seconds for _, seconds in per_rank)
+        return red("folder", fact, cure)
+    start, problem = time.perf_counter(), ""
+    try:
+        _write(path, rank * part, bytes([rank % 251]) * part)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    per_rank = communicator.allgather((problem, time.perf_counter() - start))
+    for number, (problem, _) in enumerate(per_rank):
+        if problem:
+            fact = f"{folder}: rank {number} cannot write ({problem})"
+            return red("folder", fact, "Free space or name another folder.")
     neighbour = (rank + 1) % ranks
-    changed = _ranks_where(communicator, _read(path, neighbour * part, part) != bytes([neighbour % 251]) * part)
-    if changed:
-        cure = "Name a folder on a file system that shows hosts each other's writes after fsync."
-        return [red("folder", f"{folder}: rank {changed[0]} does not read what its neighbour wrote and synced", cure)]
-    space = size(shutil.disk_usage(folder).free)
-    fact = f"{folder}: {size(part * ranks / slowest)}/s written and synced by all ranks at once, {space} free"
-    found = [green("folder", fact)]
-    locks = {error for error in communicator.allgather(_attempt(lambda: _lock(path))) if error}
-    if locks:
-        cure = "istmpi opens without locks and needs none; for other HDF5 tools: export HDF5_USE_FILE_LOCKING=FALSE."
-        found.append(yellow("locking", f"{folder} has no file locks ({', '.join(sorted(locks))})", cure))
-    else:
-        found.append(green("locking", "files can be locked"))
-    return found
+    with path.open("rb") as file:
+        file.seek(neighbour * part)
+        changed = file.read(part) != bytes([neighbour % 251]) * part
+    if wrong := _ranks_where(communicator, changed):
+        fact = f"{folder}: rank {wrong[0]} does not read what its neighbour wrote and synced"
+        return red("folder", fact, "Name a folder on a file system that shows hosts each other's writes after fsync.")
+    rate, space = part * ranks / max(seconds for _, seconds in per_rank), shutil.disk_usage(folder).free
+    return green("folder", f"{folder}: {size(rate)}/s written and synced by all ranks at once, {size(space)} free")
 
 
 def _write(path: Path, offset: int, values: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        done = 0
-        while done < len(values):
-            done += os.pwrite(descriptor, values[done:], offset + done)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _read(path: Path, offset: int, count: int) -> bytes:
-    with path.open("rb") as file:
+    with path.open("r+b", buffering=0) as file:
         file.seek(offset)
-        return file.read(count)
-
-
-def _lock(path: Path) -> None:
-    """Lock as HDF5 does; that another rank holds the lock just now shows that locks work."""
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-
-
-def _attempt(work: Callable[[], object]) -> str:
-    try:
-        work()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def _on_first(communicator: Communicator, work: Callable[[], object]) -> object:
-    """What the work returns on rank 0, or the OSError that it raises there, on every rank."""
-    result: object = None
-    if communicator.rank == 0:
-        try:
-            result = work()
-        except OSError as error:
-            result = error
-    return communicator.broadcast_from_root(result)
+        while values:
+            values = values[file.write(values) :]
+        os.fsync(file.fileno())
 
 
 def _ranks_where(communicator: Communicator, fact: bool) -> list[int]:
     return [rank for rank, true in enumerate(communicator.allgather(fact)) if true]
+
+
+def writers(communicator: Communicator, folder: Path) -> list[Finding]:
+    """Write a checkpoint with each writer into a shared folder, and check all its bytes. Collective; leaves nothing."""
+    run = Run().override({"model.hidden": [_WIDTH]})
+    network = mlp_network(_WIDTH, [_WIDTH], 2)
+    store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
+    store.initialise(0)
+    data = DataSummary("", "", REGRESSION, (_WIDTH,), 2, 0, 0)
+    header = Header(run, communicator.size, 0, 0, 0, 0.0, 0, 0.0, data, versions=versions())
+    nbytes = sum(parameter.itemsize * parameter.size(network.lengths) for parameter in network.parameters.values())
+    rates, failures = [], []
+    with _scratch(communicator, folder) as (scratch, _):
+        for name in available(communicator):
+            path, start = scratch / f"{name}.h5", time.perf_counter()
+            try:
+                commit(path, header, list(model_pieces(store)), name, communicator)
+                rates.append(f"{name} {size(nbytes / (time.perf_counter() - start))}/s")
+                require_valid(path, communicator)
+            except IstmpiError as error:
+                failures.append(f"{name}: {error}")
+    if failures:
+        return [red("HDF5", "; ".join(failures), "Use the other writer: istmpi train --writer direct, or mpio.")]
+    only = "; h5py has no MPI, which nothing needs" * (len(rates) == 1)
+    return [green("HDF5", f"a valid checkpoint through {', '.join(rates)}{only}")]

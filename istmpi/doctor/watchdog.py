@@ -17,11 +17,11 @@ from pathlib import Path
 
 _SYN_SENT = "02"
 _LAST_WORDS = 1.0
-"""Seconds that the watchdogs of all ranks have to say theirs, before the launcher ends the job."""
+"""Seconds for the messages of all ranks' watchdogs, before the launcher ends the job."""
 
 
 class Watchdog:
-    """Ends this process, and with it the job, when something takes too long; says where and for whom it waits."""
+    """A guard that ends this process, and with it the job, when a call hangs; it says where, and for whom it waits."""
 
     def __init__(self, rank: int):
         who = f"rank {rank} on {socket.gethostname()}"
@@ -47,42 +47,38 @@ class Watchdog:
 
 def unanswered(process: int) -> list[str]:
     """The addresses to which a process tries to connect without an answer."""
-    sockets = set()
+    sockets, table, addresses = set(), [], set()
     with suppress(OSError):
         for entry in Path(f"/proc/{process}/fd").iterdir():
             with suppress(OSError):  # closed meanwhile
                 sockets.add(os.readlink(entry))
-    table = []
-    with suppress(OSError):
         table = Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]
-    found = set()
     for line in table:
         _, _, remote, state, *rest = line.split()
         if state == _SYN_SENT and f"socket:[{rest[5]}]" in sockets:
-            found.add(socket.inet_ntoa(struct.pack("=I", int(remote.split(":")[0], 16))))
-    return sorted(found)
+            addresses.add(socket.inet_ntoa(struct.pack("=I", int(remote.split(":")[0], 16))))
+    return sorted(addresses)
 
 
 def _watch(process: int, who: str) -> None:
-    deadline, doing = None, ""
-    text = b""
+    """Follow the lines of a `Watchdog` up to the end of its process, or end that process at a deadline."""
+    deadline, doing, text = None, "", b""
     while True:
         wait = None if deadline is None else max(deadline - time.monotonic(), 0)
-        if select.select([0], [], [], wait)[0]:
-            more = os.read(0, 4096)
-            if not more:
-                return
-            *lines, text = (text + more).split(b"\n")
-            for line in lines:
-                seconds, _, doing = line.decode().partition(" ")
-                deadline = time.monotonic() + float(seconds) if doing else None
-            continue
-        waits = unanswered(process)
-        told = f"; no answer from {', '.join(waits)}" if waits else ""
-        print(f"istmpi doctor: {who} hangs while {doing}{told}", file=sys.stderr, flush=True)
-        time.sleep(_LAST_WORDS)
-        os.kill(process, signal.SIGKILL)
-        return
+        if not select.select([0], [], [], wait)[0]:
+            break
+        more = os.read(0, 4096)
+        if not more:
+            return
+        *lines, text = (text + more).split(b"\n")
+        for line in lines:
+            seconds, _, doing = line.decode().partition(" ")
+            deadline = time.monotonic() + float(seconds) if doing else None
+    silent = ", ".join(unanswered(process))
+    silent = f"; no answer from {silent}" if silent else ""
+    print(f"istmpi doctor: {who} hangs while {doing}{silent}", file=sys.stderr, flush=True)
+    time.sleep(_LAST_WORDS)
+    os.kill(process, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from istmpi.comm import Communicator, Sent, Traffic
-from istmpi.comm.meanwhile import Meanwhile
+from istmpi.comm.background import BackgroundRunner
 from istmpi.engine.axes import Parameter
 from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
@@ -76,7 +76,7 @@ class EarlyExchange:
         self._leaving = receive_buffers(leaving, parameters, held.deal, store.rank)
         self._hop: Transfer | None = None
         self._sent: list[Sent] = []
-        self._work = Meanwhile("exchange")
+        self._work = BackgroundRunner("exchange")
         communicator.traffic = Traffic(followers=[self._sent.append])
         self._work.put(lambda: self._move(PULL, store.tensors, self._arriving))
 

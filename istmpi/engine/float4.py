@@ -7,14 +7,14 @@ A magnitude of code c is the block's largest times 2**(c - 7), so the largest is
 that there is. Coding what was decoded changes nothing. Where a block has a value that is not finite, all become NaN.
 """
 
+import numpy as np
 import torch
 
-from istmpi.comm.codec import Codec
 from istmpi.engine.packed_sizes import BLOCK, float4_bytes
 
 _LEVELS = 7
 _LEAST = 2.0**-_LEVELS
-"""Of the block's largest: half of the least magnitude that there is; what is below it becomes zero."""
+"""Half of the least magnitude that there is, relative to the block's largest; smaller values become zero."""
 _MAGNITUDES = torch.tensor([0.0, *(2.0**-power for power in reversed(range(_LEVELS)))])
 _FACTORS = torch.cat([_MAGNITUDES, -_MAGNITUDES])
 
@@ -34,7 +34,7 @@ def encode(values: torch.Tensor) -> torch.Tensor:
 
 
 def decode(packed: torch.Tensor, count: int) -> torch.Tensor:
-    """So many values, float32, of their bytes."""
+    """The first ``count`` values of their bytes, float32."""
     blocks = -(-count // BLOCK)
     largest = packed[: 4 * blocks].clone().view(torch.float32)
     pairs = packed[4 * blocks :]
@@ -42,9 +42,17 @@ def decode(packed: torch.Tensor, count: int) -> torch.Tensor:
     return _FACTORS[codes.long()] * largest.repeat_interleave(BLOCK)[:count]
 
 
-CODEC = Codec(
-    nbytes=float4_bytes,
-    encode=lambda values, _: encode(torch.from_numpy(values)).numpy(),
-    decode=lambda packed, count: decode(torch.from_numpy(packed), count).numpy(),
-)
-"""Nothing is rounded at random."""
+class Float4:
+    """The codec (`istmpi.comm.codec.Codec`); nothing is rounded at random."""
+
+    def nbytes(self, elements: int) -> int:
+        return float4_bytes(elements)
+
+    def encode(self, values: np.ndarray, key: int) -> np.ndarray:
+        return encode(torch.from_numpy(values)).numpy()
+
+    def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
+        return decode(torch.from_numpy(coded), elements).numpy()
+
+
+CODEC = Float4()

@@ -247,7 +247,6 @@ class Shards:
 
     def _finish_early(self) -> None:
         early, self._early = self._early, None
-        self._communicator.meet()
         with self._communicator.waiting("exchange"):  # a thread of this rank waits, and the rank is not idle
             self._clock.background += early.finish(self._communicator.traffic)
 

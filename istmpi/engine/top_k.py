@@ -22,7 +22,11 @@ _BITS = torch.arange(0, 8, 2, dtype=torch.uint8)
 
 @dataclass(frozen=True)
 class TopK:
-    """Of every 4,096 values so many; tensors have these numbers of elements."""
+    """A codec for the ``top`` largest of every 4,096 values; tensors have these numbers of elements.
+
+    As `istmpi.comm.codec.Codec`, but it takes tensors one by one and decodes to places and values; its bytes are
+    `istmpi.engine.packed_sizes.top_k_bytes`.
+    """
 
     top: int
     two_bits: bool
@@ -66,7 +70,7 @@ class TopK:
     def _chosen(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Places and values of whole chunks, and of what is left: ``[chunk, value]``."""
         whole = values.numel() // CHUNK * CHUNK
-        found = []
+        chosen = []
         for part in (values[:whole].view(-1, CHUNK), values[whole:].view(1, -1)):
             if part.numel():
                 count = -(-self.top * part.shape[1] // CHUNK)
@@ -75,8 +79,8 @@ class TopK:
                 above, tied = magnitudes > least, magnitudes == least
                 tied &= tied.cumsum(1) <= count - above.sum(1, keepdim=True)  # of equals the first
                 places = (above | tied).nonzero()[:, 1].view(-1, count)
-                found.append((places, part.gather(1, places)))
-        return found
+                chosen.append((places, part.gather(1, places)))
+        return chosen
 
 
 def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,8 +97,8 @@ def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _pack_places(places: torch.Tensor) -> torch.Tensor:
     count = len(places)
-    one, other = torch.nn.functional.pad(places, (0, count % 2)).view(-1, 2).unbind(1)
-    packed = torch.stack([one & 255, one >> 8 | (other & 15) << 4, other >> 4], 1).to(torch.uint8).view(-1)
+    first, second = torch.nn.functional.pad(places, (0, count % 2)).view(-1, 2).unbind(1)
+    packed = torch.stack([first & 255, first >> 8 | (second & 15) << 4, second >> 4], 1).to(torch.uint8).view(-1)
     return packed[: -(-3 * count // 2)]
 
 

@@ -1,4 +1,4 @@
-"""In which form each tensor travels (`istmpi.comm.codec`), and a transfer's blocks in that form.
+"""The form in which each tensor travels (`istmpi.comm.codec`), and a transfer's blocks in that form.
 
 A block's values round by their place in the whole block, and its scales stand for equal parts of it: so what arrives
 does not depend on how messages are cut.
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from istmpi import rng
-from istmpi.comm import codec
-from istmpi.comm.codec import BFLOAT16, EXACT, FORMS, INT8
+from istmpi.comm.codec import BFLOAT16, CODECS, EXACT, FORMS, INT8, exponents, scales
 from istmpi.engine.axes import Parameter
 from istmpi.engine.slots import Slot
 
@@ -26,7 +25,7 @@ _AT_ONCE = 2**18
 """Values of which the scales are found at a time, if they are not all in one row."""
 
 VALUES_A_SCALE = 128
-"""At least so many are expected for a scale in a message between an owner and a holder."""
+"""Values that are expected at least for a scale in a message between an owner and a holder."""
 
 
 def form_of(kind: str, name: str, parameter: Parameter) -> str:
@@ -46,9 +45,9 @@ def value_bytes(form: str, parameter: Parameter) -> int:
 
 
 def scales_of(form: str, parameter: Parameter, lengths: Mapping[str, int], groups: Mapping, ranks: int) -> int:
-    """How many scales every message has for a tensor of which it has anything: the same number in all deals.
+    """The number of scales that every message has for a tensor of which it has anything: the same in all deals.
 
-    So what they cost is known without knowing which elements a message has. ``groups``: what is dealt out.
+    So their bytes are known without knowing which elements a message has. ``groups``: what is dealt out.
     """
     if form != INT8:
         return 0
@@ -65,38 +64,33 @@ class BlockCodec:
         self._key, self._tensors = key, tensors
         self._whole = {(peer, block.name): block for peer, message in enumerate(sends) for block in message}
         self._sent: dict[tuple[int, str], np.ndarray] = {}
+        """The exponents of a block's scales, which travel with its first slab, by peer and name."""
         self._received: dict[tuple[int, str], np.ndarray] = {}
 
     def encode(self, block: Block, rank: int, peer: int, out: np.ndarray) -> None:
         """Write a block of this rank's message to a peer into ``out``, bytes."""
-        key, places = self._stream(rank, block.name), block.places()
+        places = block.places()
         values = block.packed(self._tensors[block.name]).reshape(-1).view(np.float32)
-        if block.form == BFLOAT16:
-            out[:] = codec.to_bfloat16(values, key, places).view(np.uint8)
-            return
-        if block.is_first:
+        if block.scales and block.is_first:
             self._sent[peer, block.name] = self._exponents(self._whole[peer, block.name])
             out[: block.scales] = self._sent[peer, block.name]
-            out = out[block.scales :]
-        scales = _spread(codec.scales(self._sent[peer, block.name]), block, places)
-        codec.to_int8(values, scales, key, places, out.view(np.int8))
+        by_value = _scales_by_value(self._sent.get((peer, block.name)), block, places)
+        key = rng.key(self._key, rank, block.name)
+        out[block.scales * block.is_first :] = CODECS[block.form].round(values, key, places, by_value)
 
     def decode(self, block: Block, peer: int, coded: np.ndarray) -> np.ndarray:
         """The values of a block of a peer's message to this rank, as the bits of float32."""
-        if block.form == INT8 and block.is_first:
+        if block.scales and block.is_first:
             self._received[peer, block.name] = coded[: block.scales].copy()
         return self._decoded(block, coded, self._received.get((peer, block.name)))
 
     def settle(self, block: Block, peer: int, coded: np.ndarray) -> None:
-        """Have the values of a block as a peer will have them, where it was made from."""
+        """Replace the values of a block, where it was made from, by those that a peer will have."""
         block.place(self._tensors[block.name], self._decoded(block, coded, self._sent.get((peer, block.name))))
 
     def _decoded(self, block: Block, coded: np.ndarray, exponents: np.ndarray | None) -> np.ndarray:
-        if block.form == BFLOAT16:
-            values = codec.from_bfloat16(coded.view(np.uint16))
-        else:
-            scales = _spread(codec.scales(exponents), block, block.places())
-            values = codec.from_int8(coded[block.scales * block.is_first :].view(np.int8), scales)
+        by_value = _scales_by_value(exponents, block, block.places())
+        values = CODECS[block.form].values(coded[block.scales * block.is_first :], by_value)
         return values.view(np.int32).reshape(block.shape)
 
     def through(self, block: Block, rank: int) -> np.ndarray:
@@ -105,9 +99,6 @@ class BlockCodec:
         self.encode(block, rank, rank, coded)
         return self.decode(block, rank, coded)
 
-    def _stream(self, rank: int, name: str) -> int:
-        return rng.key(self._key, rank, name)
-
     def _exponents(self, block: Block) -> np.ndarray:
         """The exponents of a whole block's scales."""
         largest = np.zeros(block.scales, np.float32)
@@ -115,23 +106,24 @@ class BlockCodec:
             values = np.abs(slab.packed(self._tensors[block.name]).reshape(-1).view(np.float32))
             if len(values):
                 groups, counts = _groups(slab, slab.places())
-                found = np.maximum.reduceat(values, np.cumsum(counts) - counts)
-                np.maximum.at(largest, groups, found)
-        return codec.exponents(largest)
+                np.maximum.at(largest, groups, np.maximum.reduceat(values, np.cumsum(counts) - counts))
+        return exponents(largest)
 
 
 def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.ndarray]:
-    """By which of its scales so many values of a block are multiplied, one run of them after the other."""
+    """The scales of a block's values, run after run, and how many values each run has."""
     length = -(-block.elements // block.scales)
     if isinstance(places, range):
         groups = np.arange(places.start // length, -(-places.stop // length))
         ends = np.minimum((groups + 1) * length, places.stop)
         return groups, ends - np.maximum(groups * length, places.start)
-    of_each = places // length
-    starts = np.flatnonzero(np.diff(of_each, prepend=-1))
-    return of_each[starts], np.diff(starts, append=len(places))
+    by_value = places // length
+    starts = np.flatnonzero(np.diff(by_value, prepend=-1))
+    return by_value[starts], np.diff(starts, append=len(places))
 
 
-def _spread(scales: np.ndarray, block: Block, places: np.ndarray | range) -> np.ndarray:
+def _scales_by_value(exponents: np.ndarray | None, block: Block, places: np.ndarray | range) -> np.ndarray | None:
+    if not block.scales:
+        return None
     groups, counts = _groups(block, places)
-    return scales[groups].repeat(counts)
+    return scales(exponents)[groups].repeat(counts)

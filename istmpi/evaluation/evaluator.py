@@ -1,7 +1,6 @@
 """Scores of the full network: calibrated on a sample of the training data, run on a split.
 
-Which of its weights every rank has whole meanwhile, and which stay where they are, is said by
-`istmpi.cost.evaluation`.
+`istmpi.cost.evaluation` says which of its weights every rank gets whole meanwhile, and which stay with their owners.
 """
 
 from __future__ import annotations
@@ -38,28 +37,28 @@ if TYPE_CHECKING:
 
 
 FITTED_ON = 64
-"""Training examples."""
+"""The number of training examples that a scale is fitted on."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What the full network achieves on a split: mean loss, mean score (accuracy, say) and the number of examples."""
+    """The full network's result on a split: mean loss, mean score (accuracy, say) and the number of examples."""
 
     loss: float
-    """As in training: of standardised targets, where they are."""
+    """The loss as in training: that of standardised targets, where they are."""
     score: float
-    """In the units of the data; of the last exit, where there are several."""
+    """The score in the units of the data; that of the last exit, where there are several."""
     examples: int
     exits: tuple[float, ...] | None = None
     """The score of every exit, where there are several."""
     bits_per_byte: float | None = None
-    """Of text: what is left to be told of each byte."""
+    """The loss of text in bits for each byte."""
     more: Mapping[str, float] | None = None
     """Other scores by their names."""
 
 
 class Evaluator:
-    """Scores the full network on a split, after calibrating it on a sample of the training data. Collective."""
+    """A full network that is scored on splits, calibrated on a sample of the training data. Collective."""
 
     def __init__(
         self,
@@ -70,40 +69,39 @@ class Evaluator:
         communicator: Communicator,
         trained_on: int | None = None,
     ):
-        """``trained_on``: so many ranks, where they are others than these."""
+        """``trained_on``: the number of ranks in training, if it is another than here."""
         self._run, self._dataset, self._communicator = run, dataset, communicator
+        self._architecture, self._store = architecture, store
         self._local = run.data.placement == "local"
         self._task = task_of(dataset.task, run.train.multi_label_loss)
+        self._graph, self._ranks_labels = self._task.of_nodes, self._task.ranks_labels
         self._dtype = getattr(torch, run.model.dtype)
         ranks = trained_on or communicator.size
-        memory = evaluation_memory(run, architecture, ranks)
         self.sampled = sampled_of(run, architecture, dataset, ranks)
-        """Training examples to calibrate on, of all ranks together."""
+        """The number of training examples to calibrate on, of all ranks together."""
         # A chain of stages passes them for nothing where it has no batch normalisation, as the replay has recorded it.
         self._calibrates = bool(architecture.batch_norms) or bool(architecture.stages)
-        if self._task.of_nodes:
+        if self._local:
+            passes = []
+        elif self._graph:
             passes = [len(dataset.test.graph)] * (1 + bool(architecture.batch_norms))
         else:
             passes = [self.sampled * self._calibrates, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
-        passes = [] if self._local else passes
-        self._ranks_labels = self._task.ranks_labels
         self._ranking: Ranking | None = None
-        self.plan = evaluation_plan(
-            architecture, communicator.size, memory, passes, self._local, spread=self._ranks_labels
+        memory, spread = evaluation_memory(run, architecture, ranks), self._ranks_labels
+        self.plan = evaluation_plan(architecture, communicator.size, memory, passes, self._local, spread=spread)
+        self.network = FullNetwork(
+            architecture, store, communicator, self.plan.sharded, self._local, spread, self.plan.by_units
         )
-        self._exits, self._architecture, self._store = architecture.exits, architecture, store
-        spread = self._ranks_labels, self.plan.by_units
-        self.network = FullNetwork(architecture, store, communicator, self.plan.sharded, self._local, *spread)
 
     @property
     def share(self) -> float:
-        """The part of a run's FLOPs that its evaluations take; of a whole graph 0, where it is not counted."""
-        run, data = self._run, self._dataset
-        if self._task.of_nodes:
+        """The part of a run's FLOPs that its evaluations take; 0 for a whole graph, where it is not counted."""
+        run, data, ranks = self._run, self._dataset, self._communicator.size
+        if self._graph:
             return 0.0
-        scoring_ranks = self._communicator.size if self._local else 1
-        passed = scoring_ranks * scored_in_training(run, data) + (self.sampled if self._architecture.batch_norms else 0)
-        ranks = self._communicator.size
+        scored = (ranks if self._local else 1) * scored_in_training(run, data)
+        passed = scored + (self.sampled if self._architecture.batch_norms else 0)
         return evaluation_share(run, self._architecture, ranks, len(data.train), passed, self.plan.sharded)
 
     def score(self, split: str = "test") -> Score:
@@ -121,11 +119,12 @@ class Evaluator:
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
             loss = float(weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum"))
-            points = [self._task.points(*self._in_units(of, batch.targets)) for of in outputs_of(outputs)]
+            points = [self._task.points(*self._in_units(each, batch.targets)) for each in outputs_of(outputs)]
             return np.concatenate([[loss, batch.examples], np.reshape(points, -1)])
 
         numbers = self._task.numbers
-        loss, examples, *points = self._sum_over(split, (2 + self._exits * numbers,), totals_of).tolist()
+        shape = (2 + self._architecture.exits * numbers,)
+        loss, examples, *points = self._sum_over(split, shape, totals_of).tolist()
         means = [each / examples for each in points]
         scores = tuple(self._task.of_mean(*means[at : at + numbers]) for at in range(0, len(means), numbers))
         bits = None
@@ -142,27 +141,25 @@ class Evaluator:
 
     def _ranked(self, split: Split) -> Score:
         """The score of ranked labels: each rank ranks those that it has, and the first of them are merged."""
-        ranking, mine = self._ranking or self._make_ranking(), self.network.labels
+        ranking, labels = self._ranking or self._make_ranking(), self.network.labels
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
-            first = mine.start if mine is not None else 0
-            parts = [Parts.of(outputs_of(outputs)[-1], first, batch.targets, self._task.kind)]
-            if mine is not None:
-                parts = self._everyones(parts[0])
-            return ranking.sums(parts, batch.targets)
+            part = Parts.of(
+                outputs_of(outputs)[-1], 0 if labels is None else labels.start, batch.targets, self._task.kind
+            )
+            if labels is None:
+                return ranking.sums([part], batch.targets)
+            numbers, ranks = part.numbers, self._communicator.size
+            flat = self._communicator.allgatherv(numbers.reshape(-1), [numbers.size] * ranks)
+            return ranking.sums([Parts(each) for each in flat.reshape(ranks, *numbers.shape)], batch.targets)
 
         sums = self._sum_over(split, (Ranking.size,), totals_of)
         scores = Ranking.scores(sums)
         score = scores.pop(self._task.score)
         return Score(float(sums[0] / sums[1]), score, int(sums[1]), more=scores)
 
-    def _everyones(self, part: Parts) -> list[Parts]:
-        ranks, numbers = self._communicator.size, part.numbers
-        flat = self._communicator.allgatherv(numbers.reshape(-1), [numbers.size] * ranks)
-        return [Parts(of) for of in flat.reshape(ranks, *numbers.shape)]
-
     def _make_ranking(self) -> Ranking:
-        """What sums up rankings, by the labels of all training rows. Collective."""
+        """The summary of rankings, by the labels of all training rows. Collective."""
         train = self._dataset.train
         counts = np.append(train.label_counts(self._dataset.outputs), len(train))
         if self._local:
@@ -171,21 +168,18 @@ class Evaluator:
         return self._ranking
 
     def early_exits(self, split: Split) -> tuple[ExitPoint, ...]:
-        """What leaving early does to a classifier on a split, for each of `istmpi.exits.THRESHOLDS`.
-
-        With the normalisation as it is.
-        """
+        """The results of leaving early on a split, for each of `THRESHOLDS`, with the normalisation as it is."""
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
             unsure = entropies(outputs)
-            right = torch.stack([Classification.right(of, batch.targets) for of in outputs_of(outputs)])
+            right = torch.stack([Classification.right(each, batch.targets) for each in outputs_of(outputs)])
             of_batch = np.empty(shape)
             for place, threshold in enumerate(THRESHOLDS):
-                here = functional.one_hot(exit_taken(unsure, threshold), self._exits).T
+                here = functional.one_hot(exit_taken(unsure, threshold), len(right)).T
                 of_batch[place, :, 0], of_batch[place, :, 1] = here.sum(dim=1), (here * right).sum(dim=1)
             return of_batch
 
-        shape = len(THRESHOLDS), self._exits, 2
+        shape = len(THRESHOLDS), self._architecture.exits, 2
         totals = self._sum_over(split, shape, totals_of)
         count = totals[0, :, 0].sum()
         return tuple(
@@ -196,9 +190,9 @@ class Evaluator:
     def _sum_over(
         self, split: Split, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]
     ) -> np.ndarray:
-        """The sum over a split's batches of what a function makes of the network's outputs and a batch. Collective.
+        """The sum over a split's batches of ``totals_of``, a function of the outputs and a batch. Collective.
 
-        DivergedError on every rank where outputs or what is made of them are not finite.
+        DivergedError on every rank where outputs or totals are not finite.
         """
         totals, alone = np.zeros(shape), self.network.labels is None
         for batch in self._own_batches(split, self._scored(len(split))):
@@ -223,8 +217,8 @@ class Evaluator:
     def _spread(self) -> bool:
         return not self._local and not self.network.same_examples
 
-    def _summed(self, own: np.ndarray) -> np.ndarray:
-        return self._communicator.allreduce_sum(own) if self._local or self._spread else own
+    def _summed(self, values: np.ndarray) -> np.ndarray:
+        return self._communicator.allreduce_sum(values) if self._local or self._spread else values
 
     def calibrate(self) -> None:
         """Take the normalisations' moments at the store's present weights."""
@@ -232,14 +226,14 @@ class Evaluator:
             self.network.load_moments({})
             return
         rows, ranks = self._sample(), self._communicator.size
-        if self._spread and ranks <= len(rows) and not self._task.of_nodes:
+        if self._spread and ranks <= len(rows) and not self._graph:
             rows = rows[self._communicator.rank :: ranks]
         self.network.calibrate(*self._dataset.train.batch(rows).to("cpu", self._dtype).inputs)
 
     def temperature(self, split: str) -> float:
-        """What a classifier's logits are to be divided by, with the normalisation as it is. Collective.
+        """The temperature of a classifier's logits, with the normalisation as it is. Collective.
 
-        Fitted on a split; of the training examples, on those that it was calibrated on.
+        Fitted on a split, or on those training examples that the network was calibrated on.
         """
         examples = self._dataset.splits[split]
         rows = self._sample() if split == "train" else self._scored(len(examples))
@@ -251,14 +245,15 @@ class Evaluator:
             labels.append(batch.targets)
         self.network.finish()
         self.network.release()
-        found = fitted_temperature(torch.cat(logits), torch.cat(labels), self._summed)
-        return self._communicator.broadcast_from_root(found)
+        fitted = fitted_temperature(torch.cat(logits), torch.cat(labels), self._summed)
+        return self._communicator.broadcast_from_root(fitted)
 
     def fitted_scale(self) -> dict[str, float]:
         """The factors of the store's scale with which the training loss is least, at its present weights."""
         rows = self._sample()
         share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)
-        rows = rows[np.arange(min(len(rows), FITTED_ON)) * len(rows) // min(len(rows), FITTED_ON)]
+        count = min(len(rows), FITTED_ON)
+        rows = rows[np.arange(count) * len(rows) // count]
         batch = self._dataset.train.batch(rows[place::share]).to("cpu", self._dtype)
         weights = self._run.train.exit_weights
 
@@ -268,9 +263,7 @@ class Evaluator:
         return fitted_scale(self._architecture, self._store, self._communicator, batch, loss)
 
     def _sample(self) -> np.ndarray:
-        share, stream = 1, 0
-        if self._local:
-            share, stream = self._communicator.size, self._communicator.rank
+        share, stream = (self._communicator.size, self._communicator.rank) if self._local else (1, 0)
         return calibration_rows(self._run, len(self._dataset.train), self.sampled, share, stream)
 
     def _scored(self, length: int) -> np.ndarray:
@@ -278,12 +271,9 @@ class Evaluator:
         return np.arange(length) if count >= length else np.arange(count) * length // count
 
     def _batches(self, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
-        """The rows of a split, batch by batch, one at least for each of so many ranks.
-
-        Fewer at a time where their outputs would be large.
-        """
-        batch = min(self._run.evaluate.batch, -(-length // ranks))
-        if many := self._task.many_outputs(self._dataset.features, self._dataset.outputs):
+        """The rows of a split, batch by batch, at least one for each of ``ranks``; fewer where outputs are large."""
+        batch, data = min(self._run.evaluate.batch, -(-length // ranks)), self._dataset
+        if many := self._task.many_outputs(data.features, data.outputs):
             batch = windows_together(batch, many)
         for first in range(0, length, max(batch, 1)):
             yield np.arange(first, min(first + batch, length))

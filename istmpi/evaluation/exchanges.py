@@ -1,4 +1,4 @@
-"""How a leaf makes its outputs from rows that are spread over the ranks, for the same examples or each rank's own."""
+"""Leaves whose rows are spread over the ranks, for the same examples on all ranks or for each rank's own."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from istmpi.models.leaves import Leaf
 
 
 class SameExamples:
-    """All ranks pass the same examples: each computes with its own rows, and the outputs are gathered.
+    """The exchange for examples that all ranks share: each computes with its own rows, and the outputs are gathered.
 
-    So all of them must call the same leaves in the same order. A network that branches on the values of its examples
-    does: every rank computes all that lies between two leaves itself, from the same numbers, and random numbers are
-    drawn from the same seed.
+    All ranks must call the same leaves in the same order. They do, even where a network branches on values: every rank
+    computes all between two leaves itself, from the same numbers, and draws random numbers from the same seed.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator, contiguous: bool):
-        """``contiguous``: outputs lie in memory as the layer itself would leave them, which a ``view`` may need."""
+        """``contiguous``: outputs lie in memory as the layer itself leaves them, which a ``view`` may need."""
         self._store, self._communicator, self._contiguous = store, communicator, contiguous
 
     def forward_of(self, leaf: Leaf, spread: bool = False) -> Callable[..., torch.Tensor]:
-        """What a leaf does when it is called. Collective, unless its outputs stay ``spread``: each rank its own."""
+        """The forward function of a leaf. Collective, unless its outputs stay ``spread``: each rank its own."""
         owned = owned_rows(leaf, self._store)
-        mine = owned[self._store.rank]
+        rows_here = owned[self._store.rank]
         values = {key: self._store.tensors[name] for key, name in leaf.names.items()}
 
         def gathered(*inputs: Any, **named: Any) -> torch.Tensor:
-            outputs = leaf.outputs(mine, values, *inputs, **named).movedim(leaf.axis, 0)
+            outputs = leaf.outputs(rows_here, values, *inputs, **named).movedim(leaf.axis, 0)
             shape = outputs.shape[1:]
             counts = [len(rows) * shape.numel() for rows in owned]
             flat = self._communicator.allgatherv(outputs.contiguous().view(-1).numpy(), counts)
@@ -42,21 +41,21 @@ class SameExamples:
             return whole.contiguous() if self._contiguous else whole
 
         def of_mine(*inputs: Any, **named: Any) -> torch.Tensor:
-            return leaf.outputs(mine, values, *inputs, **named)
+            return leaf.outputs(rows_here, values, *inputs, **named)
 
         def looked_up(input: torch.Tensor) -> torch.Tensor:
-            """Only the rows that are looked up are sent, each once."""
+            # Each row that is looked up is sent once, and no other.
             numbers, place = torch.unique(input, return_inverse=True)
             ends = torch.searchsorted(numbers, numbers.new_tensor([rows.stop for rows in owned])).tolist()
             counts = [end - start for start, end in zip([0, *ends], ends)]
-            wanted = numbers[ends[self._store.rank] - counts[self._store.rank] :][: counts[self._store.rank]]
-            found = functional.embedding(wanted - mine.start, values["weight"])
-            width = found.shape[1]
-            flat = self._communicator.allgatherv(found.view(-1).numpy(), [count * width for count in counts])
+            here = numbers[ends[self._store.rank] - counts[self._store.rank] :][: counts[self._store.rank]]
+            looked = functional.embedding(here - rows_here.start, values["weight"])
+            width = looked.shape[1]
+            flat = self._communicator.allgatherv(looked.view(-1).numpy(), [count * width for count in counts])
             return functional.embedding(place, torch.from_numpy(flat).view(-1, width))
 
         def added_up(*inputs: Any, **named: Any) -> torch.Tensor:
-            outputs = leaf.outputs(mine, values, *inputs, **named)
+            outputs = leaf.outputs(rows_here, values, *inputs, **named)
             return torch.from_numpy(self._communicator.allreduce_sum(outputs.numpy()))
 
         if spread:
@@ -67,12 +66,11 @@ class SameExamples:
 
 
 class OwnExamples:
-    """Each rank passes examples of its own, which stay there: the rows come to them, one owner's at a time.
+    """The exchange for examples of each rank's own, which stay there: the rows come to them, one owner's at a time.
 
-    A leaf's call is a request in which all ranks take part, also those that have come to another leaf, as a network
-    that branches on values may, or to the end of their examples: the first leaf that anybody waits for is served, until
-    nobody waits any more. The moments of a batch normalisation, over the examples of all ranks that wait for them,
-    come after all leaves.
+    All ranks take part in a leaf's call, also those that are at another leaf, as a network that branches on values may
+    be, or at the end of their examples: the first leaf that anybody waits for is served, until nobody waits. The
+    moments of a batch normalisation, over the examples of all ranks that wait for them, come after all leaves.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator):
@@ -82,7 +80,7 @@ class OwnExamples:
         """The mean and variance of each batch normalisation, as last computed, on every rank."""
 
     def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
-        """What a leaf does when it is called."""
+        """The forward function of a leaf."""
         number = len(self._services)
         owned = owned_rows(leaf, self._store)
 
@@ -93,8 +91,8 @@ class OwnExamples:
                     continue
                 values = {}
                 for key, name in leaf.names.items():
-                    own = self._store.tensors[name]
-                    values[key] = own if owner == self._store.rank else own.new_empty(len(rows), *own.shape[1:])
+                    local = self._store.tensors[name]
+                    values[key] = local if owner == self._store.rank else local.new_empty(len(rows), *local.shape[1:])
                     self._communicator.broadcast(values[key].numpy(), owner)
                 if call:
                     parts.append(leaf.outputs(rows, values, *call[0], **call[1]))
@@ -127,10 +125,10 @@ class OwnExamples:
 
     def _request(self, number: int | None, what: Any) -> Any:
         while True:
-            wanted = [other for other in self._communicator.allgather(number) if other is not None]
-            if not wanted:
+            numbers = [other for other in self._communicator.allgather(number) if other is not None]
+            if not numbers:
                 return None
-            served = min(wanted)
+            served = min(numbers)
             result = self._services[served](what if served == number else None)
             if served == number:
                 return result

@@ -1,6 +1,6 @@
-"""Factors of what unit groups contribute to the full network, fitted on training examples in place of their share.
+"""Factors of the unit groups' contributions to the full network, fitted on training examples.
 
-One number a group, its logarithm moved by Adam. Every rank has the whole network meanwhile, and takes its own examples.
+Adam moves one logarithm for each group. Every rank has the whole network meanwhile, and takes its own examples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STEPS = 20
 RATE = 0.1
-"""Of the logarithms: a step changes a factor by a tenth at first, and by less and less."""
+"""The first step of a logarithm: it changes a factor by a tenth. Later steps are smaller."""
 _DECAYS = 0.9, 0.99
 
 
@@ -35,9 +35,9 @@ def fitted_scale(
     batch: Batch,
     loss: Callable[[Outputs], torch.Tensor],
 ) -> dict[str, float]:
-    """The factors with which the loss over all ranks' batches is least, from those of the store on. Collective.
+    """The factors that minimise the loss over all ranks' batches, starting from the store's. Collective.
 
-    ``loss``: the sum over this rank's batch, of the network's outputs.
+    ``loss``: the sum over this rank's batch, as a function of the network's outputs.
     """
     bare = copy(store)
     bare.scale = bare.fitted = {}
@@ -71,15 +71,15 @@ def fitted_scale(
 
 
 def _multiply(network: nn.Module, architecture: Architecture, names: Sequence[str], factors: torch.Tensor) -> None:
-    """Have a network's sums multiplied by factors that can still change, one of each group of these names."""
+    """Let a network multiply its sums by factors that can still change, one for each group of these names."""
 
     def of(groups: tuple[str, ...], like: torch.Tensor) -> torch.Tensor:
         return torch.stack([factors[names.index(group)] for group in groups]).prod().to(like.dtype)
 
     for module, groups in architecture.sums.items():
-        if known := tuple(group for group in groups if group in names):
+        if fitted := tuple(group for group in groups if group in names):
             layer = network.get_submodule(module)
-            layer.register_forward_pre_hook(lambda _, inputs, known=known: (inputs[0] * of(known, inputs[0]),))
+            layer.register_forward_pre_hook(lambda _, inputs, fitted=fitted: (inputs[0] * of(fitted, inputs[0]),))
     for group, blocks in architecture.blocks.items():
         for end in (end for block in blocks for end in block.ends if group in names):
             network.get_submodule(end).register_forward_hook(

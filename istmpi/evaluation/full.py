@@ -7,7 +7,7 @@ gathered from them (`istmpi.evaluation.exchanges`). Which are sharded is said by
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,11 +29,10 @@ Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class FullNetwork:
-    """The full network of the ranks' stores, at the weights from when it was last calibrated.
+    """The full network of the ranks' stores, with the weights of its last calibration.
 
-    ``sharded``: the parameters whose rows stay where they are; they must belong to leaves. ``local_examples``: the
-    ranks' examples differ and stay where they are. Else, where anything is sharded, all ranks pass the same ones. With
-    each of its layers a rank gets on.
+    ``sharded``: the parameters whose rows stay with their owners; they must belong to leaves. ``local_examples``: the
+    ranks' examples differ and stay where they are. Otherwise, where anything is sharded, all ranks pass the same ones.
     """
 
     def __init__(
@@ -67,12 +66,12 @@ class FullNetwork:
 
     @property
     def same_examples(self) -> bool:
-        """All ranks run it together, on the same examples; else each on as many as it likes."""
+        """True if all ranks run it together on the same examples; otherwise each runs it on as many as it likes."""
         return bool(self._sharded) and not self._local_examples
 
     @property
     def labels(self) -> range | None:
-        """The outputs that this rank's forward pass gives, where it does not give all."""
+        """The outputs that this rank's forward pass gives; None for all."""
         if not self._spread:
             return None
         store, (weight, *_) = self._store, self._architecture.leaves[self._spread]
@@ -81,14 +80,13 @@ class FullNetwork:
 
     @property
     def shares_examples(self) -> bool:
-        """Each rank passes some of the examples, of which sums alone travel."""
+        """True if each rank passes some of the examples, and only sums travel."""
         return self._local_examples or not (self._sharded or self._by_units or self._architecture.nodes[1])
 
     def calibrate(self, *inputs: torch.Tensor) -> None:
         """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective.
 
-        Where it `shares_examples` they are over the batches of all ranks: of each layer sums are added up before anyone
-        goes on, so that they are those of one batch to rounding.
+        With `shares_examples` they are over the batches of all ranks, which add up each layer's sums before they go on.
         """
         layers = self.with_weights()
         self._calibrating = True
@@ -112,9 +110,7 @@ class FullNetwork:
     @torch.no_grad()
     def __call__(self, *inputs: torch.Tensor) -> Outputs:
         """The outputs for the inputs of a batch."""
-        if not self.same_examples:
-            return self._network(*inputs)
-        with _same_random_numbers():
+        with _same_random_numbers() if self.same_examples else nullcontext():
             return self._network(*inputs)
 
     @property
@@ -133,15 +129,15 @@ class FullNetwork:
             parameter.data = parameter.data.new_empty(0)
 
     def with_weights(self) -> dict[str, BatchNorm]:
-        """Have the network with the stores' weights; returns its batch normalisations, without moments. Collective."""
+        """Give the network the stores' weights; return its batch normalisations, without moments. Collective."""
         if self._scale != self._store.full_scale:  # as well where it was not built before
             self._build()
         owners = self._store.owners
         for name, parameter in self._gathered.items():
             rows, *rest = shape = self._store.parameters[name].pattern.shape(owners.lengths)
             counts = [len(owners.rows(rows, rank)) * int(np.prod(rest)) for rank in range(owners.ranks)]
-            mine = self._store.tensors[name].reshape(-1).numpy()
-            parameter.data = torch.from_numpy(self._communicator.allgatherv(mine, counts)).view(shape)
+            rows_here = self._store.tensors[name].reshape(-1).numpy()
+            parameter.data = torch.from_numpy(self._communicator.allgatherv(rows_here, counts)).view(shape)
         layers = self._architecture.batch_norm_layers(self._network)
         for layer in layers.values():
             layer.moments = None
@@ -154,7 +150,7 @@ class FullNetwork:
         self._gathered = prepare(self._network, self._sharded)
         self._moments_of = moments_of
         for module in self._network.modules():
-            module.register_forward_hook(lambda *_: self._communicator.whereabouts.get_on())
+            module.register_forward_hook(lambda *_: self._communicator.whereabouts.heartbeat())
         if self._by_units:
             spread_units(self._network, architecture, store, self._communicator, self._sharded)
             return

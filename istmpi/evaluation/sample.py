@@ -1,4 +1,4 @@
-"""Which examples an evaluation passes: those of a split that are scored, and a sample to calibrate on."""
+"""The examples of an evaluation: those of a split that are scored, and a sample to calibrate on."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from istmpi.tasks import TASKS
 
 
 def scored_of(run: Run, task: str, length: int) -> int:
-    """Return the number of examples that are scored in a split of ``length`` examples."""
+    """The number of examples that are scored in a split of ``length`` examples."""
     return min(run.evaluate.examples or TASKS[task].scored or length, length)
 
 
 def scored_in_training(run: Run, data: Dataset) -> int:
-    """Return the number of this rank's examples that an evaluation during training scores."""
+    """The number of this rank's examples that an evaluation during training scores."""
     split = data.splits.get("validation", data.test) if run.watches_validation else data.test
     return scored_of(run, data.task, len(split))
 
 
 def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
-    """Return the number of training examples that a run on ``ranks`` ranks calibrates on."""
+    """The number of training examples that a run on ``ranks`` ranks calibrates on."""
     if TASKS[data.task].of_nodes:
         return run.evaluate.calibration_examples or SAMPLED
     sampled = calibration_examples(run, architecture, ranks, len(data.train), scored_in_training(run, data))
@@ -32,6 +32,6 @@ def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
 
 
 def calibration_rows(run: Run, length: int, count: int, share: int = 1, stream: int = 0) -> np.ndarray:
-    """Return ``count`` of a training split's ``length`` rows, or one of ``share`` equal parts of them; sorted."""
+    """The sorted numbers of ``count`` of a split's ``length`` rows, or one of ``share`` equal parts of them."""
     order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
     return np.sort(order[: count if share == 1 else max(count // share, 2)])

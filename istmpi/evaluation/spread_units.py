@@ -1,8 +1,8 @@
-"""A network of a graph, evaluated with the units of each layer spread over the ranks, for all nodes at a time.
+"""A network of a graph, evaluated for all nodes at a time, with the units of each layer spread over the ranks.
 
-As in training a rank has some units of all nodes, so a layer's numbers take a P-th of the memory. Between two products
-lies nothing but what each unit has for itself, sums over nodes, and normalisations over a node's units, of which two
-sums are added up over the ranks. A product needs all units of a node: these are gathered for some nodes at a time.
+A layer's numbers take a P-th of the memory, as in training. Between two products a unit needs no other, but for
+normalisations over a node's units, whose two sums are added up over the ranks. A product needs all units of a node:
+these are gathered for some nodes at a time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def spread_units(
     communicator: Communicator,
     sharded: Collection[str],
 ) -> None:
-    """Have each layer of a network compute this rank's units, from products whose rows are ``sharded``. Collective.
+    """Let each layer of a network compute this rank's units, from products whose rows are ``sharded``. Collective.
 
     The last product, whose weight is whole, adds up the ranks' contributions to its outputs. ``network`` has no scale
-    of its own: what is gathered is scaled, instead of a copy of all units.
+    of its own: gathered values are scaled, instead of a copy of all units.
     """
     units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
     for path, leaf in leaves_of(network, architecture.leaves).items():
@@ -65,7 +65,7 @@ def _own_units(
     factor: float,
     communicator: Communicator,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A product that makes this rank's units, of inputs that are whole, or of so many units on each rank, scaled."""
+    """A product that makes this rank's units of whole inputs, or of scaled ones with ``widths`` units on each rank."""
 
     def whole(h: torch.Tensor) -> torch.Tensor:
         return leaf.whole(values, h)
@@ -79,7 +79,8 @@ def _own_units(
                 communicator.allgatherv(part.view(-1).numpy(), [len(part) * width for width in widths])
             )
             parts = [
-                one.view(len(part), width) for one, width in zip(flat.split([len(part) * w for w in widths]), widths)
+                block.view(len(part), width)
+                for block, width in zip(flat.split([len(part) * w for w in widths]), widths)
             ]
             made[start : start + step] = leaf.whole(values, torch.cat(parts, dim=1).mul_(factor))
         return made

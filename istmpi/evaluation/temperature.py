@@ -1,7 +1,7 @@
-"""One number that a classifier's logits are divided by, so that its probabilities are about as often right as they say.
+"""The temperature of a classifier's logits, with which its probabilities are about as often right as they say.
 
-Guo et al. 2017 (arXiv 1706.04599): the number with which the cross-entropy is least. Where all examples are classified
-rightly that would be 0; so, as Platt did, it is assumed that one more in two is wrong: targets are smoothed by 1/(n+2).
+It minimises the cross-entropy (Guo et al. 2017, arXiv 1706.04599). It would be 0 where all examples are classified
+rightly, so targets are smoothed by 1/(n+2), as Platt did.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 COLDEST, HOTTEST = 0.05, 20.0
 HALVINGS = 40
-"""Of the interval between the logarithms of these."""
+"""The number of times that the interval between the logarithms of these is halved."""
 
 
 def fitted_temperature(logits: torch.Tensor, labels: torch.Tensor, summed: Callable[[np.ndarray], np.ndarray]) -> float:
@@ -24,13 +24,13 @@ def fitted_temperature(logits: torch.Tensor, labels: torch.Tensor, summed: Calla
     """
     count, classes = float(summed(np.array([float(len(labels))]))[0]), logits.shape[1]
     smoothing = 1 / (count + 2)
-    wanted = torch.full_like(logits, smoothing / classes)
-    wanted[torch.arange(len(labels)), labels] += 1 - smoothing
+    targets = torch.full_like(logits, smoothing / classes)
+    targets[torch.arange(len(labels)), labels] += 1 - smoothing
     low, high = np.log(1 / HOTTEST), np.log(1 / COLDEST)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         odds = torch.softmax(logits * np.exp(middle), dim=1)
-        slope = float(summed(np.array([float(((odds - wanted) * logits).sum())]))[0])
+        slope = float(summed(np.array([float(((odds - targets) * logits).sum())]))[0])
         if not np.isfinite(slope):
             return 1.0
         low, high = (low, middle) if slope > 0 else (middle, high)

@@ -1,4 +1,4 @@
-"""What the loggers have in common."""
+"""The base of the loggers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from istmpi.training.watch import Watch
 
 
 class Logger(Watch):
-    """Tells a program of one run after the other: `begin`, `log` for each round, `end`."""
+    """A watch that tells another program of one run after the other: `begin`, then `log` for each round."""
 
     name = ""
 
@@ -23,10 +23,10 @@ class Logger(Watch):
         self.log(progress)
 
     def begin(self, training: Training, folder: RunFolder) -> None:
-        """A run begins, or goes on after ``training.rounds_done`` rounds: with the log that it has in its folder."""
+        """Begin a run, or go on after ``training.rounds_done`` rounds with the log that it has in its folder."""
 
     def log(self, progress: Progress) -> None:
-        """Tell a round's record."""
+        """Log a round's record."""
 
     def _known_as(self, folder: RunFolder) -> str:
         path = folder.path / f"{self.name}-run"
@@ -37,14 +37,13 @@ class Logger(Watch):
 
 
 def figures(progress: Progress) -> dict[str, float]:
-    """The numbers of a record but for the round; grouped by what stands before a slash, as such programs draw them."""
-    record = progress.record()
-    return {_grouped(name): of for name, of in record.items() if name != "round" and not isinstance(of, str)}
+    """The numbers of a record but for the round, in groups: the programs draw names with the same prefix together."""
+    numbers = {name: value for name, value in progress.record().items() if not isinstance(value, str)}
+    del numbers["round"]
+    return {_grouped(name): value for name, value in numbers.items()}
 
 
 def _grouped(name: str) -> str:
     if re.match(r"rank\d+_", name):
         return f"by_rank/{name}"
-    if name.endswith("_seconds") and name != "round_seconds":
-        return f"phases/{name}"
-    return name
+    return f"phases/{name}" if name.endswith("_seconds") and name != "round_seconds" else name

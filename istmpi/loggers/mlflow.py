@@ -26,26 +26,26 @@ class MLflow(Logger):
 
     def begin(self, training: Training, folder: RunFolder) -> None:
         self._client = client = self._mlflow.MlflowClient()
-        known = self._known_as(folder)
-        if known:
-            self._id, self._told = known, max((m.step for m in client.get_metric_history(known, "loss")), default=0)
+        name = self._known_as(folder)
+        if name:
+            self._id, self._told = name, max((m.step for m in client.get_metric_history(name, "loss")), default=0)
             client.update_run(self._id, status="RUNNING")
             return
-        wanted = os.environ.get("MLFLOW_EXPERIMENT_NAME", "istmpi")
-        experiment = client.get_experiment_by_name(wanted)
-        number = experiment.experiment_id if experiment else client.create_experiment(wanted)
+        title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "istmpi")
+        experiment = client.get_experiment_by_name(title)
+        number = experiment.experiment_id if experiment else client.create_experiment(title)
         self._id, self._told = client.create_run(number, run_name=folder.path.name).info.run_id, 0
         self._be_known_as(folder, self._id)
-        for name, value in (training.run.flat() | {"ranks": training.communicator.size}).items():
-            client.log_param(self._id, name, value)
+        for key, value in (training.run.flat() | {"ranks": training.communicator.size}).items():
+            client.log_param(self._id, key, value)
 
     def log(self, progress: Progress) -> None:
         if progress.round <= self._told:
             return
         time, step = int(1000 * progress.time), progress.round
         metrics = [
-            self._mlflow.entities.Metric(re.sub(r"[^\w\-. :/]", "_", name), float(of), time, step)
-            for name, of in figures(progress).items()
+            self._mlflow.entities.Metric(re.sub(r"[^\w\-. :/]", "_", name), float(value), time, step)
+            for name, value in figures(progress).items()
         ]
         for start in range(0, len(metrics), AT_ONCE):
             self._client.log_batch(self._id, metrics[start : start + AT_ONCE])

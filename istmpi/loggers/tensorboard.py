@@ -27,8 +27,8 @@ class TensorBoard(Logger):
         self._writer.add_text("run.toml", settings, done)
 
     def log(self, progress: Progress) -> None:
-        for name, of in figures(progress).items():
-            self._writer.add_scalar(name, of, progress.round, walltime=progress.time)
+        for name, value in figures(progress).items():
+            self._writer.add_scalar(name, value, progress.round, walltime=progress.time)
         self._writer.flush()  # who looks on sees each round when it is done
 
     def closed(self, error: IstmpiError | None) -> None:

@@ -21,19 +21,19 @@ class WeightsAndBiases(Logger):
         self._wandb = optional("wandb", "wandb", "runs with --log wandb", "wandb")
 
     def begin(self, training: Training, folder: RunFolder) -> None:
-        run, known = training.run, self._known_as(folder)
+        run, name = training.run, self._known_as(folder)
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "istmpi"),
             name=os.environ.get("WANDB_NAME", folder.path.name),
-            id=known or None,
+            id=name or None,
             resume="allow",
             dir=str(folder.path),
             config=run.flat() | {"ranks": training.communicator.size},
             settings=self._wandb.Settings(console="off"),  # the terminal is the display's
         )
         self._be_known_as(folder, self._run.id)
-        for name in ("*", "phases/*", "by_rank/*"):
-            self._run.define_metric(name, step_metric="round")
+        for metric in ("*", "phases/*", "by_rank/*"):
+            self._run.define_metric(metric, step_metric="round")
 
     def log(self, progress: Progress) -> None:
         self._run.log({"round": progress.round, **figures(progress)})

@@ -1,1 +1,1 @@
-"""What people look at: tables and plots of plans and runs."""
+"""Tables, plots and pages of plans, runs and checkpoints."""

@@ -1,14 +1,13 @@
-"""Runs side by side: what each method needed to reach a score, over repeats, and where it ended.
+"""Runs side by side: the cost of each method to reach a score, over repeats, and its end.
 
 A score counts as reached at the first evaluation where the median of it and its two neighbours has reached it; the
-first and the last evaluation count as they are. What is reported was measured at that evaluation: nothing is
-interpolated, so a figure is late by at most the distance between two evaluations.
+first and the last evaluation count as they are. Figures are those of that evaluation: nothing is interpolated, so a
+figure is late by at most the distance between two evaluations.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import PurePath
 from statistics import median
 from typing import Any
@@ -16,15 +15,22 @@ from typing import Any
 from istmpi.errors import ConfigError, DataError
 from istmpi.report.curves import Curve, Point
 from istmpi.report.names import full_names, labels
+from istmpi.report.styles import PHASES
 from istmpi.tasks import higher_is_better
 
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""How much more error than the best that all runs reach the targets allow, where none are given."""
+"""The default targets allow so much more error than the best score that all runs reach."""
 
 OFF_THE_CLOCK = ("evaluate", "save")
 """Phases that are not part of the training time."""
+
+
+def in_order(phases: Iterable[str]) -> list[str]:
+    """Names of phases, each once: in the order of a round, then others, then those that are off the clock."""
+    names, order = list(dict.fromkeys(phases)), list(PHASES)
+    return sorted(names, key=lambda name: (name in OFF_THE_CLOCK, order.index(name) if name in PHASES else len(order)))
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,12 @@ class Spread:
 
     @property
     def reached(self) -> int:
-        """In how many repeats there is a figure."""
+        """The number of repeats that have a figure."""
         return sum(map(math.isfinite, self.values))
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The lowest and the highest, of those that there are."""
+        """The lowest and the highest figure; None without any."""
         there = [value for value in self.values if math.isfinite(value)]
         return (min(there), max(there)) if there else None
 
@@ -54,7 +60,7 @@ class Group:
     """The repeats of one method with the same settings."""
 
     name: str
-    """With all settings in which not all runs of the comparison agree."""
+    """The method with all settings in which not all runs of the comparison agree."""
     curves: tuple[Curve, ...]
     label: str
     """A short name, with as few settings as tell the groups of a method apart."""
@@ -64,67 +70,56 @@ class Group:
         return self.curves[0].method
 
 
-Figure = Callable[[Curve, Point], float]
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Groups of runs against each other."""
 
     groups: tuple[Group, ...]
     targets: tuple[float, ...]
-    """Easiest first."""
+    """The scores to reach, the easiest first."""
     score_name: str
     watts: float | None = None
-    """Of a node; a node is a rank."""
+    """The power of a node, which is a rank."""
 
     @property
     def higher_is_better(self) -> bool:
         return higher_is_better(self.score_name)
 
-    @cached_property
-    def figures(self) -> dict[str, Figure]:
-        """What is told of the way to a target, by name."""
-        figures: dict[str, Figure] = {
-            "seconds": lambda _, point: point.seconds,
-            "bytes": lambda _, point: point.bytes,
-            "examples": lambda _, point: point.examples,
-        }
-        if self.watts is not None:
-            figures["joules"] = lambda curve, point: self.watts * curve.ranks * point.seconds
-        return figures
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The names of the costs of the way to a target."""
+        return ("seconds", "bytes", "examples", "joules")[: 3 + (self.watts is not None)]
+
+    def _figure(self, figure: str, curve: Curve, point: Point) -> float:
+        return self.watts * curve.ranks * point.seconds if figure == "joules" else getattr(point, figure)
 
     def to_target(self, group: Group, figure: str, target: float) -> Spread:
         """A figure at the evaluation that reached the target."""
-        measure, found = self.figures[figure], []
-        for curve in group.curves:
-            point = reached(curve.points, target, self.higher_is_better)
-            found.append(measure(curve, point) if point else NOT_REACHED)
-        return Spread(tuple(found))
+        points = ((curve, reached(curve.points, target, self.higher_is_better)) for curve in group.curves)
+        return Spread(tuple(self._figure(figure, curve, point) if point else NOT_REACHED for curve, point in points))
 
     def to_end(self, group: Group, figure: str) -> Spread:
         """A figure at the last evaluation."""
-        measure = self.figures[figure]
-        return Spread(tuple(measure(curve, curve.points[-1]) for curve in group.curves if curve.points))
+        return Spread(tuple(self._figure(figure, curve, curve.points[-1]) for curve in group.curves if curve.points))
 
     def final(self, group: Group) -> Spread:
-        """The score at the end, as it is: on the test split where that was scored."""
+        """The score at the end, without smoothing: on the test split of a run that was scored there."""
         ends = (curve.points[-1].score if curve.test is None else curve.test for curve in group.curves if curve.points)
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
-        """How many times the best group's figure: the median over seeds that both have; None where not reached.
+        """The figure over the best group's: the median over seeds that both have; None for a target not reached.
 
-        Runs that share a seed count as one, with their median. Where no seed is shared, the ratio of the medians.
+        Runs that share a seed count as one, with their median. Without a common seed it is the ratio of the medians.
         """
-        spreads = {one.name: self.to_target(one, figure, target) for one in self.groups}
-        best = min(self.groups, key=lambda one: spreads[one.name].median)
+        spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
+        best = min(self.groups, key=lambda each: spreads[each.name].median)
         if math.isinf(spreads[group.name].median):
             return None
-        ours, theirs = (_by_seed(one, spreads[one.name]) for one in (group, best))
-        ratios = [_ratio(ours[seed], theirs[seed]) for seed in ours if math.isfinite(theirs.get(seed, NOT_REACHED))]
-        found = median(ratios) if ratios else _ratio(spreads[group.name].median, spreads[best.name].median)
-        return found if math.isfinite(found) else None
+        here, other = (_by_seed(each, spreads[each.name]) for each in (group, best))
+        ratios = [_ratio(here[seed], other[seed]) for seed in here if math.isfinite(other.get(seed, NOT_REACHED))]
+        ratio = median(ratios) if ratios else _ratio(spreads[group.name].median, spreads[best.name].median)
+        return ratio if math.isfinite(ratio) else None
 
     def phases(self, group: Group) -> dict[str, float]:
         """Seconds by phase, the mean over repeats and ranks."""
@@ -133,33 +128,32 @@ class Comparison:
         return {name: sum(phases.get(name, 0.0) for phases in there) / len(there) for name in names}
 
     def rows(self) -> list[dict[str, Any]]:
-        """All figures, one row for each method and target, for programs; None where a target was not reached."""
+        """The figures, one row for each method and target, for programs; None where a target was not reached."""
         rows = []
         for group in self.groups:
-            final = self.final(group)
             for target in self.targets:
-                row: dict[str, Any] = {"method": group.name, "ranks": _one({curve.ranks for curve in group.curves})}
+                row: dict[str, Any] = {"method": group.name, "ranks": _only({curve.ranks for curve in group.curves})}
                 row |= {"target": target, "repeats": len(group.curves)}
                 row["reached"] = self.to_target(group, "seconds", target).reached
                 for figure in self.figures:
-                    spread = self.to_target(group, figure, target)
-                    row |= _columns(figure, spread) | {f"{figure}_ratio": self.ratio(group, figure, target)}
-                rows.append(row | _columns("final", final))
+                    row |= _columns(figure, self.to_target(group, figure, target))
+                    row[f"{figure}_ratio"] = self.ratio(group, figure, target)
+                rows.append(row | _columns("final", self.final(group)))
         return rows
 
 
 def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
     """The places of the best medians; none where there is nothing to choose from."""
     medians = [spread.median for spread in spreads]
-    there = {one for one in medians if math.isfinite(one)}
-    if len(medians) < 2 or not there or len(set(medians)) < 2:
+    there = list(filter(math.isfinite, medians))
+    if not there or len(set(medians)) < 2:
         return frozenset()
-    wanted = max(there) if higher else min(there)
-    return frozenset(place for place, one in enumerate(medians) if one == wanted)
+    top = max(there) if higher else min(there)
+    return frozenset(place for place, value in enumerate(medians) if value == top)
 
 
 def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float | None = None) -> Comparison:
-    """Group runs by what they are, in the order in which they come; without targets take `default_targets`.
+    """Group runs by method and settings, in the order in which they come; without targets take `default_targets`.
 
     DataError when they cannot be compared, ConfigError for a target that the score cannot have.
     """
@@ -168,29 +162,25 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float
         raise DataError(f"runs with different scores cannot be compared: {', '.join(sorted(names))}.")
     if len(data := by_data(curves)) > 1:
         raise DataError(f"runs on different data cannot be compared: {', '.join(data)}.")
-    score_name = _one(names) or "accuracy"
+    score_name = _only(names) or "accuracy"
     check_targets(targets, score_name)
     higher = higher_is_better(score_name)
     groups: dict[str, list[Curve]] = {}
     for curve, name in zip(curves, full_names(curves)):
         groups.setdefault(name, []).append(curve)
     short = labels([members[0] for members in groups.values()])
-    chosen = sorted(set(targets or default_targets(curves, higher)), reverse=not higher)
-    return Comparison(
-        tuple(
-            Group(name, tuple(sorted(members, key=lambda one: one.seed)), label)
-            for (name, members), label in zip(groups.items(), short)
-        ),
-        tuple(chosen),
-        score_name,
-        watts,
+    made = (
+        Group(name, tuple(sorted(members, key=lambda curve: curve.seed)), label)
+        for (name, members), label in zip(groups.items(), short)
     )
+    chosen = sorted(set(targets or default_targets(curves, higher)), reverse=not higher)
+    return Comparison(tuple(made), tuple(chosen), score_name, watts)
 
 
 def by_data(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
-    """Runs by the data set that they learnt: by its file's name, as jobs copy it to folders of their own, and contents.
+    """Runs by their data set: by its file's name, for jobs copy it to folders of their own, and its contents.
 
-    Those that do not say what they learnt, as other programs' may not, count to the only data set, if there is one.
+    Runs that do not name theirs, as other programs' may not, count to the only data set, if there is one.
     """
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
@@ -198,26 +188,25 @@ def by_data(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
         f"{name} {curve.data}" if name and curve.data and len(contents[name]) > 1 else name
         for curve, name in zip(curves, names)
     ]
-    known = set(filter(None, names))
-    unnamed = _one(known) or "data not named"
-    found: dict[str, list[Curve]] = {}
+    unnamed = _only(set(filter(None, names))) or "data not named"
+    groups: dict[str, list[Curve]] = {}
     for curve, name in zip(curves, names):
-        found.setdefault(name or unnamed, []).append(curve)
-    return found
+        groups.setdefault(name or unnamed, []).append(curve)
+    return groups
 
 
 def check_targets(targets: Sequence[float], score_name: str) -> None:
     """Refuse targets that the score can never have."""
     for target in targets:
         if not 0 < target < math.inf or (score_name == "accuracy" and target > 1):
-            most = " and at most 1" * (score_name == "accuracy")
-            raise ConfigError(f"--targets {target:g}: a target of the {score_name} must be above 0{most}, as in 0.75.")
+            limit = " and at most 1" * (score_name == "accuracy")
+            raise ConfigError(f"--targets {target:g}: a target of the {score_name} must be above 0{limit}, as in 0.75.")
 
 
 def smoothed(scores: Sequence[float]) -> list[float]:
     """Each score replaced by the median of it and its two neighbours; the first and the last as they are."""
     inner = [median(scores[place - 1 : place + 2]) for place in range(1, len(scores) - 1)]
-    return [*scores[:1], *inner, *scores[-1:]] if len(scores) > 1 else list(scores)
+    return [*scores[:1], *inner, *scores[1:][-1:]]
 
 
 def reached(points: Sequence[Point], target: float, higher_is_better: bool = True) -> Point | None:
@@ -231,23 +220,22 @@ def reached(points: Sequence[Point], target: float, higher_is_better: bool = Tru
 def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
     """The best score that all runs reach, those with a quarter and with half more error; three digits.
 
-    For 0.75 these are 0.687 and 0.625, much as in the paper's Table 1.
-
-    Runs that failed or are not finished count only where there are no others.
+    For 0.75 these are 0.687 and 0.625, much as in the paper's Table 1. Runs that failed or are not finished count only
+    where there are no others.
     """
     there = [curve for curve in curves if curve.points]
     there = [curve for curve in there if not curve.problem] or there
-    best = [smoothed([point.score for point in curve.points]) for curve in there]
-    if not best:
+    scores = [smoothed([point.score for point in curve.points]) for curve in there]
+    if not scores:
         return []
     if higher_is_better:
-        top = min(map(max, best))
+        top = min(map(max, scores))
         error = max(1 - top, 0.0)
-        found = [math.floor(1000 * (top - more * error) + 1e-9) / 1000 for more in MORE_ERROR]
+        targets = [math.floor(1000 * (top - more * error) + 1e-9) / 1000 for more in MORE_ERROR]
     else:
-        top = max(map(min, best))
-        found = [_rounded_up(top + more * top) for more in MORE_ERROR]
-    return [target for target in dict.fromkeys(found) if target > 0]
+        top = max(map(min, scores))
+        targets = [_rounded_up(top + more * top) for more in MORE_ERROR]
+    return [target for target in dict.fromkeys(targets) if target > 0]
 
 
 def _rounded_up(value: float) -> float:
@@ -258,21 +246,21 @@ def _rounded_up(value: float) -> float:
 
 
 def _by_seed(group: Group, spread: Spread) -> dict[int, float]:
-    found: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for curve, value in zip(group.curves, spread.values):
-        found.setdefault(curve.seed, []).append(value)
-    return {seed: median(values) for seed, values in found.items()}
+        values.setdefault(curve.seed, []).append(value)
+    return {seed: median(each) for seed, each in values.items()}
 
 
-def _ratio(mine: float, theirs: float) -> float:
-    return mine / theirs if theirs else 1.0 if not mine else math.inf
+def _ratio(value: float, other: float) -> float:
+    return value / other if other else math.inf if value else 1.0
 
 
-def _one(values: set[Any]) -> Any:
+def _only(values: set[Any]) -> Any:
     return next(iter(values)) if len(values) == 1 else None
 
 
-def _columns(name: str, spread: Spread) -> Mapping[str, float | None]:
+def _columns(name: str, spread: Spread) -> dict[str, float | None]:
     low, high = spread.range or (None, None)
-    there = math.isfinite(spread.median)
-    return {f"{name}_median": spread.median if there else None, f"{name}_lowest": low, f"{name}_highest": high}
+    middle = spread.median if math.isfinite(spread.median) else None
+    return {f"{name}_median": middle, f"{name}_lowest": low, f"{name}_highest": high}

@@ -1,4 +1,4 @@
-"""What one run tells a comparison: its score along the way against time, bytes and examples, and where the time went.
+"""The curve of one run: its score along the way against time, bytes and examples, and where the time went.
 
 Runs of istmpi leave it in their folders. Other programs that are to be compared with them write a ``curve.json``:
 
@@ -25,42 +25,42 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation."""
+    """An evaluation."""
 
     round: int
-    """Rounds done."""
+    """The number of rounds done."""
     seconds: float
-    """Of training; the clock stands still during evaluations."""
+    """The training time; the clock stands still during evaluations."""
     bytes: int
-    """Sent by all ranks, evaluations left out."""
+    """The bytes sent by all ranks, evaluations left out."""
     examples: int
-    """Consumed by all ranks."""
+    """The examples consumed by all ranks."""
     score: float
-    """On the validation split of a run that has one in use, else on the test split."""
+    """The score on the validation split of a run that has one in use, else on the test split."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One run."""
+    """A run."""
 
     method: str
     points: tuple[Point, ...]
     seed: int = 0
-    """Runs of the same seed began with the same network and saw the same batches."""
+    """The seed; runs of one seed began with the same network and saw the same batches."""
     ranks: int | None = None
-    """None where the run did not get far enough to say."""
+    """The number of ranks; None where the run did not get far enough to say."""
     score_name: str = ""
-    """What the score is; empty where the run did not get far enough to say."""
+    """The name of the score; empty where the run did not get far enough to say."""
     name: str = ""
-    """Of what is learnt, for titles."""
+    """A title."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase, the mean over ranks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """By dotted names; where two runs of a comparison differ in one, it becomes part of their names."""
+    """The settings by dotted names; one in which runs of a comparison differ becomes part of their names."""
     problem: str = ""
-    """Why the run is not what it was meant to be: failed, or not finished."""
+    """The reason why the run is not as it was meant to be: failed, or not finished."""
     source: str = ""
-    """Where this was read from."""
+    """The file or folder that this was read from."""
     data: str = ""
     """A fingerprint of the training data, where it is known."""
     test: float | None = None
@@ -101,7 +101,7 @@ def _found(path: Path) -> list[Path]:
         raise DataError(f"{path}: there is no such file or folder.")
     if not path.is_dir():
         raise DataError(f"{path} is {kind_of(path)}; it must be a run's folder, or a file like {FILE}.")
-    inside = sorted(one for one in path.iterdir() if one.is_dir() and _is_run(one))
+    inside = sorted(folder for folder in path.iterdir() if folder.is_dir() and _is_run(folder))
     if not inside:
         raise DataError(f"{path}: is no run's folder and has none in it ({METRICS} and {SETTINGS}, or {FILE}).")
     return inside
@@ -112,13 +112,12 @@ def _is_run(folder: Path) -> bool:
 
 
 def _curve(path: Path) -> Curve:
-    if path.is_file():
-        return _load(path)
-    return _load(path / FILE) if (path / FILE).is_file() else _of_run(path)
+    file = path if path.is_file() else path / FILE
+    return _load(file) if file.is_file() else _of_run(path)
 
 
 def _of_run(folder: Path) -> Curve:
-    """What a run of istmpi left."""
+    """Read the folder of a run of istmpi."""
     run, record = Run.load(str(folder / SETTINGS)), RunFolder(folder)
     lines = record.lines()
     summary = record.summary() if (folder / SUMMARY).is_file() else None
@@ -133,13 +132,13 @@ def _of_run(folder: Path) -> Curve:
         problem = f"not finished: {done} of {rounds} rounds"
     key = "validation_score" if any("validation_score" in line for line in lines) else "score"
     tested = [line for line in lines if "score" in line] if key != "score" else []
-    known = [*([summary] if summary else []), *lines[-1:], *([failure] if failure else [])]
+    records = [*filter(None, [summary]), *lines[-1:], *filter(None, [failure])]
     return Curve(
         run.method.name,
-        _points([_of_line(line, key) for line in lines if key in line], str(folder)),
+        _points([(line, line.figure(key)) for line in lines if key in line], str(folder)),
         run.train.seed,
-        next((one.whole("ranks", 1) for one in known if "ranks" in one), None),
-        next((one.text("score_name") for one in known if "score_name" in one), ""),
+        next((record.whole("ranks", 1) for record in records if "ranks" in record), None),
+        next((record.text("score_name") for record in records if "score_name" in record), ""),
         run.name,
         summary.figures("seconds", 0) if summary and "seconds" in summary else {},
         run.flat(),
@@ -150,23 +149,14 @@ def _of_run(folder: Path) -> Curve:
     )
 
 
-def _of_line(line: Fields, key: str) -> Point:
-    return _point(line, line.figure(key))
-
-
-def _point(figures: Fields, score: float) -> Point:
-    costs = (figures.figure(name, 0) for name in ("seconds", "bytes", "examples"))
-    return Point(figures.whole("round"), *costs, score)
-
-
 def _load(path: Path) -> Curve:
-    """A file of another program's."""
+    """Read another program's file."""
     tree = Fields.read(path, printable(str(path)), f"Write it as {FORMAT} of version {VERSION}.")
     for key, expected in (("format", FORMAT), ("version", VERSION)):
         if tree.value(key) != expected:
             raise tree.refused(key, tree.value(key), f"must be {expected!r}")
-    known = {one.name for one in fields(Curve)} | {"format", "version"}
-    if unknown := [key for key in tree if key not in known]:
+    keys = {field.name for field in fields(Curve)} | {"format", "version"}
+    if unknown := [key for key in tree if key not in keys]:
         raise tree.refused(printable(unknown[0]), tree.value(unknown[0]), "is no key of a curve")
     texts = {
         key: tree.text(key) for key in ("method", "score_name", "name", "problem", "source", "data") if key in tree
@@ -176,7 +166,7 @@ def _load(path: Path) -> Curve:
     settings = tree.inner("settings") if "settings" in tree else {}
     return Curve(
         **{**texts, "source": texts.get("source") or printable(str(path))},
-        points=_points([_point(point, point.figure("score")) for point in tree.inners("points")], str(path)),
+        points=_points([(point, point.figure("score")) for point in tree.inners("points")], str(path)),
         seed=tree.whole("seed") if "seed" in tree else 0,
         ranks=tree.whole("ranks", 1),
         phases=tree.figures("phases", 0) if "phases" in tree else {},
@@ -185,13 +175,14 @@ def _load(path: Path) -> Curve:
     )
 
 
-def _points(points: Iterable[Point], source: str) -> tuple[Point, ...]:
-    """The points, once it is seen that no cost falls."""
-    points = tuple(points)
-    for one, next in zip(points, points[1:]):
-        if any(getattr(next, name) < getattr(one, name) for name in ("round", "seconds", "bytes", "examples")):
+def _points(scored: Iterable[tuple[Fields, float]], source: str) -> tuple[Point, ...]:
+    """The points of evaluations with their scores; refuse, with a DataError, costs that fall."""
+    costs = ("seconds", "bytes", "examples")
+    points = [Point(point.whole("round"), *(point.figure(name, 0) for name in costs), score) for point, score in scored]
+    for point, next in zip(points, points[1:]):
+        if any(getattr(next, name) < getattr(point, name) for name in ("round", *costs)):
             raise DataError(
-                f"{source}: the point of round {next.round} has less of something than that of round {one.round} "
+                f"{source}: the point of round {next.round} has less of something than that of round {point.round} "
                 "before it; rounds, seconds, bytes and examples must not fall."
             )
-    return points
+    return tuple(points)

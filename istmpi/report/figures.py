@@ -1,8 +1,9 @@
-"""How a picture looks, how it gets into its file, and how texts of others get into a picture."""
+"""The look of pictures, their files, and texts of others in them."""
 
 import contextlib
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 
 LONGEST = 200
-"""Characters of a text in a picture: what is wider than the picture leaves no room for it."""
+"""Characters of a text in a picture: a longer one would leave no room for the picture."""
+WIDEST = 26
+"""Characters on a line of a name in a legend."""
 
 LOOK = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
@@ -30,7 +33,7 @@ LOOK = {
     **{"font.size": 9.5, "axes.titlesize": 10, "figure.titlesize": 11, "legend.fontsize": 8.5},
     **{"lines.linewidth": 1.6, "lines.markersize": 4.5, "svg.fonttype": "none"},
 }
-"""What all pictures share, for matplotlib's settings."""
+"""Settings of matplotlib that all pictures share."""
 
 DARK = "".join(
     f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
@@ -40,16 +43,21 @@ DARK = "".join(
 
 
 def plain(text: str) -> str:
-    """Text that is not read as mathematics, nor as one that legends leave out."""
+    """Text that matplotlib takes neither for mathematics nor for a name that legends leave out."""
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     return text.lstrip("_").replace("$", r"\$")
 
 
+def name(text: str) -> str:
+    """A name for a legend or a bar, plain and in several lines where it is long."""
+    return textwrap.fill(plain(text), WIDEST)
+
+
 @contextmanager
 def looking_alike() -> Iterator[None]:
-    """A context to draw and save in: all pictures look alike, whatever a user's own matplotlib is set to.
+    """A context to draw and save in, without the settings of a user's own matplotlib and without its warnings.
 
-    A sign that the font has not, or a text that has no room, is no reason to speak. ImportError without matplotlib.
+    ImportError without matplotlib.
     """
     import matplotlib
 
@@ -67,10 +75,9 @@ def require_drawable(path: Path) -> None:
 
 
 def svg(figure: "Figure", title: str, description: str, salt: str = "") -> str:
-    """A picture as an <svg> element that stands by itself, light or dark as its reader prefers.
+    """A picture as an <svg> element that stands by itself, light or dark as its reader prefers; always the same text.
 
-    The same figures give the same text. ``title`` and ``description`` are for those who hear it; pictures of one page
-    need each its own ``salt``.
+    Screen readers say ``title`` and ``description``. Each picture of a page needs its own ``salt``.
     """
     import matplotlib
 
@@ -91,7 +98,7 @@ def svg(figure: "Figure", title: str, description: str, salt: str = "") -> str:
 
 
 def save(figure: "Figure", path: Path, title: str, description: str) -> None:
-    """Write a figure, complete or not at all, in the format that the name says. OutputError where that cannot be."""
+    """Write a figure, complete or not at all, in the format that its name says; OutputError if that fails."""
     beside = path.with_name(f".{path.name}")
     try:
         if path.suffix == ".svg":

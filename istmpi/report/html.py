@@ -1,4 +1,4 @@
-"""Comparisons as one HTML file that needs nothing else: verdict, tables, pictures inside, and every setting."""
+"""Comparisons as one HTML file that needs no other: verdict, tables, pictures inside, and every setting."""
 
 import platform
 import re
@@ -60,7 +60,7 @@ NUMBER_AND_UNIT = re.compile(rf"(?<=\d) (?=(?:{UNITS})\b)")
 
 @dataclass(frozen=True)
 class Made:
-    """When, by which version, where and by which command a page was made."""
+    """The date, version, host and command of a page."""
 
     date: str
     version: str
@@ -69,7 +69,7 @@ class Made:
 
     @staticmethod
     def now() -> "Made":
-        """Of this moment and this process."""
+        """Describe this moment and this process."""
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         moment = datetime.now().astimezone()
         return Made(f"{moment:%Y-%m-%d %H:%M %z}", __version__, printable(platform.node()), printable(command))
@@ -77,32 +77,36 @@ class Made:
 
 @dataclass(frozen=True)
 class Section:
-    """What a page says of one data set."""
+    """The part of a page for one data set."""
 
     data: str
     comparison: Comparison
     pictures: "Sequence[Picture] | None"
-    """None where matplotlib is not installed."""
+    """The pictures; None where matplotlib is not installed."""
 
 
 def page(sections: Sequence[Section], title: str, made: Made) -> str:
-    """The whole file's text, a part for each data set."""
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{STYLE}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
-            *_contents(sections),
-            *(line for place, one in enumerate(sections, 1) for line in _section(one, place * (len(sections) > 1))),
-            f'<p class="made">Made on <time class="unbroken">{escape(made.date)}</time> by istmpi '
-            f"{escape(made.version)} on {escape(made.host)}: <code>{escape(made.command)}</code></p>",
-            "</body></html>\n",
-        ]
-    )
+    """The text of a whole file, a part for each data set; links to these where there are several."""
+    parts, links = "", ""
+    for place, section in enumerate(sections, 1):
+        names = ", ".join(group.label for group in section.comparison.groups)
+        links += f'<li><a href="#data-{place}">{escape(section.data)}</a>: {escape(names)}</li>\n'
+        if len(sections) > 1:
+            parts += f'<h2 id="data-{place}">Data: {escape(section.data)}</h2>\n'
+        parts += _section(section)
+    if len(sections) > 1:
+        parts = f"<p>Runs on {len(sections)} data sets, each compared by itself:</p><ul>\n{links}</ul>\n{parts}"
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>{STYLE}</style></head><body>
+<h1>{escape(title)}</h1>
+{parts}<p class="made">Made on <time class="unbroken">{escape(made.date)}</time> by istmpi {escape(made.version)} on \
+{escape(made.host)}: <code>{escape(made.command)}</code></p>
+</body></html>
+"""
 
 
 def write(text: str, path: Path) -> None:
@@ -111,49 +115,37 @@ def write(text: str, path: Path) -> None:
         file.write(text.encode())
 
 
-def shared_settings(comparison: Comparison) -> list[tuple[str, str]]:
+def _shared_settings(comparison: Comparison) -> list[tuple[str, str]]:
     """The settings in which all runs that have any agree."""
-    known = [curve.settings for group in comparison.groups for curve in group.curves if curve.settings]
-    if not known:
+    runs = [curve.settings for group in comparison.groups for curve in group.curves if curve.settings]
+    if not runs:
         return []
-    first, *others = known
-    return [(key, str(value)) for key, value in first.items() if all(one.get(key) == value for one in others)]
+    first, *others = runs
+    return [(key, str(value)) for key, value in first.items() if all(its.get(key) == value for its in others)]
 
 
-def _contents(sections: Sequence[Section]) -> Iterable[str]:
-    """Where there are several data sets: that they are not compared with each other, and links to them."""
-    if len(sections) > 1:
-        yield f"<p>Runs on {len(sections)} data sets, each compared by itself:</p><ul>"
-        for place, section in enumerate(sections, 1):
-            names = ", ".join(group.label for group in section.comparison.groups)
-            yield f'<li><a href="#data-{place}">{escape(section.data)}</a>: {escape(names)}</li>'
-        yield "</ul>"
-
-
-def _section(section: Section, place: int) -> Iterable[str]:
-    """The part of one data set; ``place``: of how many it is, 0 where there are no others."""
+def _section(section: Section) -> str:
     comparison = section.comparison
-    first, *others = sheets(comparison)
-    if place:
-        yield f'<h2 id="data-{place}">Data: {escape(section.data)}</h2>'
-    yield f'<p class="verdict">{unbroken(verdict(comparison))}</p>'
-    yield _table(first)
-    if section.pictures is None:
-        yield "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>"
-    else:
-        yield '<div class="pictures">'
-        yield from (f"<figure>{picture.svg}</figure>" for picture in section.pictures)
-        yield "</div>"
-        yield '<p class="more">Dotted lines: the scores to reach. Lines are named beside them.</p>'
-    yield from map(_table, others)
-    yield "<h3>How to read this</h3>"
-    yield f"<ul>{''.join(f'<li>{unbroken(line)}</li>' for line in notes(comparison))}</ul>"
-    yield "<details><summary>The runs</summary>"
-    yield _texts(("method", "seed", "evaluations", "state", "folder"), _runs(comparison))
-    if shared := shared_settings(comparison):
-        yield f"</details><details><summary>The {len(shared)} settings that all runs share</summary>"
-        yield _texts(("setting", "value"), shared)
-    yield "</details>"
+    first, *others = map(_table, sheets(comparison))
+    pictures = "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>\n"
+    if section.pictures is not None:
+        figures = "\n".join(f"<figure>{picture.svg}</figure>" for picture in section.pictures)
+        pictures = (
+            f'<div class="pictures">\n{figures}\n</div>\n<p class="more">Dotted lines: the scores to reach.</p>\n'
+        )
+    runs = [
+        (group.name, str(curve.seed), str(len(curve.points)), curve.problem or "finished", curve.source)
+        for group in comparison.groups
+        for curve in group.curves
+    ]
+    details = {"The runs": _texts(("method", "seed", "evaluations", "state", "folder"), runs)}
+    if shared := _shared_settings(comparison):
+        details[f"The {len(shared)} settings that all runs share"] = _texts(("setting", "value"), shared)
+    return (
+        f'<p class="verdict">{unbroken(verdict(comparison))}</p>\n{first}{pictures}{"".join(others)}'
+        f"<h3>How to read this</h3>\n<ul>{''.join(f'<li>{unbroken(line)}</li>' for line in notes(comparison))}</ul>\n"
+        + "".join(f"<details><summary>{title}</summary>\n{table}</details>\n" for title, table in details.items())
+    )
 
 
 def unbroken(text: str) -> str:
@@ -163,7 +155,6 @@ def unbroken(text: str) -> str:
 
 def _table(sheet: Sheet) -> str:
     """A table; the best figures of a row are marked by a star, bold letters and a tint: not by colour alone."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in (sheet.corner, *sheet.columns))
     marks = sheet.best or [frozenset()] * len(sheet.rows)
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
@@ -171,10 +162,7 @@ def _table(sheet: Sheet) -> str:
         + "</tr>"
         for (name, cells), best in zip(sheet.rows, marks)
     )
-    return (
-        f'<h3>{escape(sheet.title)}</h3><div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    return f"<h3>{escape(sheet.title)}</h3>{_framed((sheet.corner, *sheet.columns), body)}"
 
 
 _BEST = ' class="best" title="the best of its row"'
@@ -186,17 +174,14 @@ def _cell(text: str) -> str:
     return " ".join(parts) + "".join(f'<span class="more">{unbroken(line)}</span>' for line in more)
 
 
-def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
-    return [
-        (group.name, str(curve.seed), str(len(curve.points)), curve.problem or "finished", curve.source)
-        for group in comparison.groups
-        for curve in group.curves
-    ]
-
-
 def _texts(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    columns = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return _framed(head, body, ' class="texts"')
+
+
+def _framed(head: Iterable[str], body: str, kind: str = "") -> str:
+    columns = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     return (
-        f'<div class="wide"><table class="texts"><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<div class="wide" tabindex="0"><table{kind}><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>'
+        "</div>\n"
     )

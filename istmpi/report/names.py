@@ -1,4 +1,4 @@
-"""What runs of a comparison are called: in full for programs, in short for people, and what tells them apart."""
+"""Names of a comparison's runs: full ones for programs, short ones for people, both by the settings that differ."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,22 +9,22 @@ WITHOUT_MEANING = ("name", "method.name", "train.seed", "data.source", "evaluate
 """Settings, or sections of them, in which runs of one comparison may differ."""
 
 SHORT = {"method.local_steps": "J", "optimizer.name": ""}
-"""What settings are called in a label; of others the last word."""
+"""Short names of settings in a label; the last word names any other."""
 
 
 def facts(curve: Curve) -> dict[str, Any]:
-    """What tells runs apart: their settings, as far as they mean something, and their ranks."""
+    """The settings that tell runs apart, and the number of ranks."""
     settings = {key: value for key, value in curve.settings.items() if not key.startswith(WITHOUT_MEANING)}
     return settings | ({"ranks": curve.ranks} if curve.ranks else {})
 
 
 def full_names(curves: Sequence[Curve]) -> list[str]:
     """Every run's method, with all settings in which not all runs agree."""
-    known = [facts(curve) for curve in curves]
-    keys = differing(known)
+    settings = [facts(curve) for curve in curves]
+    keys = differing(settings)
     return [
-        ", ".join([curve.method, *(f"{_last(key)} {text(one[key])}" for key in keys if key in one)])
-        for curve, one in zip(curves, known)
+        ", ".join([curve.method, *(f"{_last(key)} {text(values[key])}" for key in keys if key in values)])
+        for curve, values in zip(curves, settings)
     ]
 
 
@@ -33,64 +33,57 @@ def labels(curves: Sequence[Curve]) -> list[str]:
 
     Groups of one method that no setting tells apart are numbered.
     """
-    known = [facts(curve) for curve in curves]
+    settings = [facts(curve) for curve in curves]
     made = []
-    for curve, one in zip(curves, known):
-        same = [its for other, its in zip(curves, known) if other.method == curve.method]
-        words = [_short(key, one[key]) for key in _needed(one, same) if key in one]
+    for curve, values in zip(curves, settings):
+        rivals = [others for other, others in zip(curves, settings) if other.method == curve.method]
+        words = [_short(key, values[key]) for key in _telling(values, rivals) if key in values]
         made.append(f"{curve.method} ({', '.join(words)})" if words else curve.method)
-    return [f"{one} [{made[:place].count(one) + 1}]" if made.count(one) > 1 else one for place, one in enumerate(made)]
+    return [
+        f"{label} [{made[:place].count(label) + 1}]" if made.count(label) > 1 else label
+        for place, label in enumerate(made)
+    ]
 
 
-def differing(known: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys whose values are not the same in all that have them."""
     values: dict[str, set[str]] = {}
-    for one in known:
-        for key, value in one.items():
+    for its in settings:
+        for key, value in its.items():
             values.setdefault(key, set()).add(repr(value))
     return [key for key, seen in values.items() if len(seen) > 1]
 
 
 def text(value: Any) -> str:
-    """A setting's value as people write it: ``512-512``; of one that is not set ``none``."""
+    """A setting's value as people write it: ``512-512``; ``none`` for one that is not set."""
     if value is None or value == "":
         return "none"
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _telling(known: Sequence[Mapping[str, Any]]) -> list[str]:
-    """As few keys as tell all apart, the one that tells most first."""
-    chosen: list[str] = []
-    left = differing(known)
+def _telling(values: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys that tell one run from its rivals: few that tell all apart, without those that this one does not need."""
+
+    def of(run: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
+        return tuple(repr(run.get(key)) for key in keys)
 
     def kinds(keys: Sequence[str]) -> int:
-        return len({tuple(_values(one, keys)) for one in known})
+        return len({of(run, keys) for run in rivals})
 
-    while left and (found := max(left, key=lambda key: kinds([*chosen, key]))):
-        if kinds([*chosen, found]) == kinds(chosen):
-            break
-        chosen.append(found)
-        left.remove(found)
-    return chosen
-
-
-def _needed(one: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of the keys that tell all apart those that tell one from all others."""
-    keys = _telling(known)
+    keys: list[str] = []
+    left = differing(rivals)
+    while left and kinds([*keys, best := max(left, key=lambda key: kinds([*keys, key]))]) > kinds(keys):
+        keys.append(best)
+        left.remove(best)
     for key in reversed(keys):
         rest = [other for other in keys if other != key]
-        if sum(_values(its, rest) == _values(one, rest) for its in known) == 1:
+        if sum(of(run, rest) == of(values, rest) for run in rivals) == 1:
             keys = rest
     return keys
 
 
-def _values(one: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    return [repr(one.get(key)) for key in keys]
-
-
 def _short(key: str, value: Any) -> str:
-    said = f"{value:g}" if isinstance(value, float) else text(value)
-    return f"{SHORT.get(key, _last(key))} {said}".strip()
+    return f"{SHORT.get(key, _last(key))} {f'{value:g}' if isinstance(value, float) else text(value)}".strip()
 
 
 def _last(setting: str) -> str:

@@ -38,7 +38,7 @@ _ISTMPI_COMPLETE=fish_source istmpi > ~/.config/fish/completions/istmpi.fish
 
 
 def shown_default(setting: Setting) -> str:
-    """A setting's default as TOML has it; empty where nothing stands for it."""
+    """A setting's default as TOML has it; empty where it has none."""
     return "" if setting.default is None else json.dumps(setting.default)
 
 
@@ -46,9 +46,11 @@ def markdown() -> str:
     """The page of all settings."""
     page = _PAGE
     for section, settings in groupby(every_setting(), key=_section):
-        for owner, group in groupby(settings, key=lambda one: one.owner if section == "model" else ""):
-            page += f"## {_heading(section, owner)}\n\n"
-            page += "| setting | type | default | range | what it is |\n| --- | --- | --- | --- | --- |\n"
+        for owner, group in groupby(settings, key=lambda setting: setting.owner if section == "model" else ""):
+            heading = f"[{section}]" + f" of {owner}" * bool(owner) if section else "Outside of sections"
+            page += (
+                f"## {heading}\n\n| setting | type | default | range | what it is |\n| --- | --- | --- | --- | --- |\n"
+            )
             page += "".join(_row(setting, section) for setting in group) + "\n"
     return page.rstrip("\n") + "\n"
 
@@ -57,23 +59,11 @@ def _section(setting: Setting) -> str:
     return setting.name.rpartition(".")[0]
 
 
-def _heading(section: str, owner: str) -> str:
-    if not section:
-        return "Outside of sections"
-    return f"[{section}]" + f" of {owner}" * bool(owner)
-
-
 def _row(setting: Setting, section: str) -> str:
-    whose = f"*{setting.owner}.* " if setting.owner and section == "method" else ""
-    default = shown_default(setting)
-    cells = (
-        f"`{setting.name}`",
-        setting.kind,
-        f"`{default}`" if default else "",
-        setting.range.replace("|", "\\|"),
-        whose + setting.help.replace("|", "\\|"),
-    )
-    return f"| {' | '.join(cells)} |\n"
+    owner = f"*{setting.owner}.* " if setting.owner and section == "method" else ""
+    default = f"`{shown_default(setting)}`" if setting.default is not None else ""
+    limits, help_text = (text.replace("|", "\\|") for text in (setting.range, setting.help))
+    return f"| `{setting.name}` | {setting.kind} | {default} | {limits} | {owner}{help_text} |\n"
 
 
 def schema() -> dict[str, Any]:
@@ -81,17 +71,15 @@ def schema() -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for section, group in groupby(every_setting(), key=_section):
         settings = list(group)
-        if section == "model":
-            properties[section] = _networks(settings)
-        elif section:
-            properties[section] = _object(settings)
+        if not section:
+            properties |= {setting.name: schema_of(setting.hint) for setting in settings}
         else:
-            properties |= {one.name: schema_of(one.hint) for one in settings}
+            properties[section] = _networks(settings) if section == "model" else _closed(_properties(settings))
     return {"$schema": SCHEMA, "title": "A run of istmpi", **_closed(properties)}
 
 
-def _object(settings: Iterable[Setting]) -> dict[str, Any]:
-    return _closed({_key(one): schema_of(one.hint, one.default) for one in settings})
+def _properties(settings: Iterable[Setting]) -> dict[str, Any]:
+    return {setting.name.rpartition(".")[2]: schema_of(setting.hint, setting.default) for setting in settings}
 
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:
@@ -99,20 +87,15 @@ def _closed(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _networks(settings: Iterable[Setting]) -> dict[str, Any]:
-    """Of [model], whose other settings depend on the name: what a class of one's own takes nobody knows."""
-    of: dict[str, list[Setting]] = {}
+    """The section [model], whose settings depend on the network; those of a user's own class are open."""
+    settings_of: dict[str, list[Setting]] = {}
     for setting in settings:
-        of.setdefault(setting.owner, []).append(setting)
-    common = of.pop("")
+        settings_of.setdefault(setting.owner, []).append(setting)
+    common = settings_of.pop("")
     cases = []
     for network in ("mlp", *NETWORKS):
-        named = {"properties": {"name": {"const": network}}}
+        named: dict[str, Any] = {"properties": {"name": {"const": network}}}
         if network != "mlp":
             named["required"] = ["name"]  # without one it is mlp
-        cases.append({"if": named, "then": _object([*common, *of[network]])})
-    properties = {_key(one): schema_of(one.hint, one.default) for one in common}
-    return {"type": "object", "properties": properties, "allOf": cases}
-
-
-def _key(setting: Setting) -> str:
-    return setting.name.rpartition(".")[2]
+        cases.append({"if": named, "then": _closed(_properties([*common, *settings_of[network]]))})
+    return {"type": "object", "properties": _properties(common), "allOf": cases}

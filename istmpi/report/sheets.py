@@ -1,15 +1,17 @@
-"""A comparison as plain text cells: what tables on the console and in HTML both show."""
+"""A comparison as plain text cells, for tables on the console and in HTML alike."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group, Spread, reached
+from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Spread, in_order, reached
 from istmpi.report.comparison import best as best_of
+from istmpi.report.curves import Curve
 from istmpi.report.names import differing, facts, text
-from istmpi.report.styles import PHASES
 from istmpi.report.units import energy, number, size
 from istmpi.units import in_seconds
+
+Rows = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,11 @@ class Sheet:
 
     title: str
     corner: str
-    """Above the names of the rows."""
+    """The text above the names of the rows."""
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    rows: Rows
     best: tuple[frozenset[int], ...] = ()
-    """For each row the columns with its best figure; none where there is nothing to choose from."""
+    """The columns of each row with its best figure; none where there is nothing to choose from."""
 
 
 TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -31,32 +33,35 @@ TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
     "examples": ("Examples consumed by all ranks", number),
     "joules": ("Energy", energy),
 }
-"""Of each figure: the title of its table, and how it is written."""
+"""The title of each figure's table, and the function that writes a figure."""
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:
-    """All tables of a comparison: the way to each target, figure by figure, then where every method ended."""
-    columns = tuple(group.label for group in comparison.groups)
-    corner = f"{comparison.score_name} reached"
+    """The tables of a comparison: the way to each target, figure by figure, then the end of every method."""
+    groups = comparison.groups
+    columns = tuple(group.label for group in groups)
     made = []
     for figure in comparison.figures:
         title, write = TITLES[figure]
         rows, best = [], []
         for target in comparison.targets:
-            cells = (_to_target(comparison, group, figure, target, write) for group in comparison.groups)
+            spreads = [comparison.to_target(group, figure, target) for group in groups]
+            ratios = [comparison.ratio(group, figure, target) for group in groups]
+            cells = (_reached(*each, write) for each in zip(spreads, ratios))
             rows.append((f"{target:g}", tuple(cells)))
-            best.append(best_of([comparison.to_target(one, figure, target) for one in comparison.groups]))
-        made.append(Sheet(f"{title} to a score", corner, columns, tuple(rows), tuple(best)))
+            best.append(best_of(spreads))
+        made.append(Sheet(f"{title} to a score", f"{comparison.score_name} reached", columns, tuple(rows), tuple(best)))
     made.append(_ends(comparison, columns))
-    if phases := tuple(_phases(comparison)):
-        made.append(Sheet("Where the time went", "", columns, phases))
-    if settings := tuple(_settings(comparison)):
-        made.append(Sheet("Settings in which the methods differ", "", columns, settings))
-    return made
+    settings_of = [facts(group.curves[0]) for group in groups]
+    settings = (
+        (key, tuple(text(each[key]) if key in each else "" for each in settings_of)) for key in differing(settings_of)
+    )
+    more = {"Where the time went": _phases(comparison), "Settings in which the methods differ": tuple(settings)}
+    return made + [Sheet(title, "", columns, rows) for title, rows in more.items() if rows]
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """How to read the tables, and what went wrong."""
+    """Explanations of the tables, and the runs that went wrong."""
     lines = [
         "A score counts as reached at the first evaluation where the median of it and its two neighbours has reached "
         "it; figures are those of that evaluation. The clock stands still during evaluations.",
@@ -69,43 +74,36 @@ def notes(comparison: Comparison) -> list[str]:
         )
     else:
         lines.append("x: times the best method's figure. One run of each method: repeats would show the noise.")
-    if early := [f"{target:g} by {', '.join(names)}" for target, names in _at_once(comparison).items() if names]:
+    early = {target: _at_once(comparison, target) for target in comparison.targets}
+    early = [f"{target:g} by {', '.join(names)}" for target, names in early.items() if names]
+    if early:
         lines.append(f"Reached by the first evaluation, perhaps long before: {'; '.join(early)}. Evaluate more often.")
     if comparison.watts is not None:
         lines.append(f"Energy: {comparison.watts:g} W a node, a rank a node, during training.")
     for group in comparison.groups:
-        for curve in group.curves:
-            if curve.problem:
-                lines.append(f"{group.label}, seed {curve.seed}: {curve.problem}")
+        lines += [f"{group.label}, seed {curve.seed}: {curve.problem}" for curve in group.curves if curve.problem]
     return lines
 
 
-def _at_once(comparison: Comparison) -> dict[float, list[str]]:
-    """For each target, whose runs had reached it when they were first evaluated."""
-    better = comparison.higher_is_better
-    return {
-        target: [
-            group.label
-            for group in comparison.groups
-            if any(curve.points and reached(curve.points, target, better) is curve.points[0] for curve in group.curves)
-        ]
-        for target in comparison.targets
-    }
+def _at_once(comparison: Comparison, target: float) -> list[str]:
+    """The methods of which a run had reached a target when it was first evaluated."""
+
+    def at_once(curve: Curve) -> bool:
+        return bool(curve.points) and reached(curve.points, target, comparison.higher_is_better) is curve.points[0]
+
+    return [group.label for group in comparison.groups if any(map(at_once, group.curves))]
 
 
-def _to_target(comparison: Comparison, group: Group, figure: str, target: float, write: Callable[[float], str]) -> str:
-    spread = comparison.to_target(group, figure, target)
-    repeats = len(group.curves)
+def _reached(spread: Spread, ratio: float | None, write: Callable[[float], str]) -> str:
     if math.isinf(spread.median):
-        few = f"\n{spread.reached} of {repeats} did" * (spread.reached > 0)
+        few = f"\n{spread.reached} of {len(spread.values)} did" * (spread.reached > 0)
         return f"not reached{few}"
-    ratio = comparison.ratio(group, figure, target)
     more = "" if ratio is None else f"  {times(ratio)}"
-    return f"{write(spread.median)}{more}{_range(spread, write, repeats)}"
+    return f"{write(spread.median)}{more}{_range(spread, write, len(spread.values))}"
 
 
 def times(ratio: float) -> str:
-    """How many times a figure is another: ``1.90x``."""
+    """A ratio of two figures: ``1.90x``."""
     return f"{ratio:.2f}x" if ratio < 9.95 else f"{ratio:.1f}x" if ratio < 99.5 else f"{ratio:,.0f}x"
 
 
@@ -118,75 +116,61 @@ def _range(spread: Spread, write: Callable[[float], str], repeats: int) -> str:
 
 
 def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
-    """Where every method ended; after as many rounds cheaper is better, else only the score and the speed compare."""
+    """The end of every method; time and bytes there have a best only after equally many rounds."""
     groups = comparison.groups
+    ends = [[(curve, curve.points[-1]) for curve in group.curves if curve.points] for group in groups]
+    rounds = [[point.round for _, point in its] for its in ends]
+    speed = [Spread(tuple(point.examples / point.seconds for _, point in its if point.seconds)) for its in ends]
+    sent = [Spread(tuple(point.bytes / curve.ranks for curve, point in its if curve.ranks)) for its in ends]
+    final = [comparison.final(group) for group in groups]
+    alike = len({spread for each in rounds for spread in each}) == 1
+    nothing: frozenset[int] = frozenset()
 
-    def row(name: str, cell: Callable[[Group], str]) -> tuple[str, tuple[str, ...]]:
-        return name, tuple(cell(group) for group in groups)
+    def cells(spreads: Sequence[Spread], write: Callable[[float], str]) -> list[str]:
+        repeats = (len(group.curves) for group in groups)
+        return [
+            f"{write(spread.median)}{_range(spread, write, count)}" if spread.values else ""
+            for spread, count in zip(spreads, repeats)
+        ]
 
-    def ended(figure: str) -> Callable[[Group], str]:
-        write = TITLES[figure][1]
-        return lambda group: _spread(comparison.to_end(group, figure), write, len(group.curves))
+    def ended(figure: str) -> tuple[list[str], frozenset[int]]:
+        spreads = [comparison.to_end(group, figure) for group in groups]
+        return cells(spreads, TITLES[figure][1]), best_of(spreads) if alike else nothing
 
-    rows = [
-        row(
-            f"final {comparison.score_name}",
-            lambda group: _spread(comparison.final(group), "{:.4f}".format, len(group.curves)),
+    rows = {
+        f"final {comparison.score_name}": (
+            cells(final, "{:.4f}".format),
+            best_of(final, comparison.higher_is_better),
         ),
-        row("rounds", lambda group: _each(group, [curve.points[-1].round for curve in group.curves if curve.points])),
-        row("ranks", lambda group: _each(group, [curve.ranks for curve in group.curves if curve.ranks])),
-        row("training time", ended("seconds")),
-        row("examples a second", lambda group: _spread(_speed(group), number, len(group.curves))),
-        row("sent by all ranks", ended("bytes")),
-        row("sent by a rank", lambda group: _spread(_sent_by_one(group), size, len(group.curves))),
-    ]
-    if comparison.watts is not None:
-        rows.append(row("energy", ended("joules")))
-    best = {
-        rows[0][0]: best_of([comparison.final(group) for group in groups], comparison.higher_is_better),
-        "examples a second": best_of([_speed(group) for group in groups], higher=True),
+        "rounds": (map(_each, rounds), nothing),
+        "ranks": ([_each([curve.ranks for curve in group.curves if curve.ranks]) for group in groups], nothing),
+        "training time": ended("seconds"),
+        "examples a second": (cells(speed, number), best_of(speed, higher=True)),
+        "sent by all ranks": ended("bytes"),
+        "sent by a rank": (cells(sent, size), nothing),
     }
-    if len({curve.points[-1].round for group in groups for curve in group.curves if curve.points}) == 1:
-        ends = {"training time": "seconds", "sent by all ranks": "bytes", "energy": "joules"}
-        for name, figure in ends.items():
-            if figure in comparison.figures:
-                best[name] = best_of([comparison.to_end(group, figure) for group in groups])
-    return Sheet("At the end", "", columns, tuple(rows), tuple(best.get(name, frozenset()) for name, _ in rows))
+    if comparison.watts is not None:
+        rows["energy"] = ended("joules")
+    made = tuple((name, tuple(texts)) for name, (texts, _) in rows.items())
+    return Sheet("At the end", "", columns, made, tuple(best for _, best in rows.values()))
 
 
-def _settings(comparison: Comparison) -> list[tuple[str, tuple[str, ...]]]:
-    known = [facts(group.curves[0]) for group in comparison.groups]
-    return [(key, tuple(text(one[key]) if key in one else "" for one in known)) for key in differing(known)]
-
-
-def _spread(spread: Spread, write: Callable[[float], str], repeats: int) -> str:
-    return f"{write(spread.median)}{_range(spread, write, repeats)}" if spread.values else ""
-
-
-def _each(group: Group, values: Sequence[int]) -> str:
+def _each(values: Sequence[int]) -> str:
     return " or ".join(map(str, dict.fromkeys(values)))
 
 
-def _speed(group: Group) -> Spread:
-    ends = [curve.points[-1] for curve in group.curves if curve.points]
-    return Spread(tuple(end.examples / end.seconds for end in ends if end.seconds))
-
-
-def _sent_by_one(group: Group) -> Spread:
-    return Spread(tuple(curve.points[-1].bytes / curve.ranks for curve in group.curves if curve.points and curve.ranks))
-
-
-def _phases(comparison: Comparison) -> list[tuple[str, tuple[str, ...]]]:
+def _phases(comparison: Comparison) -> Rows:
     """Seconds of each phase and its share of the training time."""
     by_group = [comparison.phases(group) for group in comparison.groups]
-    names = dict.fromkeys(name for phases in by_group for name in phases)
+    totals = [sum(spent for name, spent in phases.items() if name not in OFF_THE_CLOCK) for phases in by_group]
     rows = []
-    order = [*PHASES, *(name for name in names if name not in PHASES)]
-    for name in sorted(names, key=lambda one: (one in OFF_THE_CLOCK, order.index(one))):
-        cells = []
-        for phases in by_group:
-            total = sum(spent for phase, spent in phases.items() if phase not in OFF_THE_CLOCK)
-            share = f"  {phases.get(name, 0) / total:.0%}" if name not in OFF_THE_CLOCK and total else ""
-            cells.append(f"{in_seconds(phases[name])}{share}" if name in phases else "")
-        rows.append((f"{name} (not on the clock)" if name in OFF_THE_CLOCK else name, tuple(cells)))
-    return rows
+    for name in in_order(name for phases in by_group for name in phases):
+        off = name in OFF_THE_CLOCK
+        cells = tuple(
+            f"{in_seconds(phases[name])}{f'  {phases[name] / total:.0%}' if total and not off else ''}"
+            if name in phases
+            else ""
+            for phases, total in zip(by_group, totals)
+        )
+        rows.append((f"{name} (not on the clock)" if off else name, cells))
+    return tuple(rows)

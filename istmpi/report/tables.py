@@ -1,6 +1,6 @@
 """Tables of plans, costs and comparisons, for the console."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.columns import Columns
 from rich.console import Console
@@ -13,6 +13,7 @@ from istmpi.cost import Cost
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.evaluation import pass_bytes
 from istmpi.cost.survey import Row
+from istmpi.foreign import printable
 from istmpi.models.architecture import Architecture
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets
@@ -20,16 +21,35 @@ from istmpi.report.units import duration, number, size
 from istmpi.report.verdict import verdict
 
 CHANGING = "Shares change on the way: the figures are for equal ones. A faster rank will hold, compute and send more."
-"""Said of costs where nobody knows the shares beforehand."""
+"""A note on costs whose shares nobody knows beforehand."""
 
 
-def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> None:
-    """What one run would hold, compute and send; ``alone`` is the same on one rank.
+def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+    """A table without lines, of any values as text that rich does not read as markup."""
+    table = Table(*map(_text, columns), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(_text, row))
+    return table
+
+
+def _text(value: object) -> str:
+    return escape(printable(str(value)))
+
+
+def plan(
+    console: Console,
+    run: Run,
+    network: Architecture,
+    phases: Sequence[tuple[Cost, int]],
+    alone: Cost,
+    exact: int | None = None,
+) -> None:
+    """Print the memory, FLOPs and bytes of a run; ``alone`` is its cost on one rank, ``exact`` the bytes of its seed.
 
     ``phases``: the methods that it uses one after the other, each with its rounds; the shapes are the first one's.
     """
     cost = phases[0][0]
-    largest, one = cost.largest, alone.largest
+    largest, whole = cost.largest, alone.largest
     console.print(
         f"[bold]{escape(run.name)}[/]: {cost.method} on {cost.ranks} ranks, "
         f"{escape(', '.join(cost.groups)) or 'nothing'} dealt out"
@@ -38,33 +58,29 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
     for title in "parameter", "axes", "network", "largest subnet":
         shapes.add_column(title, overflow="fold")
     for name, parameter in network.parameters.items():
-        pattern = parameter.pattern
-        both = network.lengths, largest.part.lengths
-        shapes.add_row(
-            escape(name), escape(str(pattern)), *(" x ".join(map(str, pattern.shape(lengths))) for lengths in both)
-        )
+        sizes = (parameter.pattern.shape(lengths) for lengths in (network.lengths, largest.part.lengths))
+        shapes.add_row(escape(name), escape(str(parameter.pattern)), *(" x ".join(map(str, shape)) for shape in sizes))
     console.print(shapes)
-    memory, whole = largest.memory, one.memory
-    costs = Table("", "each rank", "all ranks", "one process", box=None, pad_edge=False)
-    products = [part.flops.products for part in cost.parts]
-    costs.add_row("weights trained", number(largest.elements), number(cost.held.held_elements), number(one.elements))
-    costs.add_row(
-        "FLOPs a local step", number(max(products)), number(cost.flops("products")), number(one.flops.products)
+    products = max(part.flops.products for part in cost.parts)
+    trained, its = (phase.network + phase.gradients + phase.optimizer for phase in (largest.memory, whole.memory))
+    its_rest = whole.memory.activations + whole.memory.copies
+    rest = largest.memory.buffers + largest.memory.activations + largest.memory.copies
+    rows = (
+        ("weights trained", number(largest.elements), number(cost.held.held_elements), number(whole.elements)),
+        ("FLOPs a local step", number(products), number(cost.flops("products")), number(whole.flops.products)),
+        ("bytes sent a round", size(cost.round_bytes / cost.ranks), size(cost.round_bytes), size(0)),
+        ("memory: owned rows", size(largest.memory.owned)),
+        ("memory: network, gradients, optimizer", size(trained), "", size(its)),
+        ("memory: buffers, activations, copies", size(rest), "", size(its_rest)),
+        ("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, cost.ranks))),
     )
-    costs.add_row("bytes sent a round", size(cost.round_bytes / cost.ranks), size(cost.round_bytes), size(0))
-    costs.add_row("memory: owned rows", size(memory.owned), "", "")
-    trained, its = (one.network + one.gradients + one.optimizer for one in (memory, whole))
-    costs.add_row("memory: network, gradients, optimizer", size(trained), "", size(its))
-    rest = memory.buffers + memory.activations + memory.copies
-    costs.add_row("memory: buffers, activations, copies", size(rest), "", size(whole.activations + whole.copies))
-    costs.add_row("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, cost.ranks)), "", "")
-    console.print(costs)
+    console.print(table_of(("", "each rank", "all ranks", "one process"), rows))
     if isinstance(run.method.shares, str):
         console.print(CHANGING)
     first = 0
     for phase, rounds in phases:
         consumed = number(rounds * phase.local_steps * phase.examples_per_step)
-        method = f" of {phase.method}" if len({of.method for of, _ in phases}) > 1 else ""
+        method = f" of {phase.method}" if len({phase.method for phase, _ in phases}) > 1 else ""
         if len(phases) > 1 and phases[0][0].side:
             method += f" on images of {phase.side} x {phase.side} ({number(phase.flops('products'))}FLOP a local step)"
         console.print(
@@ -72,14 +88,17 @@ def plan(console: Console, run: Run, network: Architecture, phases: Sequence[tup
             f"{size(phase.sent_bytes(first, rounds))} sent by all ranks"
         )
         first += rounds
-    steps = sum(rounds * phase.local_steps for phase, rounds in phases)
-    console.print(f"learning rate {learning_rate(run.optimizer, steps)}")
+    if exact is not None:
+        console.print(f"in this run, by its seed: {exact:,} bytes sent by all ranks, evaluations left out")
+    console.print(
+        f"learning rate {learning_rate(run.optimizer, sum(rounds * phase.local_steps for phase, rounds in phases))}"
+    )
     if network.inexact:
         console.print(escape(inexact(network)))
 
 
 def learning_rate(optimizer: Optimizer, steps: int) -> str:
-    """The learning rate of a run of so many local steps, in words."""
+    """The learning rate of a run of ``steps`` local steps, in words."""
     words = [f"{optimizer.lr:g}"]
     if optimizer.warm_up:
         words.append(f"warmed up over {optimizer.warm_up:,} of {steps:,} local steps")
@@ -93,16 +112,14 @@ def learning_rate(optimizer: Optimizer, steps: int) -> str:
 
 
 def inexact(network: Architecture) -> str:
-    """What to know of FLOPs that are told too large."""
+    """A note on FLOPs that are told too large."""
     modules = ", ".join(module or "its own forward" for module in network.inexact)
     return f"FLOPs of subnets are less than said: those of {modules} are told as in the full network."
 
 
 def _speed(row: Row) -> str:
     speed_up = row["speed_up"]
-    return (
-        f"{speed_up:,.0f} ({row['efficiency']:.0%})" if speed_up >= 100 else f"{speed_up:.3g} ({row['efficiency']:.0%})"
-    )
+    return f"{f'{speed_up:,.0f}' if speed_up >= 100 else f'{speed_up:.3g}'} ({row['efficiency']:.0%})"
 
 
 TABLES: dict[str, Callable[[Row], str]] = {
@@ -118,16 +135,16 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "Price of an epoch": lambda row: f"{row['price_per_epoch']:.3g}",
     "Energy of an epoch": lambda row: f"{row['kwh_per_epoch']:.3g} kWh",
 }
-"""Each a table with a row for every number of ranks and a column for every method."""
+"""The tables of a survey: a row for every number of ranks and a column for every method."""
 
 FIGURE = 11
-"""Columns that a figure needs with its unit, at most."""
+"""The largest width of a figure with its unit."""
 
 NEEDS = {"Price of an epoch": "price_per_epoch", "Energy of an epoch": "kwh_per_epoch"}
 
 
 def survey(console: Console, rows: Sequence[Row]) -> None:
-    """All tables of a survey, side by side where the console is wide enough."""
+    """Print all tables of a survey, side by side on a console that is wide enough."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     cells = {(row["method"], row["ranks"]): row for row in rows}
     tables = []
@@ -137,18 +154,17 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
         for shown in _side_by_side(methods, console.width):
             table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
             table.min_width = min(len(title), console.width)
-            table.add_column("ranks", justify="right")
-            for method in shown:
-                table.add_column(escape(method), justify="right", no_wrap=True)
+            for heading in ("ranks", *shown):
+                table.add_column(escape(heading), justify="right", no_wrap=heading != "ranks")
             for ranks in sorted({row["ranks"] for row in rows}):
-                found = [cells.get((method, ranks)) for method in shown]
-                table.add_row(str(ranks), *(cell(row) if row else "" for row in found))
+                its = (cells.get((method, ranks)) for method in shown)
+                table.add_row(str(ranks), *(cell(row) if row else "" for row in its))
             tables.append(table)
     console.print(Columns(tables, padding=(1, 4)))
 
 
 def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
-    """The methods in groups, each as many as have room in a table on a console of that width, with whole names."""
+    """The methods in groups that fit a table on a console of that width, with whole names."""
     group, used = [], len("ranks")
     for method in methods:
         needed = max(len(method), FIGURE) + 2
@@ -160,43 +176,36 @@ def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
     yield group
 
 
-def cluster(console: Console, found: Cluster) -> None:
-    """What was measured, with the median relative error of each fit."""
-    table = Table("", "latency", "rate", "median error of the fit", box=None, pad_edge=False)
-    for name, link in found.links.items():
-        rate = f"{size(link.bandwidth)}/s" if link.seconds_per_byte else ""
-        error = found.measured[name].get("median_relative_error")
-        table.add_row(
-            escape(name),
-            f"{link.latency * 1e6:.1f} µs",
-            rate,
-            "one rank sends nothing" if error is None else f"{error:.0%}",
-        )
-    error = found.measured["transfer"]["median_relative_error"]
-    table.add_row(
-        "transfers",
-        f"{found.transfer_seconds * 1e6:.1f} µs",
-        f"{size(1 / found.handle_seconds_per_byte)}/s",
-        f"{error:.0%}",
-    )
-    error = found.measured["products"]["median_relative_error"]
-    table.add_row(
-        "products", f"{found.product_seconds * 1e6:.1f} µs", f"{number(found.flops[0])}FLOP/s", f"{error:.0%}"
-    )
-    error = found.measured["steps"]["median_relative_error"]
-    rate = f"{size(1 / found.touch_seconds_per_byte)}/s" if found.touch_seconds_per_byte else ""
-    table.add_row("beside products", "", rate, f"{error:.0%}")
-    table.add_row("local step", f"{found.step_seconds * 1e6:.1f} µs", "", "")
-    table.add_row("deal", f"{found.deal_seconds * 1e6:.1f} µs", "", "")
-    console.print(f"[bold]{escape(found.name)}[/], {escape(found.source)}")
-    console.print(table)
+def cluster(console: Console, cluster: Cluster) -> None:
+    """Print the measurements of a cluster, with the median relative error of each fit."""
+
+    def row(name: str, seconds: float | None, rate: str, fit: str = "") -> tuple[str, ...]:
+        error = cluster.measured[fit].get("median_relative_error") if fit else None
+        missing = "one rank sends nothing" * bool(fit)
+        latency = "" if seconds is None else f"{seconds * 1e6:.1f} µs"
+        return name, latency, rate, missing if error is None else f"{error:.0%}"
+
+    touched = cluster.touch_seconds_per_byte
+    rows = [
+        *(
+            row(name, link.latency, f"{size(link.bandwidth)}/s" * bool(link.seconds_per_byte), name)
+            for name, link in cluster.links.items()
+        ),
+        row("transfers", cluster.transfer_seconds, f"{size(1 / cluster.handle_seconds_per_byte)}/s", "transfer"),
+        row("products", cluster.product_seconds, f"{number(cluster.flops[0])}FLOP/s", "products"),
+        row("beside products", None, f"{size(1 / touched)}/s" if touched else "", "steps"),
+        row("local step", cluster.step_seconds, ""),
+        row("deal", cluster.deal_seconds, ""),
+    ]
+    console.print(f"[bold]{escape(cluster.name)}[/], {escape(cluster.source)}")
+    console.print(table_of(("", "latency", "rate", "median error of the fit"), rows))
 
 
-def comparison(console: Console, found: Comparison) -> None:
-    """The verdict on a comparison, all its tables one below the other, the best figures bold, and how to read them."""
-    console.print(escape(verdict(found)), soft_wrap=not console.is_terminal)
+def comparison(console: Console, compared: Comparison) -> None:
+    """Print the verdict on a comparison, all its tables, the best figures bold, and how to read them."""
+    console.print(escape(verdict(compared)), soft_wrap=not console.is_terminal)
     console.print()
-    for sheet in sheets(found):
+    for sheet in sheets(compared):
         console.print(f"[bold]{escape(sheet.title)}[/]", soft_wrap=True)
         table = Table(box=None, pad_edge=False)
         table.add_column(escape(sheet.corner), vertical="top")
@@ -206,7 +215,7 @@ def comparison(console: Console, found: Comparison) -> None:
             table.add_row(escape(name), *(_marked(cell, place in best) for place, cell in enumerate(cells)))
         console.print(table)
         console.print()
-    for line in notes(found):
+    for line in notes(compared):
         console.print(escape(line), soft_wrap=True)
 
 

@@ -1,6 +1,6 @@
 """Numbers as people read them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 
 def size(nbytes: float) -> str:
@@ -28,37 +28,22 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-@dataclass(frozen=True)
-class Scale:
-    """The unit of an axis, and how many of what is counted it has."""
-
-    factor: float
-    unit: str
+SECONDS = {"s": 1, "min": 60, "h": 3600}
+BYTES = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
+EXAMPLES = {"examples": 1, "thousand examples": 1e3, "million examples": 1e6}
+"""Units of an axis, from the smallest."""
 
 
-def bytes_scale(most: float) -> Scale:
-    """In which unit an axis up to so many bytes is read best: ``MB`` rather than 10^8."""
-    return _scale(most, ((1, "bytes"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"), (1e15, "PB")))
-
-
-def count_scale(most: float) -> Scale:
-    """The same for examples."""
-    return _scale(most, ((1, "examples"), (1e3, "thousand examples"), (1e6, "million examples")))
-
-
-def seconds_scale(most: float) -> Scale:
-    """The same for seconds: an axis goes on in a unit until it has ten of the next."""
-    return _scale(most / 10, ((1, "s"), (60, "min"), (3600, "h")))
-
-
-def _scale(most: float, units: tuple[tuple[float, str], ...]) -> Scale:
-    return Scale(*max((one for one in units if one[0] <= most), default=units[0]))
+def axis_unit(largest: float, units: Mapping[str, float]) -> tuple[str, float]:
+    """The unit, and its factor, in which an axis up to a value is read best: ``MB`` rather than 10^8."""
+    least = 10 if units is SECONDS else 1  # 90 s rather than 1.5 min
+    return [*units.items()][max(sum(least * factor <= largest for factor in units.values()) - 1, 0)]
 
 
 def _scaled(value: float) -> str:
     value = float(value)
-    prefixes = iter(("", "k", "M", "G", "T", "P"))
-    prefix = next(prefixes)
-    while 999.5 <= abs(value) < float("inf") and prefix != "P":
-        value, prefix = value / 1000, next(prefixes)
-    return f"{value:.3g} {prefix}"
+    for prefix in ("", "k", "M", "G", "T"):
+        if not 999.5 <= abs(value) < float("inf"):
+            return f"{value:.3g} {prefix}"
+        value /= 1000
+    return f"{value:.3g} P"

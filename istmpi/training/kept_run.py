@@ -13,7 +13,7 @@ from istmpi.checkpoint.folder import BEST, NETWORK
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.state import fill
-from istmpi.comm import RollCall
+from istmpi.comm import HangWatch
 from istmpi.errors import DataError, DivergedError, IstmpiError, OutputError, StoppedError
 from istmpi.lock import FolderLock
 from istmpi.record import METRICS, SETTINGS, SUMMARY, RunFolder, known
@@ -34,7 +34,7 @@ class KeptRun:
         lock: FolderLock | None,
         at_the_end: ExitStack,
         newest: Path | None,
-        roll_call: RollCall,
+        roll_call: HangWatch,
     ):
         """``newest``: the checkpoint in the folder that the run resumes from, if it does."""
         self._training, self._folder, self._watch, self._roll_call = training, folder, watch, roll_call

@@ -64,6 +64,7 @@ class Training:
         self.clock.followers.append(communicator.whereabouts.enter)
         with communicator.agreed():
             self.run = run = run.with_implied()
+            communicator.in_pieces = run.comm.exchange == "pieces"
             data = open_for_training(run.data, communicator.rank, run.train.seed)
             self.best = Best.of(run, data)
         require_same_everywhere(run, data, communicator)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from istmpi.checkpoint.folder import NETWORK, listed, newest_valid, require_valid, set_aside
 from istmpi.checkpoint.initial import begin_with
-from istmpi.comm import Communicator, RollCall
+from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
@@ -52,7 +52,7 @@ def run_training(
     note = watch.noticed if first else lambda _: None
     with ExitStack() as locks, ExitStack() as at_the_end:
         tell = partial(print, "istmpi:", file=sys.stderr, flush=True) if communicator.rank else note
-        roll_call = RollCall(communicator, run.comm.patience, home(run.output.folder, run.name), tell)
+        roll_call = HangWatch(communicator, run.comm.patience, home(run.output.folder, run.name), tell)
         at_the_end.push(roll_call)
         with communicator.agreed():
             require_round(profile, run.train.rounds)

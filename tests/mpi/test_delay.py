@@ -11,7 +11,7 @@ from resuming import resumed, save, stop_at
 from small import assert_same_bits, own_run, small_run, trained, whole
 from torch.nn import functional
 
-from istmpi.comm import meanwhile
+from istmpi.comm import mpi
 from istmpi.cost import round_bytes
 from istmpi.data.batches import Batches
 from istmpi.data.placement import place
@@ -158,7 +158,7 @@ def settings_of(comm, name, **more):
 def test_neither_threads_nor_who_is_late_nor_a_look_between_rounds_change_a_bit(comm, monkeypatch, name):
     settings = settings_of(comm, name)
     expected, progress = trained(comm, **settings)
-    monkeypatch.setattr(meanwhile.mpi, "threads_may_call", lambda: False)
+    monkeypatch.setattr(mpi, "threads_may_call", lambda: False)
     alone, its = trained(comm, **settings)
     monkeypatch.undo()
     looked = Training(small_run(**settings), comm)

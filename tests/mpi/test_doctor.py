@@ -23,7 +23,6 @@ def test_a_healthy_job(comm, shared_tmp):
         **values,
         "software": "green",
         "folder": "green",
-        "locking": "green",
     }
     comm.barrier()
     assert not list(shared_tmp.iterdir())

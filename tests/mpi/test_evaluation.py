@@ -230,6 +230,6 @@ def test_a_rank_gets_on_with_each_batch_that_it_evaluates(comm, monkeypatch):
     """Or one that is slow in a long evaluation would be taken for stuck."""
     training, _ = trained(comm, evaluate__batch=3, train__rounds=1)
     moments = []
-    monkeypatch.setattr(comm.whereabouts, "get_on", lambda: moments.append(1))
+    monkeypatch.setattr(comm.whereabouts, "heartbeat", lambda: moments.append(1))
     score = training.evaluate()
     assert sum(comm.allgather(len(moments))) >= score.examples // 3

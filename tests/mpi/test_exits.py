@@ -1,5 +1,6 @@
 """Networks with several exits in training and in use: scores of every exit, and examples that leave early."""
 
+from collections import Counter
 from importlib.util import find_spec
 
 import numpy as np
@@ -13,11 +14,11 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
-from istmpi.deploy.network import CalibratedNetwork
+from istmpi.deploy.network import CalibratedNetwork, _exit_modules
 from istmpi.deploy.prediction import predict
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError
-from istmpi.exits import THRESHOLDS
+from istmpi.exits import THRESHOLDS, normalised_entropy
 from istmpi.methods import METHODS
 from istmpi.training.loop import Training
 
@@ -80,6 +81,50 @@ def test_what_leaves_early_is_what_each_example_says(comm, shared_tmp):
     np.testing.assert_allclose(outputs * temperature, expected, rtol=1e-12)
     np.testing.assert_allclose(network(x) * temperature, logits[1], rtol=1e-12)
     comm.barrier()
+
+
+def test_what_lies_behind_the_exit_is_not_computed(comm, shared_tmp):
+    """Each layer counts its examples: those behind an exit see only the examples that have not left."""
+    if comm.size > 1:
+        return  # one rank's network predicts as any other's
+    path = shared_tmp / "network.h5"
+    saved(comm, path, **RESNET | {"model__blocks": [1, 1, 1], "model__channels": [4, 6, 5], "model__inner": [5, 7, 4]}
+        | {"model__exits": [1, 2], "optimizer__lr": 0.3, "train__rounds": 4})  # fmt: skip
+    test = open_dataset("digits").test
+    x, _ = examples_of(test.normalised_by(None), np.arange(len(test)))
+    with open_checkpoint(path) as checkpoint:
+        network = CalibratedNetwork(checkpoint)
+    layers = "stem", "sections.1", "exits.2.norm", "sections.2", "outputs"
+    module, passed = network.module, Counter()
+    for name in layers:
+
+        def count(module, inputs, outputs, name=name):
+            passed[name] += len(outputs)
+
+        module.get_submodule(name).register_forward_hook(count)
+    unsure = normalised_entropy(network._run(x)[0])
+    network.leaving_early(x[:1], 0.5)  # the first call looks for the exits
+    for threshold in (0.0, float(unsure.median()), 1.0):
+        passed.clear()
+        taken = np.concatenate([one.exits for one in predict(network, [(range(len(x)), x)], threshold)])
+        first, second = int((taken > 1).sum()), int((taken > 2).sum())
+        assert [passed[name] for name in layers] == [len(x), first, first, second, second]
+        assert first == {0.0: len(x), 1.0: 0}.get(threshold, len(x) - int((unsure < threshold).sum()))
+
+
+def test_an_exit_that_no_module_makes_is_taken_at_the_end():
+    class Sum(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last = (torch.nn.Linear(3, 2) for _ in range(3))
+
+        def forward(self, x):
+            return self.first(x), self.second(x) + 1, self.first(x), self.last(x)
+
+    network = Sum()
+    assert _exit_modules(network, (torch.zeros(4, 3),)) == [], "the first is called twice"
+    network.forward = lambda x: (network.second(x), network.first(x) + 1, network.last(x), x)
+    assert _exit_modules(network, (torch.zeros(4, 3),)) == [network.second]
 
 
 def test_a_regression_has_exits_but_nobody_leaves_early(comm, shared_tmp):

@@ -5,7 +5,7 @@ import time
 import pytest
 from patience import Limit
 
-from istmpi.comm.post import Post
+from istmpi.comm.thread_mailbox import ThreadMailbox
 
 pytestmark = pytest.mark.real
 
@@ -13,9 +13,9 @@ pytestmark = pytest.mark.real
 @pytest.fixture
 def post(comm):
     """Closed by all ranks behind the test."""
-    post = Post(comm.mpi.Dup())
+    post = ThreadMailbox(comm.mpi.Dup())
     yield post
-    post.close(lambda: None)
+    post.close()
 
 
 def collected(post, number, seconds=20):
@@ -66,24 +66,9 @@ def test_the_next_one_is_sent_once_the_last_is_received(comm, post):
 
 def test_what_nobody_received_is_under_way_no_more_when_it_is_closed(comm):
     """MPI would have messages left at its end."""
-    looks = []
-    post = Post(comm.mpi.Dup())
+    post = ThreadMailbox(comm.mpi.Dup())
     for rank in range(comm.size):
         post.send(rank, bytes(100_000))
         post.send_unless_last_is_under_way(rank, "the last")
-    post.close(lambda: looks.append(1))
-    assert looks
+    post.close()
     assert comm.allgather(comm.rank) == list(range(comm.size))
-
-
-def test_closing_ends_where_the_look_raises(comm):
-    """A lost rank does not come to it."""
-    post = Post(comm.mpi.Dup())
-    post.send(comm.rank, "to myself")
-
-    def lost():
-        raise RuntimeError("a rank is lost")
-
-    with pytest.raises(RuntimeError):
-        post.close(lost)
-    post.close(lambda: None)

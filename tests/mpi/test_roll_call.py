@@ -12,7 +12,7 @@ from small import small_run, trained
 from istmpi.checkpoint.format import with_checksums
 from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.writers import WRITERS
-from istmpi.comm import Communicator, RollCall
+from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.objects import SLOT
 from istmpi.errors import DataError
 from istmpi.record import SUMMARY, RunFolder
@@ -30,7 +30,7 @@ def short_limit(comm):
 def watched(comm, folder, said):
     """A roll call for ranks whose rounds take no time, and its deadline in seconds."""
     limit = short_limit(comm)
-    roll_call = RollCall(comm, limit, folder, said.append, lambda: "")
+    roll_call = HangWatch(comm, limit, folder, said.append, lambda: "")
     comm.whereabouts.begin_round(1)
     comm.barrier()
     comm.whereabouts.begin_round(2)
@@ -72,7 +72,7 @@ def test_what_was_asked_before_the_end_is_taken_care_of(comm, tmp_path):
 def test_ranks_that_fail_together_close_it_together(comm, tmp_path):
     some, error = Communicator(comm.mpi.Dup()), DataError("cannot be read")
     error.everywhere = True
-    with pytest.raises(DataError), RollCall(some, 30.0, tmp_path, print):
+    with pytest.raises(DataError), HangWatch(some, 30.0, tmp_path, print):
         raise error
     assert some.allgather(comm.rank) == list(range(comm.size))
 
@@ -131,11 +131,11 @@ def test_who_writes_with_others_is_seen_to_wait_for_them(comm, shared_tmp, monke
     h5py.File.side_effect = opened
     monkeypatch.setattr("istmpi.checkpoint.writers.h5py", h5py)
     monkeypatch.setattr("istmpi.checkpoint.writers._write_rows", lambda *_: None)
-    before = dict(some.whereabouts.met)
+    before = dict(some.whereabouts.arrivals)
     WRITERS["mpio"](shared_tmp / "file.h5", header, with_checksums(pieces), some)
     (wait,) = seen
     assert (wait.call, wait.ranks, wait.trains) == ("HDF5", some.ranks, True)
-    assert wait.number == some.whereabouts.met[wait.group] > before.get(wait.group, 0)
+    assert wait.number == some.whereabouts.arrivals[wait.group] > before.get(wait.group, 0)
     assert not some.whereabouts.waiting
 
 

@@ -6,16 +6,17 @@ import pytest
 from small import own_run, small_run
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.comm.simulated import Faults, simulate
 from istmpi.record import RunFolder
+from istmpi.simulated import Faults, simulate
+from istmpi.simulated.schedules import simulated_training, trained
 from istmpi.training.run import run_training
-from istmpi.training.simulation import simulated_training, trained
 
 pytestmark = pytest.mark.real
 
 CONVOLUTIONS = str(Path(__file__).parents[2] / "examples" / "convnet.py") + ":ConvNet"
 RUNS = {
     "ist": small_run(),
+    "ist, exchanged in pieces": small_run(comm__exchange="pieces"),
     "ist, a tenth redealt": small_run(method__redeal=0.1, method__optimizer_state="carry", optimizer__momentum=0.9),
     "ist, an outer step": small_run(method__outer_momentum=0.6, method__outer_lr=0.8),
     "ist, convolutions": own_run(

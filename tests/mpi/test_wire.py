@@ -6,7 +6,7 @@ import torch
 from resuming import resumed, save, stop_at
 from small import assert_same_bits, small_run, trained, whole
 
-from istmpi.comm import allreduce, ring
+from istmpi.comm import mpi, ring
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.codec import BFLOAT16, EXACT, INT8
 from istmpi.cost import round_bytes
@@ -37,7 +37,7 @@ def settings(method, wire, case):
 def test_a_mean_in_fewer_bits_has_the_same_bits_on_every_rank(comm, background, monkeypatch):
     monkeypatch.setattr(ring, "CHUNK_BYTES", 1600)
     monkeypatch.setattr(ring, "BUCKET_BYTES", 4000)
-    monkeypatch.setattr(allreduce, "threads_may_call", lambda: background)
+    monkeypatch.setattr(mpi, "threads_may_call", lambda: background)
     sizes = {"weight": 700, "bias": 30, "wide": 9001, "double": 50, "last": 3}
     draws = [np.random.default_rng(rank) for rank in range(comm.size)]
     types = {name: torch.float64 if FORMS[name] == EXACT else torch.float32 for name in sizes}

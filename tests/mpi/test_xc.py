@@ -15,7 +15,7 @@ from istmpi.cost.evaluation import evaluation_plan
 from istmpi.data.sources import open_dataset
 from istmpi.data.sparse.predict import read_rows
 from istmpi.deploy.network import CalibratedNetwork
-from istmpi.deploy.ranking import ranked_lines
+from istmpi.deploy.prediction import ranked_lines
 from istmpi.errors import ConfigError
 from istmpi.evaluation import evaluator
 from istmpi.evaluation.full import FullNetwork

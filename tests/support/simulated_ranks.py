@@ -18,8 +18,8 @@ from inspect import isgeneratorfunction, signature
 
 import pytest
 
-from istmpi.comm.simulated import simulate
-from istmpi.comm.stand_in import stand_in
+from istmpi.comm.mpi import stand_in
+from istmpi.simulated import simulate
 
 RANKS = tuple(map(int, os.environ.get("ISTMPI_SIMULATED_RANKS", "1,3").split(",")))
 """One, and uneven parts; a test that says ``only`` or ``also`` has others."""

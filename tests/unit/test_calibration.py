@@ -5,12 +5,12 @@ import torch
 from own_runs import CONVOLUTIONAL, FILE
 from small import own_run
 
-from istmpi.comm.simulated import simulate
 from istmpi.config import Run
 from istmpi.cost.calibration import SAMPLED, calibration_examples, evaluation_share, forward_flops, rounds_flops
 from istmpi.models.architecture import Architecture
 from istmpi.models.inspection import inspect
 from istmpi.models.user import user_network
+from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
 
@@ -37,7 +37,7 @@ def calibrated(comm, examples):
     calibrate = full.calibrate
     full.calibrate = lambda *inputs: (passed.append(len(inputs[0])), calibrate(*inputs))
     moved = []
-    comm.whereabouts.get_on = lambda: moved.append(1)
+    comm.whereabouts.heartbeat = lambda: moved.append(1)
     evaluator.calibrate()
     assert len(moved) >= len(list(full.module.modules())), "a rank gets on with every layer"
     return {name: [of.clone() for of in pair] for name, pair in full.moments.items()}, passed[0]

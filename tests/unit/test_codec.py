@@ -6,10 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from istmpi.comm import codec
-from istmpi.comm.codec import BFLOAT16, INT8, RUN, decode, encode, encoded_bytes
+from istmpi.comm.codec import BFLOAT16, CODECS, INT8, RUN, encoded_bytes
 
 FORMS = (BFLOAT16, INT8)
 LENGTHS = (0, 1, 7, RUN, RUN + 1, 3 * RUN - 1, codec._AT_ONCE + 5)
+
+
+def encode(values, form, key, start=0):
+    return CODECS[form].encode(values, key, start)
+
+
+def decode(coded, form):
+    return CODECS[form].decode(coded, len(coded))
 
 
 def values(length, seed=0, spread=1.0):

@@ -9,12 +9,12 @@ from small import own_run, small_run
 from istmpi.checkpoint.initial import begin_with
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import world
-from istmpi.comm.simulated import simulate
 from istmpi.deploy.scoring import evaluate
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
 from istmpi.methods.base import Method
 from istmpi.models import mlp_network
+from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 

@@ -10,9 +10,9 @@ import pytest
 from small import whole
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.comm.simulated import simulate
 from istmpi.data.hdf5 import prepared_file
 from istmpi.deploy.scoring import evaluate
+from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
 FILES = Path(__file__).parents[1] / "old_files"

@@ -9,7 +9,7 @@ from replaying import CASES, RECORD, arithmetic, digest, keep, run_of
 from resuming import save
 from small import whole
 
-from istmpi.comm.simulated import simulate
+from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
 SAVED_BY = 3

@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from istmpi.comm import world
-from istmpi.comm.io_count import bytes_of_others
+from istmpi.comm.hang_report import Member, Missing, Sighting, all_here, deadline, keep_stacks, line, missing, stuck
 from istmpi.comm.launcher import process_facts, starter
-from istmpi.comm.roll import Member, Missing, Sighting, all_here, deadline, line, missing, stuck
-from istmpi.comm.stacks import keep
 from istmpi.comm.stopping import StopSign
-from istmpi.comm.whereabouts import SETTING_UP, Wait, Whereabouts
+from istmpi.comm.whereabouts import SETTING_UP, Wait, Whereabouts, bytes_of_others
 
 MEMBERS = [Member(rank, f"n{rank}", 100 + rank) for rank in range(4)]
 WAIT = Wait("alltoallv", "all", 7, (0, 1, 2, 3), 0.0)
@@ -123,11 +121,11 @@ def test_a_rank_knows_where_it_is():
     assert here.slowest_round == 0.0 and here.slowest_phase[0] in ("other", "compute", "all-reduce")
     here.begin_round(2)
     assert here.slowest_round > 0
-    here.meet("all")
+    here.arrive("all")
     with here.waits("barrier", "all", (0, 1), True):
         (wait,) = here.waiting.values()
         sighting = Sighting.of(here, wait.since + 2.0)
-    assert (wait.number, wait.trains, sighting.waits, sighting.met) == (1, True, True, {"all": 1})
+    assert (wait.number, wait.trains, sighting.waits, sighting.arrivals) == (1, True, True, {"all": 1})
     assert sighting.still == pytest.approx(2.0, abs=0.5)
     assert not here.waiting
 
@@ -145,17 +143,17 @@ def test_what_a_stopped_process_did_not_do_counts_as_no_round(monkeypatch, first
     monkeypatch.setattr("istmpi.comm.whereabouts.time.monotonic", lambda: clock[0])
     here = Whereabouts()
     here.begin_round(1)
-    here.looked(clock[0])
+    here.watch(clock[0])
     with here.enter("compute"):
         clock[0] += 3600
-        assert first == "who trains" or here.looked(clock[0])
+        assert first == "who trains" or here.watch(clock[0])
     clock[0] += 0.5
     here.begin_round(2)
-    assert first == "who watches" or here.looked(clock[0])
+    assert first == "who watches" or here.watch(clock[0])
     assert here.slowest_round <= 0.5 and here.slowest_phase[1] <= 0.5 and here.awake_since >= 4600
     for round in range(3, 12):
         clock[0] += 4
-        assert not here.looked(clock[0])
+        assert not here.watch(clock[0])
         here.begin_round(round)
     assert here.slowest_round == 4
     assert deadline(30, here.slowest_round) == 30
@@ -181,7 +179,7 @@ def test_bytes_of_the_thread_that_watches_are_no_progress(tmp_path):
 
 def test_who_waits_for_its_own_file_does_not_wait_for_others():
     here = Whereabouts()
-    with here.waits("checkpoint", "all checkpoint", (0, 1), True, own=True):
+    with here.waits("checkpoint", "all checkpoint", (0, 1), True, for_itself=True):
         assert not Sighting.of(here, time.monotonic()).waits
         with here.waits("allgather", "all", (0, 1), True):
             assert Sighting.of(here, time.monotonic()).waits
@@ -223,9 +221,10 @@ def test_a_process_that_cannot_be_looked_at_now_is_not_taken_for_gone(monkeypatc
 
 
 def test_stacks_do_not_wait_for_a_disk_that_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr("istmpi.comm.stacks._TO_WRITE", 0.2)
-    assert keep({1: "its threads"}, tmp_path) == f"What rank 1 did stands in {tmp_path / 'stacks'}."
+    monkeypatch.setattr("istmpi.comm.hang_report._SECONDS_TO_WRITE", 0.2)
+    assert keep_stacks({1: "its threads"}, tmp_path) == f"What rank 1 did stands in {tmp_path / 'stacks'}."
     os.mkfifo(tmp_path / "stacks" / "rank0.txt")
     assert (
-        keep({0: "its threads"}, tmp_path) == f"Stacks cannot be written to {tmp_path / 'stacks'} (it does not answer)."
+        keep_stacks({0: "its threads"}, tmp_path)
+        == f"Stacks cannot be written to {tmp_path / 'stacks'} (it does not answer)."
     )

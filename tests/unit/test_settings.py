@@ -158,11 +158,14 @@ def completed(monkeypatch, capsys, *words, shell="bash"):
     return capsys.readouterr().out.rstrip("\n").split("\n")
 
 
+OF_D = "data-parallel", "diloco", "dynamic-averaging", "downpour"
+
+
 @pytest.mark.parametrize(
     "words, offered",
     [
         (["set"], ["plain,settings"]),
-        (["train", "--method", "d"], ["plain,data-parallel", "plain,diloco", "plain,dynamic-averaging"]),
+        (["train", "--method", "d"], [f"plain,{name}" for name in OF_D]),
         (["train", "--model", "tr"], ["plain,transformer"]),
         (["train", "--model", "./my"], ["file,"]),
         (["train", "--optimizer", "ada"], ["plain,adam", "plain,adamw"]),
@@ -215,7 +218,7 @@ def test_a_real_bash_completes(tmp_path):
     )
     path = f"{tmp_path}:{os.environ['PATH']}"
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "PATH": path})
-    assert result.stdout.splitlines() == ["data-parallel diloco dynamic-averaging", "compare"], result.stderr
+    assert result.stdout.splitlines() == ["data-parallel diloco dynamic-averaging downpour", "compare"], result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["settings"], ["settings", "--schema"], ["settings", "xc"]])

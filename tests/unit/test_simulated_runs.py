@@ -11,11 +11,11 @@ from replaying import CASES, RECORD, arithmetic, replayed, run_of
 from small import small_run
 
 from istmpi.comm import Communicator
-from istmpi.comm.simulated import KINDS, Faults, Kill, simulate
 from istmpi.config import Run
 from istmpi.errors import ConfigError
-from istmpi.training import simulation
-from istmpi.training.simulation import Reached, Schedules, simulated_training
+from istmpi.simulated import KINDS, Faults, Kill, simulate
+from istmpi.simulated import schedules as simulation
+from istmpi.simulated.schedules import Reached, Schedules, simulated_training
 
 HERE = Path(__file__).parent
 SHORT = {"train__rounds": 2, "method__local_steps": 2}
@@ -55,6 +55,12 @@ def test_schedules_with_delays_stops_slow_and_lost_ranks_keep_the_law(settings):
     seen = [(schedule.seed, schedule.finding, *schedule.kinds) for schedule in schedules.run(range(14))]
     assert [one for one in seen if one[1]] == []
     assert {kind for _, _, *kinds in seen for kind in kinds} == {*KINDS}
+
+
+def test_weights_in_pieces_come_to_the_same(monkeypatch):
+    monkeypatch.setattr("istmpi.comm.exchange.PIECE_BYTES", 1000)
+    pieces, whole = (Schedules(small_run(comm__exchange=way, **SHORT), 3, ()) for way in ("pieces", "alltoallv"))
+    assert pieces.reached == whole.reached and max(pieces.calls) > max(whole.calls)
 
 
 def test_a_schedule_that_breaks_the_law_is_a_finding(monkeypatch):

@@ -9,7 +9,7 @@ from colours import VISIONS, contrast, distance, lab, lightness_gap, nearest
 
 from istmpi.cost.rivals import RIVALS
 from istmpi.methods import METHODS
-from istmpi.report.styles import DARK_INK, DARK_PAPER, INK, PAPER, PHASES, STYLES, shades, styles, text_on
+from istmpi.report.styles import DARK_INK, DARK_PAPER, INK, PAPER, PHASES, STYLES, styles
 
 APART, USUAL_APART = 10, 28
 """CIEDE2000 between any two methods, and between those that `istmpi compare` takes by itself; 1 can just be seen."""
@@ -67,14 +67,11 @@ def test_lines_and_letters_are_seen_on_their_page():
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-def test_phases_are_apart_and_their_names_can_be_read_on_them(vision):
+def test_phases_are_apart(vision):
     colours = list(PHASES.values())
     assert nearest(colours, vision)[0] > 6 and lightness_gap(colours) > 8
     assert all(lightness_gap(pair) > 15 for pair in zip(colours, colours[1:])), "neighbours in a bar"
-    assert all(contrast(text_on(colour), colour) > 3.5 for colour in colours)
     assert not set(colours) & {style.colour for style in STYLES.values()}
-    assert shades(1) and len(set(shades(4))) == 4
-    assert shades(8) == sorted(colours, key=lambda one: lab(one)[0])
 
 
 def test_methods_of_others_get_what_is_left():

@@ -57,7 +57,7 @@ def command(
         scores = as_targets(targets)
         stop_at, loggers = watched(communicator, stop_before_walltime, log)
 
-    with comm.while_loading(communicator, resolved.comm.patience, Path(resolved.output.folder)):
+    with comm.HangWatch(communicator, resolved.comm.patience, Path(resolved.output.folder), cure=comm.WHILE_LOADING):
         from istmpi.cli.display import ComparisonDisplay
         from istmpi.data.sources import open_for_training
         from istmpi.loggers.logged_watch import LoggedWatch

@@ -42,14 +42,14 @@ def command(
     several exits it also says how accurate it is where examples leave early, at the first exit whose normalised
     entropy is below a threshold.
     """
-    from istmpi.comm import RollCall, world
+    from istmpi.comm import HangWatch, world
     from istmpi.deploy.scoring import evaluate
 
     communicator = world()
     with communicator.agreed():
         if plot:
             require_drawable(Path(plot))
-    watched = RollCall(communicator, Comm().patience, Path(path).parent, note, cure="The same command evaluates anew.")
+    watched = HangWatch(communicator, Comm().patience, Path(path).parent, note, cure="The same command evaluates anew.")
     with watched, communicator.whereabouts.enter("evaluate"):
         result = evaluate(path, communicator, data, split, calibrate, model)
     curve, score = result.early_exits, result.score

@@ -198,12 +198,11 @@ def folder(arguments: tuple[str, ...], ranks: int) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 def show_table(folder: Path) -> None:
     """Print a table of the finished runs in FOLDER, and write it to FOLDER/table.md."""
-    from istmpi.report.scaling import TABLE, finished, table
+    from istmpi.report.scaling import TABLE, table
 
-    rows = finished(folder)
-    if not rows:
+    text = table(folder)
+    if not text:
         raise ConfigError(f"{folder}: no folder in it has the summary of a finished run.")
-    text = table(rows)
     with appearing(folder / TABLE) as file:
         file.write(text.encode())
     click.echo(text, nl=False)

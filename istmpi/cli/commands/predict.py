@@ -101,9 +101,7 @@ def command(
     from istmpi.data.files.notes import Notes
     from istmpi.data.sparse.predict import read_rows
     from istmpi.deploy.network import CalibratedNetwork
-    from istmpi.deploy.nodes import node_lines
-    from istmpi.deploy.prediction import lines, predict
-    from istmpi.deploy.ranking import ranked_lines
+    from istmpi.deploy.prediction import lines, node_lines, predict, ranked_lines
     from istmpi.files import appearing, require_free
 
     if out:

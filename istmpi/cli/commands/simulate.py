@@ -72,8 +72,8 @@ def command(
     tell(f"simulated: {ranks} ranks that take turns in this process")
 
     from istmpi.cli.display import TrainingDisplay
-    from istmpi.comm.simulated import Faults
-    from istmpi.training.simulation import simulated_training
+    from istmpi.simulated import Faults
+    from istmpi.simulated.schedules import simulated_training
 
     befalls = Faults() if faults is None else Faults.drawn(faults, ranks, drawn)
     with TrainingDisplay(shown) as display:
@@ -90,7 +90,7 @@ def command(
 
 def _try(run: Run, ranks: int, seeds: range, kinds: tuple[str, ...], quiet: bool) -> None:
     """Try a schedule for each seed; SimulationError where any is not as it should be."""
-    from istmpi.training.simulation import Schedules
+    from istmpi.simulated.schedules import Schedules
 
     begun, findings, happened = time.monotonic(), 0, Counter()
     for schedule in Schedules(run, ranks, kinds).run(seeds):

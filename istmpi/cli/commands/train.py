@@ -79,7 +79,8 @@ def command(
         resolved = resolve(run, assignments, given if given["out"] else {**given, "out": own_folder})
         stop_at, loggers = watched(communicator, stop_before_walltime, log)
 
-    with comm.while_loading(communicator, resolved.comm.patience, home(resolved.output.folder, resolved.name)):
+    folder = home(resolved.output.folder, resolved.name)
+    with comm.HangWatch(communicator, resolved.comm.patience, folder, cure=comm.WHILE_LOADING):
         from istmpi.cli.display import TrainingDisplay
         from istmpi.loggers.logged_watch import LoggedWatch
         from istmpi.training.run import run_training

@@ -22,7 +22,7 @@ class Ended(BaseException):
 
 
 class Task:
-    """One rank's thread."""
+    """The thread of one rank."""
 
     def __init__(self, rank: int):
         self.rank = rank
@@ -30,7 +30,7 @@ class Task:
         self.call = ""
         """The MPI call that it is in, or was in last."""
         self.done = self.dead = self.resting = False
-        self.wanted: Any = None
+        self.awaited: Any = None
         """The request that it waits for."""
         self.thread: threading.Thread | None = None
         self.baton = threading.Lock()
@@ -57,11 +57,11 @@ class Scheduler:
         self._over.acquire()
 
     def after(self, seconds: float, action: Callable[[Any], None], subject: Any = None) -> None:
-        """Have an action done after so long, by whoever has the baton then."""
+        """Do an action after so many seconds, in the thread that has the baton then."""
         self.at(self.now + seconds, action, subject)
 
     def at(self, when: float, action: Callable[[Any], None] | None, subject: Any = None) -> None:
-        """Have an action done at a time, or by None let it be a task's turn; what has the same one keeps its order."""
+        """Do an action at a time, or by None let it be a task's turn; equal times keep their order."""
         self._number += 1
         heapq.heappush(self._list, (when, self._number, action, subject))
 
@@ -96,16 +96,16 @@ class Scheduler:
         task.resting = False
 
     def pause(self, task: Task) -> None:
-        """Until it is the task's turn."""
+        """Wait until it is the task's turn."""
         following = self._following()
         if following is task:
             return
-        own = _global_random()
+        state = _global_random()
         self._hand_to(following)
         task.baton.acquire()
         if self.ending:
             raise Ended
-        _set_global_random(own)
+        _set_global_random(state)
 
     def _following(self) -> Task | None:
         """The task whose turn is next, all done that comes before; None where the job is over."""

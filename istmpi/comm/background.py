@@ -1,4 +1,4 @@
-"""Work that communicates, done by a thread while the caller computes."""
+"""Communication that a thread does while the caller computes."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from collections.abc import Callable
 from istmpi.comm import mpi
 
 
-class Meanwhile:
-    """Pieces of work, one after the other: in a thread where threads may call MPI, else all of them in `finish`.
+class BackgroundRunner:
+    """Does pieces of work one after the other: in a thread where threads may call MPI, else all of them in `finish`.
 
-    What they need of MPI is theirs alone: a communicator on which nothing else goes on.
+    A piece needs a communicator on which nothing else goes on meanwhile.
     """
 
     def __init__(self, name: str):
         self._name = name
         self._thread: threading.Thread | None = None
-        self._left: list[Callable[[], None]] = []
+        self._deferred: list[Callable[[], None]] = []
         self._failure: BaseException | None = None
         self.seconds = 0.0
-        """That the work took, whoever did it."""
+        """Time that the work took, in whichever thread."""
 
     def put(self, work: Callable[[], None]) -> None:
-        """Begin with it as soon as the piece before it is done."""
+        """Begin with a piece as soon as the one before it is done."""
         if not mpi.threads_may_call():
-            self._left.append(work)
+            self._deferred.append(work)
             return
         self._thread = threading.Thread(target=self._do, args=(work, self._thread), name=self._name, daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """Until all of it is done; raises what kept a piece."""
+        """Wait until all of it is done; raise the first error of a piece."""
         if self._thread:
             self._thread.join()
-        for work in self._left:
+        for work in self._deferred:
             self._do(work)
-        self._thread, self._left = None, []
+        self._thread, self._deferred = None, []
         if self._failure:
             raise self._failure
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from istmpi.comm.communicator import Communicator
-from istmpi.comm.simulated.communicator import Job
-from istmpi.comm.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Split, Stop
-from istmpi.comm.simulated.library import SimulatedMPI
-from istmpi.comm.simulated.network import KILLED, Context, Network
-from istmpi.comm.simulated.scheduler import Ended, Task
-from istmpi.comm.stand_in import stand_in_here
+from istmpi.comm.mpi import stand_in_here
 from istmpi.errors import IstmpiError
+from istmpi.simulated.communicator import Job
+from istmpi.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Stop
+from istmpi.simulated.library import SimulatedMPI
+from istmpi.simulated.network import KILLED, Context, Network
+from istmpi.simulated.scheduler import Ended, Task
 
 __all__ = [
     "DELAYS",
@@ -26,7 +26,6 @@ __all__ = [
     "Faults",
     "Kill",
     "Outcome",
-    "Split",
     "Stop",
     "simulate",
 ]
@@ -34,26 +33,26 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a simulated job ended, and what it took."""
+    """The end of a simulated job, and its cost."""
 
     results: Sequence[Any]
-    """What the program returned on each rank; None where it did not."""
+    """The program's result on each rank; None where it did not return."""
     errors: Sequence[IstmpiError | None]
-    """With what it ended on each rank, where all ranks know of it."""
+    """The error of each rank, where all ranks know of it."""
     ended: BaseException | None
-    """What ended the job before its ranks came to their ends."""
+    """The error that ended the job before its ranks came to their ends."""
     happened: Sequence[str]
     """The faults that came about, in words."""
     dead: frozenset[int]
     """The ranks that were killed."""
     calls: Sequence[int]
-    """How often each rank called MPI."""
+    """The number of MPI calls of each rank."""
     messages: Counter[str]
-    """How many there were, and ``bytes`` of those from one rank to one other."""
+    """The number of ``messages``, and the ``bytes`` of those from one rank to one other."""
     switches: int
-    """How often another rank's turn came."""
+    """The number of times that another rank's turn came."""
     seconds: float
-    """That went by in the simulation."""
+    """Virtual time that went by."""
     trace: int
     """A checksum of all calls with their times: equal ones are of the same schedule."""
 
@@ -71,8 +70,8 @@ UNDISTURBED = Faults()
 def simulate(program: Callable[[Communicator], Any], ranks: int, faults: Faults = UNDISTURBED) -> Outcome:
     """Run a program on simulated ranks: it is called once for each, with a communicator of all.
 
-    What happens is a function of the program and the faults alone. A rank that is killed, and an exception that not
-    all ranks know of, end the job.
+    The outcome is a function of the program and the faults alone. A killed rank, and an exception that not all ranks
+    know of, end the job.
     """
     network = Network(ranks, faults)
     job, world = Job(network), Context(network, range(ranks))
@@ -94,15 +93,6 @@ def simulate(program: Callable[[Communicator], Any], ranks: int, faults: Faults 
 
     scheduler = network.scheduler
     scheduler.run(live)
-    return Outcome(
-        results,
-        errors,
-        scheduler.verdict,
-        network.happened,
-        frozenset(network.dead),
-        [task.calls for task in scheduler.tasks],
-        network.messages,
-        scheduler.switches,
-        scheduler.now,
-        network.trace,
-    )
+    calls = [task.calls for task in scheduler.tasks]
+    end = scheduler.verdict, network.happened, frozenset(network.dead)
+    return Outcome(results, errors, *end, calls, network.messages, scheduler.switches, scheduler.now, network.trace)

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated cluster: drawn from a seed, or as a test says it."""
+"""The faults of a simulated cluster: drawn from a seed, or given by a test."""
 
 import math
 import random
@@ -9,7 +9,7 @@ from istmpi.units import in_seconds
 
 DELAYS, STOPS, SLOW, KILLS = "delays", "stops", "slow", "kills"
 KINDS = (DELAYS, STOPS, SLOW, KILLS)
-"""All but the last leave the result as it is, to the last bit."""
+"""The kinds of faults; all but the last leave the result as it is, to the last bit."""
 
 CALL_SECONDS = 1e-6
 """Virtual time that a call of MPI takes its rank."""
@@ -39,29 +39,15 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Split:
-    """A network in two parts from one of a rank's MPI calls on: some ranks, and all others. Each is gone to the other.
-
-    Splits that follow each other split parts of parts.
-    """
-
-    ranks: Sequence[int]
-    rank: int
-    call: int
-
-
-@dataclass(frozen=True)
 class Faults:
-    """What befalls the ranks of a simulated job. Without a seed calls and messages take the same time whenever."""
+    """The faults of a simulated job. Without a seed all calls take the same time, and all messages."""
 
     seed: int | None = None
-    """Of the time that every call and message takes, and of all that MPI leaves open."""
+    """Draws the time that every call and message takes, and all that MPI leaves open."""
     stops: Sequence[Stop] = ()
     slow: Mapping[int, float] = field(default_factory=dict)
-    """How many times longer a rank's calls take."""
+    """The factor by which a rank's calls take longer."""
     kills: Sequence[Kill] = ()
-    splits: Sequence[Split] = ()
-    """Not drawn."""
 
     @classmethod
     def drawn(cls, seed: int, ranks: int, kinds: Sequence[str] = KINDS, calls: Sequence[int] | int = 1000) -> "Faults":
@@ -84,14 +70,14 @@ class Faults:
         ]
         faults += [f"rank {rank} slowed {factor:.3g} times" for rank, factor in self.slow.items()]
         faults += [f"rank {kill.rank} killed at its call {kill.call}" for kill in self.kills]
-        faults += [f"ranks {split.ranks} cut off at call {split.call} of rank {split.rank}" for split in self.splits]
         return ", ".join(faults) or "none"
 
 
-class Weather:
-    """How long everything takes, and what becomes of what MPI leaves open, call by call."""
+class Timing:
+    """The time that each call and message takes, and a choice wherever MPI leaves one."""
 
     def __init__(self, faults: Faults):
+        # Another word would draw other schedules for the seeds that stand in logs.
         self._draw = random.Random(f"weather {faults.seed}") if faults.seed is not None else None
         self._slow = faults.slow
         # From nearly in step to orders of magnitude apart: both find what the other does not.
@@ -113,9 +99,9 @@ class Weather:
         return 100 * MESSAGE_SECONDS * self._times()
 
     def eager(self, nbytes: int) -> bool:
-        """Whether a message leaves its sender before it is received."""
+        """True if a message leaves its sender before it is received."""
         return self._draw.random() < 0.5 if self._draw else nbytes <= EAGER_BYTES
 
     def lost(self) -> bool:
-        """Whether what a rank sent just before its end gets lost."""
+        """True if the last message of a killed rank gets lost."""
         return bool(self._draw) and self._draw.random() < 0.5

@@ -21,11 +21,11 @@ import torch
 from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import Communicator
-from istmpi.comm.simulated import DELAYS, KILLED, KILLS, SLOW, STOPS, Faults, Outcome, simulate
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
-from istmpi.errors import ConfigError, SimulationError
+from istmpi.errors import ConfigError
 from istmpi.foreign import one_line
+from istmpi.simulated import DELAYS, KILLED, KILLS, SLOW, STOPS, Faults, Outcome, simulate
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 from istmpi.training.watch import Summary, Watch
@@ -55,7 +55,7 @@ def usable(run: Run) -> Run:
 
 @dataclass(frozen=True)
 class Reached:
-    """What a run came to."""
+    """The result of a run."""
 
     weights: str
     """A digest of the whole network."""
@@ -64,14 +64,14 @@ class Reached:
     bytes: int
 
     def differences(self, other: Reached, but: Sequence[str] = ()) -> str:
-        """In what another one differs, in words; empty where in nothing."""
+        """The values in which another result differs, in words; empty where there are none."""
         names = [name for name in ("weights", "loss", "score", "bytes") if name not in but]
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
-        return ", ".join(f"{name} {theirs}, not {mine}" for name, mine, theirs in pairs if theirs != mine)
+        return ", ".join(f"{name} {value}, not {expected}" for name, expected, value in pairs if value != expected)
 
 
 def trained(run: Run, communicator: Communicator) -> Reached:
-    """What a run comes to that leaves nothing in files. Collective."""
+    """The result of a run that leaves nothing in files. Collective."""
     training = Training(run, communicator, StopSign(communicator))
     for progress in training.rounds():
         last = progress
@@ -93,14 +93,14 @@ def _digest(tensors: dict[str, bytes]) -> str:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one seed led to."""
+    """The outcome of one seed."""
 
     seed: int
     faults: Faults
     outcomes: Sequence[Outcome]
-    """Of the job, and where a rank was killed of the one that went on with it."""
+    """The job, and where a rank was killed the one that resumed it."""
     finding: str
-    """What is wrong, in words; empty where nothing is."""
+    """The violation of the law, in words; empty where there is none."""
 
     @property
     def kinds(self) -> list[str]:
@@ -129,13 +129,13 @@ class Schedules:
 
     @cached_property
     def calls(self) -> Sequence[int]:
-        """How often each rank calls MPI in a whole run in a folder."""
+        """The number of each rank's MPI calls in a whole run in a folder."""
         with _in_a_folder(self._run) as run:
             return self._outcome(lambda communicator: run_training(run, communicator), Faults()).calls
 
     @property
     def reached(self) -> Reached:
-        """What the undisturbed run comes to."""
+        """The result of the undisturbed run."""
         return self._undisturbed.results[0]
 
     def _in_memory(self, communicator: Communicator) -> Reached:
@@ -155,19 +155,23 @@ class Schedules:
                 yield Schedule(seed, faults, [outcome], _wrong(outcome) or self._compared(outcome.results))
 
     def _compared(self, results: Sequence[Reached], but: Sequence[str] = ()) -> str:
-        told = Counter(self.reached.differences(reached, but) for reached in results)
-        return "; ".join(f"{words} on {count} ranks" for words, count in told.items() if words)
+        counts = Counter(self.reached.differences(reached, but) for reached in results)
+        return "; ".join(f"{words} on {count} ranks" for words, count in counts.items() if words)
 
     def killed(self, seed: int, faults: Faults) -> Schedule:
         """A job in a folder that loses a rank, and the one that goes on with it."""
         with _in_a_folder(self._run) as run:
-            first = self._outcome(lambda communicator: run_training(run, communicator, resume="auto"), faults)
-            if not first.dead:
-                return Schedule(seed, faults, [first], _wrong(first) or self._in_folder(run))
-            if not isinstance(first.ended, SimulationError) or first.ended.exit_code != KILLED:
-                return Schedule(seed, faults, [first], _wrong(first) or f"ended without a word of {first.happened}")
-            again = self._outcome(lambda communicator: run_training(run, communicator, resume="auto"), Faults(seed))
-            return Schedule(seed, faults, [first, again], _wrong(again) or self._in_folder(run))
+
+            def program(communicator: Communicator) -> object:
+                return run_training(run, communicator, resume="auto")
+
+            outcomes = [self._outcome(program, faults)]
+            first = outcomes[0]
+            if first.dead and getattr(first.ended, "exit_code", None) != KILLED:
+                return Schedule(seed, faults, outcomes, _wrong(first) or f"ended without a word of {first.happened}")
+            if first.dead:
+                outcomes.append(self._outcome(program, Faults(seed)))
+            return Schedule(seed, faults, outcomes, _wrong(outcomes[-1]) or self._in_folder(run))
 
     def _in_folder(self, run: Run) -> str:
         with open_checkpoint(Path(run.output.folder) / NETWORK) as checkpoint:

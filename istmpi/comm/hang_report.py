@@ -1,0 +1,206 @@
+"""The rules and the words of the hang watch: who is missing, what holds it, whether the job ends; and all stacks."""
+
+import faulthandler
+import tempfile
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from istmpi.comm.whereabouts import Wait, Whereabouts
+from istmpi.units import in_seconds
+
+TIMES_THE_SLOWEST = 3
+"""A rank is missed after this many times the slowest round."""
+TIMES_BEFORE_THE_FIRST = 10
+"""Before the first round has shown how long one takes: after this many times the patience."""
+HASTE = 10.0
+"""Seconds of the deadline at most, once a stop was asked for: who asks gives a job half a minute, often."""
+
+_STATES = {
+    "T": "its process is stopped (kill -CONT {process} wakes it)",
+    "t": "its process is held by a debugger",
+    "D": "its process waits for a disk or a device and does not answer",
+    "Z": "its process has ended",
+    "": "its process has ended",
+}
+"""The meaning of the system's letter for a process; empty where there is no such process."""
+
+_FOLDER = "stacks"
+"""The folder, in a run's own, with what the threads of each rank did when the job ended because one was stuck."""
+_SECONDS_TO_WRITE = 3.0
+"""The disk may be what the job hangs on."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank, as a person finds it."""
+
+    rank: int
+    host: str
+    process: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} (process {self.process})"
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A rank's whereabouts at a moment."""
+
+    phase: str
+    round: int | None
+    local_step: int | None
+    still: float
+    """Seconds since it last did something else than before."""
+    arrivals: Mapping[str, int] = field(default_factory=dict)
+    """Collective calls that it has come to, by communicator."""
+    waits: bool = False
+    """Its training thread waits for others."""
+
+    @staticmethod
+    def of(whereabouts: Whereabouts, now: float) -> "Sighting":
+        return Sighting(
+            whereabouts.phase,
+            whereabouts.round,
+            whereabouts.local_step,
+            max(now - whereabouts.moved, 0.0),  # it moves on while it is looked at
+            dict(whereabouts.arrivals),
+            any(wait.trains for wait in list(whereabouts.waiting.values())),
+        )
+
+    def __str__(self) -> str:
+        if self.round is None:
+            return self.phase
+        step = f", local step {self.local_step}" if self.local_step else ""
+        return f"{self.phase}, round {self.round}{step}"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A rank for which others wait, and why."""
+
+    member: Member
+    why: str
+    """``silent``, ``still`` (it answers and makes no progress), ``slow`` (it does) or ``waits`` (for others)."""
+    since: float
+    """Seconds for which it has been silent or still, as far as is known."""
+    seen: Sighting | None = None
+    seen_ago: float = 0.0
+    state: str | None = None
+    """The system's letter for its process, of a silent rank with a neighbour on its host that answers."""
+
+    @property
+    def condition(self) -> str:
+        """The reason in words."""
+        where = f"in {self.seen}"
+        if self.why == "silent":
+            held = _STATES.get(self.state, "").format(process=self.member.process)
+            held = held or "its process does not answer: stopped, or its host gone"
+            return f"{held}; last seen {self.seen_ago:.0f} s ago {where}" if self.seen else f"{held}; not seen before"
+        if self.why == "still":
+            return f"its process answers and has not got on for {self.since:.0f} s, {where}"
+        if self.why == "slow":
+            return f"its process answers and is at one thing for {self.since:.0f} s, {where}"
+        return f"it waits for others, {where}"
+
+
+def deadline(patience: float, slowest_round: float) -> float:
+    """Seconds after which a rank that others wait for is missed."""
+    return max(patience, TIMES_THE_SLOWEST * slowest_round) if slowest_round else TIMES_BEFORE_THE_FIRST * patience
+
+
+def missing(
+    wait: Wait,
+    members: Sequence[Member],
+    me: int,
+    answers: Mapping[int, Sighting],
+    silent_for: Mapping[int, float],
+    seen: Mapping[int, tuple[Sighting, float]],
+    states: Mapping[int, str],
+    limit: float,
+) -> list[Missing]:
+    """The ranks that have not come to where one waits, and those that do not answer.
+
+    ``silent_for``: seconds since a rank was first asked in vain. ``seen``: the last sighting of ranks, and how many
+    seconds ago it was. ``states``: the letters of processes. ``limit``: a rank that made progress within so many
+    seconds is slow.
+    """
+    absent = []
+    for member in members:
+        rank = member.rank
+        if rank == me or rank not in wait.ranks:
+            continue
+        if rank not in answers:
+            last = seen.get(rank, (None, 0.0))
+            absent.append(Missing(member, "silent", silent_for.get(rank, 0.0), *last, states.get(rank)))
+            continue
+        answer = answers[rank]
+        if not (wait.number and answer.arrivals.get(wait.group, 0) >= wait.number):
+            why = "waits" if answer.waits else "slow" if answer.still < limit else "still"
+            absent.append(Missing(member, why, answer.still, answer))
+    return [each for each in absent if each.why != "waits"] or absent
+
+
+def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
+    """The missing ranks for whom nobody shall wait any longer: silent for one deadline, still for two.
+
+    Once a stop was asked for (``hurry``) they are silent at all, and still for one.
+    """
+    enough = {"silent": 0 if hurry else limit, "still": limit if hurry else 2 * limit}
+    return [each for each in absent if each.why in enough and each.since >= enough[each.why]]
+
+
+def line(absent: Missing, waited: float, where: str, slowest: tuple[str, float], ends: float) -> str:
+    """The line about a missing rank. ``ends``: after how many seconds of waiting the job will end; 0: it will not."""
+    phase, seconds = slowest
+    remark = f" The slowest phase so far was {phase}, {in_seconds(seconds)}." if phase else ""
+    then = f" The job ends at {ends:.0f} s if nothing changes." if ends and absent.why in ("silent", "still") else ""
+    return f"{absent.member} is waited for in {where} for {waited:.0f} s: {absent.condition}.{remark}{then}"
+
+
+def all_here(where: str, waited: float) -> str:
+    """The line where nobody is missing."""
+    return f"all ranks are in {where} and answer, for {waited:.0f} s: what they send each other or write takes so long."
+
+
+def lines(
+    absent: Sequence[Missing], waited: float, where: str, slowest: tuple[str, float], ends: float
+) -> dict[tuple[int, str], str]:
+    """The lines about all missing ranks, by rank and reason, or the one where nobody is missing."""
+    by_rank = {(each.member.rank, each.why): line(each, waited, where, slowest, ends) for each in absent}
+    return by_rank or {(-1, ""): all_here(where, waited)}
+
+
+def stacks() -> str:
+    """The Python stacks of all threads of this process, or why there are none."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read().decode(errors="replace")
+    except OSError as error:
+        return str(error)
+
+
+def keep_stacks(by_rank: Mapping[int, str], run_folder: Path) -> str:
+    """Write ranks' stacks into the run's folder, unless the disk hangs; say where they are."""
+    folder = run_folder / _FOLDER
+    failed = ["it does not answer"]
+
+    def write() -> None:
+        try:
+            folder.mkdir(exist_ok=True)
+            for rank, text in by_rank.items():
+                (folder / f"rank{rank}.txt").write_text(text, encoding="utf-8")
+            failed.clear()
+        except OSError as error:
+            failed[:] = [error.strerror or str(error)]
+
+    writer = threading.Thread(target=write, name="stacks", daemon=True)
+    writer.start()
+    writer.join(_SECONDS_TO_WRITE)
+    if failed:
+        return f"Stacks cannot be written to {folder} ({failed[0]})."
+    ranks = ", ".join(map(str, sorted(by_rank)))
+    return f"What rank{'s' * (len(by_rank) > 1)} {ranks} did stands in {folder}."

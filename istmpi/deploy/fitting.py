@@ -1,0 +1,88 @@
+"""The code and the data that go with a checkpoint: others are refused, and no code is run unless the user names it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from istmpi.checkpoint.reader import Checkpoint
+from istmpi.data.dataset import Dataset, other_reading, same_form
+from istmpi.data.offsets import named
+from istmpi.data.sources import open_dataset
+from istmpi.errors import ConfigError, DataError
+from istmpi.models.architecture import Architecture
+from istmpi.names import SHIPPED, is_own
+
+
+def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
+    """A checkpoint's network, ready to be built: with the class ``model`` where it is one of the user's own.
+
+    Raises DataError where the class is needed and not given, ConfigError where it makes another network.
+    """
+    network, header = checkpoint.architecture, checkpoint.header
+    if not is_own(header.run.model.name) and model is not None:
+        raise ConfigError(f"--model {model}: the network in {checkpoint.path} is istmpi's own; leave --model out.")
+    model = model or SHIPPED.get(network.name)
+    if model is None:
+        raise DataError(
+            f"{checkpoint.path} has the weights of a network of your own, {network.name}, and not its code, which is "
+            f"run only when you name it: give --model FILE.py:Class."
+        )
+    from istmpi.models.user import user_network
+
+    data = header.data
+    arguments = header.run.model.arguments_for(data.task)
+    return network.with_code(user_network(model, header.shape, data.outputs, arguments, data.task))
+
+
+def changed_source(network: Architecture) -> str:
+    """A note on a network whose class is not, to the last byte, the one that was trained; empty for others."""
+    if network.has_its_source:
+        return ""
+    return f"the source of {network.name} has changed since it was trained; its parameters are as they were"
+
+
+def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None) -> Dataset:
+    """Data that a checkpoint's network takes, with a validation split and normalised as in training."""
+    run = checkpoint.header.run
+    data = open_dataset(source, rank, run.data.length)
+    if "validation" not in data.splits:
+        data = data.with_validation(run.data.validation, run.train.seed)
+    require_fitting(data, checkpoint)
+    return data.normalised_by(checkpoint.normalisation)
+
+
+def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
+    """Refuse data of another kind than the network was trained on."""
+    trained = checkpoint.header.data
+    wrong = ""
+    if not same_form(data.shape, trained.shape):
+        shapes = (" x ".join(map(str, shape)) for shape in (data.shape, trained.shape))
+        wrong = "has examples of {} numbers; the network takes {}".format(*shapes)
+    elif (data.task, data.outputs) != (trained.task, trained.outputs):
+        wrong = f"is {data.task} with {data.outputs} outputs; the network was trained for {trained.task} with "
+        wrong += str(trained.outputs)
+    elif data.classes != checkpoint.classes:
+        number = next(n for n, pair in enumerate(zip(data.classes, checkpoint.classes)) if pair[0] != pair[1])
+        wrong = f"calls class {number} {data.classes[number]}; the network calls it {checkpoint.classes[number]}"
+    elif str(data.tokenizer) != str(checkpoint.tokenizer):
+        wrong = f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
+    elif differences := other_reading(data.reading, checkpoint.reading):
+        wrong = f"was read otherwise: {differences} in the network's training data"
+    else:
+        wrong = _without_offset(data, checkpoint)
+    if wrong:
+        raise DataError(f"{data.source} {wrong}. Give data of the kind that {checkpoint.path} was trained on.")
+
+
+def _without_offset(data: Dataset, checkpoint: Checkpoint) -> str:
+    """Describe the features or outputs that lack the offset of training and are rounded to float32; empty if none."""
+    normalisation = checkpoint.normalisation
+    for what, trained, here in (
+        ("feature", normalisation and normalisation.offset, data.offset),
+        ("output", checkpoint.target_offset, data.target_offset),
+    ):
+        if trained is not None:
+            rounded = np.flatnonzero(trained if here is None else (trained != 0) & (here == 0))
+            if len(rounded):
+                return f"has {named(rounded, what)} rounded to float32; in training an offset was subtracted first"
+    return ""

@@ -1,0 +1,113 @@
+"""Collective calls of a simulated job: every rank brings something, and leaves once there is what it needs.
+
+As MPI allows it, no rank waits for others of whom it needs nothing; so where a rank is gone some may be through while
+others never are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from istmpi.errors import SimulationError
+from istmpi.simulated.network import Context, Network
+from istmpi.simulated.requests import Request
+
+Brought = dict[int, Any]
+"""The contribution of each rank of the world that has come."""
+
+
+@dataclass(eq=False)
+class Entry:
+    """The part of one rank in a collective."""
+
+    request: Request
+    missing: set[int]
+    leave: Callable[[Brought], Any]
+    leaving: bool = False
+
+
+@dataclass(eq=False)
+class Collective:
+    """A collective call of all its members."""
+
+    name: str
+    first: int
+    members: int
+    left: int = 0
+    brought: Brought = field(default_factory=dict)
+    entries: dict[int, Entry] = field(default_factory=dict)
+
+
+class Collectives:
+    """The collective calls of a job."""
+
+    def __init__(self, network: Network):
+        self._network = network
+        self._open: dict[Any, Collective] = {}
+        self._counts: dict[Any, int] = {}
+        network.on_kill.append(self._lose)
+
+    def enter(
+        self,
+        context: Context,
+        rank: int,
+        name: str,
+        brought: Any,
+        needs: Iterable[int],
+        leave: Callable[[Brought], Any],
+        among: tuple[int, ...] = (),
+    ) -> Request:
+        """Begin a rank's next collective call; ``leave`` makes its value of what all brought, once its needs are there.
+
+        ``name`` has all in which ranks must agree; ``needs`` are ranks of the world. Calls ``among`` some ranks alone
+        are counted by themselves.
+        """
+        network, members = self._network, among or context.members
+        caller = context.number, among, rank
+        count = self._counts[caller] = self._counts.get(caller, 0) + 1
+        key = context.number, among, count
+        collective = self._open.setdefault(key, Collective(name, rank, len(members)))
+        if collective.name != name:
+            differ = f"rank {collective.first} is in {collective.name} where rank {rank} is in {name}"
+            network.scheduler.end(
+                SimulationError(f"{differ}: call {count} of all ranks of communicator {context.number}")
+            )
+        request = Request(network, rank, name)
+        entry = Entry(request, set(needs) - collective.brought.keys() - {rank}, leave)
+        collective.entries[rank], collective.brought[rank] = entry, brought
+        request.needs = lambda: set(entry.missing)
+        network.messages.update(messages=len(members) - 1)
+        for other in collective.entries.values():
+            other.missing.discard(rank)
+            if not (other.missing or other.leaving or other.request.done):
+                other.leaving = True
+                network.scheduler.after(network.timing.message(), self._leave, (key, collective, other))
+        return network.begun(request)
+
+    def _leave(self, what: tuple[Any, Collective, Entry]) -> None:
+        key, collective, entry = what
+        entry.leaving = False
+        if entry.missing or entry.request.rank in self._network.dead:
+            return
+        try:
+            entry.request.value = entry.leave(collective.brought)
+        except Exception as error:  # of what another rank brought: not of the rank that happens to run
+            self._network.scheduler.end(error)
+        entry.request.finish()
+        collective.left += 1
+        if collective.left == collective.members:
+            del self._open[key]
+
+    def _lose(self, killed: int) -> None:
+        """Lose at random what a killed rank brought, for each rank that has not left yet."""
+        for collective in self._open.values():
+            for rank, entry in collective.entries.items():
+                if (
+                    killed in collective.entries
+                    and rank != killed
+                    and not entry.request.done
+                    and self._network.timing.lost()
+                ):
+                    entry.missing.add(killed)

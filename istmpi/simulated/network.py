@@ -1,0 +1,161 @@
+"""The ranks of a simulated job, what befalls them, and what they wait for: all that is not about messages."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from istmpi.errors import SimulationError
+from istmpi.simulated.faults import Faults, Timing
+from istmpi.simulated.requests import Request
+from istmpi.simulated.scheduler import FIRST_REST, Ended, Scheduler, Task
+from istmpi.units import in_seconds
+
+KILLED = 137
+"""The exit code of a job whose rank was killed, as launchers have it."""
+_HIDDEN = tuple(str(Path(__file__).parents[1] / room) for room in ("comm", "simulated"))
+"""Rooms whose frames say nothing of the program that waits."""
+
+
+class Network:
+    """The ranks of a job; it ends with any of them."""
+
+    def __init__(self, ranks: int, faults: Faults):
+        self.scheduler = Scheduler(ranks, self.standstill)
+        self.timing = Timing(faults)
+        self.messages: Counter[str] = Counter()
+        """The number of messages, and their bytes."""
+        self.trace = 0
+        """A checksum of all calls with their times."""
+        self.happened: list[str] = []
+        """The faults that came about, in words."""
+        self.dead: set[int] = set()
+        self.on_kill: list[Callable[[int], None]] = []
+        """Called with the rank that was killed."""
+        self._contexts = 0
+        self._pending: list[dict[Request, None]] = [{} for _ in range(ranks)]
+        self._stops = {(stop.rank, stop.call): stop.seconds for stop in faults.stops}
+        self._kills = {kill.rank: kill for kill in faults.kills}
+
+    def next_context(self) -> int:
+        """The number of a new communicator."""
+        self._contexts += 1
+        return self._contexts
+
+    # ---- a rank's calls
+
+    def call(self, rank: int, name: str) -> None:
+        """Begin a rank's call of MPI: time goes by, others may run, and the faults of this call happen."""
+        self.scheduler.tasks[rank].rest = FIRST_REST
+        self.poll(rank, name)
+
+    def poll(self, rank: int, name: str) -> None:
+        """Begin a call that only looks: a rank that waits rests no shorter for it."""
+        task = self._task(rank)
+        task.calls, task.call = task.calls + 1, name
+        self.trace = zlib.crc32(f"{rank} {name} {self.scheduler.now!r}".encode(), self.trace)
+        seconds = self.timing.call(rank)
+        if stopped := self._stops.get((rank, task.calls)):
+            self.happened.append(f"rank {rank} stopped for {in_seconds(stopped)} in {name}, its call {task.calls}")
+            seconds += stopped
+        kill = self._kills.get(rank)
+        if kill and task.calls >= kill.call + kill.posted:
+            self._kill(task)
+        self.scheduler.spend(task, seconds)
+
+    def _task(self, rank: int) -> Task:
+        task = self.scheduler.tasks[rank]
+        if self.scheduler.ending or task.dead:
+            raise Ended
+        return task
+
+    def begun(self, request: Request) -> Request:
+        """Note an operation of a rank whose own part is done."""
+        task = self.scheduler.tasks[request.rank]
+        if not request.done:
+            self._pending[request.rank][request] = None
+        kill = self._kills.get(request.rank)
+        if kill and kill.posted and task.calls == kill.call:
+            self._kill(task)
+        return request
+
+    def wait(self, request: Request) -> None:
+        """Pause the rank until its operation has ended."""
+        task = self.scheduler.tasks[request.rank]
+        while not request.done:
+            task.awaited = request
+            self.scheduler.pause(task)
+        task.awaited = None
+
+    def rest(self, rank: int) -> None:
+        """Pause a rank that has nothing to do until something comes."""
+        self.scheduler.rest_of(self._task(rank))
+
+    # ---- what comes to a rank
+
+    def stir(self, rank: int) -> None:
+        """Let a rank that rests look again."""
+        task = self.scheduler.tasks[rank]
+        task.rest = FIRST_REST
+        if task.resting:
+            task.resting = False
+            self.scheduler.wake(task, self.timing.call(rank))
+
+    def ended(self, request: Request) -> None:
+        """Note that an operation is over, and wake the rank that waits for it."""
+        self._pending[request.rank].pop(request, None)
+        task = self.scheduler.tasks[request.rank]
+        if task.awaited is request:
+            task.awaited = None
+            self.scheduler.wake(task, self.timing.call(request.rank))
+        self.stir(request.rank)
+
+    def _kill(self, task: Task) -> None:
+        """Remove a rank for good; its thread unwinds only after the job has ended."""
+        task.dead = True
+        self.dead.add(task.rank)
+        self.happened.append(f"rank {task.rank} was killed in {task.call}, its call {task.calls}")
+        for request in list(self._pending[task.rank]):
+            request.undo()
+        for lose in self.on_kill:
+            lose(task.rank)
+        end = SimulationError(f"{self.happened[-1]}; the job ended, as a launcher ends it.")
+        end.exit_code = KILLED
+        self.scheduler.after(self.timing.noticing(), self.scheduler.end, end)
+        self.scheduler.pause(task)
+
+    def standstill(self) -> SimulationError | None:
+        """The error that says for what all remaining ranks wait, once nothing can come any more."""
+        left = self.scheduler.left()
+        if not left:
+            return None
+        waits = "; ".join(map(self._wait_of, left[:8])) + "; ..." * (len(left) > 8)
+        return SimulationError(f"the ranks wait for each other for ever: {waits}")
+
+    def _wait_of(self, task: Task) -> str:
+        operations = [task.awaited] if task.awaited else list(self._pending[task.rank])
+        waits = []
+        for operation in operations[:2]:
+            others = sorted(operation.needs())
+            ended = [other for other in others if self.scheduler.tasks[other].done]
+            names = f" for rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}" if others else ""
+            waits.append(operation.words + names + " (which came to its end)" * (bool(ended) and ended == others))
+        return f"rank {task.rank} in {' and '.join(waits) or task.call}{_place(task)}"
+
+
+class Context:
+    """A communicator as all its ranks have it: its number, and its members by their ranks in the world."""
+
+    def __init__(self, network: Network, members: Iterable[int]):
+        self.number = network.next_context()
+        self.members = tuple(members)
+
+
+def _place(task: Task) -> str:
+    frame = sys._current_frames().get(task.thread.ident) if task.thread else None
+    while frame and (frame.f_code.co_filename.startswith(_HIDDEN) or "threading" in frame.f_code.co_filename):
+        frame = frame.f_back
+    return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno}, {frame.f_code.co_name})" if frame else ""

@@ -1,0 +1,121 @@
+"""Requests, statuses and groups of the simulated MPI, by mpi4py's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from istmpi.simulated.network import Network
+
+ANY_SOURCE, ANY_TAG = -1, -1
+
+
+class Status:
+    """The sender and the tag of a message."""
+
+    def __init__(self) -> None:
+        self.source = self.tag = -1
+
+    def take(self, source: int, tag: int) -> None:
+        self.source, self.tag = source, tag
+
+
+class Request:
+    """An operation that a rank has begun; without a network the null request."""
+
+    def __init__(self, network: Network | None = None, rank: int = -1, words: str = ""):
+        self.network, self.rank, self.words = network, rank, words
+        self.done = self.null = network is None
+        self.value: Any = None
+        """The object that arrived, of a call for Python objects."""
+        self.needs: Callable[[], set[int]] = set
+        """The ranks of the world without which it cannot end, as it is now."""
+        self.status = Status()
+        self.on_taking: Callable[[Request], None] = lambda request: None
+        """Writes status and value as the rank's communicator knows them."""
+        self.undo: Callable[[], None] = lambda: None
+        """Takes it back where it has not ended."""
+
+    def finish(self) -> None:
+        """End the operation; a second time does nothing."""
+        if not self.done:
+            self.done = True
+            self.network.ended(self)
+
+    def take(self, status: Status | None = None) -> None:
+        """Hand the result to the rank that asked."""
+        self.null = True
+        self.on_taking(self)
+        if status is not None:
+            status.take(self.status.source, self.status.tag)
+
+    def Test(self, status: Status | None = None) -> bool:
+        if self.null:
+            return True
+        self.network.poll(self.rank, "Test")
+        if self.done:
+            self.take(status)
+        return self.null
+
+    def Wait(self, status: Status | None = None) -> bool:
+        if not self.null:
+            self.network.call(self.rank, "Wait")
+            self.network.wait(self)
+            self.take(status)
+        return True
+
+    def test(self, status: Status | None = None) -> tuple[bool, Any]:
+        return (True, self.value) if self.Test(status) else (False, None)
+
+    def wait(self, status: Status | None = None) -> Any:
+        self.Wait(status)
+        return self.value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Request) and (self is other or (self.null and other.null))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @staticmethod
+    def Testsome(requests: Sequence[Request]) -> list[int] | None:
+        active = [number for number, request in enumerate(requests) if not request.null]
+        if not active:
+            return None
+        requests[active[0]].network.poll(requests[active[0]].rank, "Testsome")
+        done = [number for number in active if requests[number].done]
+        for number in done:
+            requests[number].take()
+        return done
+
+    @staticmethod
+    def Waitall(requests: Sequence[Request]) -> None:
+        active = [request for request in requests if not request.null]
+        if active:
+            active[0].network.call(active[0].rank, "Waitall")
+        for request in active:
+            request.network.wait(request)
+        for request in active:
+            request.take()
+
+    @classmethod
+    def waitall(cls, requests: Sequence[Request]) -> list[Any]:
+        cls.Waitall(requests)
+        return [request.value for request in requests]
+
+
+class Group:
+    """Some ranks of the world, in an order."""
+
+    def __init__(self, members: Sequence[int]):
+        self.members = tuple(members)
+
+    def Incl(self, ranks: Sequence[int]) -> Group:
+        return Group([self.members[rank] for rank in ranks])
+
+    def Translate_ranks(self, ranks: Sequence[int], group: Group) -> list[int]:
+        return [group.members.index(self.members[rank]) for rank in ranks]
+
+    def Free(self) -> None:
+        """Do nothing: there is nothing to give back."""
