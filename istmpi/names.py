@@ -13,11 +13,8 @@ NETWORKS = {
 }
 """The networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""
 
-DECLARED = ("gcn", "sage", "xc")
-"""Those of which the table is known without building them, for they may be larger than memory."""
-
-UNITWISE = ("gcn", "sage")
-"""Those of graphs in which the units of a layer meet in products and layer normalisations alone."""
+SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
+"""All networks that ship; the settings of mlp have a section of their own (`istmpi.config.sections.Model`)."""
 
 ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
 """Of mlp, as `torch.nn` calls them."""
@@ -37,7 +34,7 @@ def is_module(name: Any) -> bool:
 
 def place_of(name: str) -> str:
     """Where the class of a network lies, as FILE.py:Class or package.module:Class."""
-    return NETWORKS.get(name, name)
+    return SHIPPED.get(name, name)
 
 
 def class_of(name: Any) -> str:

@@ -100,7 +100,7 @@ class Header:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the libraries."""
     network: Mapping[str, Any] = field(default_factory=dict)
-    """Of a network of one's own its `istmpi.models.table.Table` as JSON has it; empty for one of istmpi's."""
+    """The network's `istmpi.models.table.Table` as JSON has it; empty for an mlp in files of an earlier version."""
 
     side: int = 0
     """Of the images that it was trained on last, downscaled; 0 where they were as they are in the data."""

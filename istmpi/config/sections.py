@@ -12,6 +12,7 @@ from istmpi.methods import METHODS
 from istmpi.methods.optimizers import OPTIMIZERS
 from istmpi.names import ACTIVATIONS, NETWORKS, NORMS
 from istmpi.settings import MOST, Between, Count, Fraction, Meta, Natural, NotNegative, Positive, also
+from istmpi.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,12 @@ class Model:
     dtype: DType = "float32"
     scale: Scale = "share"
 
+    def arguments_for(self, task: str) -> dict[str, Any]:
+        """The arguments of the network's constructor, for data of this task."""
+        arguments = {name: getattr(self, name) for name in ("hidden", "norm", "activation", "dropout", "bias")}
+        normalised = self.norm == "batch" and TASKS[task].one_class
+        return arguments | {"output_norm": normalised if self.output_norm is None else self.output_norm}
+
     @property
     def batch_statistics(self) -> str:
         """The setting by which the network normalises over the batch; empty where it does not."""
@@ -105,6 +112,10 @@ class OwnModel:
     dtype: DType = "float32"
     scale: Scale = "share"
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def arguments_for(self, task: str) -> Mapping[str, Any]:
+        """The arguments of the network's constructor that were given, for any task."""
+        return self.arguments
 
     batch_statistics = ""
     """Empty, for no setting tells whether it normalises over the batch: the network does, once it is made."""

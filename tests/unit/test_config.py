@@ -351,6 +351,6 @@ def test_the_type_of_an_own_networks_dtype_is_checked():
         ({}, ("model.hidden=8192", "model.activation=relu"), {"hidden": 8192, "activation": "relu"}),
     ],
 )
-def test_the_command_line_gives_arguments_of_an_own_network(options, assignments, arguments):
+def test_the_command_line_gives_arguments_of_an_user_network(options, assignments, arguments):
     found = changes(assignments, {"model": "nets.py:Net", **options})
     assert Run().override(found).model.arguments == arguments
