@@ -1,4 +1,4 @@
-"""Where a rank computes: its device, its share of this host's cores, and the way between device and host memory."""
+"""Chooses a rank's device and its share of the host's cores, and moves values between device and host memory."""
 
 import os
 from fractions import Fraction
@@ -15,7 +15,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def choose_device(wanted: str, local: Communicator) -> torch.device:
-    """This rank's device: with CUDA, the ranks of a host (``local``) take its devices in turn."""
+    """Return this rank's device: with CUDA, the ranks of a host (``local``) take its devices in turn."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device = 'cuda' but this rank's host has no usable CUDA device. Use cpu or auto.")
     if wanted == "cpu" or not torch.cuda.is_available():
@@ -24,22 +24,22 @@ def choose_device(wanted: str, local: Communicator) -> torch.device:
 
 
 def usable_cores() -> list[int]:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def fair_threads(local: Communicator) -> int:
-    """This rank's fair share of the cores it may use: those that ranks of its host (``local``) share are divided.
+    """Return this rank's share of the cores it may use: those that ranks of its host (``local``) share are divided.
 
     Collective.
     """
-    mine = usable_cores()
-    per_rank = local.allgather(mine)
-    return max(int(sum(Fraction(1, sum(core in cores for cores in per_rank)) for core in mine)), 1)
+    usable = usable_cores()
+    per_rank = local.allgather(usable)
+    return max(int(sum(Fraction(1, sum(core in cores for cores in per_rank)) for core in usable)), 1)
 
 
 def choose_threads(wanted: int, local: Communicator) -> int:
-    """Set and return this rank's threads: as wanted, as OMP_NUM_THREADS says, or its share of the cores. Collective."""
+    """Set and return this rank's threads: ``wanted``, or OMP_NUM_THREADS, or its share of the cores. Collective."""
     shared = fair_threads(local)
     threads = wanted or _threads_of_openmp() or shared
     torch.set_num_threads(threads)
@@ -52,7 +52,7 @@ def _threads_of_openmp() -> int:
 
 
 def to_empty(network: nn.Module, device: torch.device | str) -> nn.Module:
-    """A network on a device; what was built on the meta device has memory there, whose values are undefined.
+    """Move a network to a device; tensors from the meta device get memory there, with undefined values.
 
     ``Module.to_empty`` gives memory, too, but imports the whole of torch's decompositions: seconds on a busy machine.
     """

@@ -26,11 +26,11 @@ class IstmpiError(Exception):
 
     exit_code = 1
     everywhere = False
-    """Every rank raises it: one of them can tell, and the job ends by itself."""
+    """True if every rank raises it: one of them reports it, and the job ends by itself."""
 
 
 class UserError(IstmpiError, ValueError):
-    """What the user gave cannot be used."""
+    """An input of the user that cannot be used."""
 
     exit_code = 2
 
@@ -44,54 +44,54 @@ class DataError(UserError):
 
 
 class LaunchError(UserError):
-    """The launcher, the MPI library and the ranks do not fit together."""
+    """A launcher, an MPI library and ranks that do not fit together."""
 
 
 class DivergedError(IstmpiError):
-    """The loss is no longer finite; the last good weights are still in the store."""
+    """A loss that is no longer finite; the last good weights are still in the store."""
 
     exit_code = 3
 
 
 class SimulationError(IstmpiError):
-    """The job of a simulated cluster came to no end of its own."""
+    """A job of a simulated cluster that did not end by itself."""
 
 
 class OutputError(IstmpiError):
-    """A result cannot be written."""
+    """A result that cannot be written."""
 
     exit_code = 74
 
 
 class StoppedError(IstmpiError):
-    """The run was asked to stop and did, with its state saved."""
+    """A run that stopped when asked to, with its state saved."""
 
     exit_code = 75
 
 
 class StuckError(IstmpiError):
-    """Ranks wait for one that does not come, or have lost so many that those may go on without them."""
+    """Ranks that wait for one that does not come, or have lost so many that the others may go on without them."""
 
     exit_code = 76
 
 
 LONGEST_WORD = 100
-"""Nobody mistypes a longer one; comparing would take its length squared."""
+"""The longest word to compare: nobody mistypes a longer one, and comparing takes its length squared."""
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """``"; did you mean X?"`` for the nearest known word, else the list of known words; each with the prefix."""
-    known = sorted(known)
+    """``"; did you mean X?"`` for the nearest known word, otherwise the list of known words; each with the prefix."""
+    words = sorted(known)
     if len(word) > LONGEST_WORD:
         return ""
-    near = difflib.get_close_matches(word, [one for one in known if len(one) <= LONGEST_WORD], n=1)
+    near = difflib.get_close_matches(word, [item for item in words if len(item) <= LONGEST_WORD], n=1)
     if near:
         return f"; did you mean {prefix}{near[0]}?"
-    return f"; known: {', '.join(prefix + one for one in known)}"
+    return f"; known: {', '.join(prefix + item for item in words)}"
 
 
 def kind_of(path: Path) -> str:
-    """What a path is that is no regular file: whoever opens a pipe waits until somebody writes to it."""
+    """Name what a path is that is no regular file: whoever opens a pipe waits until somebody writes to it."""
     if path.is_symlink() and not path.exists():
         return "a link to nothing"
     kinds = {"a folder": path.is_dir, "a pipe": path.is_fifo, "a socket": path.is_socket}

@@ -1,4 +1,4 @@
-"""What others wrote: files and names that may hold anything, turned into plain values or into one line of an error."""
+"""Reads files and names of others, which may hold anything, into plain values or one line of an error."""
 
 import errno
 import json
@@ -23,37 +23,37 @@ MEGABYTE = 2**20
 TOML_BYTES = MEGABYTE
 JSON_BYTES = 64 * MEGABYTE
 METRICS_BYTES = 512 * MEGABYTE
-"""The most that a file of each kind may have: all of it is read into memory."""
+"""The most bytes of a file of each kind: all of it is read into memory."""
 MOST = 1e30
-"""No figure of a run or of a cluster is larger."""
+"""The largest figure of a run or of a cluster."""
 LINE = 1000
-"""Characters of a message; a longer one is cut in its middle, for the cure stands at its end."""
+"""The most characters of a message; a longer one is cut in its middle, for the cure stands at its end."""
 
 _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
-"""An object that a library names by its place in memory."""
+"""Text that names an object by its place in memory."""
 _LIMITS = (MemoryError, RecursionError, OverflowError)
-"""What any reader may meet in a file that was made for it."""
+"""Errors that any reader may meet in a file that was made to cause them."""
 _EXITS = ("_sitebuiltins", "<frozen _sitebuiltins>", "leaving")
 """Files of the functions exit and quit, Python's and ours."""
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
-"""Of a name that was given: nothing can be asked of such a file."""
+"""Error numbers of names that the system refuses: nothing can be asked about such a file."""
 
 
 def printable(text: str) -> str:
-    """The text with everything escaped that is no visible character: new lines, ESC, what is no UTF-8."""
+    """Escape everything in a text that is no visible character: new lines, ESC, bytes that are no UTF-8."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def one_line(message: object) -> str:
-    """A message as one line that a terminal shows as it is."""
+    """Return a message as one line that a terminal shows as it is."""
     line = printable(str(message))
     return line if len(line) <= LINE else f"{line[: LINE // 2]} ... {line[-LINE // 3 :]}"
 
 
 def plain_value(value: Any) -> Any:
-    """A value of JSON's that only is compared and shown: its texts printable, what is long or deep cut."""
+    """Return a JSON value to compare and show: its texts printable, its long or deep parts cut."""
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
@@ -62,27 +62,27 @@ def plain_value(value: Any) -> Any:
 
 
 def whole_number(text: str) -> int:
-    """A whole number of a file's text; ValueError for anything else, `in_ascii_digits` or not."""
+    """Read a whole number from a file's text; ValueError for anything else, `in_ascii_digits` or not."""
     return int(_checked(text))
 
 
 def number(text: str) -> float:
-    """A number of a file's text; ValueError for anything else, `in_ascii_digits` or not."""
+    """Read a number from a file's text; ValueError for anything else, `in_ascii_digits` or not."""
     return float(_checked(text))
 
 
 def is_whole_number(text: str) -> bool:
-    """Return whether `whole_number` takes a text."""
+    """Say whether `whole_number` takes a text."""
     return _is_taken(whole_number, text)
 
 
 def is_number(text: str) -> bool:
-    """Return whether `number` takes a text."""
+    """Say whether `number` takes a text."""
     return _is_taken(number, text)
 
 
 def in_ascii_digits(text: str) -> bool:
-    """Return whether a text has none of what only Python takes for a number: 1_0, digits of other scripts."""
+    """Say whether a text lacks forms that only Python takes for numbers: 1_0, digits of other scripts."""
     return text.isascii() and "_" not in text
 
 
@@ -102,7 +102,7 @@ def _is_taken(read: Callable[[str], object], text: str) -> bool:
 
 @contextmanager
 def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[None]:
-    """A context in which a library reads a file: what it raises of the given kinds, or for want of room, is DataError.
+    """A context in which a library reads a file: errors of the given kinds, or for want of room, become DataError.
 
     ``subject`` is what the message calls the file, ``cure`` its last sentence. Errors of istmpi's pass.
     """
@@ -115,7 +115,7 @@ def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[Non
 
 
 def reason(error: BaseException) -> str:
-    """The system's words for an error where there are any, else the first line of its own, or its kind."""
+    """Return the system's words for an error, otherwise the first line of its own, or its kind."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
@@ -127,7 +127,7 @@ def reason(error: BaseException) -> str:
 
 
 def past_a_limit(error: BaseException) -> UserError | None:
-    """The message for what ends a program because something given to it is too large; None for any other error."""
+    """Return the message for an error because an input is too large; None for any other error."""
     if isinstance(error, _LIMITS) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
         return UserError(f"what was given is too large or too deep: {reason(error)}. Give less, or smaller numbers.")
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
@@ -136,7 +136,7 @@ def past_a_limit(error: BaseException) -> UserError | None:
 
 
 def left(error: BaseException) -> IstmpiError | None:
-    """The error for code that ends the program before its work is done; None where that is istmpi's own."""
+    """Return the error for code that ends the program before its work is done; None for istmpi's own code."""
     code, words = getattr(error, "code", getattr(error, "exit_code", 1)), str(error)
     how = type(error).__name__ + f" ({words})" * bool(words)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem not in _EXITS]
@@ -157,7 +157,7 @@ def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError 
 
 @contextmanager
 def staying(*others: type[BaseException]) -> Iterator[None]:
-    """A context that runs others' code, which cannot leave the program: IstmpiError where it tries to.
+    """A context that runs foreign code, which cannot leave the program: IstmpiError where it tries to.
 
     By SystemExit, by any of the ``others``, or by KeyboardInterrupt where Ctrl-C does not raise that.
     """
@@ -171,7 +171,7 @@ def staying(*others: type[BaseException]) -> Iterator[None]:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a thing; a name that no file can have names none."""
+    """Say whether a path exists; False for a name that no file can have."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -179,12 +179,12 @@ def exists(path: Path) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is a regular file."""
+    """Say whether a path is a regular file."""
     return exists(path) and path.is_file()
 
 
 def content(path: Path, most: int) -> bytes:
-    """All of a small file; ValueError where it is a pipe, or has more bytes than a file of its kind may have."""
+    """Read a small file; ValueError where it is a pipe, or has more bytes than a file of its kind may have."""
     if exists(path) and not path.is_file():
         raise ValueError(f"it is {kind_of(path)}, not a file")
     with path.open("rb") as file:
@@ -195,13 +195,13 @@ def content(path: Path, most: int) -> bytes:
 
 
 def read_toml(path: Path, cure: str) -> dict[str, Any]:
-    """A TOML file; DataError where it is none."""
+    """Read a TOML file; DataError where it is none."""
     with reading(f"{path} is not a readable TOML file", cure, OSError, ValueError):
         return tomllib.loads(content(path, TOML_BYTES).decode("utf-8"))
 
 
 def toml_value(text: str) -> Any:
-    """One value as TOML writes it; ValueError for anything else, and for anything behind it."""
+    """Parse a value as TOML writes it; ValueError for anything else, and for anything behind it."""
     if not text.isprintable():
         raise ValueError(f"{printable(text)} holds what cannot be printed")
     try:
@@ -214,7 +214,7 @@ def toml_value(text: str) -> Any:
 
 
 class Fields:
-    """A JSON object in which anything may stand: every value is asked for by its name and its kind.
+    """A JSON object that may hold anything: every value is asked for by its name and its kind.
 
     ``subject`` is what a DataError calls the file, ``cure`` its last sentence.
     """
@@ -228,13 +228,13 @@ class Fields:
 
     @staticmethod
     def parsed(text: str | bytes, subject: object, cure: str) -> "Fields":
-        """From JSON's text."""
+        """Parse the text of a JSON object."""
         with reading(f"{subject} cannot be read", cure, ValueError):
             return Fields(json.loads(text), subject, cure)
 
     @staticmethod
     def read(path: Path, subject: object, cure: str) -> "Fields":
-        """From a file."""
+        """Read a file with a JSON object."""
         with reading(f"{subject} cannot be read", cure, OSError, ValueError):
             text = content(path, JSON_BYTES).decode("utf-8")
         return Fields.parsed(text, subject, cure)
@@ -246,20 +246,20 @@ class Fields:
         return iter(self.tree)
 
     def refused(self, key: str, value: Any, constraint: str) -> DataError:
-        """The error for a value that cannot be."""
+        """Return the error for a value that cannot be."""
         with reading(self._subject, self._cure, ValueError):
             shown = repr(value)
         shown = shown if len(shown) < 80 else f"{shown[:60]}..."
         return DataError(f"{self._subject}: {self._prefix}{key} is {shown}; it {constraint}. {self._cure}")
 
     def value(self, key: str) -> Any:
-        """Whatever there is; DataError where there is nothing."""
+        """Return the value of a key; DataError where there is none."""
         if key not in self.tree:
             raise DataError(f"{self._subject}: {self._prefix}{key} is missing. {self._cure}")
         return self.tree[key]
 
     def figure(self, key: str, least: float = -MOST) -> float:
-        """A finite number of at least so much."""
+        """Return a finite number of at least ``least``."""
         value = self.value(key)
         if not is_figure(value, least):
             limit = f" of at least {least:g}" if least > -MOST else ""
@@ -267,44 +267,44 @@ class Fields:
         return value
 
     def whole(self, key: str, least: int = 0) -> int:
-        """A whole number of at least so much."""
+        """Return a whole number of at least ``least``."""
         value = self.value(key)
         if not isinstance(value, int) or not is_figure(value, least):
             raise self.refused(key, value, f"must be a whole number of at least {least}")
         return value
 
     def text(self, key: str) -> str:
-        """A text, made printable."""
+        """Return a text, made printable."""
         value = self.value(key)
         if not isinstance(value, str):
             raise self.refused(key, value, "must be a text")
         return printable(value)
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts, made printable."""
+        """Return a list of texts, made printable."""
         value = self.value(key)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.refused(key, value, "must be a list of texts")
         return [printable(item) for item in value]
 
     def figures(self, key: str, least: float = -MOST) -> dict[str, float]:
-        """Numbers by name; the names made printable."""
+        """Return numbers by name; the names made printable."""
         inner = self.inner(key)
         return {printable(name): inner.figure(name, least) for name in inner}
 
     def inner(self, key: str) -> "Fields":
-        """An object in this one."""
+        """Return an object in this one."""
         return Fields(self.value(key), self._subject, self._cure, f"{self._prefix}{key}.")
 
     def inners(self, key: str) -> list["Fields"]:
-        """A list of objects in this one."""
+        """Return a list of objects in this one."""
         value = self.value(key)
         if not isinstance(value, list):
             raise self.refused(key, value, "must be a list")
         prefix = f"{self._prefix}{key}"
-        return [Fields(one, self._subject, self._cure, f"{prefix}[{n}].") for n, one in enumerate(value)]
+        return [Fields(entry, self._subject, self._cure, f"{prefix}[{n}].") for n, entry in enumerate(value)]
 
 
 def is_figure(value: Any, least: float = -MOST) -> bool:
-    """Whether a value is a finite number of at least so much; true and false are none."""
+    """Say whether a value is a finite number of at least ``least``; booleans are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= MOST

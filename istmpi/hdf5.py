@@ -1,4 +1,4 @@
-"""HDF5 files that guard themselves: what a checkpoint and a prepared data set have in common.
+"""HDF5 files that guard themselves: the common part of checkpoints and prepared data sets.
 
     /                 attribute ``checksum``: the CRC-32 of all that the file says beside its contents, see `seal`
     /checksums/PATH   [blocks] uint32: a CRC-32 for each block of rows of the dataset /PATH; of n rows block b has rows
@@ -24,7 +24,7 @@ LOCKING = False
 """A file appears under its name complete and never changes: nothing to lock, and cluster file systems often cannot."""
 
 CREATION = {"libver": ("v108", "v110"), "alignment_threshold": 2**16, "alignment_interval": 2**12}
-"""Object headers with checksums, readable since HDF5 1.8; large datasets begin at a block of the file system."""
+"""Options of new files: object headers with checksums, readable since HDF5 1.8; large datasets on block bounds."""
 
 CHECKSUM = "checksum"
 CHECKSUMS = "checksums/"
@@ -32,10 +32,10 @@ CHECKSUMS = "checksums/"
 CHANGED = "its attributes, or the list of its datasets, are not those that were saved"
 
 _CHUNK = 2**24
-"""Bytes that are read at a time when checksums are compared."""
+"""Bytes read at a time when checksums are compared."""
 
 Read = Callable[[int], None]
-"""Is told of bytes as they are read."""
+"""A function that is told of bytes as they are read."""
 
 
 def unheard(nbytes: int) -> None:
@@ -44,7 +44,7 @@ def unheard(nbytes: int) -> None:
 
 @contextmanager
 def new_file(path: Path, room: int) -> Iterator[h5py.File]:
-    """A new file to be filled, under a temporary name. OSError where there is no room for it, now or at its end.
+    """Make a file to fill, under a temporary name. OSError where there is no room for it, now or at its end.
 
     HDF5 writes its own structures when the file is closed, and does not survive a disk that is too full for them. So
     another file keeps ``room`` bytes of the disk for them until then.
@@ -69,13 +69,13 @@ def new_file(path: Path, room: int) -> Iterator[h5py.File]:
 
 
 def names_array(names: Sequence[str]) -> np.ndarray:
-    """Names as a dataset has them: texts of one length, UTF-8."""
+    """Return names as a dataset has them: texts of one length, UTF-8."""
     encoded = [name.encode() for name in names]
     return np.array(encoded, h5py.string_dtype("utf-8", max(map(len, encoded)) or 1))
 
 
 def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tuple[int, ...]) -> None:
-    """Texts of fixed length: those of variable length would lie outside of what HDF5's checksums guard."""
+    """Set an attribute, texts with fixed length: HDF5's checksums do not guard those of variable length."""
     if isinstance(value, str):
         text = value.encode()
         place.attrs.create(name, np.array(text), dtype=h5py.string_dtype("utf-8", max(len(text), 1)))
@@ -84,12 +84,12 @@ def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tu
 
 
 def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
-    """Guard all attributes, the list of all datasets and the given values of those in /checksums; to be done last."""
+    """Guard all attributes, the list of datasets and the given values of those in /checksums; call it last."""
     file.attrs[CHECKSUM] = np.uint32(_crc_of_description(file, checksums))
 
 
 def sealed(file: h5py.File) -> bool:
-    """Whether all that is what it was when the file was sealed."""
+    """Say whether all that `seal` guards is as it was then."""
     guards = {path: dataset for path, dataset in all_datasets(file).items() if path.startswith(CHECKSUMS)}
     if any(misplaced(dataset, file.id.get_filesize()) for dataset in guards.values()):
         return False  # and perhaps of a size that nobody can read
@@ -98,7 +98,7 @@ def sealed(file: h5py.File) -> bool:
 
 
 def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> int:
-    """The CRC-32 of a JSON text of values, so that it is the same however a library encodes them."""
+    """Return the CRC-32 of a JSON text of values, so that it does not depend on a library's encoding."""
     description = {
         "attributes": {name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM},
         "datasets": {
@@ -111,7 +111,7 @@ def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) ->
 
 
 def plain(value: Any) -> Any:
-    """An attribute's value as JSON knows it."""
+    """Return an attribute's value as JSON knows it."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list):
@@ -120,12 +120,12 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """An attribute's value for a message of one line."""
+    """Return an attribute's value for a message of one line."""
     return " ".join(repr(plain(value)).split())[:50]
 
 
 def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
-    """The type in the file, little-endian; bfloat16 as the true float that it is, which HDF5 converts for readers."""
+    """Return the type in the file, little-endian; bfloat16 as a true float, which HDF5 converts for readers."""
     if dtype.startswith("S"):
         return h5py.h5t.py_create(h5py.string_dtype("utf-8", int(dtype[1:])))
     if dtype != "bfloat16":
@@ -138,30 +138,30 @@ def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
 
 
 def dtype_name(dataset: h5py.Dataset) -> str:
-    """The inverse of `hdf5_type`."""
+    """Return the name of a dataset's type; the inverse of `hdf5_type`."""
     kind = dataset.id.get_type()
     return "bfloat16" if kind.equal(hdf5_type("bfloat16")) else dataset.dtype.name
 
 
 def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Every dataset of the file itself by its path, checksums left out, in the file's order."""
+    """Return every dataset of the file itself but checksums, by its path, in the file's order."""
     return {path: dataset for path, dataset in all_datasets(file).items() if not path.startswith(CHECKSUMS)}
 
 
 def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Likewise, with the checksums."""
-    found = {}
+    """Return every dataset of the file itself by its path, checksums included."""
+    by_path = {}
 
     def visit(path: str, item: h5py.HLObject) -> None:
         if isinstance(item, h5py.Dataset):
-            found[path] = item
+            by_path[path] = item
 
     file.visititems(visit)
-    return found
+    return by_path
 
 
 def dataset_at(file: h5py.File, path: str) -> h5py.Dataset | None:
-    """The dataset of a path, None where there is none; ValueError where the way to it leads over a link."""
+    """Return the dataset of a path, None where there is none; ValueError where a link leads to it."""
     place: h5py.HLObject = file
     for name in path.split("/"):
         # h5py's own look-ups would follow a link before they tell that it is one.
@@ -180,7 +180,7 @@ def _target(value: Any) -> str:
 
 
 def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
-    """Why the rows of a dataset are no one block of a file of ``size`` bytes; None when they are."""
+    """Return the reason why a dataset's rows are no single block of a file of ``size`` bytes; None when they are."""
     layout = dataset.id.get_create_plist()
     if layout.get_external_count():
         return f"lies in another file ({layout.get_external(0)[0].decode(errors='replace')})"
@@ -193,16 +193,16 @@ def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
 
 
 def structure_errors(file: h5py.File) -> Iterator[str]:
-    """Which datasets and checksums have no counterpart, and which are not where they should be; one line each."""
-    found, size = all_datasets(file), file.id.get_filesize()
-    contents = [path for path in found if not path.startswith(CHECKSUMS)]
-    for guard in found:
+    """Find datasets and checksums without counterpart, and those that are in the wrong place; one line each."""
+    stored, size = all_datasets(file), file.id.get_filesize()
+    contents = [path for path in stored if not path.startswith(CHECKSUMS)]
+    for guard in stored:
         if guard.startswith(CHECKSUMS) and guard.removeprefix(CHECKSUMS) not in contents:
             yield f"{guard.removeprefix(CHECKSUMS)} is missing"
     for path in contents:
-        if CHECKSUMS + path not in found:
+        if CHECKSUMS + path not in stored:
             yield f"{path} has no checksums"
-    for path, dataset in found.items():
+    for path, dataset in stored.items():
         if problem := misplaced(dataset, size):
             yield f"{path} {problem}"
 
@@ -210,7 +210,7 @@ def structure_errors(file: h5py.File) -> Iterator[str]:
 def checksum_errors(
     file: h5py.File, part: int = 0, parts: int = 1, read: Read = unheard, paths: Collection[str] | None = None
 ) -> Iterator[str]:
-    """What is wrong with the contents, one line each, of every ``parts``-th block from number ``part`` on.
+    """Find errors in the contents, one line each, in every ``parts``-th block from number ``part`` on.
 
     Of all datasets, or those of the ``paths``.
     """
@@ -228,12 +228,12 @@ def checksum_errors(
 
 
 def differs(path: str, first: int, last: int) -> str:
-    """What is wrong with a block of rows."""
+    """Return the error of a block of rows."""
     return f"{path}, rows {first} to {last - 1}: the checksum differs"
 
 
 def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
-    """Those of a dataset's blocks; None where it has none. ValueError for what cannot be checksums."""
+    """Read the checksums of a dataset's blocks; None where it has none. ValueError for what cannot be checksums."""
     guard = dataset_at(file, CHECKSUMS + path)
     if guard is None:
         return None
@@ -255,7 +255,7 @@ def _crc(dataset: h5py.Dataset, first: int, last: int, read: Read) -> int:
 
 
 def read_rows(dataset: h5py.Dataset, first: int, last: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Rows of a dataset as the bytes that the file has, flat uint8; into ``out`` where it is given."""
+    """Read rows of a dataset as the file's bytes, flat uint8; into ``out`` where it is given."""
     kind = dataset.id.get_type()
     row = kind.get_size() * prod(dataset.shape[1:])
     out = np.empty((last - first) * row, dtype=np.uint8) if out is None else out

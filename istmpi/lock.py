@@ -1,4 +1,4 @@
-"""A folder is one run's at a time: a file in it says whose.
+"""Locks a folder for one run at a time: a file in it says whose it is.
 
 It is made in one step that fails where it is there already, as on every file system that ranks share: locks of the
 system's own are often missing there, or hold on one host alone. What a killed run leaves is known to be left over when
@@ -20,20 +20,20 @@ from istmpi.errors import ConfigError, OutputError
 from istmpi.files import require_file, temporary
 
 FILE = "lock.json"
-"""In the folder of a run or of a comparison while somebody writes there."""
+"""The file's name in the folder of a run or of a comparison while somebody writes there."""
 
 SECONDS_BETWEEN_TOUCHES = 10.0
-"""While the folder is held."""
+"""Seconds between two touches of the file while the folder is held."""
 SECONDS_UNTIL_LEFT = 120.0
-"""Untouched for so long, another host's file is left over: file systems may show its time a minute late."""
+"""The age at which another host's untouched file is left over: file systems may show its time a minute late."""
 SECONDS_TO_END = 10.0
-"""That a process of this host is given to end: its launcher may still be at it."""
+"""The time that a process of this host gets to end: its launcher may still be ending it."""
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class FolderLock:
-    """Holds a folder, made if it is not there, until it is released or this process ends.
+    """A lock that holds a folder, made if it is not there, until it is released or this process ends.
 
     ``note`` is told when it takes long to see whether somebody else holds it. ConfigError where somebody does, or where
     it cannot be written.
@@ -55,7 +55,7 @@ class FolderLock:
             threading.Thread(target=self._touch, name="lock", daemon=True).start()
 
     def require(self) -> None:
-        """OutputError when somebody took the folder for left, as may happen to a process that was suspended."""
+        """Raise OutputError when another run took the folder over, as may happen to a suspended process."""
         if _read(self.path) not in (self._own, ""):
             raise OutputError(f"{self.path} is no longer this run's: another one has taken its place.")
 
@@ -72,12 +72,12 @@ class FolderLock:
                 path.unlink(missing_ok=True)
 
     def _await_end(self, note: Callable[[str], None]) -> None:
-        """Come back once the file is gone, or is known to be left over and removed; ConfigError when it is in use."""
-        said, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
-        holder, told = _parsed(said), False
+        """Wait until the file is gone, or remove it once it is known to be left over; ConfigError when it is in use."""
+        text, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
+        holder, noted = _parsed(text), False
         while not _continued_by_this_job(holder):
             alive, waited = _alive(holder), time.monotonic() - begun
-            if touched is None or _read(self.path) != said:
+            if touched is None or _read(self.path) != text:
                 return
             if alive is False:
                 break
@@ -85,14 +85,14 @@ class FolderLock:
                 raise ConfigError(_refusal(self.path, holder))
             if alive is None and max(waited, _age(self.path)) > SECONDS_UNTIL_LEFT:
                 break
-            if alive is None and not told:
+            if alive is None and not noted:
                 note(f"{self.path} is of {_name(holder)}; left over if not touched for {SECONDS_UNTIL_LEFT:g} s.")
-                told = True
+                noted = True
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        self._remove(said)
+        self._remove(text)
 
     def _remove(self, said: str) -> None:
-        """Remove the file if it still says that: of those that see that it is left over one at a time may act."""
+        """Remove the file if it still has this text; one process at a time may act on a file that is left over."""
         turn = self.path.with_name(f".{FILE}.turn")
         if not _link("", turn):  # without a text there is room for it on a full disk, too
             if _age(turn) > SECONDS_UNTIL_LEFT:  # of one that was killed right here
@@ -112,7 +112,7 @@ class FolderLock:
 
 
 def _link(text: str, path: Path) -> bool:
-    """Whether a file could be made that was not there; the text is in it from the start."""
+    """Make a file and say whether it is new; the text is in it from the start."""
     beside = _beside(path, text)
     try:
         os.link(beside, path)
@@ -126,7 +126,7 @@ def _link(text: str, path: Path) -> bool:
 
 
 def _create(text: str, path: Path) -> bool:
-    """The same on a file system that has no hard links, but for the text, which comes a moment later."""
+    """Make a file, on a file system without hard links, and say whether it is new; the text comes a moment later."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -143,7 +143,7 @@ def require_unheld(folder: Path) -> None:
 
 
 def text_of_this_process() -> str:
-    """What this process's file says, other than that of any other."""
+    """Return the text of this process's file, which no other process's file has."""
     return json.dumps(_this_process()) + "\n"
 
 
@@ -205,8 +205,8 @@ def _name(holder: dict[str, Any]) -> str:
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        said = json.loads(text)
-        return said if isinstance(said, dict) and isinstance(said.get("restarts"), int) else {}
+        tree = json.loads(text)
+        return tree if isinstance(tree, dict) and isinstance(tree.get("restarts"), int) else {}
     except (ValueError, RecursionError):
         return {}
 
@@ -226,7 +226,7 @@ def _touched(path: Path) -> int | None:
 
 
 def _age(path: Path) -> float:
-    """Seconds since a file was touched, by the clock of its file system: other hosts' clocks differ."""
+    """Return the seconds since a file was touched, by the clock of its file system: other hosts' clocks differ."""
     beside = _beside(path, "")
     try:
         now, touched = _touched(beside), _touched(path)
@@ -236,7 +236,7 @@ def _age(path: Path) -> float:
 
 
 def _beside(path: Path, text: str) -> Path:
-    """A new file with this text, beside another."""
+    """Make a new file with this text, beside another."""
     beside = temporary(path.with_name(FILE))
     try:
         beside.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a run leaves behind of itself: where the time went, and a line of metrics for every round."""
+"""Keeps a run's record in its folder: a line of metrics for every round, and a summary of the time spent."""
 
 import json
 import os
@@ -16,15 +16,15 @@ METRICS = "metrics.jsonl"
 SETTINGS = "run.toml"
 SUMMARY = "summary.json"
 FAILURE = "failure.json"
-"""Why a run of a comparison failed."""
+"""The file with the reason why a run of a comparison failed."""
 CURE = "Repair the file, or take the run's folder away."
-"""For a record that cannot be read."""
+"""The cure for a record that cannot be read."""
 JOB = "job"
-"""In a run's folder: what the script that started the run says of the machine. May be there before the run."""
+"""The file in a run's folder in which the script that started it describes the machine. It may precede the run."""
 
 
 def known(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The items of a record that are not None, for `dataclasses.asdict`."""
+    """Return the items of a record that are not None, for `dataclasses.asdict`."""
     return {name: value for name, value in items if value is not None}
 
 
@@ -38,7 +38,7 @@ class RunFolder:
 
     @staticmethod
     def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
-        """A new folder, yet to be made: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
+        """Return a new folder, yet to be made: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
 
         With ``resume`` it may be a run's already: the wanted one, runs/NAME for ``auto``, or the one that the file or
         folder to go on from lies in. Raises ConfigError for a folder with anything else in it: nothing of others is
@@ -61,7 +61,7 @@ class RunFolder:
         return folder
 
     def require_usable(self, resume: bool) -> None:
-        """ConfigError for a folder with anything in it but, to ``resume``, a run."""
+        """Refuse, with a ConfigError, a folder with anything in it; to ``resume``, anything but a run."""
         path = self.path
         try:
             require_files(path)
@@ -73,7 +73,7 @@ class RunFolder:
             raise _unusable(path, error) from None
 
     def make(self) -> None:
-        """Have the folder and its metrics, empty if there are none yet; ConfigError when that cannot be."""
+        """Make the folder and its metrics, empty if there are none yet; ConfigError when that cannot be."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / METRICS).touch()
@@ -81,25 +81,25 @@ class RunFolder:
             raise _unusable(self.path, error) from None
 
     def keep_metrics(self, rounds: int) -> None:
-        """Forget the metrics of later rounds: they will be run again."""
+        """Remove the metrics of later rounds, which will be run again."""
         kept = [line for line in self.metrics() if line["round"] <= rounds]
         self.write(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
 
     def forget(self, name: str) -> None:
-        """Remove a file of a run that goes on; it will be written again."""
+        """Remove a file of a run that resumes; it will be written again."""
         try:
             (self.path / name).unlink(missing_ok=True)
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be removed ({error.strerror}).") from None
 
     def write(self, name: str, text: str) -> None:
-        """A whole file, complete or not at all."""
+        """Write a whole file, complete or not at all."""
         self._open(f".{name}", "w", text)
         with self._refusal(name):
             (self.path / f".{name}").replace(self.path / name)
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        """One more line of metrics.jsonl; lines that could not be written come along with the next one."""
+        """Append a line to metrics.jsonl; lines that could not be written come along with the next one."""
         self.pending.append(json.dumps(metrics) + "\n")
         path = self.path / METRICS
         size = path.stat().st_size if path.exists() else 0
@@ -112,11 +112,11 @@ class RunFolder:
         self.pending.clear()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl; half a line at its end, of a run that was killed, does not count."""
+        """Read all lines of metrics.jsonl but half a line at its end, which a killed run left."""
         return [line.tree for line in self.lines()]
 
     def lines(self, name: str = METRICS) -> list[Fields]:
-        """The same lines, as what may hold anything but has a round; DataError where they are none."""
+        """Read the lines, which may hold anything but have a round each; DataError where they do not."""
         subject = f"{self.path / name}: not the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
             texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]
@@ -127,7 +127,7 @@ class RunFolder:
         return lines
 
     def summary(self) -> Fields:
-        """How the run ended, as summary.json says; DataError where it cannot be read."""
+        """Read summary.json, which says how the run ended; DataError where it cannot be read."""
         path = self.path / SUMMARY
         return Fields.read(path, f"{path}: not the summary of a run", CURE)
 
@@ -144,14 +144,16 @@ class RunFolder:
 
 
 def _flatten(line: dict[str, Any]) -> None:
-    """Have a line of an earlier istmpi, whose score was an object, as it is written now."""
+    """Bring a line of an earlier istmpi, whose score was an object, to its present form."""
     score = line.get("score")
     if isinstance(score, dict):
         line["score"] = score.get("score")
         named = {"test_loss": score.get("loss"), "test_examples": score.get("examples")}
         named["bits_per_byte"] = score.get("bits_per_byte")
         exits, more = score.get("exits"), score.get("more")
-        named |= {f"exit{number}_score": of for number, of in enumerate(exits if isinstance(exits, list) else (), 1)}
+        named |= {
+            f"exit{number}_score": value for number, value in enumerate(exits if isinstance(exits, list) else (), 1)
+        }
         named |= more if isinstance(more, dict) else {}
         for name, value in named.items():
             if value is not None:
@@ -159,12 +161,12 @@ def _flatten(line: dict[str, Any]) -> None:
 
 
 def home(wanted: str, name: str) -> Path:
-    """The folder of a run that goes on in it: the wanted one, or runs/NAME."""
+    """Return the folder in which a run resumes: the wanted one, or runs/NAME."""
     return Path(wanted) if wanted else Path("runs") / name
 
 
 def run_of(path: Path) -> Path:
-    """The folder of the run that a checkpoint, or a folder of checkpoints or a run, belongs to."""
+    """Return the folder of the run to which a checkpoint, or a folder of checkpoints or of a run, belongs."""
     path = path if path.is_dir() else path.parent
     return path.parent if path.name == "checkpoints" else path
 
@@ -178,7 +180,7 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
 
 
 def _free(path: Path) -> Path:
-    """The path itself, or with the first number behind it that is not taken."""
+    """Return the path itself, or with the first free number behind it."""
     number = 1
     candidate = path
     while candidate.exists():

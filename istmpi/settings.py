@@ -20,7 +20,7 @@ from msgspec import Meta
 from istmpi.errors import ConfigError, did_you_mean
 
 MOST = 2**64
-"""No number that is given for a setting is larger."""
+"""The largest number of a setting."""
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
@@ -36,24 +36,24 @@ Field = tuple[str, Any, Any]
 
 
 def also(**limits: Any) -> Meta:
-    """Limits that msgspec does not know."""
+    """Return limits that msgspec does not know."""
     return Meta(extra=limits)
 
 
 def own(name: str, kind: Any, default: Any, help: str, **limits: Any) -> Field:
-    """A setting that its owner describes: ``own("epochs", int, 1, "Passes of a rank.", ge=1)``."""
+    """Return a setting that its owner describes: ``own("epochs", int, 1, "Passes of a rank.", ge=1)``."""
     limited = Annotated[kind, Meta(**limits)] if limits else kind
     return name, Annotated[limited, help], dataclasses.field(default=default)
 
 
 @cache
 def types_of(section: type) -> dict[str, Any]:
-    """The types of a section's settings, by name."""
+    """Return the types of a section's settings, by name."""
     return get_type_hints(section, include_extras=True)
 
 
 def help_of(hint: Any) -> str:
-    """The sentence of help that a setting's type has."""
+    """Return the sentence of help of a setting's type."""
     return _bare(hint)[2]
 
 
@@ -64,7 +64,7 @@ def holds_text(hint: Any) -> bool:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """The names that a setting of this type may be; none where it is no choice among names."""
+    """Return the names that a setting of this type may be; none where it is no choice among names."""
     kind, limits, _ = _bare(hint)
     if kind is bool:
         return "true", "false"
@@ -72,7 +72,7 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 
 def kind_of_value(hint: Any, several: bool = False) -> str:
-    """The kind of value that this type has, in words: ``list of whole numbers``."""
+    """Return the kind of value of this type in words: ``list of whole numbers``."""
     kind, limits, _ = _bare(hint)
     if get_origin(kind) is tuple:
         first, *others = get_args(kind)
@@ -85,7 +85,7 @@ def kind_of_value(hint: Any, several: bool = False) -> str:
 
 
 def range_of(hint: Any) -> str:
-    """The values that a setting of this type may have, in words; empty for any of its kind."""
+    """Return the values that a setting of this type may have, in words; empty for any of its kind."""
     kind, limits, _ = _bare(hint)
     if choices := choices_of(hint):
         return " | ".join(filter(None, [*choices, limits.get("or")]))
@@ -98,7 +98,7 @@ def range_of(hint: Any) -> str:
 
 
 def schema_of(hint: Any, default: Any = None) -> dict[str, Any]:
-    """JSON Schema (draft 7, as editors of TOML read it) of a setting's values."""
+    """Return the JSON Schema (draft 7, as editors of TOML read it) of a setting's values."""
     schema = {"description": help_of(hint), **_draft_7(msgspec.json.schema(hint))}
     limits = _bare(hint)[1]
     if schema.get("type") != "boolean" and (names := choices_of(hint)):
@@ -109,7 +109,7 @@ def schema_of(hint: Any, default: Any = None) -> dict[str, Any]:
 
 
 def _draft_7(node: Any) -> Any:
-    """A schema of msgspec's, without null, which TOML has not, and with tuples as draft 7 has them."""
+    """Turn a schema of msgspec's into one without null, which TOML lacks, and with draft 7's tuples."""
     if isinstance(node, list):
         return [_draft_7(item) for item in node]
     if not isinstance(node, dict):
@@ -124,7 +124,7 @@ def _draft_7(node: Any) -> Any:
 
 
 def checked(value: Any, hint: Any, name: str, source: str) -> Any:
-    """The value of a setting, as its type has it: whole numbers serve as numbers, lists as tuples.
+    """Return the value of a setting as its type has it: whole numbers serve as numbers, lists as tuples.
 
     ConfigError tells ``source``, the setting's ``name``, its value and what it must be.
     """
@@ -152,12 +152,12 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: an integer of thousands of digits has no decimals that Python would write."""
+    """Return a value as a message shows it: Python refuses to write integers of thousands of digits."""
     return hex(value) if isinstance(value, int) and abs(value) > MOST else repr(value)
 
 
 def numbers_in(value: Any) -> Iterator[float]:
-    """All numbers in a value as TOML has it, lists and tables included."""
+    """Yield all numbers in a value as TOML has it, lists and tables included."""
     if isinstance(value, int | float):
         yield value
     elif isinstance(value, list | tuple | dict):
@@ -166,7 +166,7 @@ def numbers_in(value: Any) -> Iterator[float]:
 
 
 def _demand(value: Any, hint: Any) -> str:
-    """The words for what a value that its type refuses must be."""
+    """Return the words for the constraint that a refused value breaks."""
     kind, limits, _ = _bare(hint)
     if get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
@@ -196,7 +196,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
-    """A type without its annotations and without None; its limits, those of `also` among them; and its help."""
+    """Split a type into the bare one without None, its limits, those of `also` included, and its help."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         kind, limits, help = _bare(inner)

@@ -1,4 +1,4 @@
-"""In what two checkpoints differ: settings, facts, tensors; read side by side, a few rows at a time."""
+"""Finds the differences of two checkpoints: settings, facts and tensors, read side by side, a few rows at a time."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from istmpi.checkpoint.summary import header_values
 from istmpi.hdf5 import datasets, dtype_name
 
 _CHUNK = 2**22
-"""Elements that are compared at a time: bounds the memory."""
+"""Elements compared at a time, which bounds the memory."""
 _NEVER_ALIKE = ("run", "seconds")
-"""Facts of the header that are compared otherwise, or that no two runs have in common."""
+"""Facts of the header that are compared elsewhere, or that no two runs have in common."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class TensorDifference:
 
     name: str
     problem: str | None
-    """Why its values cannot be compared."""
+    """The reason why its values cannot be compared."""
     elements: int = 0
-    """Of the dataset."""
+    """Elements of the dataset."""
     differing: int = 0
     largest: float | None = None
     """The largest absolute difference; None where it is of texts."""
@@ -35,21 +35,21 @@ class TensorDifference:
 
 
 def settings(one: Checkpoint, other: Checkpoint) -> dict[str, tuple[Any, Any]]:
-    """The settings and the other facts of the headers that differ."""
+    """Return the settings and other facts of the headers that differ."""
     differing = one.header.run.differences(other.header.run)
-    mine, theirs = (_flat(header_values(checkpoint.header)) for checkpoint in (one, other))
-    facts = {name: (mine.get(name), theirs.get(name)) for name in {**mine, **theirs}}
+    first, second = (_flat(header_values(checkpoint.header)) for checkpoint in (one, other))
+    facts = {name: (first.get(name), second.get(name)) for name in {**first, **second}}
     return differing | {name: pair for name, pair in facts.items() if pair[0] != pair[1]}
 
 
 def tensors(one: Checkpoint, other: Checkpoint) -> Iterator[TensorDifference]:
-    """Every dataset in which they differ, checksums left out."""
-    mine, theirs = datasets(one.file), datasets(other.file)
-    for name in [*mine, *(name for name in theirs if name not in mine)]:
-        if name not in theirs or name not in mine:
-            yield TensorDifference(name, f"only in {(one if name in mine else other).path}")
+    """Yield the differences of all datasets but checksums."""
+    first, second = datasets(one.file), datasets(other.file)
+    for name in [*first, *(name for name in second if name not in first)]:
+        if name not in second or name not in first:
+            yield TensorDifference(name, f"only in {(one if name in first else other).path}")
             continue
-        a, b = mine[name], theirs[name]
+        a, b = first[name], second[name]
         if a.shape != b.shape or dtype_name(a) != dtype_name(b):
             yield TensorDifference(name, f"{a.shape} {dtype_name(a)} and {b.shape} {dtype_name(b)}")
             continue

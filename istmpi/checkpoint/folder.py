@@ -12,30 +12,30 @@ from istmpi.comm import Communicator
 from istmpi.errors import DataError, OutputError
 
 FOLDER = "checkpoints"
-"""In a run's folder: what training can go on from."""
+"""The folder, inside a run's folder, of the checkpoints that training can resume from."""
 NETWORK = "network.h5"
-"""In a run's folder: the trained network, the last checkpoint of all."""
+"""The trained network, the last checkpoint of all, in a run's folder."""
 BEST = "best.h5"
-"""In a run's folder: the network that scored best on the validation split, where a run asks for it."""
+"""The network that scored best on the validation split, in the folder of a run that asks for it."""
 
 _PATTERN = "round-*.h5"
 _NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?\.h5")
 
 
 def name(header: Header) -> str:
-    """The file's name; names sort as training went on."""
+    """Return a checkpoint's file name; names sort in the order of training."""
     return f"round-{header.round:08d}.h5"
 
 
 def listed(folder: Path) -> list[Path]:
-    """All checkpoints in a run's folder, or in the folder of its checkpoints: the last first, by their names."""
+    """List all checkpoints of a run's folder, or of the folder of its checkpoints; the last first, by their names."""
     inside = folder / FOLDER if (folder / FOLDER).is_dir() else folder
     network = [folder / NETWORK] if (folder / NETWORK).is_file() else []
     return network + sorted(inside.glob(_PATTERN), key=lambda path: path.stem, reverse=True)
 
 
 def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
-    """The checkpoint of a folder with which training got furthest, of those whose every byte is right. Collective.
+    """Find the checkpoint with which training got furthest, among those whose every byte is right. Collective.
 
     ``note`` is told on rank 0 of each that has to be passed over. None when the folder has none; DataError, on every
     rank, when it has some but none is valid.
@@ -65,19 +65,19 @@ def require_valid(path: Path, communicator: Communicator) -> None:
 
 
 def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
-    """Those that can be opened, the one that got furthest first."""
-    found = []
+    """List the checkpoints that can be opened, the one that got furthest first."""
+    positions = []
     for path in listed(folder):
         try:
             with open_checkpoint(path) as checkpoint:
-                found.append((checkpoint.header.position, path))
+                positions.append((checkpoint.header.position, path))
         except DataError as error:
             note(f"{error} Passed over.")
-    return [path for _, path in sorted(found, key=lambda entry: entry[0], reverse=True)]
+    return [path for _, path in sorted(positions, key=lambda entry: entry[0], reverse=True)]
 
 
 def set_aside(folder: Path, start: Path) -> list[Path]:
-    """Rename the checkpoints of a run's folder that would be taken for newer than ``start``, from where it goes on.
+    """Rename the checkpoints that would be taken for newer than ``start``, from which the run resumes.
 
     They are no part of what is trained next. One that cannot be read is where its name says. Returns their new names,
     which nobody had before. Raises OutputError.
@@ -98,7 +98,7 @@ def set_aside(folder: Path, start: Path) -> list[Path]:
 
 
 def _position(path: Path) -> tuple[float, float]:
-    """How far training had got; behind everything for a file that says so neither inside nor by its name."""
+    """Return how far training had got; a file that says so neither inside nor by its name comes behind all others."""
     try:
         with open_checkpoint(path) as checkpoint:
             return checkpoint.header.position

@@ -53,30 +53,30 @@ class Tensor:
     dtype: str
     dataset: h5py.Dataset
     path: Path
-    """Of the file."""
+    """The path of the file."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.dataset.shape
 
     def rows(self, first: int = 0, last: int | None = None) -> np.ndarray:
-        """Rows ``[last - first, ...]`` as NumPy has them: bfloat16 comes as float32."""
+        """Read rows ``[last - first, ...]`` as NumPy has them: bfloat16 comes as float32."""
         with _reading(self.path):
             return self.dataset[first:last]
 
     def read_bytes(self, first: int, last: int, out: np.ndarray) -> None:
-        """Rows as the file has them, into flat uint8 memory."""
+        """Read rows as the file has them, into flat uint8 memory."""
         with _reading(self.path):
             read_rows(self.dataset, first, last, out)
 
 
 class Checkpoint:
-    """An open checkpoint whose structure is as its run says; `open_checkpoint` makes it."""
+    """An open checkpoint whose structure fits its run; `open_checkpoint` makes it."""
 
     def __init__(self, path: Path, file: h5py.File):
         self.path, self.file = path, file
         self.version = read_version(file, path)
-        """Of the format."""
+        """The version of the format."""
         self.header: Header = read_header(file, path)
         self._datasets = datasets(file)
         self.architecture = self._described()
@@ -108,12 +108,12 @@ class Checkpoint:
 
     @property
     def calibrated(self) -> bool:
-        """Whatever is normalised over the batch in training has its moments here, so that one example can be scored."""
+        """True if all batch normalisations have their moments here, so that a single example can be scored."""
         return all(self._has(f"norm/{stage}/") for stage in self.architecture.batch_norms)
 
     @property
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Calibrated mean and standard deviation of the units of all that normalises over the batch.
+        """Calibrated mean and standard deviation of the units of every batch normalisation.
 
         Empty when the weights were saved without calibration.
         """
@@ -130,7 +130,7 @@ class Checkpoint:
 
     @property
     def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Mean and deviation ``[outputs]`` of numbers to predict, which outputs are relative to, if they are."""
+        """The mean and deviation ``[outputs]`` to which outputs are relative; None if they are not."""
         return (self.array("output/mean"), self.array("output/std")) if self._has("output/mean") else None
 
     @property
@@ -140,7 +140,7 @@ class Checkpoint:
 
     @property
     def rescaling(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The factors ``[outputs]``, then the terms to add, that make predictions of outputs; None if none are needed.
+        """The factors ``[outputs]`` and then the terms that turn outputs into predictions; None if none are needed.
 
         float64 where there is a `target_offset`.
         """
@@ -156,7 +156,7 @@ class Checkpoint:
 
     @property
     def output_names(self) -> tuple[str, ...] | None:
-        """What the numbers that it predicts are called, where the data said so."""
+        """The names of the numbers that it predicts, where the data gave some."""
         return tuple(name.decode() for name in self.array("output/names")) if self._has("output/names") else None
 
     @property
@@ -166,7 +166,7 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """What made the tokens that the network takes; None where it takes none."""
+        """The tokenizer of the network's tokens; None where it takes no tokens."""
         if not TASKS[self.header.data.task].of_tokens:
             return None
         if not self._has("input/tokenizer"):
@@ -185,31 +185,31 @@ class Checkpoint:
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
-        """All that there is of `istmpi.checkpoint.state.inputs_of`, by its place."""
+        """The stored arrays of `istmpi.checkpoint.state.inputs_of`, by their place."""
         return {path: self.array(path) for path in self._datasets if path.startswith(("input/", "output/"))}
 
     def own_data(self, rank: int) -> tuple[int, ...] | None:
-        """What tells the data of a rank from others where each has its own; None in files of version 1."""
+        """Return the fingerprint of a rank's data where each rank has its own; None in files of version 1."""
         return tuple(self.array("data/own")[rank].tolist()) if self._has("data/own") else None
 
     @property
     def own(self) -> dict[str, Tensor]:
-        """Tensors of which every rank has its own values: one rank's after the other along axis 0."""
+        """Tensors whose values differ from rank to rank: one rank's after the other along axis 0."""
         paths = [path for path in self._datasets if path.startswith(("partial/model/", "partial/optim/"))]
         return {tensor.name: tensor for tensor in map(self._tensor, paths)}
 
     def array(self, path: str, rows: slice = slice(None)) -> np.ndarray:
-        """A small dataset; DataError when it is missing."""
+        """Read a small dataset; DataError when it is missing."""
         with _reading(self.path):
             return self._dataset(path)[rows]
 
     @property
     def nbytes(self) -> int:
-        """Of all contents, checksums left out."""
+        """Bytes of all contents without the checksums."""
         return sum(dataset.id.get_storage_size() for dataset in self._datasets.values())
 
     def errors(self, part: int = 0, parts: int = 1, read: Read = unheard) -> Iterator[str]:
-        """What is wrong with the contents, one line each; only every ``parts``-th block, from number ``part`` on.
+        """Find errors in the contents, one line each; reads every ``parts``-th block, from number ``part`` on.
 
         ``read`` is told of bytes as they are read, `nbytes` in all.
         """
@@ -218,16 +218,16 @@ class Checkpoint:
             yield from checksum_errors(self.file, part, parts, read)
 
     def require_valid(self, part: int = 0, parts: int = 1) -> None:
-        """Read everything, or a share of it; DataError for the first thing that is wrong."""
+        """Read everything, or a share of it; DataError for the first error."""
         for error in self.errors(part, parts):
             raise DataError(f"{self.path}: damaged: {error}.")
 
     def _misfits(self) -> Iterator[str]:
-        """What is missing or of another shape, beside the parameters: of each of these groups, there is all or none."""
+        """Find what is missing or misshapen beside the parameters; each group is there as a whole or not at all."""
         data, lengths, norms = self.header.data, self.architecture.lengths, self.architecture.batch_norms
         slots = kinds_of(self.tensors)
         parameters = self.architecture.parameters
-        found = self._datasets
+        stored = self._datasets
         classes = {"input/classes": (data.outputs,)} if TASKS[data.task].one_class else {}
         groups = [
             {place(Slot(name, kind)): parameters[name].pattern.shape(lengths) for kind in slots for name in parameters},
@@ -240,12 +240,12 @@ class Checkpoint:
         ]
         expected = dict(classes)
         for group in groups:
-            expected |= group if found.keys() & group.keys() else {}
+            expected |= group if stored.keys() & group.keys() else {}
         for path, shape in expected.items():
-            if path not in found:
+            if path not in stored:
                 yield f"{path} is missing"
-            elif found[path].shape != shape:
-                yield f"{path} is {found[path].shape}, not {shape}"
+            elif stored[path].shape != shape:
+                yield f"{path} is {stored[path].shape}, not {shape}"
         yield from structure_errors(self.file)
 
     def _has(self, prefix: str) -> bool:
@@ -291,8 +291,8 @@ def _reading(path: Path) -> Iterator[None]:
     except (IstmpiError, MemoryError):
         raise
     except Exception as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        reason = "truncated" if "truncated" in said else f"damaged ({said})"
+        message = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = "truncated" if "truncated" in message else f"damaged ({message})"
         raise DataError(f"{path}: {reason}.") from error
 
 

@@ -1,4 +1,4 @@
-"""Saving while training goes on: the commit of a file, and a thread that does it in the background."""
+"""Saves checkpoints during training: the commit of a file, and a thread that does it in the background."""
 
 import contextlib
 import queue
@@ -20,11 +20,11 @@ from istmpi.files import sync, temporary
 from istmpi.foreign import reason
 
 _CALL = "checkpoint"
-"""What a rank that waits for a checkpoint is said to be in."""
+"""The call in which a rank stands that waits for a checkpoint."""
 
 
 def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:
-    """Write a checkpoint that appears under its name complete, checked in by every rank, and on the disk. Collective.
+    """Write a checkpoint that appears under its name once it is complete on the disk on all ranks' word. Collective.
 
     Raises OutputError on every rank when it cannot be written; an older file of that name is then untouched.
     """
@@ -43,7 +43,7 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
 
 
 def commit_alone(path: Path, header: Header, pieces: Sequence[Piece]) -> None:
-    """The same in one process, which has all rows; needs no MPI."""
+    """Write a checkpoint in one process, which has all rows; needs no MPI."""
     beside = temporary(path)
     try:
         with _output(path):
@@ -66,14 +66,14 @@ def _output(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        said = reason(error)
+        cause = reason(error)
         if error.errno is None and path.parent.is_dir():  # HDF5 does not tell why
-            said += f"; {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB are free there"
-        raise OutputError(f"{path}: cannot be written ({said}).") from None
+            cause += f"; {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB are free there"
+        raise OutputError(f"{path}: cannot be written ({cause}).") from None
 
 
 class Saver:
-    """Commits a run's checkpoints, one after the other, by default in the background. Collective, but for `close`.
+    """Commits a run's checkpoints one after the other, by default in the background. Collective, except `close`.
 
     A checkpoint that cannot be written is reported to ``warn`` on rank 0 and the run goes on; after
     ``settings.max_failures`` in a row the next call raises OutputError. ``start``: the valid checkpoint that the run
@@ -126,7 +126,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Until the last checkpoint is on the disk or has failed."""
+        """Wait until the last checkpoint is on the disk or has failed."""
         self._until_idle()
         outcome, self._outcome = self._outcome, None
         if outcome is not None and (
@@ -152,11 +152,11 @@ class Saver:
         return self._valid[-1] if self._valid else None
 
     def close(self) -> None:
-        """Let the thread end, when it has nothing left to do."""
+        """Let the thread end when it has nothing left to do."""
         self._jobs.put(None)
 
     def _start_thread(self) -> None:
-        """One for all checkpoints, so that none fails when the system has no thread left; or none on any rank."""
+        """Start one thread for all checkpoints, so that none fails later for want of one; on all ranks or none."""
         failure = ""
         try:
             threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()
@@ -197,7 +197,7 @@ class Saver:
             self._outcome = error
 
     def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """The pieces with their values copied, into the same memory every time."""
+        """Copy the values of the pieces, into the same memory every time."""
         staged = []
         for piece in pieces:
             copy = self._staged.get(piece.path)

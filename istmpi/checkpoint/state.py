@@ -1,4 +1,4 @@
-"""Between a checkpoint and a running job: a rank's rows as pieces of the file, and back, on any number of ranks."""
+"""Turns a rank's rows into pieces of a checkpoint, and back, on any number of ranks."""
 
 import json
 import platform
@@ -19,13 +19,13 @@ from istmpi.errors import DataError
 from istmpi.models.table import BatchNormalisation
 
 STOPPED_START = "start"
-"""A kind of slot in files of earlier versions: where a round began that was stopped in its middle."""
+"""A kind of slot in files of earlier versions: the start of a round that was stopped in its middle."""
 
 Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def model_pieces(store: ParameterStore) -> Iterator[Piece]:
-    """This rank's rows of every parameter and slot."""
+    """Yield this rank's rows of every parameter and slot."""
     for name, parameter in store.parameters.items():
         shape = parameter.pattern.shape(store.owners.lengths)
         yield Piece(
@@ -41,7 +41,7 @@ def model_pieces(store: ParameterStore) -> Iterator[Piece]:
 
 
 def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
-    """What it takes to make inputs of a network, and to read its outputs: normalisation, units, classes, tokenizer."""
+    """Return the arrays that make a network's inputs and read its outputs: normalisation, units, classes, tokenizer."""
     arrays = {}
     if data.mean is not None:
         arrays |= {"input/mean": data.mean, "input/std": data.std}
@@ -63,7 +63,7 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
 ) -> Iterator[Piece]:
-    """What it takes to predict, beside the weights: moments (mean and variance), and `inputs_of` the data."""
+    """Yield what prediction needs beside the weights: moments (mean and variance), and `inputs_of` the data."""
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
@@ -78,7 +78,7 @@ def deployment_pieces(
 
 
 def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> Iterator[Piece]:
-    """Yield the tensors of which every rank has its own values between rounds, whole: one block for each rank."""
+    """Yield the tensors that differ from rank to rank between rounds, whole: one block for each rank."""
     ranks, rank = store.owners.ranks, store.rank
     for name, values in tensors.items():
         rows, *rest = values.shape
@@ -90,7 +90,7 @@ def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> It
 
 
 def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
-    """What tells this rank's own data from others: one row of numbers for each rank."""
+    """Return the piece that tells this rank's own data from others: one row of numbers for each rank."""
     ranks, rank, values = store.owners.ranks, store.rank, np.array([contents], dtype=np.int64)
     return Piece("data/own", (ranks, len(contents)), "int64", values, rank, None, ranks, rank)
 
@@ -117,7 +117,7 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Te
 
 
 def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
-    """Read this rank's rows of whatever the store has, and the scale that goes with them."""
+    """Read this rank's rows of all tensors of the store, and their scale."""
     store.scale, store.fitted = checkpoint.header.scale, checkpoint.header.fitted
     for name, values in store.tensors.items():
         tensor = checkpoint.tensors.get(name)
@@ -128,7 +128,7 @@ def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
 
 
 def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The calibration as the networks take it: mean and variance of the units; the inverse of its pieces."""
+    """Read the calibration as networks take it: mean and variance of the units; the inverse of its pieces."""
     moments = {}
     for name, (mean, std) in checkpoint.moments.items():
         epsilon = checkpoint.architecture.batch_norms[name].epsilon
@@ -138,7 +138,7 @@ def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torc
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that made the state."""
+    """Return the versions of the libraries that made the state."""
     return {
         "istmpi": __version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as plain values: for tables and for other programs. Needs neither MPI nor torch."""
+"""Describes a checkpoint in plain values, for tables and for other programs. Needs neither MPI nor torch."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,44 +17,44 @@ from istmpi.hdf5 import Read, unheard
 from istmpi.methods import METHODS, spec_of
 
 FIRST_UNITS = 6
-"""How many of a rank's units are named."""
+"""Units of a rank that are named."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A file in a folder of checkpoints; what is not known of one that cannot be read is None."""
+    """A file in a folder of checkpoints; facts that cannot be read are None."""
 
     file: str
     bytes: int
     modified: str
-    """When it was written: ISO 8601, UTC."""
+    """The time of writing: ISO 8601, UTC."""
     problem: str | None
-    """Why it is not valid."""
+    """The reason why it is not valid; None if it is."""
     round: int | None = None
     rounds: int | None = None
-    """Of the whole run."""
+    """Rounds of the whole run."""
     local_steps: int | None = None
-    """Done by each rank since the start; None where a round is passes over the data."""
+    """Local steps of each rank since the start; None where a round is passes over the data."""
     ranks: int | None = None
     method: str | None = None
 
 
 def files(folder: Path) -> list[Path]:
-    """The HDF5 files of a run's folder or of a folder of checkpoints, by name; DataError where there are none."""
+    """List the HDF5 files of a run's folder or of a folder of checkpoints, by name; DataError where there are none."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder. Give that of a run, or of its checkpoints.")
     try:
         places = [sorted(place.glob("*.h5"), key=lambda path: path.stem) for place in (folder / FOLDER, folder)]
     except OSError as error:
         raise DataError(f"{folder} cannot be read ({error.strerror}).") from None
-    found = [path for paths in places for path in paths if path.is_file()]
-    if not found:
+    hdf5_files = [path for paths in places for path in paths if path.is_file()]
+    if not hdf5_files:
         raise DataError(f"{folder} has no checkpoints, nor has a folder {FOLDER} in it. Give the folder of a run.")
-    return found
+    return hdf5_files
 
 
 def entry(path: Path, folder: Path, verify: bool, read: Read = unheard) -> Entry | None:
-    """One file of a folder, None when it was removed since; with ``verify`` every byte of it is read."""
+    """Describe one file of a folder; None when it was removed since. With ``verify`` every byte of it is read."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -85,7 +85,7 @@ def entry(path: Path, folder: Path, verify: bool, read: Read = unheard) -> Entry
 
 
 def header_values(header: Header) -> dict[str, Any]:
-    """The header as nested dicts of plain values."""
+    """Return the header as nested dicts of plain values."""
     values = {item.name: getattr(header, item.name) for item in dataclasses.fields(header)}
     return values | {
         "run": header.run.tree(),
@@ -99,7 +99,7 @@ def header_values(header: Header) -> dict[str, Any]:
 
 
 def contents(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Everything but the values: header, tensors, moments, classes."""
+    """Return everything but the values: header, tensors, moments, classes."""
     tensors = {True: [], False: []}
     for tensor in checkpoint.tensors.values():
         tensors[isinstance(tensor.name, Slot)].append(_tensor(tensor))
@@ -119,7 +119,7 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def deal(checkpoint: Checkpoint, ranks: int, round: int | None) -> dict[str, Any]:
-    """Which units each of so many ranks would hold in a round, by default in the one that comes next.
+    """Return the units that each of so many ranks would hold in a round, by default in the next one.
 
     ConfigError for a deal that cannot be made.
     """

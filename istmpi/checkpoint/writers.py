@@ -21,7 +21,7 @@ from istmpi.errors import ConfigError
 from istmpi.hdf5 import hdf5_type, new_file
 
 _AT_ONCE = 2**30
-"""Most bytes in one call: larger ones fail in older libraries."""
+"""Bytes of one call; larger ones fail in older libraries."""
 
 Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
@@ -49,7 +49,7 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
 
 
 def alone(path: Path, header: Header, pieces: Sequence[Piece]) -> None:
-    """One process that has all rows; needs no MPI."""
+    """Write in one process that has all rows; needs no MPI."""
     with new_file(path, room_for_structure(header, pieces)) as file:
         offsets = create(file, header, pieces, [parts_of_checksums(pieces)])
     _fill(path, pieces, offsets)
@@ -70,7 +70,7 @@ def _fill(path: Path, pieces: Sequence[Piece], offsets: Mapping[str, int]) -> No
 
 
 def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
-    """All ranks together through parallel HDF5; a rank that fails still takes part in every call."""
+    """Write on all ranks together through parallel HDF5; a rank that fails still takes part in every call."""
     _lay_out(path, header, pieces, communicator)
     most_rows = np.max(communicator.allgather([len(piece.bytes) // piece.row_bytes for piece in pieces]), axis=0)
     collective = h5py.h5p.create(h5py.h5p.DATASET_XFER)
@@ -80,9 +80,9 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
         communicator.waiting("HDF5"),
         h5py.File(path, "r+", driver="mpio", comm=communicator.mpi) as file,
     ):
-        for piece, most in zip(pieces, most_rows, strict=True):
+        for piece, rows in zip(pieces, most_rows, strict=True):
             step = max(_AT_ONCE // piece.row_bytes, 1)
-            for start in range(0, most, step):
+            for start in range(0, rows, step):
                 try:
                     _write_rows(file[piece.path].id, piece, start, start + step, collective)
                 except OSError as error:

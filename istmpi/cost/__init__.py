@@ -1,4 +1,4 @@
-"""What a run will cost, from the named axes alone: no MPI, no torch, no training.
+"""Counts the cost of a run from the named axes alone: no MPI, no torch, no training.
 
 `counts` has bytes, FLOPs and memory, in closed form over ranks, `one_round` the bytes of one deal; `rivals` what others
 run; `cluster` and `time` what that takes in seconds on a network; `survey` all of it over many numbers of ranks;

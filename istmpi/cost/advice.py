@@ -13,17 +13,17 @@ from istmpi.methods import METHODS
 from istmpi.units import in_seconds
 
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
-"""The numbers that are tried; the paper used 20 to 160."""
+"""Numbers of local steps to try; the paper used 20 to 160."""
 LEAST_LOCAL_STEPS = {"streaming-diloco": 100, "sparse-loco": 30}
 """Rounds of the methods' own papers. Shorter ones pick and pack all values more often, which takes longer than the
 copies by which it is counted."""
 TRANSFER_SHARE = 0.2
 """Local steps are as few as keep the transfers below this share of a round: more would save little more."""
 LEAST_SHARE = 0.1
-"""Share of the network that an example trains. In the paper's Table 1 more ranks help down to an eighth (4096-4096-35
-on 8, 4096-8192-8192-35 on 4) and harm at a twentieth (the latter on 8)."""
+"""The least share of the network that an example trains. In the paper's Table 1 more ranks help down to an eighth
+(4096-4096-35 on 8, 4096-8192-8192-35 on 4) and harm at a twentieth (the latter on 8)."""
 LEAST_EFFICIENCY = 0.5
-"""Efficiency against one process: with less, half of the machines are better used for something else."""
+"""The least efficiency against one process: below it half of the machines are better used for other work."""
 WORTH_IT = 1.25
 """A method that changes what is learnt must be faster by this factor than one that changes less."""
 
@@ -34,7 +34,7 @@ CHEAPER = {
     "with redeal 0.1 in int8": {"method.redeal": 0.1, "method.wire": "int8"},
     "never redealt": {"method.redeal": 0.0},
 }
-"""Variants of ist; like the narrow network they are named, and chosen by the user, not by the rules."""
+"""Variants of ist: named, like the narrow network, and left to the user's choice."""
 NARROW = ("local-sgd", "sparse-loco")
 """Methods that are also counted for a network with a P-th of each dealt width."""
 
@@ -69,7 +69,7 @@ class Choice:
 
 
 def advise(scenario: Scenario, most_ranks: int) -> list[str]:
-    """Six lines: what to run; why this method, so many ranks, and local steps; what link methods need; and beware."""
+    """Return six lines: the run; the reasons for its method, ranks and local steps; the links needed; warnings."""
     alone, best, chosen = scenario.alone(), {}, None
     counts = [2**power for power in range(1, most_ranks.bit_length())]
     for method in _candidates(scenario):
@@ -155,7 +155,7 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
 
 
 def _more_ranks(chosen: Choice, counts: Sequence[int], alone: float) -> str:
-    """Why not more ranks."""
+    """Return the reason against more ranks."""
     scenario, method = chosen.scenario, chosen.method
     more = next((count for count in counts if count > chosen.ranks), None)
     if more is None:
@@ -173,7 +173,7 @@ def _more_ranks(chosen: Choice, counts: Sequence[int], alone: float) -> str:
 
 
 def _more_steps(chosen: Choice) -> str:
-    """Why not more local steps."""
+    """Return the reason against more local steps."""
     share = f"transfers are {chosen.transfer_share:.0%} of a round"
     if counted(chosen.method).synchronous:
         return f"gradients are averaged in every step, so J does not matter; {share}"
@@ -183,7 +183,7 @@ def _more_steps(chosen: Choice) -> str:
 
 
 def _links(scenario: Scenario, ranks: int, local_steps: int) -> str:
-    """The rate that each method needs for its ranks to hardly wait, with so many local steps or its own least."""
+    """The link rate at which a method's ranks hardly wait, with so many local steps or its own least."""
     methods = [
         (name, name, scenario)
         for name, spec in METHODS.items()

@@ -16,7 +16,7 @@ SHARE = Fraction(1, 10)
 LEAST_SAMPLED = 64
 """Fewer examples would leave the moments to chance."""
 FREE = 2**28
-"""FLOPs of a rank that nobody notices: a fraction of a second."""
+"""FLOPs of a rank that take a fraction of a second."""
 
 
 def rounds_flops(run: Run, architecture: Architecture, ranks: int, trained: int | None = None) -> Number:
@@ -43,7 +43,7 @@ def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[st
 def calibration_examples(
     run: Run, architecture: Architecture, ranks: int, trained: int | None = None, scored: int = 0
 ) -> int:
-    """Training examples to calibrate on: as the run says, else `SAMPLED`, or as many as their cost allows.
+    """Training examples to calibrate on: those of the run's setting, otherwise `SAMPLED` or what the cost allows.
 
     By FLOPs, so that a run can be repeated bit for bit: an evaluation, of which ``scored`` examples are the other part,
     shall take no more than a `SHARE` of what training takes. A sample that is `FREE` is not made smaller, and none has
@@ -62,6 +62,6 @@ def calibration_examples(
 def evaluation_share(
     run: Run, architecture: Architecture, ranks: int, trained: int, passed: int, sharded: Collection[str]
 ) -> float:
-    """The part of a run's FLOPs that its evaluations take, which pass so many examples each."""
+    """The part of a run's FLOPs that its evaluations take, each of so many examples."""
     evaluation = passed * forward_flops(architecture, ranks, sharded)
     return float(evaluation / (evaluation + rounds_flops(run, architecture, ranks, trained)))

@@ -1,4 +1,4 @@
-"""What a cluster can do: its network as latency and bandwidth (α, β), its ranks as FLOP/s; given, preset or measured.
+"""The figures of a cluster: latency and bandwidth (α, β) of its network, FLOP/s of its ranks.
 
     {"format": "istmpi cluster", "version": 1, "name": ..., "flops": [...], "links": {"alltoallv": {...}, ...}, ...}
 
@@ -19,7 +19,7 @@ from istmpi.foreign import Fields, is_figure, printable
 FORMAT = "istmpi cluster"
 VERSION = 1
 LEAST = 1e-9
-"""Of what memory, money and power may be."""
+"""The least amount of memory, money or power."""
 
 
 @dataclass(frozen=True)
@@ -37,35 +37,35 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """One rank's share of a cluster; all times in seconds."""
+    """A rank's share of a cluster; all times in seconds."""
 
     name: str
     source: str
-    """Where the figures come from."""
+    """The origin of the figures."""
     links: Mapping[str, Link]
     """``alltoallv`` times transfers, ``allreduce`` all-reduces."""
     flops: tuple[float, ...]
     """FLOP/s of a rank in matrix products; one number for all ranks, or one a rank."""
     product_seconds: float = 0.0
-    """Every matrix product takes so long beside its FLOPs."""
+    """The time of every matrix product beside its FLOPs."""
     step_seconds: float = 0.0
-    """Every local step takes so long beside what depends on sizes."""
+    """The time of every local step beside the parts that depend on sizes."""
     touch_seconds_per_byte: float = 0.0
-    """Of what passes through memory in a step beside the matrix products."""
+    """The time for each byte that a step moves through memory beside the matrix products."""
     handle_seconds_per_byte: float = 0.0
-    """Of what is packed, unpacked or copied in a transfer."""
+    """The time for each byte that a transfer packs, unpacks or copies."""
     average_seconds_per_byte: float = 0.0
-    """Of copies that an owner takes the mean of, beside unpacking them."""
+    """The time for each byte of copies that an owner averages, beside unpacking them."""
     transfer_seconds: float = 0.0
-    """Every transfer takes so long beside its messages."""
+    """The time of every transfer beside its messages."""
     deal_seconds: float = 0.0
-    """Every round that deals and plans anew takes so long for it."""
+    """The time that a round takes to deal and plan anew."""
     memory: float | None = None
-    """Bytes for one rank."""
+    """The memory of a rank, in bytes."""
     price: float | None = None
-    """Of one node for an hour; a node is a rank."""
+    """The price of a node for an hour; a node is a rank."""
     watts: float | None = None
-    """Of one node."""
+    """The power of a node."""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """The measurements, for whoever wants to see them."""
 
@@ -94,11 +94,11 @@ def load(path: Path) -> Cluster:
         raise file.refused("format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}")
     if file.value("version") != VERSION:
         raise file.refused("version", file.value("version"), f"must be {VERSION}, the version that this istmpi reads")
-    _require_known(file, {"format", "version", *(one.name for one in fields(Cluster))})
+    _require_known(file, {"format", "version", *(entry.name for entry in fields(Cluster))})
     named = {"alltoallv", "allreduce"}
     links = {name: _link(file.inner("links").inner(name)) for name in sorted({*file.inner("links")} | named)}
     flops = file.value("flops")
-    if not isinstance(flops, list) or not flops or not all(is_figure(one, 1) for one in flops):
+    if not isinstance(flops, list) or not flops or not all(is_figure(speed, 1) for speed in flops):
         raise file.refused("flops", flops, "must be a list of numbers of at least 1")
     extras = {name: file.figure(name, 0) for name in _SECONDS if name in file}
     for name in ("memory", "price", "watts"):
@@ -109,7 +109,7 @@ def load(path: Path) -> Cluster:
 
 
 def _link(file: Fields) -> Link:
-    _require_known(file, {one.name for one in fields(Link)})
+    _require_known(file, {entry.name for entry in fields(Link)})
     return Link(file.figure("latency", 0), file.figure("seconds_per_byte", 0))
 
 
@@ -119,8 +119,8 @@ def _require_known(file: Fields, known: set[str]) -> None:
             raise file.refused(printable(key), file.value(key), "is no key of a cluster file")
 
 
-_SECONDS = tuple(one.name for one in fields(Cluster) if "seconds" in one.name)
-"""What a file may say of times beside its links."""
+_SECONDS = tuple(entry.name for entry in fields(Cluster) if "seconds" in entry.name)
+"""Names of the times that a file may have beside its links."""
 
 
 def network(latency: float, bandwidth: float) -> dict[str, Link]:

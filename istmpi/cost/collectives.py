@@ -22,10 +22,10 @@ from istmpi.engine.wire import form_of
 
 @dataclass(frozen=True)
 class Load:
-    """What one use of a collective asks for."""
+    """The demand of one use of a collective."""
 
     link: str
-    """Which of a cluster's measured links it is timed by: alltoallv | allreduce."""
+    """The measured link of a cluster that gives its time: alltoallv | allreduce."""
     sent: Number
     """Bytes that all ranks hand to the network, expected over deals."""
     messages: int
@@ -35,26 +35,26 @@ class Load:
     handled: Number = 0
     """Bytes that the busiest rank copies on the way: packs, unpacks, or moves within its own memory."""
     averaged: Number = 0
-    """Bytes of copies that the busiest rank takes the mean of."""
+    """Bytes of copies that the busiest rank averages."""
     buffers: Number = 0
     """Bytes beside the tensors themselves."""
     parts: tuple[Number, ...] = (1,)
-    """Of all this, the parts that are sent one after the other, each behind local steps."""
+    """Fractions of the whole that are sent one after the other, each behind local steps."""
     steps_behind: int = 0
-    """So many for each part."""
+    """Local steps behind which each part is sent."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A way of sending: its load in general, and for one that istmpi runs the exact bytes of a given round."""
+    """A way of sending: its expected load and, if istmpi runs it, the exact bytes of a given round."""
 
     load: Callable[[Holdings], Load | None]
-    """None where it is not used."""
+    """The load of one use; None where it is not used."""
     sent: Callable[[Mapping[str, Parameter], Owners, str], np.ndarray] | None = None
-    """Bytes that each rank hands to MPI when the whole network is sent, of method.wire: ``[rank]`` int64."""
+    """Bytes that each rank hands to MPI to send the whole network in a form of method.wire: ``[rank]`` int64."""
 
-    def of(self, run: Run) -> "Collective":
-        """The same for every run."""
+    def in_run(self, run: Run) -> "Collective":
+        """Return the collective, which is the same for every run."""
         return self
 
 
@@ -62,20 +62,20 @@ class Collective:
 class ByRun:
     """A way of sending that follows from a run's settings."""
 
-    of: Callable[[Run], Collective]
+    in_run: Callable[[Run], Collective]
 
 
 def _pull(held: Holdings) -> Load:
-    """Owners to holders: of each rank's network what nobody held before, in pieces from all others."""
+    """Count the way from owners to holders: all of a rank's network that nobody held before, from all others."""
     elsewhere = 1 - Fraction(1, held.ranks)
-    wanted = max(held.owner_bytes(part) for part in held.parts)
-    inward, outward = wanted * elsewhere, held.served_bytes * elsewhere
+    fetched = max(held.owner_bytes(part) for part in held.parts)
+    inward, outward = fetched * elsewhere, held.served_bytes * elsewhere
     return Load(
         "alltoallv",
         sent=held.fetched_bytes,
         messages=held.ranks - 1,
         busiest=max(inward, outward),
-        handled=inward + outward + Fraction(wanted, held.ranks),
+        handled=inward + outward + Fraction(fetched, held.ranks),
         buffers=min(inward, STAGING_BYTES) + min(outward, STAGING_BYTES),
     )
 
@@ -85,7 +85,7 @@ def _push(held: Holdings) -> Load:
 
 
 def _hop(held: Holdings) -> Load | None:
-    """Holders straight to the next deal's holders; what stays is copied, and the whole network once more."""
+    """Count the way from holders to the next holders; values that stay are copied, and the whole network once more."""
     if held.redeal is None:
         return None
     moved = max(held.hop_bytes(part) for part in held.parts)
@@ -100,9 +100,9 @@ def _hop(held: Holdings) -> Load | None:
 
 
 def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Load]:
-    """The same of IST, where what leaves does so so many steps ``early``, and what nobody trains before that.
+    """Return IST's loads where units leave so many steps ``early``, and units that nobody trains leave before that.
 
-    Both are waited for if they take longer, one by one: that the one may make up for the other is left out.
+    Ranks wait for each of the two that takes longer than its steps; the one does not make up for the other.
     """
     pull, hop, push, *rest = loads
     return [
@@ -137,7 +137,7 @@ def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
 
 
 def _share(held: Holdings) -> Load | None:
-    """What is not dealt out, and stays on all ranks, round a ring every so many rounds: of each round its part."""
+    """Return a round's part of the ring that every so many rounds averages what stays on all ranks undealt."""
     if not held.shared_every:
         return None
     load, every = _round_a_ring(held.shared_bytes, held.ranks, held.wired_bytes(held.shared)), held.shared_every
@@ -161,9 +161,9 @@ def _all_gather(held: Holdings) -> Load:
 
 
 def _reduced(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
-    elements = {name: one.size(owners.lengths) for name, one in parameters.items()}
-    itemsize = next((one.itemsize for one in parameters.values()), 0)
-    forms = {name: form_of(wire, name, one) for name, one in parameters.items()}
+    elements = {name: parameter.size(owners.lengths) for name, parameter in parameters.items()}
+    itemsize = next((parameter.itemsize for parameter in parameters.values()), 0)
+    forms = {name: form_of(wire, name, parameter) for name, parameter in parameters.items()}
     return np.array(ring.sent_bytes(elements, itemsize, owners.ranks, forms))
 
 
@@ -180,12 +180,12 @@ def _spread(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> n
 
 
 def _gathered(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
-    network = sum(one.size(owners.lengths) * one.itemsize for one in parameters.values())
+    network = sum(parameter.size(owners.lengths) * parameter.itemsize for parameter in parameters.values())
     return np.full(owners.ranks, (owners.ranks - 1) * network)
 
 
 def _fragments(run: Run) -> Collective:
-    """The network in fragments, each as an all-reduce, of values as they are or packed."""
+    """Count all-reduces of the network in fragments, of exact or packed values."""
 
     def load(held: Holdings) -> Load:
         fragments = compressed.totals(run, held.parameters, held.lengths, held.ranks)
@@ -207,7 +207,7 @@ def _fragments(run: Run) -> Collective:
 
 
 def _largest(run: Run) -> Collective:
-    """The largest values of every rank's network to all others."""
+    """Count the way of every rank's largest values to all others."""
 
     def load(held: Holdings) -> Load:
         message = compressed.largest(run, held.parameters, held.lengths)
@@ -244,4 +244,4 @@ COLLECTIVES = {
     "fragments": ByRun(_fragments),
     "largest": ByRun(_largest),
 }
-"""By the names that `istmpi.methods.MethodSpec` gives them."""
+"""The ways of sending, by the names that `istmpi.methods.MethodSpec` gives them."""

@@ -1,4 +1,4 @@
-"""Bytes of what travels in parts of a network, or in few bits."""
+"""Bytes of networks that travel in parts or in few bits."""
 
 from collections.abc import Mapping
 
@@ -10,43 +10,43 @@ from istmpi.engine.packed_sizes import float4_bytes, top_k_bytes
 from istmpi.methods import spec_of
 
 PACKING, PICKING = 60, 65
-"""So many copies of a network take as long as to have it in 4 bits and back, and to pick and pack its largest values:
+"""Copies of a network that take as long as to bring it to 4 bits and back, and to pick and pack its largest values:
 25 ms a million values in one thread, of which a copy takes 0.4 ms."""
 
 
 def fragments(run: Run, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int) -> list[list[int]]:
-    """What each rank sends of the fragments of a round: ``[departure][rank]``."""
-    settings, found = run.method, []
-    for one in departures(parameters, settings.fragments, settings.local_steps, steps_behind(run)):
-        sizes = {name: parameters[name].size(lengths) for name in one.names}
+    """Return the bytes that each rank sends of the fragments of a round: ``[departure][rank]``."""
+    settings, sent = run.method, []
+    for departure in departures(parameters, settings.fragments, settings.local_steps, steps_behind(run)):
+        sizes = {name: parameters[name].size(lengths) for name in departure.names}
         if settings.differences == "full":
-            found.append(ring.sent_bytes(sizes, parameters[one.names[0]].itemsize, ranks))
+            sent.append(ring.sent_bytes(sizes, parameters[departure.names[0]].itemsize, ranks))
         else:
-            found.append(ring.sent_of(sum(sizes.values()), ranks, float4_bytes))
-    return found
+            sent.append(ring.sent_of(sum(sizes.values()), ranks, float4_bytes))
+    return sent
 
 
 def totals(run: Run, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int) -> list[int]:
-    """The same for any number of ranks: what all send of each departure."""
-    settings, found = run.method, []
-    for one in departures(parameters, settings.fragments, settings.local_steps, steps_behind(run)):
-        elements = sum(parameters[name].size(lengths) for name in one.names)
+    """Return the bytes that all ranks together send in each departure, for any number of ranks."""
+    settings, sent = run.method, []
+    for departure in departures(parameters, settings.fragments, settings.local_steps, steps_behind(run)):
+        elements = sum(parameters[name].size(lengths) for name in departure.names)
         if settings.differences == "full":
-            nbytes = elements * parameters[one.names[0]].itemsize
+            nbytes = elements * parameters[departure.names[0]].itemsize
         else:
             nbytes = ring.once_round_of(elements, ranks, float4_bytes)
-        found.append(2 * (ranks - 1) * nbytes)
-    return found
+        sent.append(2 * (ranks - 1) * nbytes)
+    return sent
 
 
 def steps_behind(run: Run) -> int:
-    """Local steps for which a fragment is on its way."""
+    """The local steps that a fragment travels."""
     return spec_of(run.method.name).delay(run)
 
 
 def largest(run: Run, parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> int:
-    """A rank's message of its largest values."""
+    """Return the bytes of a rank's message of its largest values."""
     settings = run.method
-    sizes = tuple(one.size(lengths) for one in parameters.values())
+    sizes = tuple(parameter.size(lengths) for parameter in parameters.values())
     itemsize = next(iter(parameters.values())).itemsize
     return top_k_bytes(settings.top, sizes, None if settings.top_values == "2bit" else itemsize)

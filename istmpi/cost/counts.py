@@ -1,6 +1,6 @@
-"""What a run costs in bytes, FLOPs and memory.
+"""Counts the cost of a run in bytes, FLOPs and memory.
 
-Exact in what ranks hold and compute; expected over deals in what they send, of which `one_round` is exact for one deal.
+Holdings and work are exact. Traffic is the expectation over deals; `one_round` has the exact one of a given deal.
 """
 
 from collections import Counter
@@ -18,21 +18,21 @@ from istmpi.methods.optimizers import OptimizerSpec, optimizer_spec
 from istmpi.models.architecture import Architecture
 
 NORMALISATION_FLOPS = 20
-"""For each unit and example: mean and variance 4, normalising 2, scale and shift 2; backward about 12."""
+"""FLOPs for each unit and example: mean and variance 4, normalising 2, scale and shift 2; backward about 12."""
 FORWARD_NORMALISATION_FLOPS = 8
-"""Of these, those of the forward pass."""
+"""The part of them that the forward pass takes."""
 KEPT_OUTPUTS = 2
-"""Of each product and example the backward pass needs the output, and what activation made of it."""
+"""Tensors for each product and example that the backward pass needs: the output, and its activation."""
 GATHERED = 2**24
 """Numbers of a whole graph's nodes that are gathered at a time for a product, where units are spread over ranks."""
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one local step of one rank; multiply-add = 2."""
+    """The FLOPs of one local step of one rank; multiply-add = 2."""
 
     products: Number
-    """Matrix products, convolutions, attention: forward, and the gradients that anyone needs. What PyTorch counts."""
+    """Matrix products, convolutions and attention, forward and for the needed gradients, as PyTorch counts them."""
     first_input_gradient: Number
     """The gradient of the network's input, which nobody needs; the paper's figures count it."""
     normalisation: Number
@@ -40,26 +40,26 @@ class Flops:
     product_count: int
     """Matrix products, of all three kinds."""
     lookups: Number = 0
-    """What bags of rows of a table add up, and the gradients of these rows. PyTorch counts none of it."""
+    """Sums of bags of rows of a table, and the gradients of these rows. PyTorch counts none of it."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank. Examples, and the process itself with its libraries, are not among them."""
+    """Bytes of one rank, without its examples and without the process and its libraries."""
 
     owned: Number
-    """Owned rows, with the optimizer state that rests there: no rank has more."""
+    """Owned rows with the optimizer state that rests there, on the rank with the most."""
     network: Number
     """The weights that it trains."""
     gradients: Number
     optimizer: Number
     buffers: Number
-    """What is packed and received in a transfer."""
+    """Bytes that a transfer packs and receives."""
     activations: Number
     copies: Number
-    """Of networks beside the one that it trains: other ranks', or from before the round."""
+    """Networks beside the one that it trains: other ranks', or from before the round."""
     evaluation: Number = 0
-    """What the evaluation of a whole graph makes, in the place of gradients and activations."""
+    """Values that the evaluation of a whole graph makes, in the place of gradients and activations."""
 
     @property
     def total(self) -> Number:
@@ -69,7 +69,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class PartCost:
-    """What each of some ranks holds and computes."""
+    """The holdings and the work of each of some ranks."""
 
     part: Part
     elements: Number
@@ -82,7 +82,7 @@ class PartCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run costs on so many ranks."""
+    """The cost of a run on so many ranks."""
 
     method: str
     spec: MethodSpec
@@ -90,20 +90,20 @@ class Cost:
     parts: list[PartCost]
     local_steps: int
     examples_per_step: Number
-    """Consumed by all ranks."""
+    """Examples that all ranks consume in a step."""
     sends: int
-    """How often in a round all of ``loads`` are sent."""
+    """Times in a round that all of ``loads`` are sent."""
     loads: list[Load]
     sent_part: Number
-    """Of what is `received`."""
+    """The fraction of `received` that is sent."""
     tensors: int
     """Tensors for every parameter in each of them: 1, and the optimizer state where it travels along."""
     start_bytes: Number
-    """Sent more in the first round than in a later one; less where negative."""
+    """Bytes that the first round sends beyond a later one; fewer where negative."""
     since: int
     """The first round in which ``loads`` are sent."""
     side: int = 0
-    """Of the images that it trains on, downscaled; 0 where they are as they are in the data."""
+    """The side of the images that it trains on, if they are downscaled; otherwise 0."""
 
     @property
     def ranks(self) -> int:
@@ -115,21 +115,21 @@ class Cost:
 
     @property
     def largest(self) -> PartCost:
-        """The ranks that need the most memory."""
+        """The part whose ranks need the most memory."""
         return max(self.parts, key=lambda part: part.memory.total)
 
     @property
     def received_elements(self) -> Number:
-        """A round as the paper counts it: what all ranks receive to train on, one way, own elements included."""
+        """Elements of a round as the paper counts: all that ranks receive to train on, one way, own ones included."""
         return self.sends * self.sent_part * self.spec.received(self.held)
 
     @property
     def round_bytes(self) -> Number:
-        """A round as MPI counts it: by all ranks, what stays on its rank left out; expected over deals."""
+        """Bytes of a round as MPI counts them: all ranks' sendings to others, expected over deals."""
         return self.sends * self.tensors * sum(load.sent for load in self.loads)
 
     def sent_bytes(self, first: int, rounds: int) -> Number:
-        """Of so many rounds by this method from that round of a run on, its start included."""
+        """Count the bytes of so many rounds of this method from round ``first`` of a run on, its start included."""
         quiet = min(max(self.since - first, 0), rounds)
         return self.start_bytes + (rounds - quiet) * self.round_bytes
 
@@ -139,7 +139,7 @@ class Cost:
         return self.sends * sum(load.messages for load in self.loads)
 
     def flops(self, *kinds: str) -> Number:
-        """Of a local step, over all ranks that take part, of these kinds of `Flops` together."""
+        """Add up these kinds of `Flops` of a local step over all ranks that take part."""
         each = sum(len(part.part.ranks) * getattr(part.flops, kind) for part in self.parts for kind in kinds)
         return self.held.taking_part * each
 
@@ -152,7 +152,7 @@ def cost(
     shared_batch: bool = False,
     examples: int | None = None,
 ) -> Cost:
-    """The cost of a run on so many ranks, by its own method or another one or a rival.
+    """Return the cost of a run on so many ranks, by its own method, another one or a rival.
 
     ``shared_batch``: synchronous methods divide train.batch among the ranks, as in the paper's Figure 2; else every
     rank takes train.batch examples a step. ``examples``: all that there are to train on; where they are not known a
@@ -174,17 +174,17 @@ def cost(
     made = optimizer_spec(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
     stored = len(spec.slots(run))
-    sends = [COLLECTIVES[name].of(run) for name in spec.sends]
-    loads = [load for one in sends if (load := one.load(held))]
+    sends = [COLLECTIVES[name].in_run(run) for name in spec.sends]
+    loads = [load for collective in sends if (load := collective.load(held))]
     early = spec.leaves_early(run, architecture, ranks)
     tensors = moved = spec.moved(run)
     wired, wire = held, spec.wire(run)
     if wire != "float32":  # what is handled, averaged and buffered are values for all that
         tensors, wired = 1, Holdings(*dealing, *resting, wire, moved - 1)
         loads = [
-            replace(one.load(wired), handled=load.handled * moved, averaged=load.averaged * moved)
-            for one in sends
-            if (load := one.load(held))
+            replace(collective.load(wired), handled=load.handled * moved, averaged=load.averaged * moved)
+            for collective in sends
+            if (load := collective.load(held))
         ]
     if early:
         loads = beside_steps(loads, run.method.local_steps, early)
@@ -231,7 +231,7 @@ def phase_costs(
     examples: int | None = None,
     smaller: Mapping[int, Architecture] | None = None,
 ) -> list[tuple[Cost, int]]:
-    """What each of the methods that a run uses costs, one after the other, with its number of rounds.
+    """Return the cost of each of the methods that a run uses, one after the other, with its number of rounds.
 
     ``smaller``: the networks for images of other sides, where the run trains on some first; without it all is at full
     size. Raises ConfigError for a method that istmpi cannot train with, or a deal that cannot be made.
@@ -311,17 +311,17 @@ def _part_cost(
 
 
 def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
-    """What a forward pass over a whole graph makes, where they can be its units spread over ranks; 0 of other networks.
+    """Bytes of a forward pass over a whole graph, its units spread over ranks where they can be; 0 for other networks.
 
-    Of the widest layer the input and what each of its products made; a sum over neighbours has the place of the input.
+    These are the input and all products of the widest layer; a sum over neighbours takes the place of the input.
     """
     nodes = architecture.nodes[1]
     if not nodes:
         return 0
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
-    products = [one.parameter for one in architecture.operators if one.parameter]
+    products = [operator.parameter for operator in architecture.operators if operator.parameter]
     made = Counter(architecture.parameters[name].pattern.axes[0] for name in products)
-    widest = max(one.outputs(architecture.lengths) // one.calls for one in architecture.operators)
+    widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     gathered = 2 * min(GATHERED, nodes * widest) * (ranks > 1)
     copies = 1 + max(made.values())
     if not architecture.unitwise:

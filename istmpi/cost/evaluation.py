@@ -1,4 +1,4 @@
-"""What an evaluation of the full network needs: which weights every rank has whole, what is sent; without torch.
+"""Plans the evaluation of the full network: the weights that every rank has whole, and the traffic; without torch.
 
 Weights come to the examples (*gathered*: every rank has the whole weight) or examples to the weights (*sharded*: a leaf
 keeps the rows that its ranks own, and its outputs are gathered). The rule: **gathered weights take no more memory than
@@ -33,55 +33,55 @@ FLOPS_A_BYTE = 100
 COUNT = 8
 """Bytes of the number of values that a unit's moments are taken over."""
 RANKED = 8 * Ranking.size
-"""And those of ranked labels."""
+"""Bytes of the totals of ranked labels."""
 PART = 8 * (2 + 2 * TOP)
-"""Bytes of what a rank tells of an example's labels that it has."""
+"""Bytes that a rank sends about its part of an example's labels."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Parameters that are sharded together, for the leaves that have them have them together."""
+    """Parameters that are sharded together, because leaves share them."""
 
     names: tuple[str, ...]
     nbytes: int
     gathered: int
     """Bytes that all ranks hand to MPI where they are gathered."""
     sharded: int
-    """And where they are sharded, in all passes; of tables whose rows are looked up at most."""
+    """Bytes where they are sharded, in all passes; an upper bound for tables whose rows are looked up."""
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """Which parameters are sharded in an evaluation, and what that comes to."""
+    """The parameters that are sharded in an evaluation, and the bytes that follow from it."""
 
     sharded: frozenset[str]
     gathered_bytes: int
-    """Of the weights that every rank puts together."""
+    """Bytes of the weights that every rank puts together."""
     room: Number
-    """What they may have."""
+    """Bytes that these weights may take."""
     sent: int
     """Bytes that all ranks hand to MPI in calibration and test; with local examples only what is gathered."""
     by_units: bool = False
-    """Of a graph: the units of each layer are spread over the ranks (`istmpi.evaluation.spread_units`)."""
+    """True for a graph whose layers have their units spread over the ranks (`istmpi.evaluation.spread_units`)."""
 
 
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """Bytes that training has on every rank, in every phase of a run, and that are free while it evaluates.
+    """Bytes that every phase of training takes on every rank, and that are free during an evaluation.
 
-    Of local graphs those of gradients alone: all ranks must find the same, and activations are as many as a rank's own
-    graph has nodes.
+    For local graphs only gradients count: all ranks must find the same number, and activations depend on a rank's own
+    graph.
     """
     memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
-    own = run.data.placement == "local" and architecture.nodes[1] > 0
-    return min(memory.gradients + (0 if own else memory.activations) for memory in memories)
+    local_graph = run.data.placement == "local" and architecture.nodes[1] > 0
+    return min(memory.gradients + (0 if local_graph else memory.activations) for memory in memories)
 
 
 MOST_LOGITS = 2**26
-"""That a pass over windows of text, or rows of very many labels, makes, if it is more than one: 256 MiB."""
+"""Logits of a pass over windows of text, or rows of very many labels, if it has more than one: 256 MiB."""
 
 
 def windows_together(batch: int, logits: int) -> int:
-    """Windows of text, or sparse rows, in a pass of an evaluation, of at most so many, each with that many logits."""
+    """Windows of text, or sparse rows, of an evaluation's pass: at most ``batch``, each with ``logits`` logits."""
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
@@ -93,7 +93,7 @@ def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
     much, which has the stream beside.
     """
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
-    widest = max(one.outputs(architecture.lengths) // one.calls for one in architecture.operators)
+    widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     if architecture.nodes[1]:
         return whole_graph_bytes(architecture, ranks)
     batch, code = run.evaluate.batch, getattr(architecture, "code", None)
@@ -101,7 +101,7 @@ def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
         batch = windows_together(batch, code.numbers)
     sampled = calibration_examples(run, architecture, ranks) if architecture.batch_norms else 0
     examples = max(batch, -(-sampled // ranks))
-    in_a_row = sum(one.lookups for one in architecture.operators)
+    in_a_row = sum(operator.lookups for operator in architecture.operators)
     return examples * ((in_a_row or prod(architecture.example_shape)) + 2 * widest) * itemsize
 
 
@@ -113,12 +113,12 @@ def evaluation_plan(
     local: bool = False,
     spread: bool = False,
 ) -> EvaluationPlan:
-    """The plan of an evaluation on so many ranks, with ``room`` for gathered weights.
+    """Plan an evaluation on so many ranks, with ``room`` for gathered weights.
 
     ``passes``: the number of examples of each batch, the calibration's first. ``spread``: where the network's head is
     sharded only what is ranked first of its outputs is sent (`istmpi.multilabel.Parts`), and nothing in a calibration.
     """
-    sizes = {name: _nbytes(one, architecture) for name, one in architecture.parameters.items()}
+    sizes = {name: _nbytes(parameter, architecture) for name, parameter in architecture.parameters.items()}
     if architecture.unitwise and architecture.nodes[1] and ranks > 1 and not local:
         return _graph_plan(architecture, ranks, room, sizes)
     choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
@@ -167,8 +167,8 @@ def _costs_more_than_it_saves(
 
 
 def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dict[str, int]) -> EvaluationPlan:
-    """Of a whole graph, whose layers are large: gathered with its weights, or the units spread over the ranks."""
-    nodes, itemsize = architecture.nodes[1], max(one.itemsize for one in architecture.parameters.values())
+    """Plan for a whole graph, whose layers are large: gather it with its weights, or spread the units."""
+    nodes, itemsize = architecture.nodes[1], max(parameter.itemsize for parameter in architecture.parameters.values())
     lengths, made = architecture.lengths, sum(sizes.values())
     if made + whole_graph_bytes(architecture, 1) <= room:
         sent = (ranks - 1) * made + ranks * (ranks - 1) * TOTALS
@@ -198,7 +198,7 @@ def _price(one: Weights, local: bool) -> tuple[Number, str]:
 def _choices(
     architecture: Architecture, ranks: int, passes: Sequence[int], sizes: dict[str, int], spread: bool
 ) -> Iterator[Weights]:
-    """The weights that can be sharded: of leaves that have a row for every rank."""
+    """Yield the weights that can be sharded: those of leaves with a row for every rank."""
     for paths in _together(architecture):
         names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))
         rows = min(architecture.parameters[name].pattern.axes[0].length(architecture.lengths) for name in names)
@@ -214,7 +214,7 @@ def _choices(
 
 
 def _together(architecture: Architecture) -> list[list[str]]:
-    """The leaves, those together that share a parameter."""
+    """Group the leaves that share a parameter."""
     groups: list[tuple[set[str], list[str]]] = []
     for path, names in architecture.leaves.items():
         touching = [group for group in groups if not group[0].isdisjoint(names)]
@@ -225,7 +225,7 @@ def _together(architecture: Architecture) -> list[list[str]]:
 
 
 def _pass_bytes(architecture: Architecture, path: str, ranks: int, examples: int) -> int:
-    """Bytes that all ranks hand to MPI for a sharded leaf in a forward pass over so many examples."""
+    """Count the bytes that all ranks hand to MPI for a sharded leaf in a forward pass over so many examples."""
     total = 0
     for operator in architecture.operators:
         if operator.module != path:

@@ -1,4 +1,4 @@
-"""Who holds how much of every parameter, in closed form: nothing here loops over ranks, and no number overflows.
+"""Counts who holds how much of every parameter, in closed form: no loop over ranks, and no number overflows.
 
 A parameter with k dealt axes is held |W|·P^(1-k) times over all ranks (arXiv 1910.02120, section 3.3). Where whole
 blocks are dealt (``blocks[3]``) a rank holds one or not; sizes are then expected ones, as exact fractions.
@@ -20,7 +20,7 @@ Number = int | Fraction
 
 @dataclass(frozen=True)
 class Part:
-    """What each of some neighbouring ranks trains in a round: a network of these lengths."""
+    """The network, of these lengths, that each of some neighbouring ranks trains in a round."""
 
     ranks: range
     lengths: Mapping[str, Number]
@@ -28,18 +28,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Origin:
-    """Odds of who held an element in the round before, and as well of who will in the round after.
+    """The odds of an element's holders in the round before, which are those of the round after, too.
 
-    Of what does not stay with its holders: nobody, as it comes from its owner.
+    Elements that do not stay with their holders come from their owners: nobody held them.
     """
 
     nobody: Number
     others: Number
-    """Another rank than the one that holds it now."""
+    """The odds that another rank than the present holder held it."""
 
 
 class Holdings:
-    """How much of the parameters each rank is dealt, and how much of that it owns already.
+    """The amount of the parameters that each rank is dealt, and the part of it that it owns already.
 
     ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. ``least``: so many units
     of a group each rank has, some together with others (`istmpi.engine.partition`). ``members``: so many
@@ -101,11 +101,11 @@ class Holdings:
         return length // self.ranks + (rank < length % self.ranks)
 
     def bytes(self, part: Part) -> Number:
-        """Of the network that each of these ranks trains."""
+        """Count the bytes of the network that each of these ranks trains."""
         return sum(parameter.size(part.lengths) * parameter.itemsize for parameter in self.parameters.values())
 
     def owner_bytes(self, part: Part) -> Number:
-        """What each of these ranks gets from owners before a round, and what is flushed to them after it: expected."""
+        """Count the bytes that each of these ranks gets from owners before a round and flushes after it: expected."""
         total: Number = 0
         for parameter, itemsize, scales in self._travelling:
             nobody = self.origin(parameter, part).nobody
@@ -113,7 +113,7 @@ class Holdings:
         return total
 
     def hop_bytes(self, part: Part) -> Number:
-        """What each of these ranks gets from other ranks that held it in the round before: expected."""
+        """Count the bytes that each of these ranks gets from the ranks that held them in the round before: expected."""
         total: Number = 0
         for parameter, itemsize, scales in self._travelling:
             others = self.origin(parameter, part).others
@@ -121,7 +121,7 @@ class Holdings:
         return total
 
     def origin(self, parameter: Parameter, part: Part) -> "Origin":
-        """Who held an element of a parameter in the round before that each of these ranks holds now."""
+        """Return the former holders, in the round before, of an element that each of these ranks holds now."""
         names = tuple(
             factor.name for axis in parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
         )
@@ -143,26 +143,26 @@ class Holdings:
     @cached_property
     def _travelling(self) -> list[tuple[Parameter, int, int]]:
         """Every tensor that travels, with the bytes of a value and the number of its scales in a message."""
-        found = []
+        tensors = []
         for name, parameter in self.with_slots(self.parameters).items():
             form = form_of(self._wire, name, parameter)
             scales = scales_of(form, parameter, self.lengths, dict.fromkeys(self.groups), self.ranks)
-            found.append((parameter, value_bytes(form, parameter), scales))
-        return found
+            tensors.append((parameter, value_bytes(form, parameter), scales))
+        return tensors
 
     def with_slots(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-        """These parameters and the slots that are counted with them."""
+        """Return these parameters and the slots that are counted with them."""
         return with_slots(parameters, tuple(map(str, range(self._slots))))
 
     def wired_bytes(self, parameters: Mapping[str, Parameter]) -> int:
-        """Of these parameters, once, as they travel round a ring."""
+        """Count the bytes of these parameters, once, as they travel round a ring."""
         if self._wire == "float32":
-            return sum(one.size(self.lengths) * one.itemsize for one in parameters.values())
+            return sum(parameter.size(self.lengths) * parameter.itemsize for parameter in parameters.values())
         travelling = self.with_slots(parameters)
         if not travelling:
             return 0
-        elements = {name: one.size(self.lengths) for name, one in travelling.items()}
-        forms = {name: form_of(self._wire, name, one) for name, one in travelling.items()}
+        elements = {name: parameter.size(self.lengths) for name, parameter in travelling.items()}
+        forms = {name: form_of(self._wire, name, parameter) for name, parameter in travelling.items()}
         return ring.once_round(elements, next(iter(travelling.values())).itemsize, self.ranks, forms)
 
     def _moving(self, name: str) -> Fraction:
@@ -172,22 +172,22 @@ class Holdings:
 
     @cached_property
     def network_bytes(self) -> int:
-        """Of the whole network, once."""
+        """Bytes of the whole network, once."""
         return sum(parameter.size(self.lengths) * parameter.itemsize for parameter in self.parameters.values())
 
     @cached_property
     def network_elements(self) -> int:
-        """Of the whole network, once."""
+        """Elements of the whole network, once."""
         return sum(parameter.size(self.lengths) for parameter in self.parameters.values())
 
     @cached_property
     def held_bytes(self) -> Number:
-        """Of all ranks' networks together."""
+        """Bytes of all ranks' networks together."""
         return self.taking_part * sum(len(part.ranks) * self.bytes(part) for part in self.parts)
 
     @cached_property
     def held_elements(self) -> Number:
-        """Of all ranks' networks together."""
+        """Elements of all ranks' networks together."""
         return self.taking_part * sum(
             len(part.ranks) * parameter.size(part.lengths)
             for part in self.parts
@@ -196,12 +196,12 @@ class Holdings:
 
     @cached_property
     def largest_bytes(self) -> Number:
-        """Of the largest network that a rank trains."""
+        """Bytes of the largest network that a rank trains."""
         return max(self.bytes(part) for part in self.parts)
 
     @cached_property
     def fetched_bytes(self) -> Number:
-        """What all ranks get from owners that they are not themselves: expected over deals."""
+        """Bytes that all ranks get from owners other than themselves: expected over deals."""
         fetched = Fraction(0)
         for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)
@@ -218,30 +218,34 @@ class Holdings:
 
     @cached_property
     def served_bytes(self) -> Fraction:
-        """What all ranks together get of the rows that one owner has, the owner with most rows."""
+        """Bytes that all ranks together get from the owner that has the most rows."""
         served = Fraction(0)
         for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)
-            wanted = sum(
+            elements = sum(
                 len(part.ranks) * parameter.size(part.lengths) * self.origin(parameter, part).nobody
                 for part in self.parts
             )
-            served += wanted * itemsize * Fraction(-(-rows // self.ranks), rows) + scales * self.ranks * (wanted > 0)
+            served += elements * itemsize * Fraction(-(-rows // self.ranks), rows) + scales * self.ranks * (
+                elements > 0
+            )
         return self.taking_part * served
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Of what is not dealt out, once."""
-        return sum(one.size(self.lengths) * one.itemsize for one in self.shared.values())
+        """Bytes of the parameters that are not dealt out, once."""
+        return sum(parameter.size(self.lengths) * parameter.itemsize for parameter in self.shared.values())
 
     @property
     def shared(self) -> dict[str, Parameter]:
-        """What is not dealt out."""
-        return {name: one for name, one in self.parameters.items() if not one.pattern.dealt(self.groups)}
+        """The parameters that are not dealt out."""
+        return {
+            name: parameter for name, parameter in self.parameters.items() if not parameter.pattern.dealt(self.groups)
+        }
 
     @cached_property
     def averaged_bytes(self) -> int:
-        """Of the copies of what is not dealt out that one owner has, the owner with most rows; 0 from one rank."""
+        """Bytes of the copies of undealt parameters that the owner with the most rows receives; 0 on one rank."""
         if self.members == 1:
             return 0
         apart, total = {*self.groups} - self.overlapping.keys(), 0
@@ -255,12 +259,12 @@ class Holdings:
 
     @cached_property
     def owned_bytes(self) -> int:
-        """Of the rows that an owner has; no rank has more."""
+        """Bytes of the rows that an owner has; no rank has more."""
         return _owned_bytes(self.parameters, self.lengths, self.ranks)
 
     @cached_property
     def share_of_a_rank(self) -> Fraction:
-        """The fraction of the network that a rank trains that takes part, and so one example: the mean over ranks."""
+        """The fraction of the network that a participating rank trains, and so an example: the mean over ranks."""
         return Fraction(self.held_elements) / self.members / self.network_elements
 
     @cached_property

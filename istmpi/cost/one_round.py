@@ -18,7 +18,7 @@ from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
 
 MOST_WORK = 10**9
-"""Rounds times pairs of ranks times units of which the exact bytes are summed; it takes some seconds."""
+"""The most work, as rounds times pairs of ranks times units, for exact sums; it takes some seconds."""
 
 
 def run_bytes(
@@ -26,7 +26,7 @@ def run_bytes(
 ) -> int | None:
     """Return the bytes that all ranks hand to MPI in a whole run of its seed; None where they are not known exactly.
 
-    That is where ranks decide in training what they send, where shares follow times, and where it is too much work.
+    They are not where ranks decide in training what they send, where shares follow times, or where sums take too long.
     ``smaller``: networks for images of other sides, where the run trains on some first.
     """
     work = run.train.rounds * ranks**2 * sum(architecture.lengths[name] for name in architecture.groups)
@@ -58,7 +58,7 @@ def round_bytes(
     """Return the bytes that each rank hands to MPI in a round, for its deal, perhaps with other ``shares``.
 
     ``fresh``: whether it is the first round of its method in a job, by default round 0. Such a round includes what the
-    method sends once at the start. Of dynamic averaging it is the most that a round sends in which all ranks average.
+    method sends once at the start. For dynamic averaging it is a round in which all ranks average.
     Only for methods that istmpi runs.
     """
     spec, sent, fresh = spec_of(run.method.name), np.zeros(ranks, dtype=np.int64), fresh or round == 0
@@ -71,7 +71,7 @@ def round_bytes(
         sent += leg_bytes(Leg("pull", everything, route.owners, route.deal(round)), ranks, architecture.lengths)
     if round >= spec.sends_since(run):
         for name in spec.sends:
-            sent += spec.sends_in_a_round(run) * COLLECTIVES[name].of(run).sent(moved, route.owners, spec.wire(run))
+            sent += spec.sends_in_a_round(run) * COLLECTIVES[name].in_run(run).sent(moved, route.owners, spec.wire(run))
     return sent.tolist()
 
 
@@ -95,9 +95,9 @@ def leg_bytes(leg: Leg, ranks: int, lengths: dict[str, int]) -> np.ndarray:
     """Return the bytes that each rank hands to MPI for a leg of a route: ``[rank]`` int64."""
     kind = leg.wire.kind if leg.wire else "float32"
     if leg.source is None:
-        elements = {name: one.size(lengths) for name, one in leg.parameters.items()}
-        itemsize = next((one.itemsize for one in leg.parameters.values()), 0)
-        forms = {name: form_of(kind, name, one) for name, one in leg.parameters.items()}
+        elements = {name: parameter.size(lengths) for name, parameter in leg.parameters.items()}
+        itemsize = next((parameter.itemsize for parameter in leg.parameters.values()), 0)
+        forms = {name: form_of(kind, name, parameter) for name, parameter in leg.parameters.items()}
         return np.array(ring.sent_bytes(elements, itemsize, ranks, forms))
     pairs = pair_bytes(leg.parameters, leg.source, leg.target, leg.exclude, kind)
     return pairs.sum(axis=1) - pairs.diagonal()

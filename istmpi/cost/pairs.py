@@ -17,10 +17,10 @@ def pair_bytes(
     exclude: Partition | None = None,
     wire: str = "float32",
 ) -> np.ndarray:
-    """Bytes that every rank has for every other when all parameters move: ``[from, to]`` int64, exact.
+    """Count the bytes from every rank to every other when all parameters move: ``[from, to]`` int64, exact.
 
-    The diagonal is what stays on its rank and never reaches MPI. ``exclude``: of what this deal deals out only
-    the elements move that no rank has in it. ``wire``: how values travel (method.wire).
+    The diagonal stays on its rank and never reaches MPI. ``exclude``: a deal; of what it deals out only
+    those elements move that no rank has in it. ``wire``: the form of the values (method.wire).
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for name, parameter in parameters.items():

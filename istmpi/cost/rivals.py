@@ -1,4 +1,4 @@
-"""What others run, or could be run: counted beside istmpi's own methods, and only for comparison."""
+"""Rivals that others run, or could run: counted beside istmpi's own methods, and only for comparison."""
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods import METHODS, MethodSpec
@@ -30,8 +30,8 @@ RIVALS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 
 
 def counted(name: str) -> MethodSpec:
-    """The method or rival of a name; ConfigError with the nearest name when there is none."""
-    known = METHODS | RIVALS
-    if name not in known:
-        raise ConfigError(f"method.name = {name!r} is not known{did_you_mean(name, known)}")
-    return known[name]
+    """Return the method or rival of a name; ConfigError with the nearest name when there is none."""
+    methods = METHODS | RIVALS
+    if name not in methods:
+        raise ConfigError(f"method.name = {name!r} is not known{did_you_mean(name, methods)}")
+    return methods[name]

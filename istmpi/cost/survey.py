@@ -1,4 +1,4 @@
-"""The whole cost of several methods at several numbers of ranks, as flat rows: what tables, files and plots show."""
+"""The whole cost of several methods at several numbers of ranks, as flat rows for tables, files and plots."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -21,48 +21,49 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run on a cluster: what all questions about cost are asked of."""
+    """A run on a cluster, whose cost is asked for."""
 
     run: Run
     architecture: Architecture
     cluster: Cluster
     examples: int
-    """In an epoch."""
+    """Examples of an epoch."""
     shared_batch: bool = False
-    """Synchronous methods divide train.batch among the ranks."""
+    """True if synchronous methods divide train.batch among the ranks."""
 
     def cost(self, method: str, ranks: int) -> Cost:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
 
     def seconds(self, method: str, ranks: int) -> float:
-        """Of an epoch."""
+        """Return the seconds of an epoch."""
         return epoch_seconds(self.cost(method, ranks), self.cluster, self.examples)
 
     def alone(self) -> float:
-        """Seconds of an epoch of plain SGD in one process, which sends and packs nothing."""
+        """Return the seconds of an epoch of plain SGD in one process, which sends and packs nothing."""
         plain = self.run.override({"method.name": "local-sgd", "method.shares": None})
-        one = cost(plain, self.architecture, 1)
+        plain_cost = cost(plain, self.architecture, 1)
         cluster = replace(self.cluster, flops=(max(self.cluster.flops),))
-        return self.examples / float(one.local_steps * one.examples_per_step) * round_time(one, cluster).compute
+        examples = float(plain_cost.local_steps * plain_cost.examples_per_step)
+        return self.examples / examples * round_time(plain_cost, cluster).compute
 
     def can(self, method: str) -> bool:
-        """Whether a method can be used: one that deals needs something to deal out, unless the run says nothing."""
+        """Say whether a method can be used: one that deals needs something to deal out, unless the run says nothing."""
         spec, partition = counted(method), self.run.method.partition
         return not spec.deals or partition == () or bool(spec.groups(self.run, self.architecture))
 
     def most_ranks(self, method: str) -> int | None:
-        """The most ranks that a method's deal can serve; None where nothing is dealt."""
+        """Return the most ranks that a method's deal can serve; None where nothing is dealt."""
         groups = counted(method).groups(self.run, self.architecture)
         return min((self.architecture.lengths[name] for name in groups), default=None)
 
     def narrowest(self, method: str) -> str:
-        """The unit group that ends it."""
+        """Return the unit group that limits the number of ranks."""
         groups = counted(method).groups(self.run, self.architecture)
         return min(groups, key=self.architecture.lengths.__getitem__)
 
 
 def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> list[Row]:
-    """A row for every method and number of ranks, up to what a method's deal can serve."""
+    """Return a row for every method and number of ranks that its deal can serve."""
     alone = scenario.alone()
     return [
         _row(scenario, method, count, alone)
@@ -73,7 +74,7 @@ def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> 
 
 
 def resized(architecture: Architecture, lengths: dict[str, int]) -> Architecture:
-    """An architecture at other full lengths, as far as its cost goes."""
+    """Return an architecture that costs as much as this one with other full lengths."""
     other = copy(architecture)
     other.lengths = lengths
     return other
@@ -139,13 +140,13 @@ def _plain(value: Any) -> Any:
 
 
 def first_ranks(scenario: Scenario, method: str, rival: str, most: int) -> int | None:
-    """The fewest ranks, from 2, at which a method's epoch is shorter than a rival's; None where it never is."""
-    most = min(most, scenario.most_ranks(method) or most, scenario.most_ranks(rival) or most)
-    return _first(lambda ranks: scenario.seconds(method, ranks) < scenario.seconds(rival, ranks), 2, most)
+    """Find the fewest ranks, from 2, at which a method's epoch is shorter than a rival's; None where it never is."""
+    last = min(most, scenario.most_ranks(method) or most, scenario.most_ranks(rival) or most)
+    return _first(lambda ranks: scenario.seconds(method, ranks) < scenario.seconds(rival, ranks), 2, last)
 
 
 def first_local_steps(scenario: Scenario, method: str, rival: str, ranks: int, most: int = 10_000) -> int | None:
-    """The fewest local steps at which a method's epoch is shorter than a rival's; None where it never is."""
+    """Find the fewest local steps at which a method's epoch is shorter than a rival's; None where it never is."""
 
     def wins(local_steps: int) -> bool:
         other = replace(scenario, run=scenario.run.override({"method.local_steps": local_steps}))
@@ -155,7 +156,7 @@ def first_local_steps(scenario: Scenario, method: str, rival: str, ranks: int, m
 
 
 def _first(holds: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The first number for which something holds: looked for in steps of a tenth, then by halving before the hit."""
+    """Find the first number for which ``holds`` is true: in steps of a tenth, then by halving before the hit."""
     before, number = least - 1, least
     while before < most:
         if holds(number):
@@ -168,7 +169,7 @@ def _first(holds: Callable[[int], bool], least: int, most: int) -> int | None:
 
 
 def widest(scenario: Scenario, method: str, ranks: int, memory: float) -> dict[str, int] | None:
-    """The lengths of the largest network, all dealt widths scaled alike, with which no rank needs more than ``memory``.
+    """Find the lengths of the largest network, all dealt widths scaled alike, that fits every rank's ``memory``.
 
     None where not even a unit for each rank fits, or no width can be scaled. Activations count, the process with its
     libraries does not.

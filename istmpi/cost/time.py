@@ -12,9 +12,9 @@ from istmpi.cost.cluster import Cluster, Link
 from istmpi.cost.counts import Cost, PartCost
 
 BACKWARD_SHARE = 2 / 3
-"""Of a step's time; what is sent in buckets while it runs hides behind it."""
+"""The backward pass's part of a step's time; buckets that are sent during it hide behind it."""
 COMPUTING = 0.95
-"""The part of its time that a rank shall compute."""
+"""The fraction of its time that a rank shall compute."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RoundTime:
 
     compute: float
     transfer: float
-    """What is not hidden behind computing."""
+    """Seconds of sending that are not hidden behind computing."""
 
     @property
     def total(self) -> float:
@@ -31,7 +31,7 @@ class RoundTime:
 
 
 def step_seconds(part: PartCost, cluster: Cluster) -> float:
-    """One local step of the slowest of these ranks."""
+    """Return the seconds of a local step of the slowest of these ranks."""
     return (
         float(part.flops.products) / cluster.speed(part.part.ranks)
         + part.flops.product_count * cluster.product_seconds
@@ -42,7 +42,7 @@ def step_seconds(part: PartCost, cluster: Cluster) -> float:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What is sent at once: seconds that it takes at any rate, bytes of the busiest rank, and what it hides behind."""
+    """A sending at one time: seconds that it takes at any rate, bytes of the busiest rank, and time that hides it."""
 
     fixed: float
     nbytes: float
@@ -55,10 +55,10 @@ class Exchange:
 
 
 def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
-    """What is sent each time, one after the other; ``cost.sends`` times a round."""
+    """List the sendings of each time, one after the other; ``cost.sends`` times a round."""
     step = max(step_seconds(part, cluster) for part in cost.parts)
     of_a_step = BACKWARD_SHARE * step * cost.local_steps / cost.sends if cost.spec.overlaps else 0.0
-    found = []
+    exchanged = []
     for load in cost.loads:
         link = cluster.links[load.link]
         fixed = load.messages * link.latency
@@ -66,33 +66,33 @@ def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
         fixed += float(load.averaged * cost.tensors) * cluster.average_seconds_per_byte
         fixed += cluster.transfer_seconds
         nbytes, hidden = float(load.busiest * cost.tensors), of_a_step + load.steps_behind * step
-        found += [Exchange(fixed * float(part), nbytes * float(part), link, hidden) for part in load.parts]
-    return found
+        exchanged += [Exchange(fixed * float(part), nbytes * float(part), link, hidden) for part in load.parts]
+    return exchanged
 
 
 def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
-    """One round: J local steps, and all that is sent in them."""
+    """Return the time of a round: J local steps, and all that is sent in them."""
     step = max(step_seconds(part, cluster) for part in cost.parts)
-    once = sum(one.waited() for one in exchanges(cost, cluster))
+    once = sum(exchange.waited() for exchange in exchanges(cost, cluster))
     return RoundTime(cost.local_steps * step, cost.sends * once + _deal_seconds(cost, cluster))
 
 
 def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
-    """Bits a second in each direction from which on a rank computes that part of its time; its link has no latency.
+    """Return the least rate, in bits a second each way, at which a rank computes that part of its time; no latency.
 
-    Infinite where no rate is enough, 0 where nothing is sent. What ranks wait for in a round is a sum of terms
+    It is infinite where no rate is enough, and 0 where nothing is sent. A round's waiting time is a sum of terms
     max(bytes * seconds a byte + fixed - hidden, 0), of which ever more are above 0 as a byte takes longer.
     """
     bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
     compute = cost.local_steps * max(step_seconds(part, bare) for part in cost.parts)
     allowed = (compute * (1 - computing) / computing - _deal_seconds(cost, bare)) / cost.sends
-    terms = [one for one in exchanges(cost, bare) if one.nbytes]
+    terms = [term for term in exchanges(cost, bare) if term.nbytes]
     if not terms:
         return 0.0
-    terms.sort(key=lambda one: (one.hidden - one.fixed) / one.nbytes)
+    terms.sort(key=lambda term: (term.hidden - term.fixed) / term.nbytes)
     nbytes = room = 0.0
-    for one, following in zip_longest(terms, terms[1:]):
-        nbytes, room = nbytes + one.nbytes, room + one.hidden - one.fixed
+    for term, following in zip_longest(terms, terms[1:]):
+        nbytes, room = nbytes + term.nbytes, room + term.hidden - term.fixed
         seconds_a_byte = (allowed + room) / nbytes
         if following is None or seconds_a_byte <= (following.hidden - following.fixed) / following.nbytes:
             break
@@ -104,6 +104,6 @@ def _deal_seconds(cost: Cost, cluster: Cluster) -> float:
 
 
 def epoch_seconds(cost: Cost, cluster: Cluster, examples: int) -> float:
-    """The time in which all ranks together consume so many examples."""
+    """Return the time in which all ranks together consume so many examples."""
     rounds = examples / float(cost.local_steps * cost.examples_per_step)
     return rounds * round_time(cost, cluster).total

@@ -92,15 +92,15 @@ class Axis:
 
     def spread(self, lengths: Mapping[str, int], of_units: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Return facts of units by position along this axis: an array for each factor that has such a name."""
-        found = []
+        arrays = []
         for place, factor in enumerate(self.factors):
             if factor.name in of_units:
                 values = of_units[factor.name]
                 values = values if factor.unit is None else values[[factor.unit]]
-                outer = prod(one.length(lengths) for one in self.factors[:place])
-                inner = prod(one.length(lengths) for one in self.factors[place + 1 :])
-                found.append(np.tile(np.repeat(values, inner), outer))
-        return found
+                outer = prod(part.length(lengths) for part in self.factors[:place])
+                inner = prod(part.length(lengths) for part in self.factors[place + 1 :])
+                arrays.append(np.tile(np.repeat(values, inner), outer))
+        return arrays
 
 
 @dataclass(frozen=True)
@@ -218,9 +218,9 @@ def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int
     if isinstance(theirs, range):
         first, last = (int(bound) for bound in np.searchsorted(mine, (theirs.start, theirs.stop)))
         return slice(first, last), last - first
-    found = np.searchsorted(theirs, mine)
-    found[found == len(theirs)] = 0
-    where = np.flatnonzero(theirs[found] == mine) if len(theirs) else np.empty(0, dtype=np.int64)
+    nearest = np.searchsorted(theirs, mine)
+    nearest[nearest == len(theirs)] = 0
+    where = np.flatnonzero(theirs[nearest] == mine) if len(theirs) else np.empty(0, dtype=np.int64)
     return where, len(where)
 
 

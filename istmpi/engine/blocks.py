@@ -36,16 +36,16 @@ class Block:
     scales: int = 0
     """The number of scales that go with its values."""
     cut: tuple[int, int, int] | None = None
-    """For a slab of a longer block: the axis, its first position there, and the whole length."""
+    """The axis, the first position there and the whole length, for a slab of a longer block."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of the values as they travel: one axis where some are left out."""
         if not self.holders:
             return self.extent
-        known = [where[where >= 0] for where in self.holders if where is not None]
-        ranks = 1 + max((int(where.max()) for where in known if len(where)), default=0)
-        alike = np.prod([np.bincount(where, minlength=ranks) for where in known], axis=0).sum()
+        dealt = [where[where >= 0] for where in self.holders if where is not None]
+        ranks = 1 + max((int(where.max()) for where in dealt if len(where)), default=0)
+        alike = np.prod([np.bincount(where, minlength=ranks) for where in dealt], axis=0).sum()
         free = prod(length for length, where in zip(self.extent, self.holders, strict=True) if where is None)
         return (prod(self.extent) - int(alike) * free,)
 

@@ -21,16 +21,16 @@ class Departure:
 
 def layers(parameters: Mapping[str, Parameter]) -> list[list[str]]:
     """Names by layer, in the network's order; what comes before the first matrix belongs to it."""
-    found: list[list[str]] = []
+    by_layer: list[list[str]] = []
     has_matrix = True
     for name, parameter in parameters.items():
         matrix = len(parameter.pattern.axes) > 1
-        if not found or (matrix and has_matrix):
-            found.append([])
+        if not by_layer or (matrix and has_matrix):
+            by_layer.append([])
             has_matrix = False
         has_matrix |= matrix
-        found[-1].append(name)
-    return found
+        by_layer[-1].append(name)
+    return by_layer
 
 
 FRAGMENTS = 4

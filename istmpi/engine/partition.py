@@ -24,8 +24,8 @@ def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> li
     if shares is None:
         return [length // ranks + (rank < length % ranks) for rank in range(ranks)]
     spare = length - ranks
-    wanted = np.asarray(shares, dtype=np.float64) / np.sum(shares) * length
-    above = np.maximum(wanted - 1, 0)
+    exact = np.asarray(shares, dtype=np.float64) / np.sum(shares) * length
+    above = np.maximum(exact - 1, 0)
     above *= spare / above.sum() if above.sum() else 0
     sizes = np.floor(above).astype(np.int64)
     remainders = above - sizes
@@ -165,17 +165,17 @@ class Partition:
         ranks = axis.spread(self.lengths, self._ranks)
         if not ranks:
             return None
-        return np.where(np.all([one == ranks[0] for one in ranks], axis=0), ranks[0], -1)
+        return np.where(np.all([holders == ranks[0] for holders in ranks], axis=0), ranks[0], -1)
 
     @cached_property
     def _ranks(self) -> dict[str, np.ndarray]:
         """The rank that was dealt each unit of every group."""
-        found = {}
+        holders = {}
         for name, parts in self.units.items():
-            found[name] = np.empty(self.lengths[name], dtype=np.int64)
+            holders[name] = np.empty(self.lengths[name], dtype=np.int64)
             for rank, part in enumerate(parts):
-                found[name][part] = rank
-        return found
+                holders[name][part] = rank
+        return holders
 
     @cached_property
     def digest(self) -> int:

@@ -23,12 +23,12 @@ LEAD = 2
 
 def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
     """The shares that follow from these and the ranks' seconds of local steps with them; their sum is 1."""
-    wanted = [share / sqrt(took) for share, took in zip(shares, seconds, strict=True)]
-    total, least = sum(wanted), LEAST / len(wanted)
-    wanted = [max(share / total, least) for share in wanted]
-    total = sum(wanted)
+    next_shares = [share / sqrt(took) for share, took in zip(shares, seconds, strict=True)]
+    total, least = sum(next_shares), LEAST / len(next_shares)
+    next_shares = [max(share / total, least) for share in next_shares]
+    total = sum(next_shares)
     # Few digits, for they stand in every line of the metrics: who reads them there has the very same shares.
-    return tuple(float(f"{share / total:.6g}") for share in wanted)
+    return tuple(float(f"{share / total:.6g}") for share in next_shares)
 
 
 def equal(ranks: int) -> tuple[float, ...]:
@@ -67,13 +67,13 @@ class Shares:
     def known(self, round: int) -> dict[int, Sequence[float]]:
         """The log of the rounds before, at and behind one: what was trained last, and all that is decided by then."""
         rounds = range(max(round - 1, 0), round + 2)
-        found: dict[int, Sequence[float]] = {}
+        log: dict[int, Sequence[float]] = {}
         if self.changing and any(map(self.of, rounds)):
             for number in rounds:
                 shares = self.of(number) or equal(self.ranks)
-                if shares != next(reversed(found.values()), None):
-                    found[number] = shares
-        return found
+                if shares != next(reversed(log.values()), None):
+                    log[number] = shares
+        return log
 
     def measured(self, round: int, seconds: Sequence[float]) -> tuple[float, ...] | None:
         """Take the ranks' seconds of local steps of a round that is done; returns other shares where they should be.
@@ -86,8 +86,9 @@ class Shares:
         if len(self._seconds) < ROUNDS:
             return None
         present = self.of(round) or equal(self.ranks)
-        wanted = following(present, [median(of_rank) for of_rank in zip(*self._seconds, strict=True)])
-        return wanted if max(abs(new / old - 1) for new, old in zip(wanted, present, strict=True)) > CHANGE else None
+        next_shares = following(present, [median(of_rank) for of_rank in zip(*self._seconds, strict=True)])
+        change = max(abs(new / old - 1) for new, old in zip(next_shares, present, strict=True))
+        return next_shares if change > CHANGE else None
 
     def go_on(self, log: Mapping[int, Sequence[float]], ranks: int) -> None:
         """Take over what so many ranks had in their log; they begin anew on another number, and a given log counts."""

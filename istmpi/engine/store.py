@@ -94,11 +94,13 @@ class ParameterStore:
 
         Those that are there already stay as they are.
         """
-        own = {name: self.parameters[name] for name in weights_among(self.parameters)}
-        kinds, wanted = tuple(dict.fromkeys(getattr(slot, "kind", slot) for slot in slots)), {*slots}
-        extended = with_slots(own, kinds)
+        weights = {name: self.parameters[name] for name in weights_among(self.parameters)}
+        kinds, requested = tuple(dict.fromkeys(getattr(slot, "kind", slot) for slot in slots)), {*slots}
+        extended = with_slots(weights, kinds)
         self.parameters = {
-            name: one for name, one in extended.items() if name in own or not wanted.isdisjoint((name, name.kind))
+            name: parameter
+            for name, parameter in extended.items()
+            if name in weights or not requested.isdisjoint((name, name.kind))
         } | self.parameters
         for name, parameter in self.parameters.items():
             if name not in self.tensors:
@@ -106,9 +108,9 @@ class ParameterStore:
 
     def drop_slots(self, except_for: Collection[str]) -> None:
         """Forget all other slots than these, which are said as in `add_slots`."""
-        wanted = {*except_for}
+        kept = {*except_for}
         for name in list(self.parameters):
-            if isinstance(name, Slot) and wanted.isdisjoint((name, name.kind)):
+            if isinstance(name, Slot) and kept.isdisjoint((name, name.kind)):
                 del self.parameters[name], self.tensors[name]
 
     def _zeros(self, parameter: Parameter) -> torch.Tensor:

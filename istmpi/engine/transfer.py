@@ -98,7 +98,10 @@ class Transfer:
             if self.ranks > 1:
                 communicator.alltoallv(outgoing.layout, incoming.layout)
             incoming.parts = [
-                [one if block.form == EXACT else coding.decode(block, peer, one) for block, one in zip(message, parts)]
+                [
+                    values if block.form == EXACT else coding.decode(block, peer, values)
+                    for block, values in zip(message, parts)
+                ]
                 for peer, (message, parts) in enumerate(zip(expected, incoming.parts, strict=True))
             ]
             incoming.parts[self.rank] = [
@@ -136,7 +139,7 @@ class Transfer:
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
         """Return for every peer the blocks of this rank's tensors that the peer has as well."""
-        mine: dict[tuple[Axis, int], Positions] = {}
+        positions: dict[tuple[Axis, int], Positions] = {}
         holders: dict[tuple[Axis, int], np.ndarray | None] = {}
         messages = []
         for peer in range(self.ranks):
@@ -145,17 +148,17 @@ class Transfer:
             for name, parameter in self._parameters:
                 axes: list[tuple[Axis, int]] = [(axis, min(at, 1)) for at, axis in enumerate(parameter.pattern.axes)]
                 for at in axes:
-                    if at not in mine:
-                        mine[at] = here.positions(*at, self.rank)
-                        holders[at] = self._holders(at[0], mine[at])
+                    if at not in positions:
+                        positions[at] = here.positions(*at, self.rank)
+                        holders[at] = self._holders(at[0], positions[at])
                     if at not in shared:
-                        shared[at] = overlap(mine[at], there.positions(*at, peer))
+                        shared[at] = overlap(positions[at], there.positions(*at, peer))
                 index = tuple(shared[at][0] for at in axes)
                 extent = tuple(shared[at][1] for at in axes)
-                known = [holders[at] for at in axes]
+                dealt_to = [holders[at] for at in axes]
                 left_out = ()
-                if any(ranks is not None for ranks in known):
-                    left_out = tuple(ranks if ranks is None else ranks[where] for ranks, where in zip(known, index))
+                if any(ranks is not None for ranks in dealt_to):
+                    left_out = tuple(ranks if ranks is None else ranks[where] for ranks, where in zip(dealt_to, index))
                 mean = self._source.copies(parameter.pattern.names) > 1
                 block = Block(name, index, extent, parameter.itemsize, mean, left_out, *self._forms[name])
                 if block.nbytes:

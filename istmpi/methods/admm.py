@@ -30,11 +30,11 @@ class ADMM(OwnNetworks):
                 parameter.grad.add_(apart, alpha=self.job.run.method.penalty)
 
     def exchange(self, number: int) -> None:
-        own = {name: self.subnet.tensors[name] for name in self._duals}
-        self._consensus = {name: values + self._duals[name] for name, values in own.items()}
+        weights = {name: self.subnet.tensors[name] for name in self._duals}
+        self._consensus = {name: values + self._duals[name] for name, values in weights.items()}
         self.shards.average(self._consensus)
         for name, dual in self._duals.items():
-            dual += own[name] - self._consensus[name]
+            dual += weights[name] - self._consensus[name]
 
     def fill_store(self) -> None:
         self.shards.keep(self._consensus)

@@ -51,8 +51,8 @@ class Codistillation(OwnNetworks):
     def begin(self, number: int) -> None:
         super().begin(number)
         if number >= self.job.run.method.burn_in:
-            mine = self.of_this_rank()
-            self._fetch_others({name: mine[name] for name in weights_among(mine)})
+            tensors = self.of_this_rank()
+            self._fetch_others({name: tensors[name] for name in weights_among(tensors)})
 
     def exchange(self, number: int) -> None:
         self._others = []

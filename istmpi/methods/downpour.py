@@ -39,10 +39,10 @@ class Downpour(OwnNetworks):
         with self.job.clock("all-reduce"):
             self._mean.finish()
         for name, server in self._server.items():
-            own = self.subnet.tensors[name]
-            self._changed[name].copy_(own - self._start[name])
+            weights = self.subnet.tensors[name]
+            self._changed[name].copy_(weights - self._start[name])
             server += self._arriving[name]
-            own.copy_(server + self._changed[name])
+            weights.copy_(server + self._changed[name])
 
     def rollback(self) -> None:
         self._mean.finish()

@@ -39,10 +39,10 @@ class DynamicAveraging(OwnNetworks):
 
     def fill_store(self) -> None:
         store = self.job.store
-        own = self.of_this_rank()
+        tensors = self.of_this_rank()
         here = Replicated(store.owners.lengths, store.owners.ranks)
-        moved = {name: store.parameters[name] for name in own}
-        Transfer(moved, here, store.owners, store.rank).run(own, store.tensors, self.job.communicator)
+        moved = {name: store.parameters[name] for name in tensors}
+        Transfer(moved, here, store.owners, store.rank).run(tensors, store.tensors, self.job.communicator)
         store.add_slots((REFERENCE,))
         for name, values in on_host(self._reference).items():
             rows = store.owners.rows(len(values), store.rank)
@@ -52,9 +52,9 @@ class DynamicAveraging(OwnNetworks):
         communicator, clock = self.job.communicator, self.job.clock
         # One rank's word: a sum's last bit depends on processor and threads, and all must see the same members.
         limit = communicator.broadcast_from_root(self.job.run.method.threshold * _squared(self._reference))
-        mine = _squared(self._reference, self.subnet.tensors)
+        distance = _squared(self._reference, self.subnet.tensors)
         with clock("wait"):
-            drifts = communicator.allgather(mine)
+            drifts = communicator.allgather(distance)
         members = [rank for rank, drift in enumerate(drifts) if drift > limit]
         order = rng.permutation(communicator.size, rng.key(self.job.run.train.seed, "averaging", round)).tolist()
         near = not members
@@ -68,8 +68,8 @@ class DynamicAveraging(OwnNetworks):
 
     def _average(self, members: Sequence[int], limit: float) -> bool:
         """Give members their mean, if it is near enough to the reference or they are all ranks. Collective."""
-        communicator, own = self.job.communicator, dict(self.of_this_rank())
-        moved = {name: self.job.store.parameters[name] for name in own}
+        communicator, tensors = self.job.communicator, dict(self.of_this_rank())
+        moved = {name: self.job.store.parameters[name] for name in tensors}
         everybody = len(members) == communicator.size
         with communicator.among(members) as some:
             mean: dict[str, torch.Tensor] = {}
@@ -77,15 +77,15 @@ class DynamicAveraging(OwnNetworks):
             if some:
                 lengths = self.job.architecture.lengths
                 owners, whole = Owners(lengths, some.size), Replicated(lengths, some.size)
-                for name, of in moved.items():
-                    mean[name] = torch.empty(part_shape(owners, of, some.rank), dtype=own[name].dtype)
-                Transfer(moved, whole, owners, some.rank).run(own, mean, some)
+                for name, parameter in moved.items():
+                    mean[name] = torch.empty(part_shape(owners, parameter, some.rank), dtype=tensors[name].dtype)
+                Transfer(moved, whole, owners, some.rank).run(tensors, mean, some)
                 if not everybody:
                     distance = self._distance(mean, owners, some.rank)
             near = everybody or sum(communicator.allgather(distance)) <= limit
             if near and some:
-                Transfer(moved, owners, whole, some.rank).run(mean, own, some)
-                copy_from_host(own, {name: self.subnet.tensors[name] for name in own})
+                Transfer(moved, owners, whole, some.rank).run(mean, tensors, some)
+                copy_from_host(tensors, {name: self.subnet.tensors[name] for name in tensors})
         if everybody:
             self._reference = {name: self.subnet.tensors[name].clone() for name in self._reference}
         return near

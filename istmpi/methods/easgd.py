@@ -23,17 +23,17 @@ class EASGD(OwnNetworks):
         def serve(name: str, rows: torch.Tensor) -> torch.Tensor:
             """Return the center that each rank meets, for all ranks' weights in this rank's rows: ``[rank, ...]``."""
             center, met = store.tensors[name], torch.empty_like(rows)
-            for rank, own in enumerate(rows):
+            for rank, weights in enumerate(rows):
                 met[rank] = center
                 if settings.order == "round-robin":
-                    center += rate * (own - center)
+                    center += rate * (weights - center)
             if settings.order == "together":
                 center += rate * (rows - met).sum(dim=0)
             return met
 
-        own = {name: self.subnet.tensors[name] for name in weights_among(store.parameters)}
-        for name, center in self.shards.through_owners(own, serve).items():
-            own[name] -= rate * (own[name] - center)
+        tensors = {name: self.subnet.tensors[name] for name in weights_among(store.parameters)}
+        for name, center in self.shards.through_owners(tensors, serve).items():
+            tensors[name] -= rate * (tensors[name] - center)
 
     def fill_store(self) -> None:
         return  # the center is there

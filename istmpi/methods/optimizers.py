@@ -44,9 +44,9 @@ def optimizer_spec(settings: object) -> OptimizerSpec:
 def _optimizer(kind: str) -> type["torch.optim.Optimizer"]:
     import torch
 
-    theirs = getattr(torch.optim, kind)
-    methods = {name: inspect.unwrap(getattr(theirs, name)) for name in ("step", "zero_grad", "add_param_group")}
-    return type(kind, (theirs,), {**methods, "step": torch.no_grad()(methods["step"])})
+    torch_class = getattr(torch.optim, kind)
+    methods = {name: inspect.unwrap(getattr(torch_class, name)) for name in ("step", "zero_grad", "add_param_group")}
+    return type(kind, (torch_class,), {**methods, "step": torch.no_grad()(methods["step"])})
 
 
 def _sgd(settings) -> OptimizerSpec:

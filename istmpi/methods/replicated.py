@@ -38,8 +38,8 @@ class ReplicatedMethod(Method):
         if first:
             self.shards.fetch(number, self.subnet.tensors)
             self.fetched()
-            own, restored = self.each_rank(), self.job.restored
-            copy_from_host(restored, {name: own[name] for name in restored if name in own})
+            tensors, restored = self.each_rank(), self.job.restored
+            copy_from_host(restored, {name: tensors[name] for name in restored if name in tensors})
 
     def fetched(self) -> None:
         """Make what goes beside the network, which has come from its owners; by default nothing."""
@@ -54,9 +54,9 @@ class ReplicatedMethod(Method):
         return {}
 
     def rollback(self) -> None:
-        own = self.each_rank()
+        tensors = self.each_rank()
         for name, values in self._start.items():
-            own[name].copy_(values)
+            tensors[name].copy_(values)
 
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:
         return on_host(self.each_rank()) if self.subnet.tensors else self.job.restored

@@ -124,15 +124,15 @@ class MethodSpec:
 
     def require_wire(self, run: Run) -> None:
         """ConfigError where what is to travel in fewer bits cannot."""
-        wanted = run.method.wire
-        if wanted != "float32" and not self.encodes:
+        wire = run.method.wire
+        if wire != "float32" and not self.encodes:
             raise ConfigError(
-                f"method.wire = {wanted!r} does not go with {self.name}, which sends its values as they are. Leave it "
+                f"method.wire = {wire!r} does not go with {self.name}, which sends its values as they are. Leave it "
                 f"out, or use another method."
             )
-        if wanted != "float32" and run.model.dtype != "float32":
+        if wire != "float32" and run.model.dtype != "float32":
             raise ConfigError(
-                f"method.wire = {wanted!r} is for values of float32, but model.dtype = {run.model.dtype!r}. Leave one "
+                f"method.wire = {wire!r} is for values of float32, but model.dtype = {run.model.dtype!r}. Leave one "
                 f"of the two out."
             )
 
@@ -154,7 +154,7 @@ class MethodSpec:
     def shared(self, run: Run, architecture: Architecture) -> list[str]:
         """The parameters that are not dealt out in a run."""
         groups = self.groups(run, architecture)
-        return [name for name, one in architecture.parameters.items() if not one.pattern.dealt(groups)]
+        return [name for name, parameter in architecture.parameters.items() if not parameter.pattern.dealt(groups)]
 
     def shares_by_ring(self, run: Run, architecture: Architecture, ranks: int) -> bool:
         """Say whether what is not dealt out stays on all ranks, which take its mean by a ring all-reduce.
@@ -165,7 +165,7 @@ class MethodSpec:
         if "share" not in self.sends or self.outer(run) != (1, 0) or ranks == 1 or not shared:
             return False
         parameters = (architecture.parameters[name] for name in shared)
-        nbytes = sum(one.size(architecture.lengths) * one.itemsize for one in parameters)
+        nbytes = sum(parameter.size(architecture.lengths) * parameter.itemsize for parameter in parameters)
         if not self.groups(run, architecture) or run.method.share_every > 1:
             return True
         return nbytes * self.moved(run) >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))
@@ -211,18 +211,18 @@ class MethodSpec:
         """ConfigError where shares of a run on so many ranks cannot change from round to round."""
         from istmpi.engine.partition import overlaps
 
-        said, groups, least = (
+        asked, groups, least = (
             f"method.shares = {run.method.shares!r}",
             self.groups(run, architecture),
             self.least(run, architecture),
         )
         if not groups:
-            raise ConfigError(f"{said} with {self.name}, which deals out nothing here. Leave shares out, or use ist.")
+            raise ConfigError(f"{asked} with {self.name}, which deals out nothing here. Leave shares out, or use ist.")
         for name, count in least.items():
             if overlaps(architecture.lengths[name], ranks, count):
                 raise ConfigError(
-                    f"{said} does not go with {count} units of {name} at least on every rank, of which ranks have some "
-                    f"in common. Leave one of the two out."
+                    f"{asked} does not go with {count} units of {name} at least on every rank, of which ranks have "
+                    f"some in common. Leave one of the two out."
                 )
 
     def outer(self, run: Run) -> tuple[float, float]:
@@ -266,8 +266,8 @@ class MethodSpec:
 
     def delay(self, run: Run) -> int:
         """Local steps during which what has left is on its way: as the run says, or else the method's own."""
-        wanted = self.delay_by_default if run.method.delay is None else run.method.delay
-        return min(wanted, run.method.local_steps - 1)
+        delay = self.delay_by_default if run.method.delay is None else run.method.delay
+        return min(delay, run.method.local_steps - 1)
 
     def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
         """Return how many local steps before a round's end weights leave for their next holders or owners."""
@@ -295,5 +295,5 @@ class MethodSpec:
         """Local steps of a rank in a round, on so many ranks and examples."""
         if not self.in_passes:
             return run.method.local_steps
-        own = examples if run.data.placement == "shared" else -(-examples // ranks)
-        return run.method.epochs * -(-own // run.train.batch)  # the last batch is perhaps smaller
+        per_rank = examples if run.data.placement == "shared" else -(-examples // ranks)
+        return run.method.epochs * -(-per_rank // run.train.batch)  # the last batch is perhaps smaller

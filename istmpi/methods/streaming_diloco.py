@@ -50,8 +50,8 @@ class StreamingDiLoCo(OwnNetworks):
         super().__init__(job)
         settings = job.run.method
         self._departures = {
-            one.leaves: one
-            for one in departures(
+            departure.leaves: departure
+            for departure in departures(
                 job.architecture.parameters, settings.fragments, settings.local_steps, self.spec.delay(job.run)
             )
         }
@@ -89,18 +89,18 @@ class StreamingDiLoCo(OwnNetworks):
 
     def _depart(self, departure: Departure) -> None:
         communicator = self.job.communicator
-        own = {name: self.subnet.tensors[name] for name in departure.names}
+        tensors = {name: self.subnet.tensors[name] for name in departure.names}
         self._asked |= self.job.stop.asked()
         with self.job.clock("all-reduce"):
             vote = communicator.start_allreduce_max(self._asked)
             self.subnet.settle()
             if self.job.run.method.differences == "float4":
-                parts = [(values - self._common[name]).float().view(-1) for name, values in own.items()]
+                parts = [(values - self._common[name]).float().view(-1) for name, values in tensors.items()]
                 flat, values = torch.cat(parts).cpu(), {}
                 mean = EncodedMean(flat, float4.CODEC, communicator)
             else:
-                flat, values = None, {name: values.clone() for name, values in own.items()}
-                mean = MeanOverRanks({name: values.nbytes for name, values in own.items()}, communicator)
+                flat, values = None, {name: values.clone() for name, values in tensors.items()}
+                mean = MeanOverRanks({name: values.nbytes for name, values in tensors.items()}, communicator)
                 for name, copied in values.items():
                     mean.add(name, copied)
                 mean.begin()

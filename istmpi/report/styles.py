@@ -1,4 +1,4 @@
-"""The look of everything in pictures: the one place for colours. A method without a line in `STYLES` gets a colour that is left over."""
+"""The look of everything in pictures: the one place for colours. `STYLES` has the methods'; others get what is left."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ class Best:
 
     @staticmethod
     def of(run: Run, data: Dataset) -> Best | None:
-        """That of a run that scores the validation split while it trains; None for any other.
+        """Return the best score to watch if a run scores the validation split while it trains; otherwise None.
 
         It does where it holds examples out, and where it asks what to do with their score. ConfigError where it asks
         for a split that is not there.
@@ -62,7 +62,7 @@ class Best:
                 self.take(line["round"], line["validation_score"])
 
     def told(self, score_name: str) -> str:
-        """That it is exhausted, in words."""
+        """Say in words that the run's patience is exhausted."""
         return (
             f"no better {score_name} on the validation split in {self.without_better} evaluations (train.patience), "
             f"the best after round {self.round}"
@@ -70,5 +70,5 @@ class Best:
 
     @property
     def exhausted(self) -> bool:
-        """No better one came in as many evaluations as the run waits for."""
+        """True once no better score came in as many evaluations as the run waits for."""
         return 0 < self._patience <= self.without_better

@@ -29,9 +29,9 @@ from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
 
 RECORD = "comparison.json"
-"""In a comparison's folder: what its runs have in common beside their settings."""
+"""The file, in a comparison's folder, of what its runs have in common beside their settings."""
 EVALUATIONS = 20
-"""In a run that does not say how often: more than `istmpi train` takes, for a finer time to a target."""
+"""Evaluations of a run that sets none: more than `istmpi train` takes, for a finer time to a target."""
 REHEARSED = {
     "method.local_steps": 1,
     "method.epochs": 1,
@@ -39,12 +39,12 @@ REHEARSED = {
     "optimizer.warm_up": 0,
     "train.resolution": [],
 }
-"""What makes a round as short as can be, with everything in it that takes memory."""
+"""Settings of the shortest possible round that still has everything that takes memory."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One method with one seed."""
+    """A method with a seed."""
 
     run: Run
 
@@ -58,7 +58,7 @@ class Turn:
 
     @property
     def finished(self) -> bool:
-        """Whether it has been run to its end, now or by an earlier job."""
+        """Say whether it has been run to its end, now or by an earlier job."""
         return (self.folder / SUMMARY).is_file()
 
 
@@ -108,7 +108,7 @@ class Comparison:
             self._stop.listen()
 
     def rehearse(self) -> None:
-        """One local step (fedavg: pass) of every method that has a run left, and one of its finish, with all they need.
+        """Train a local step (fedavg: pass) of every method that has a run left, and of its finish, with all they need.
 
         Raises UserError where one cannot train it.
         """
@@ -211,11 +211,11 @@ def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[
 
 def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
     """The comparison's folder, which may yet have to be made."""
-    wanted, number = run.output.folder, 1
-    path = Path(wanted or f"runs/compare-{run.name}")
+    given, number = run.output.folder, 1
+    path = Path(given or f"runs/compare-{run.name}")
     try:
         while refusal := _refusal(path, run, methods, repeats, ranks):
-            if wanted:
+            if given:
                 raise ConfigError(f"--out {path}: {refusal}. Give the same settings, or another --out.")
             number += 1
             path = Path(f"runs/compare-{run.name}-{number}")
@@ -233,14 +233,14 @@ def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: 
     record = path / RECORD
     if not record.is_file():
         return "the folder is not empty and not a comparison's" if any(path.iterdir()) else ""
-    if (theirs := _ranks(record)) != ranks:
-        return f"it has runs of {theirs} ranks, this job has {ranks}"
+    if (ranks_there := _ranks(record)) != ranks:
+        return f"it has runs of {ranks_there} ranks, this job has {ranks}"
     for turn in turns(run, methods, repeats, path):
         if not (turn.folder / SETTINGS).is_file():
             continue
         differences = Run.load(str(turn.folder / SETTINGS)).differences(turn.run)
         differences.pop("output.folder", None)  # the same one may have another name
-        shown = "; ".join(f"{name} = {saved} there, {wanted} here" for name, (saved, wanted) in differences.items())
+        shown = "; ".join(f"{name} = {saved} there, {here} here" for name, (saved, here) in differences.items())
         if shown:
             return f"its {turn.folder.name} is another run ({shown})"
     return ""

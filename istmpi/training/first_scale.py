@@ -1,4 +1,4 @@
-"""What the full network multiplies the contributions of dealt units by when a run begins."""
+"""Computes the factors that multiply the contributions of dealt units in the full network when a run begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from istmpi.models.architecture import Architecture
 
 
 def first_scale(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
-    """For each group that is dealt out, the share that a first subnet has of it; ``run`` has the first method.
+    """Return the share of each dealt group that a first subnet has; ``run`` has the first method.
 
     It stays with the weights from then on, whatever method goes on and on however many ranks.
     """

@@ -79,8 +79,8 @@ class KeptRun:
         slowest, last = last.slowest, replace(last, last_round=None, slowest=None)
         best = _best(training, folder, last) if training.run.checkpoint.best else None
         names = folder.path, communicator.size, training.score_name
-        of = {"slowest": slowest}
-        summary = Summary(*names, last, phases, training.data_summary.fingerprint, training.ended, best, **of)
+        more = {"slowest": slowest}
+        summary = Summary(*names, last, phases, training.data_summary.fingerprint, training.ended, best, **more)
         with communicator.agreed():
             if self._first:
                 folder.write(SUMMARY, json.dumps(asdict(summary, dict_factory=known), default=str, indent=2) + "\n")
@@ -165,7 +165,7 @@ def _round_of(path: Path) -> int | None:
 
 
 def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork | None:
-    """What the network that was kept as the best one reaches on the test split. Collective, the last thing of all."""
+    """Return the score of the kept best network on the test split. Collective, the last thing of all."""
     best, path = training.best, folder.path / BEST
     if best.round is None or not training.communicator.broadcast_from_root(path.is_file()):
         return None

@@ -136,7 +136,7 @@ class Training:
 
     @property
     def plan_of_sizes(self) -> str:
-        """Which rounds train on images of which side, and what starts anew in between, in words."""
+        """Say which rounds train on images of which side, and what starts anew in between."""
         return plan_in_words(self.run, self._sides, self.sizes)
 
     def _go_on_at(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
@@ -152,9 +152,9 @@ class Training:
             return
         self.method.publish()
         anew = starting_anew(self.store.parameters, self.store.owners.lengths, size.architecture)
-        own = self.method.of_this_rank()
-        own = {name: values.clone() for name, values in own.items() if parameter_of(name) not in anew}
-        self._go_on_at(size, own)
+        tensors = self.method.of_this_rank()
+        tensors = {name: values.clone() for name, values in tensors.items() if parameter_of(name) not in anew}
+        self._go_on_at(size, tensors)
 
     def _phase(self) -> tuple[Run, int]:
         """Return the run as its present method has it, and the round since which optimizer state is kept."""
@@ -198,7 +198,7 @@ class Training:
 
     @property
     def makes_communicators(self) -> bool:
-        """Whether any round makes MPI communicators of its own."""
+        """Say whether any round makes MPI communicators of its own."""
         return any(spec_of(phase.method.name).makes_communicators for phase, _ in self.phases)
 
     def rounds(self) -> Iterator[Progress]:
@@ -221,7 +221,7 @@ class Training:
 
     @property
     def done(self) -> bool:
-        """No round is left, or no time or reason for one."""
+        """True once there is no further round, no time or no reason for one."""
         return bool(self.ended)
 
     @property
@@ -258,20 +258,20 @@ class Training:
         return True
 
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
-        """What is known after the last round."""
+        """Return the state of the run after the last round."""
         done, steps = (self.method.first_step(rounds) for rounds in (self.rounds_done, self.run.train.rounds))
         rate = self.run.optimizer.lr_at(max(done - 1, 0), steps)
         tally, counts = self.tally, self.tally.counts
         last = tally.last_round and tally.last_round.followed_by(tally.since_the_round("evaluate"))
-        known = self.rounds_done, done, counts.examples, counts.seconds, counts.bytes, counts.loss, rate
-        known = *known, score, self.score_name, self.communicator.size, last
+        facts = self.rounds_done, done, counts.examples, counts.seconds, counts.bytes, counts.loss, rate
+        facts = *facts, score, self.score_name, self.communicator.size, last
         more = {"validation": validation, "slowest": tally.pace.slowest(self.hosts)}
         spent = self.clock.seconds
-        return Progress(*known, **more, evaluating=spent["evaluate"] / (sum(spent.values()) or 1.0))
+        return Progress(*facts, **more, evaluating=spent["evaluate"] / (sum(spent.values()) or 1.0))
 
     @property
     def position(self) -> str:
-        """How far training got, in words."""
+        """Say how far training got."""
         return f"after {self.rounds_done} of {self.run.train.rounds} rounds"
 
     def evaluate(self, split: str = "test") -> Score:
@@ -307,7 +307,7 @@ class Training:
         return next(filter(None, self.communicator.allgather(self.store.not_finite())), "")
 
     def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
-        """Everything that training goes on from, this rank's part of it, perhaps ``calibrated``. Collective.
+        """Return this rank's part of all that training resumes from, perhaps ``calibrated``. Collective.
 
         DivergedError on every rank where that is not finite.
         """
@@ -369,7 +369,7 @@ class Training:
         return changes
 
     def _changes(self, checkpoint: Checkpoint) -> list[str]:
-        own = contents(self.dataset.train) if self.run.data.placement == "local" else None
+        own_data = contents(self.dataset.train) if self.run.data.placement == "local" else None
         ranks, targets = self.communicator.size, self.dataset.targets
-        here = Present(self.run, self.data_summary, self.architecture, ranks, self.store.rank, own, targets)
+        here = Present(self.run, self.data_summary, self.architecture, ranks, self.store.rank, own_data, targets)
         return changes_since(checkpoint, here)

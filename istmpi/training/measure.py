@@ -31,20 +31,20 @@ from istmpi.models.architecture import Architecture
 from istmpi.training.loop import Training
 
 SECONDS = 0.3
-"""For one measurement; repetitions end with it."""
+"""Seconds of a measurement; repetitions end with it."""
 MOST_REPETITIONS = 25
 TURN_SECONDS = 0.04
 """Work that is shorter is repeated to fill this."""
 MOST_INNER = 1000
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
-"""Of a rank, to all others together."""
+"""Bytes that a rank sends to all others together."""
 TRANSFER_WIDTHS = (256, 768, 1536)
 MOST_SHAPES = 24
-"""Of products that are timed."""
+"""Products that are timed."""
 MOST_ELEMENTS = 2**24
-"""Of a factor of one: a convolution, told as a product, has a row for each position of each example."""
+"""Elements of a factor of a product: a convolution, seen as a product, has a row for each position of each example."""
 _NOISE = 0.1
-"""Where what is known accounts for all the time, the rest is taken to be this part: fits need positive numbers."""
+"""The least fraction of the time that is left to the rest: fits need positive numbers."""
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
 """A run on digits whose time is all overhead."""
@@ -113,20 +113,20 @@ def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[l
 
     Relative errors are what is made small. A coefficient that would be negative is zero and the others are fitted anew.
     """
-    table, wanted = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
+    table, measured = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
     used = list(range(table.shape[1]))
-    found = np.zeros(table.shape[1])
+    coefficients = np.zeros(table.shape[1])
     while used:
-        weighted = table[:, used] / wanted[:, None]
+        weighted = table[:, used] / measured[:, None]
         scale = np.abs(weighted).max(axis=0)
         scale[scale == 0] = 1
-        solution = np.linalg.lstsq(weighted / scale, np.ones(len(wanted)), rcond=None)[0] / scale
+        solution = np.linalg.lstsq(weighted / scale, np.ones(len(measured)), rcond=None)[0] / scale
         if (solution >= 0).all():
-            found[used] = solution
+            coefficients[used] = solution
             break
         used.pop(int(np.argmin(solution * scale)))
-    error = float(np.median(np.abs(table @ found / wanted - 1)))
-    return found.tolist(), error
+    error = float(np.median(np.abs(table @ coefficients / measured - 1)))
+    return coefficients.tolist(), error
 
 
 Point = tuple[float, float, float]
@@ -147,11 +147,11 @@ def _pairs(communicator: Communicator) -> list[Point]:
     peer = communicator.rank ^ 1
     points = []
     for size in MESSAGE_BYTES:
-        mine, theirs = np.zeros(size, dtype=np.uint8), np.empty(size, dtype=np.uint8)
+        sent, received = np.zeros(size, dtype=np.uint8), np.empty(size, dtype=np.uint8)
 
-        def work(mine=mine, theirs=theirs):
+        def work(sent=sent, received=received):
             if peer < communicator.size:
-                communicator.exchange(peer, mine, theirs)
+                communicator.exchange(peer, sent, received)
 
         points.append((1, size, timed(communicator, work)))
     return points
@@ -209,16 +209,16 @@ def _pull_and_push(communicator: Communicator, network: Architecture, groups: Se
     ranks, rank = communicator.size, communicator.rank
     owners = Owners(network.lengths, ranks)
     deal = Partition.draw(network.lengths, groups, ranks, 0, 0)
-    own, held = (
-        {name: torch.zeros(part_shape(layout, one, rank)) for name, one in network.parameters.items()}
+    owned, held = (
+        {name: torch.zeros(part_shape(layout, parameter, rank)) for name, parameter in network.parameters.items()}
         for layout in (owners, deal)
     )
     pull = Transfer(network.parameters, owners, deal, rank)
     push = Transfer(network.parameters, deal, owners, rank)
 
     def work() -> None:
-        pull.run(own, held, communicator)
-        push.run(held, own, communicator)
+        pull.run(owned, held, communicator)
+        push.run(held, owned, communicator)
 
     return timed(communicator, work)
 
@@ -250,24 +250,24 @@ def _products(
 
 def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int, int, int]]:
     """Rows, inputs and outputs of a run's products, of those with most FLOPs; long ones with fewer rows."""
-    found = []
+    shapes = []
     for part in _subnets(run, architecture, ranks):
         for operator in architecture.operators:
             rows, inputs, outputs = map(int, operator.shape.shape(part.part.lengths))
             rows *= run.train.batch**operator.examples
             if inputs:  # else it looks up
-                found.append((min(rows, max(MOST_ELEMENTS // max(inputs, outputs), 1)), inputs, outputs))
-    largest = sorted(dict.fromkeys(found), key=prod)[-MOST_SHAPES:]
-    return [shape for shape in dict.fromkeys(found) if shape in largest]
+                shapes.append((min(rows, max(MOST_ELEMENTS // max(inputs, outputs), 1)), inputs, outputs))
+    largest = sorted(dict.fromkeys(shapes), key=prod)[-MOST_SHAPES:]
+    return [shape for shape in dict.fromkeys(shapes) if shape in largest]
 
 
 def _subnets(run: Run, architecture: Architecture, ranks: int) -> list[PartCost]:
     """The networks to measure: the whole one, and the largest subnets at P/2, P and 2P, as far as they can be built."""
     groups = architecture.default_groups
     plain = run.override({"method.name": "ist", "method.partition": groups, "method.shares": None})
-    most = min((architecture.lengths[name] for name in groups), default=1)
+    most_ranks = min((architecture.lengths[name] for name in groups), default=1)
     counts = sorted({1, max(ranks // 2, 1), ranks, 2 * ranks})
-    parts = [cost(plain, architecture, count).largest for count in counts if count <= most]
+    parts = [cost(plain, architecture, count).largest for count in counts if count <= most_ranks]
     return [part for part in parts if _usable(architecture, part)]
 
 
@@ -331,9 +331,9 @@ def _overheads(
         communicator.barrier()
         before = dict(clock)
         training.method.run(number)
-        mine = {phase: seconds - before.get(phase, 0.0) for phase, seconds in clock.items()}
-        spent.append({phase: max(communicator.allgather(seconds)) for phase, seconds in sorted(mine.items())})
-    median = {phase: float(np.median([one[phase] for one in spent[1:]])) for phase in spent[-1]}
+        took = {phase: seconds - before.get(phase, 0.0) for phase, seconds in clock.items()}
+        spent.append({phase: max(communicator.allgather(seconds)) for phase, seconds in sorted(took.items())})
+    median = {phase: float(np.median([phases[phase] for phases in spent[1:]])) for phase in spent[-1]}
     plan = cost(tiny, training.architecture, communicator.size)
     part = plan.largest
     modelled = float(part.flops.products) / speed + part.flops.product_count * product + float(part.touched) * touch

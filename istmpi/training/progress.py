@@ -1,4 +1,4 @@
-"""What is known of a run after each of its rounds, and how a line of metrics.jsonl says it."""
+"""The state of a run after each of its rounds, and its line of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LastRound:
     """The last round by itself; of one that was resumed in its middle, the part behind that."""
 
     seconds: float
-    """On the slowest rank, from when all have come to it."""
+    """Seconds on the slowest rank, from when all have come to it."""
     bytes: int
     """Bytes that all ranks handed to MPI."""
     examples: int
@@ -40,13 +40,13 @@ class LastRound:
     background: float = 0.0
     """Seconds of sending in the background, the mean over ranks: what of it was waited for is in its phase as well."""
     shares: tuple[float, ...] = ()
-    """What each rank was dealt, in relation to the others, where shares follow the measured times."""
+    """Relative amounts that the ranks were dealt, where shares follow the measured times."""
 
     @staticmethod
     def of(
         seconds: float, nbytes: int, examples: int, phases: Sequence[Mapping[str, float]], saving: Mapping[str, float]
     ) -> LastRound:
-        """From all ranks' seconds by phase, and what saving took before."""
+        """Make one from all ranks' seconds by phase, and from what saving took before."""
         names = dict.fromkeys(name for of_rank in phases for name in of_rank)
         by_name = {name: tuple(of_rank.get(name, 0.0) for of_rank in phases) for name in names}
         mean = {name: sum(per_rank) / len(phases) for name, per_rank in by_name.items()}
@@ -62,13 +62,13 @@ class LastRound:
         return (self.examples / self.seconds, self.bytes / self.seconds) if self.seconds > 0 else None
 
     def followed_by(self, evaluating: Mapping[str, float]) -> LastRound:
-        """The same with what was done since."""
+        """Return a copy that includes the phases since."""
         return replace(self, phases={**self.phases, **evaluating})
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What was done of a run: rounds, and local steps of the next one; by all ranks together, as `Progress` has it."""
+    """Work of all ranks together, as `Progress` has it: rounds, and local steps of the next one."""
 
     rounds: int
     local_step: int
@@ -80,7 +80,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is known after a round; evaluations count neither in its seconds nor in its bytes."""
+    """The state of a run after a round; evaluations count neither in its seconds nor in its bytes."""
 
     round: int
     """Rounds done."""
@@ -94,7 +94,7 @@ class Progress:
     loss: float
     """Mean training loss of the round over ranks and local steps."""
     learning_rate: float
-    """Of the round's last local step."""
+    """The rate of the round's last local step."""
     score: Score | None = None
     """The full network's on the test split, where it was evaluated."""
     score_name: str = ""
@@ -104,14 +104,14 @@ class Progress:
     time: float = field(default_factory=time.time)
     """Unix time at which this was known."""
     validation: Score | None = None
-    """As ``score``, on the validation split, where a run has one in use; then the test split is scored at the end."""
+    """The score on the validation split, where a run uses one; the test split is then scored at the end."""
     slowest: Slowest | None = None
     """The rank that held up the others in the rounds of this job; None where none did noticeably."""
     evaluating: float = 0.0
     """The part of this job's time by now, on this rank, that went into evaluations."""
 
     def record(self) -> dict[str, str | int | float]:
-        """All of it under one name each, as a line of metrics.jsonl has it and as loggers are told it."""
+        """Return all values under one name each, as metrics.jsonl and loggers have them."""
         line = {
             "time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="milliseconds"),
             "round": self.round,
@@ -127,7 +127,7 @@ class Progress:
         if self.score:
             line |= _scores(self.score)
         if self.validation:
-            line |= {f"validation_{name}": of for name, of in _scores(self.validation, "").items()}
+            line |= {f"validation_{name}": value for name, value in _scores(self.validation, "").items()}
         if self.last_round:
             line |= _last_round(self.last_round)
         return line

@@ -34,7 +34,7 @@ class Size:
 
 
 def sides_of(run: Run, data: Dataset) -> list[tuple[int, int]]:
-    """As `Run.sides`, the data's own side as 0; ConfigError for data that cannot be downscaled so."""
+    """Return `Run.sides` with the data's own side as 0; ConfigError for data that cannot be downscaled so."""
     sides = run.sides()
     if run.train.resolution:
         require_sides(data, [side for _, side in sides])
@@ -42,7 +42,7 @@ def sides_of(run: Run, data: Dataset) -> list[tuple[int, int]]:
 
 
 def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, Size]:
-    """All sizes that a run trains on, by their sides. Collective; ConfigError on every rank for what cannot be."""
+    """Return all sizes that a run trains on, by their sides. Collective; ConfigError on every rank on failure."""
     with communicator.agreed():
         sides = [side for _, side in sides_of(run, data)]
         rank, ranks, settings = communicator.rank, communicator.size, run.data
@@ -60,7 +60,7 @@ def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, S
 
 
 def shared_out(run: Run, sizes: Mapping[int, Size], communicator: Communicator) -> dict[int, Size]:
-    """The same sizes with the batches of these ranks. Collective; DataError on every rank where one gets none."""
+    """Return the sizes with the batches of these ranks. Collective; DataError on every rank where one gets none."""
     with communicator.agreed():
         rank, ranks, settings = communicator.rank, communicator.size, run.data
         labels = next(iter(sizes.values())).dataset.train.labels()
@@ -72,15 +72,15 @@ def shared_out(run: Run, sizes: Mapping[int, Size], communicator: Communicator) 
 
 
 def plan_in_words(run: Run, sides: Sequence[tuple[int, int]], sizes: Mapping[int, Size]) -> str:
-    """Which rounds train on images of which side, and what starts anew in between; ``sides`` as of `sides_of`."""
-    said, first, before = [], 0, None
-    for (end, side), (_, known) in zip(run.sides(), sides):
-        network = sizes[known].architecture
+    """Say which rounds train on images of which side, and what starts anew in between; ``sides`` are of `sides_of`."""
+    words, first, before = [], 0, None
+    for (end, side), (_, key) in zip(run.sides(), sides):
+        network = sizes[key].architecture
         anew = starting_anew(before.parameters, before.lengths, network) if before else frozenset()
-        of = f", {', '.join(sorted(anew))} anew" if anew else ""
-        said.append(f"{side} x {side} for {end - first} rounds{of}")
+        suffix = f", {', '.join(sorted(anew))} anew" if anew else ""
+        words.append(f"{side} x {side} for {end - first} rounds{suffix}")
         first, before = end, network
-    return "; ".join(said)
+    return "; ".join(words)
 
 
 def require_resizable(run: Run, network: Architecture) -> None:
@@ -120,8 +120,8 @@ def starting_anew(
     """The parameters of a network for another size that these are not carried to: other axes, or another shape."""
     anew = set()
     for name, parameter in network.parameters.items():
-        theirs = parameter.pattern
-        mine = parameters[name].pattern if name in parameters else None
-        if mine != theirs or mine.shape(lengths) != theirs.shape(network.lengths):
+        needed = parameter.pattern
+        present = parameters[name].pattern if name in parameters else None
+        if present != needed or present.shape(lengths) != needed.shape(network.lengths):
             anew.add(name)
     return frozenset(anew)

@@ -1,4 +1,4 @@
-"""The same run and the same data on every rank, or an error that says which ranks differ in what."""
+"""Requires the same run and the same data on every rank; an error says which ranks differ in what."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
     first_run, first_meaning, first_reading, first_offsets = communicator.broadcast_from_root(first)
     with communicator.agreed():
         if differences := first_run.differences(run):
-            shown = "; ".join(f"{setting}: {theirs} or {mine}" for setting, (theirs, mine) in differences.items())
+            shown = "; ".join(f"{setting}: {on_root} or {here}" for setting, (on_root, here) in differences.items())
             raise ConfigError(
                 f"the ranks have different settings ({shown}; rank 0's first). Give all ranks "
                 f"the same command line and run file."
@@ -47,28 +47,28 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
 
 
 def contents(split: Split) -> tuple[int, int, int]:
-    """How many examples, and checksums of their labels and features: alike where the data are."""
+    """Return the number of examples, and checksums of labels and features: alike where the data are."""
     return len(split), split.labels_checksum, split.features_checksum
 
 
 def summary(run: Run, data: Dataset) -> DataSummary:
-    """What a checkpoint says of the data of a run, the same on all ranks."""
-    found = (0, 0, 0) if run.data.placement == "local" else contents(data.train)
-    return DataSummary(run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, *found)
+    """Return the description of a run's data in checkpoints, the same on all ranks."""
+    fingerprint = (0, 0, 0) if run.data.placement == "local" else contents(data.train)
+    return DataSummary(run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, *fingerprint)
 
 
 def _differences(per_rank: list[dict[str, tuple[int, int, int]]]) -> str:
-    """Which ranks' splits, by their `contents`, differ from rank 0's in what; empty if none does."""
-    found: dict[str, list[str]] = {}
-    for rank, mine in enumerate(per_rank):
+    """Say which ranks' splits differ from rank 0's by their `contents`, and how; empty if none does."""
+    differing: dict[str, list[str]] = {}
+    for rank, rank_splits in enumerate(per_rank):
         for split in SPLITS:
-            here, first = (splits.get(split, (0, 0, 0)) for splits in (mine, per_rank[0]))
+            here, first = (splits.get(split, (0, 0, 0)) for splits in (rank_splits, per_rank[0]))
             if here[0] != first[0]:
-                found.setdefault(f"{here[0]} {split} examples, not {first[0]}", []).append(str(rank))
+                differing.setdefault(f"{here[0]} {split} examples, not {first[0]}", []).append(str(rank))
                 continue
             for what, checksum, same in zip(("labels", "features"), here[1:], first[1:], strict=True):
                 if checksum != same:
-                    found.setdefault(f"other {split} {what}", []).append(str(rank))
+                    differing.setdefault(f"other {split} {what}", []).append(str(rank))
     return "; ".join(
-        f"{what} (rank {', '.join(ranks[:4])}{', ...' * (len(ranks) > 4)})" for what, ranks in found.items()
+        f"{what} (rank {', '.join(ranks[:4])}{', ...' * (len(ranks) > 4)})" for what, ranks in differing.items()
     )

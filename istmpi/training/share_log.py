@@ -20,14 +20,14 @@ from istmpi.training.progress import LastRound
 
 
 def shares_of(run: Run, communicator: Communicator) -> Shares:
-    """Those of a run that begins. Collective; ConfigError or DataError on every rank for what cannot be."""
-    wanted, ranks = run.method.shares, communicator.size
-    if not isinstance(wanted, str):
-        return Shares(ranks, wanted)
-    if wanted == AUTO:
+    """Return the shares of a run that begins. Collective; ConfigError or DataError on every rank for what cannot be."""
+    setting, ranks = run.method.shares, communicator.size
+    if not isinstance(setting, str):
+        return Shares(ranks, setting)
+    if setting == AUTO:
         return Shares(ranks, follows=True)
     with communicator.agreed():
-        log = _read(Path(wanted), ranks) if communicator.rank == 0 else None
+        log = _read(Path(setting), ranks) if communicator.rank == 0 else None
     return Shares(ranks, log=communicator.broadcast_from_root(log))
 
 
@@ -46,15 +46,15 @@ def followed(shares: Shares, method: Method, round: int, last: LastRound) -> Las
     if not shares.changing or not method.spec.groups(job.run, job.architecture):
         return last
     trained = tuple(shares.of(round) or equal(shares.ranks))
-    wanted = shares.measured(round, last.compute)
+    next_shares = shares.measured(round, last.compute)
     # Of shares for what comes behind the last round no line of the metrics would tell.
-    if wanted and round + LEAD < job.run.train.rounds and _can_be_built(method, round + LEAD, wanted):
-        shares.change(round, wanted)
+    if next_shares and round + LEAD < job.run.train.rounds and _can_be_built(method, round + LEAD, next_shares):
+        shares.change(round, next_shares)
     return replace(last, shares=trained)
 
 
 def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
-    """Whether every rank can build its subnet of a deal. Collective."""
+    """Say whether every rank can build its subnet of a deal. Collective."""
     job, network = method.job, method.job.architecture
     deal = method.spec.deal(job.run, network, job.communicator.size, round, shares)
     try:
@@ -65,7 +65,7 @@ def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
 
 
 def _read(path: Path, ranks: int) -> dict[int, tuple[float, ...]]:
-    """What each round of a run was trained with, by its metrics or its folder."""
+    """Read the shares of each round of a run from its metrics or its folder."""
     path = path / METRICS if path.is_dir() else path
     if not is_file(path):
         raise ConfigError(f"method.shares = {str(path)!r}: no such file; it must be auto, numbers, or a metrics.jsonl.")

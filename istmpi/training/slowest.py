@@ -1,4 +1,4 @@
-"""Which rank holds up the others, and what that costs them: the one place that reckons it."""
+"""Finds the rank that holds up the others, and what that costs them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Slowest:
     rank: int
     host: str
     slower: float
-    """By which fraction its local steps take longer than the median of the others'."""
+    """The fraction by which its local steps take longer than the median of the others'."""
     waited: float
     """The fraction of the time that the others wait for it, the mean over them."""
 
@@ -47,9 +47,9 @@ class Pace:
         """The rank that holds up the others, each on one of these hosts; None where none does so noticeably."""
         if len(self._compute) < 2 or not self._seconds > 0:
             return None
-        most = max(self._compute)
-        rank = self._compute.index(most)
+        longest = max(self._compute)
+        rank = self._compute.index(longest)
         others = self._compute[:rank] + self._compute[rank + 1 :]
-        slower = most / median(others) - 1
-        waited = min((most - sum(others) / len(others)) / self._seconds, 1.0)
+        slower = longest / median(others) - 1
+        waited = min((longest - sum(others) / len(others)) / self._seconds, 1.0)
         return Slowest(rank, hosts[rank], slower, waited) if min(slower, waited) >= WORTH_SAYING else None

@@ -1,4 +1,4 @@
-"""What all ranks have done of a run together: rounds, seconds, bytes and examples, and what the last round took."""
+"""Adds up the work of all ranks of a run: rounds, seconds, bytes and examples, and what the last round took."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Tally:
     def __init__(self, communicator: Communicator, clock: Clock):
         self._communicator, self._clock = communicator, clock
         self.counts = Counts(0, 0, 0, 0.0, 0, 0.0)
-        """What all ranks have told each other of what is done."""
+        """Counts of all ranks, as of the last exchange."""
         self.began = 0.0, 0, 0
-        """When the round under way began, and how many bytes this rank had sent by then and examples seen."""
+        """The time when the present round began, this rank's sent bytes until then, and its examples seen."""
         self.last_round: LastRound | None = None
         """None before a round of this job is done."""
         self.pace = Pace()
@@ -44,8 +44,8 @@ class Tally:
         start, sent, _ = self.began
         took = time.perf_counter() - start
         phases, self._on_the_clock = self._clock.since(self._before), dict(self._clock.seconds)
-        mine = took, self._communicator.traffic.bytes - sent, examples, phases
-        per_rank = self._communicator.allgather((*mine, self._clock.background - self._beside))
+        measured = took, self._communicator.traffic.bytes - sent, examples, phases
+        per_rank = self._communicator.allgather((*measured, self._clock.background - self._beside))
         took, sent, examples, phases, background = zip(*per_rank, strict=True)
         last = LastRound.of(max(took), sum(sent), sum(examples), phases, self._saving)
         last = replace(last, background=sum(background) / len(background))

@@ -1,4 +1,4 @@
-"""What numbers to predict are standardised with: the same on all ranks, whoever has the examples."""
+"""Computes the moments that standardise targets: the same on all ranks, whoever has the examples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from istmpi.data.moments import Moments
 from istmpi.tasks import TASKS
 
 ROWS = 2**16
-"""That are in memory at a time."""
+"""Rows in memory at a time."""
 
 
 def standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset:

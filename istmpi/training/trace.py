@@ -70,7 +70,7 @@ def profiled(
 
 @contextmanager
 def _recording(training: Training, round: int) -> Iterator[list[Event]]:
-    """What this rank does meanwhile: a list of events that is filled in the end, times in µs since 1970."""
+    """Record this rank's work in a list of events that is filled in the end, times in µs since 1970."""
     activities = [ProfilerActivity.CPU]
     if training.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -85,7 +85,7 @@ def _recording(training: Training, round: int) -> Iterator[list[Event]]:
     followed = following(training.communicator, training.clock, phase, sent.append)
     with profile(activities=activities) as profiler, followed:
         yield events
-    events += [_call(one, unix) for one in sent]
+    events += [_call(message, unix) for message in sent]
     try:
         with tempfile.TemporaryDirectory(prefix="istmpi-trace-") as name:
             path = Path(name) / "trace.json"
@@ -114,20 +114,20 @@ def _call(sent: Sent, unix: float) -> Event:
 
 def _absolute(trace: dict[str, Any]) -> list[Event]:
     start = trace.get("baseTimeNanoseconds", 0) / 1e3
-    kept = [one for one in trace["traceEvents"] if isinstance(one.get("pid"), int)]
-    return [{**one, "ts": one["ts"] + start} for one in kept if not one["name"].startswith("process_")]
+    kept = [event for event in trace["traceEvents"] if isinstance(event.get("pid"), int)]
+    return [{**event, "ts": event["ts"] + start} for event in kept if not event["name"].startswith("process_")]
 
 
 def _leave(
     recorded: list[Event], round: int, training: Training, folder: RunFolder, note: Callable[[str], None]
 ) -> None:
-    """Have rank 0 write the trace of all ranks."""
+    """Write the trace of all ranks on rank 0."""
     packed = zlib.compress(json.dumps(recorded).encode(), 1)
     per_rank = training.communicator.gather_to_root(packed)
     if per_rank is None:
         return
     name = f"trace-round-{round}.json"
-    events = merged([json.loads(zlib.decompress(one)) for one in per_rank], training.hosts, f"round {round}")
+    events = merged([json.loads(zlib.decompress(part)) for part in per_rank], training.hosts, f"round {round}")
     try:
         folder.write(name, json.dumps({"displayTimeUnit": "ms", "traceEvents": events}))
     except OutputError as error:
@@ -138,7 +138,7 @@ def _leave(
 
 def merged(per_rank: Sequence[Sequence[Event]], hosts: Sequence[str], whole: str) -> list[Event]:
     """The events of all ranks, those of rank r in process r; times in µs since rank 0 began the ``whole`` round."""
-    begins = [min((one["ts"] for one in events if one["name"] == whole), default=0.0) for events in per_rank]
+    begins = [min((event["ts"] for event in events if event["name"] == whole), default=0.0) for events in per_rank]
     merged = []
     for rank, (events, host, begin) in enumerate(zip(per_rank, hosts, begins, strict=True)):
         merged += [
@@ -146,9 +146,9 @@ def merged(per_rank: Sequence[Sequence[Event]], hosts: Sequence[str], whole: str
             {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}},
         ]
         origin = begins[0] if host == hosts[0] else begin
-        for one in events:
-            one = {**one, "pid": rank, "ts": round(one["ts"] - origin, 3)}
-            if "id" in one:
-                one["id"] = f"{rank}.{one['id']}"  # arrows join events of equal numbers
-            merged.append(one)
+        for event in events:
+            event = {**event, "pid": rank, "ts": round(event["ts"] - origin, 3)}
+            if "id" in event:
+                event["id"] = f"{rank}.{event['id']}"  # arrows join events of equal numbers
+            merged.append(event)
     return merged

@@ -30,7 +30,7 @@ def following(
     phase: Callable,
     sent: Callable[[Sent], None],
 ) -> Iterator[None]:
-    """Have two functions told of phases and of what is sent in them meanwhile."""
+    """Call two functions for every phase and for every message in them meanwhile."""
     clock.followers.append(phase)
     communicator.traffic.followers.append(sent)
     try:
@@ -46,7 +46,7 @@ class TransferLines:
     def __init__(self, rank: int, rounds_done: Callable[[], int]):
         self._rank, self._rounds_done = rank, rounds_done
         self._inside: list[list[Sent]] = [[]]
-        """What was sent in each of the phases that are open, the innermost last."""
+        """Messages of each of the phases that are open, the innermost last."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

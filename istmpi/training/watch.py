@@ -1,4 +1,4 @@
-"""What can be seen of a run from outside while it is carried out, and how it ended."""
+"""The view of a run from outside while it is carried out, and its end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class BestNetwork:
     round: int
     validation: float
     score: Score
-    """On the test split."""
+    """The score on the test split."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended."""
+    """The end of a run."""
 
     folder: Path
     ranks: int
@@ -35,13 +35,13 @@ class Summary:
     last: Progress
     """After the last round, with its score."""
     seconds: dict[str, float]
-    """Where the time went: by phase, the mean over ranks."""
+    """Mean seconds of the ranks by phase."""
     data: str = ""
     """A fingerprint of the training data; empty where each rank has its own."""
     ended: str = ""
     """Why no further round was trained."""
     best: BestNetwork | None = None
-    """Of a run that keeps it."""
+    """The best network of a run that keeps it."""
     slowest: Slowest | None = None
     """The rank that held up the others in the rounds of this job, where one did."""
 
@@ -55,13 +55,13 @@ class Watch:
     """Looks on from rank 0 while a run is carried out; override what is of interest."""
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
-        """Everything is checked and set up."""
+        """Take note that all is checked and set up."""
 
     def progressed(self, progress: Progress) -> None:
         """A round is done."""
 
     def noticed(self, message: str) -> None:
-        """Something that the user should know and that does not end the run."""
+        """Take a message that the user should know and that does not end the run."""
 
     def finished(self, summary: Summary) -> None:
         """The run is done."""
