@@ -13,11 +13,8 @@ NETWORKS = {
 }
 """Networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""
 
-DECLARED = ("gcn", "sage", "xc")
-"""Networks that are never built to know their table, for they may be larger than memory."""
-
-UNITWISE = ("gcn", "sage")
-"""Networks of graphs in which the units of a layer meet only in products and layer normalisations."""
+SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
+"""The networks that ship; the settings of mlp have a section of their own (`istmpi.config.sections.Model`)."""
 
 ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
 """Activations of mlp, as `torch.nn` calls them."""
@@ -37,7 +34,7 @@ def is_module(name: Any) -> bool:
 
 def place_of(name: str) -> str:
     """Return the place of a network's class, as FILE.py:Class or package.module:Class."""
-    return NETWORKS.get(name, name)
+    return SHIPPED.get(name, name)
 
 
 def class_of(name: Any) -> str:

@@ -132,6 +132,8 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
     parts = value if isinstance(value, list | tuple) else (value,)
     if any(isinstance(part, int) and abs(part) > MOST for part in parts):
         raise ConfigError(f"{where} must lie between -2^64 and 2^64.")
+    if any(isinstance(part, str) and any("\ud800" <= sign <= "\udfff" for sign in part) for part in parts):
+        raise ConfigError(f"{where} must be a text of signs that can be printed.")  # bytes of a command line
     try:
         converted = msgspec.convert(value, hint)
     except msgspec.ValidationError:

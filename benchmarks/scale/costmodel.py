@@ -36,7 +36,7 @@ from istmpi.config import Run
 from istmpi.cost import cost, round_bytes
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.time import round_time
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 from istmpi.report.figures import looking_alike
 from istmpi.report.styles import INK, styles
 from istmpi.training.loop import Training
@@ -72,7 +72,7 @@ def one_network(communicator: Communicator, widths: Sequence[int]) -> list[dict]
             }
         )
         communicator.barrier()
-        cluster = measure(run, MLP(features, hidden, labels, output_norm=True), communicator)
+        cluster = measure(run, mlp_network(features, hidden, labels, output_norm=True), communicator)
         rows = []
         for method, local_steps in METHODS:
             wanted = run.override({"method.name": method, "method.local_steps": local_steps})

@@ -30,7 +30,7 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.methods.ist import IST
 from istmpi.methods.job import Job
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 from istmpi.tasks import CLASSIFICATION
 
 EXAMPLES = 2048
@@ -88,7 +88,7 @@ class Pair:
 def mlp(features: int, hidden: tuple[int, ...], ranks: int, steps: int, communicator: Communicator) -> Pair:
     """A multilayer perceptron on random examples, by plain SGD."""
     run = Run().override({"method.local_steps": steps, "train.batch": 128})
-    architecture = MLP(features, hidden, 10, output_norm=True)
+    architecture = mlp_network(features, hidden, 10, output_norm=True)
     generator = np.random.default_rng(0)
     x = generator.standard_normal((EXAMPLES, features), dtype=np.float32)
     y = generator.integers(0, 10, EXAMPLES)

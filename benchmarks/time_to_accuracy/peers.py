@@ -34,7 +34,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.sources import open_dataset
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.sample import SAMPLED, calibration_rows
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 from istmpi.report.curves import Curve, Point
 
 
@@ -48,7 +48,7 @@ def network_of(run: Run, data: Dataset) -> nn.Sequential:
     layers += [nn.Linear(widths[-1], data.outputs, bias=False)]
     layers += [nn.BatchNorm1d(data.outputs, affine=False, track_running_stats=False)]
     network = nn.Sequential(*layers)
-    ours = MLP(data.features, run.model.hidden, data.outputs, output_norm=True)
+    ours = mlp_network(data.features, run.model.hidden, data.outputs, output_norm=True)
     store = ParameterStore(ours.parameters, ours.lengths, 1, 0)
     store.initialise(run.train.seed)
     with torch.no_grad():

@@ -26,7 +26,7 @@ from istmpi.engine.axes import narrowed
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 
 STAGGER = 0.03
 """Seconds between two neighbouring ranks' entries into a staggered call."""
@@ -39,7 +39,7 @@ class Round:
         self.communicator, ranks = communicator, communicator.size
         sent_per_square = 4 * (ranks - 1) / ranks * (1 / ranks + 1 / ranks**2)
         self.width = int((megabytes * 1e6 / sent_per_square) ** 0.5) // 16 * 16
-        self.architecture = MLP(self.width, (self.width, self.width), 10)
+        self.architecture = mlp_network(self.width, (self.width, self.width), 10)
         self.store = ParameterStore(self.architecture.parameters, self.architecture.lengths, ranks, communicator.rank)
         for tensor in self.store.tensors.values():
             tensor.uniform_()

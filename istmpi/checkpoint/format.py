@@ -100,7 +100,7 @@ class Header:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the libraries."""
     network: Mapping[str, Any] = field(default_factory=dict)
-    """The `istmpi.models.table.Table` of a user's network, as JSON has it; empty for a network of istmpi's."""
+    """The network's `istmpi.models.table.Table` as JSON has it; empty for an mlp in files of an earlier version."""
 
     side: int = 0
     """The side of the images that it was last trained on, if they were downscaled; otherwise 0."""

@@ -28,7 +28,6 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError, kind_of
 from istmpi.foreign import plain_value, printable, reading
 from istmpi.models.architecture import Architecture
-from istmpi.models.inferred import InferredNetwork
 
 CURE = "Give a network.h5 of istmpi, .safetensors, or a state dict that torch.save wrote."
 SHOWN = 6
@@ -234,16 +233,13 @@ def _matched(path: Path, file: _File, network: Architecture) -> tuple[Fit, dict[
 def factor_of(network: Architecture, name: str, scale: Mapping[str, float]) -> float:
     """Return the factor by which the full network multiplies the product of a parameter (`Architecture.factor`)."""
     module, _, kind = name.rpartition(".")
-    if isinstance(network, InferredNetwork):
-        product = network.factor(module, network.lengths, scale) if kind == "weight" else 1.0
-        return product * network.end_factor(module, network.lengths, scale)
-    stage, _, key = module.rpartition(".")
-    return network.factor(stage, network.lengths, scale) if (key, kind) == ("linear", "weight") else 1.0
+    product = network.factor(module, network.lengths, scale) if kind == "weight" else 1.0
+    return product * network.end_factor(module, network.lengths, scale)
 
 
 def plain_name(network: Architecture, name: str) -> str:
-    """Return a parameter's name in istmpi's exports, where the products of a chain have the names of their stages."""
-    if isinstance(network, InferredNetwork):
+    """Return a parameter's name in istmpi's exports, where the products of stages have the names of these."""
+    if not network.stages:
         return name
     stage, key, kind = name.split(".")
     return f"{stage}.{kind}" if key == "linear" else f"{stage}_{key}.{kind}"

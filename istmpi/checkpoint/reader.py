@@ -35,9 +35,9 @@ from istmpi.hdf5 import (
 )
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
-from istmpi.models.inferred import InferredNetwork
 from istmpi.models.table import Table
-from istmpi.names import is_module
+from istmpi.models.tables import has_table
+from istmpi.models.user import user_network
 from istmpi.tasks import TASKS
 
 MOMENTS = ("mean", "std")
@@ -98,9 +98,13 @@ class Checkpoint:
 
     def _described(self) -> Architecture:
         data, model = self.header.data, self.header.run.model
-        if is_module(model.name):
-            return InferredNetwork(model.name, Table.from_tree(self.header.network), model.dtype)
-        return architecture(prod(data.shape), data.outputs, data.task, model)
+        if not self.header.network:  # an mlp of an earlier version
+            return architecture(prod(data.shape), data.outputs, data.task, model)
+        code = None
+        if has_table(model.name):  # such code is istmpi's own, and need not be run to be known
+            arguments = model.arguments_for(data.task)
+            code = user_network(model.name, self.header.shape, data.outputs, arguments, data.task)
+        return Architecture(model.name, Table.from_tree(self.header.network), model.dtype, code)
 
     @property
     def calibrated(self) -> bool:

@@ -16,7 +16,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.engine.slots import Slot, parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
-from istmpi.models.architecture import BatchNormalisation
+from istmpi.models.table import BatchNormalisation
 
 STOPPED_START = "start"
 """A kind of slot in files of earlier versions: the start of a round that was stopped in its middle."""

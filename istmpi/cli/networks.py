@@ -10,10 +10,11 @@ from istmpi.cli import quantities
 from istmpi.config import Run
 from istmpi.cost import Cost
 from istmpi.engine.axes import narrowed
-from istmpi.errors import ConfigError, did_you_mean
-from istmpi.models import architecture
+from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
-from istmpi.names import DECLARED, is_module
+from istmpi.models.tables import Facts, has_table, table_of
+from istmpi.models.user import ACCEPTED_INPUTS, require_known, user_network
+from istmpi.tasks import CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
     from istmpi.comm import Communicator
@@ -51,70 +52,56 @@ def described(
 ) -> Described:
     """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data.
 
-    The code of a network of one's own is run, for the shape of its data.
+    The code of a network whose table is not written down is run, for the shape of its data.
     """
+    require_known(run.model.name)
     run = run.with_implied()
-    if run.model.name in DECLARED and layers is not None:
-        return _declared(run, layers, sizes or Sizes())
-    if is_module(run.model.name):
+    if has_table(run.model.name) and (layers is not None or shape is not None):
+        return _without_data(run, layers, shape, sizes or Sizes())
+    from istmpi.training.network import planned_network
+
+    data, smaller = _data_of(run, layers), {}
+    network = planned_network(run, data)
+    if run.train.resolution:
         from istmpi.data.images.split import resized
-        from istmpi.training.network import planned_network
         from istmpi.training.resolution import require_resizable, sides_of
 
-        data = _data_of_own(run, layers)
         smaller = {side: planned_network(run, resized(data, side)) for _, side in sides_of(run, data) if side}
-        network = planned_network(run, data)
         require_resizable(run, network)
-        return Described(run, network, len(data.train), smaller)
-    task, examples = "classification", None
+    return Described(run, network, len(data.train), smaller)
+
+
+def _without_data(run: Run, layers: str | None, shape: tuple[int, int] | None, sizes: Sizes) -> Described:
+    """A network whose table needs no data, for the layers or the shape that are given."""
     if layers is not None:
-        features, *hidden, labels = quantities.widths("--layers", layers)
-        run, shape = run.override({"model.hidden": hidden}), (features, labels)
-    if shape is None:
-        from istmpi.data.sources import open_for_training
-
-        data = open_for_training(run.data, 0, run.train.seed)
-        shape, task, examples = (data.features, data.outputs), data.task, len(data.train)
-    return Described(run, architecture(*shape, task, run.model), examples)
-
-
-def _declared(run: Run, layers: str, sizes: Sizes) -> Described:
-    """A network whose table needs neither its code nor data."""
-    from istmpi.models import graph_table, xc_table
-    from istmpi.models.inferred import InferredNetwork
-
-    features, *hidden, labels = quantities.widths("--layers", layers)
-    run = run.override({"model.hidden": hidden})
-    of_rows = run.model.name == "xc"
-    defaults = xc_table.DEFAULTS if of_rows else graph_table.DEFAULTS
-    settings = {**defaults, **run.model.arguments}
-    if unknown := [name for name in settings if name not in defaults]:
-        raise ConfigError(f"unknown setting model.{unknown[0]}{did_you_mean(unknown[0], defaults, 'model.')}")
-    if of_rows:
-        table = xc_table.xc_table(features, labels, settings, sizes.in_a_row)
-    else:
-        table = graph_table.graph_table(run.model.name, features, labels, settings, sizes.degree)
-    network = InferredNetwork(run.model.name, table, run.model.dtype)
-    if not of_rows:
+        features, *hidden, outputs = quantities.widths("--layers", layers)
+        run, shape = run.override({"model.hidden": hidden}), (features, outputs)
+    name, (features, outputs) = run.model.name, shape
+    tasks = (task for task, of in TASKS.items() if of.inputs == ACCEPTED_INPUTS.get(name))
+    task = next(tasks, CLASSIFICATION)
+    code = user_network(name, (features,), outputs, run.model.arguments_for(task), task)
+    table = table_of(name, Facts(code.inputs, outputs, sizes.in_a_row, degree=sizes.degree), code.settings)
+    network = Architecture(name, table, run.model.dtype, code)
+    if code.graph:
         run = run.override({"train.batch": 1})
         network.nodes = sizes.nodes, sizes.nodes
-    return Described(run, network, None if of_rows else 1)
+    return Described(run, network, 1 if code.graph else None)
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
-    """The network of a run, equal on every rank; the code of the user's own is inspected on rank 0. Collective."""
+    """The network of a run, equal on every rank; code is run on rank 0. Collective."""
     with communicator.agreed():
-        if not is_module(run.model.name):
+        if has_table(run.model.name) and layers is not None:
             return described(run, layers)
         run = run.with_implied()
-        data = _data_of_own(run, layers)
+        data = _data_of(run, layers)
     from istmpi.training.network import network_of
 
     return Described(run, network_of(run, data, communicator), len(data.train))
 
 
-def _data_of_own(run: Run, layers: str | None) -> Dataset:
-    """The data that a network of one's own is for."""
+def _data_of(run: Run, layers: str | None) -> Dataset:
+    """The data that a network is for."""
     from istmpi.data.sources import open_for_training
 
     if layers is not None:

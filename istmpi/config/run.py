@@ -31,7 +31,8 @@ from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.methods import METHODS
 from istmpi.models.arguments import usable
-from istmpi.names import DECLARED, class_of, is_module
+from istmpi.models.tables import has_table
+from istmpi.names import class_of, is_module
 from istmpi.record import SETTINGS as SAVED_AS
 from istmpi.renamed import SETTINGS, current, tell
 from istmpi.settings import MOST, Meta, also, checked, numbers_in, shown, types_of
@@ -281,4 +282,4 @@ def _usable_arguments(arguments: Mapping[str, Any], source: str, network: str) -
     for argument, given in arguments.items():
         if not all(abs(number) <= MOST for number in numbers_in(given)):
             raise ConfigError(f"{source}: model.{argument} must be finite, and its numbers below 2^64.")
-    return usable(network, arguments, source) if network in DECLARED else arguments
+    return usable(network, arguments, source) if has_table(network) else arguments

@@ -12,6 +12,7 @@ from istmpi.methods import METHODS
 from istmpi.methods.optimizers import OPTIMIZERS
 from istmpi.names import ACTIVATIONS, NETWORKS, NORMS
 from istmpi.settings import MOST, Between, Count, Fraction, Meta, Natural, NotNegative, Positive, also
+from istmpi.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ DType = Annotated[Literal["float32", "float64"], "Type of the weights, and of al
 Scale = Annotated[
     Literal["share", "fitted", "none"],
     "The full network's factor of a sum over dealt units, where no batch normalisation is behind it: the share of "
-    "them that a subnet had, a factor fitted on training examples, or none.",
+    "them that a subnet had, a factor fitted on training examples (results/decoder.md), or none.",
 ]
 
 
@@ -89,6 +90,12 @@ class Model:
     dtype: DType = "float32"
     scale: Scale = "share"
 
+    def arguments_for(self, task: str) -> dict[str, Any]:
+        """The arguments of the network's constructor, for data of this task."""
+        arguments = {name: getattr(self, name) for name in ("hidden", "norm", "activation", "dropout", "bias")}
+        normalised = self.norm == "batch" and TASKS[task].one_class
+        return arguments | {"output_norm": normalised if self.output_norm is None else self.output_norm}
+
     @property
     def batch_statistics(self) -> str:
         """The setting by which the network normalises over the batch; empty where it does not."""
@@ -105,6 +112,10 @@ class OwnModel:
     dtype: DType = "float32"
     scale: Scale = "share"
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def arguments_for(self, task: str) -> Mapping[str, Any]:
+        """The arguments of the network's constructor that were given, for any task."""
+        return self.arguments
 
     batch_statistics = ""
     """Empty, for no setting tells whether it normalises over the batch: the network does, once it is made."""
@@ -234,7 +245,7 @@ class Train:
         tuple[tuple[Annotated[float, Meta(gt=0, le=1)], Count], ...],
         also(must="be pairs of a fraction of the rounds and a side in pixels, as [[0.4, 8], [0.6, 16]]"),
         "Images: fractions of the rounds, each with the side in pixels to which images are downscaled in them, the "
-        "data's own side last: [[0.4, 8], [0.6, 16]].",
+        "data's own side last: [[0.4, 8], [0.6, 16]] (results/growing.md).",
     ] = ()
     exit_weights: Annotated[
         tuple[NotNegative, ...],
@@ -279,7 +290,8 @@ class Evaluate:
     propensity: Annotated[
         tuple[NotNegative, NotNegative],
         also(must="be two numbers that are not negative, as [0.55, 1.5]"),
-        "Sparse rows with several labels: A and B of the odds that a true label is noted, for PSP@k.",
+        "Sparse rows with several labels: A and B of the odds that a true label is noted, for PSP@k "
+        "(Jain et al. 2016).",
     ] = (0.55, 1.5)
     calibration_examples: Annotated[
         Annotated[int, Meta(ge=2)] | None,

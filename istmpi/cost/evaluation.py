@@ -23,7 +23,7 @@ from istmpi.cost.calibration import calibration_examples
 from istmpi.cost.counts import phase_costs, whole_graph_bytes
 from istmpi.cost.holdings import Number
 from istmpi.engine.axes import Parameter
-from istmpi.models.architecture import Architecture, Chain
+from istmpi.models.architecture import Architecture
 from istmpi.multilabel import TOP, Ranking
 
 TOTALS = 24
@@ -122,7 +122,7 @@ def evaluation_plan(
     if architecture.unitwise and architecture.nodes[1] and ranks > 1 and not local:
         return _graph_plan(architecture, ranks, room, sizes)
     choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
-    if isinstance(architecture, Chain):
+    if architecture.stages:
         # It stays where it is, as the replay has recorded it; also on one rank.
         sharded = {name for names in architecture.leaves.values() for name in names}
     else:
@@ -202,7 +202,7 @@ def _choices(
     for paths in _together(architecture):
         names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))
         rows = min(architecture.parameters[name].pattern.axes[0].length(architecture.lengths) for name in names)
-        if rows >= ranks or isinstance(architecture, Chain):
+        if rows >= ranks or architecture.stages:
             nbytes = sum(sizes[name] for name in names)
             head = spread and paths == [architecture.head]
             sharded = (

@@ -23,7 +23,6 @@ from istmpi.deploy.program import onnx_of, program_of, require_onnx_exporter, sa
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing, require_free
 from istmpi.models.architecture import Architecture
-from istmpi.models.inferred import InferredNetwork
 
 Parts = Mapping[str, Callable[[BinaryIO], object]]
 """The files of an export by their names, each with its writer; the first one may refer to the second."""
@@ -61,7 +60,7 @@ class Content:
             "run": header.run.tree(),
             "versions": dict(header.versions),
         }
-        if of_state and isinstance(self.network, InferredNetwork):
+        if of_state and not self.network.stages:
             values |= {"ties": self.state.ties} if self.state.ties else {}
             if normalisation := self.checkpoint.normalisation:
                 values["input"] = dict(zip(MOMENTS, (values.tolist() for values in normalisation.whole)))
@@ -118,7 +117,7 @@ def export(
             moments = stored_moments(checkpoint)
         else:
             moments = CalibratedNetwork(checkpoint, calibrate_on, model).moments
-        if isinstance(network, InferredNetwork):
+        if not network.stages:
             state = own_state(checkpoint, moments, network)
         else:
             state = chain_state(checkpoint, moments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import floor, prod
+from math import floor
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +28,8 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.files import appearing, require_free
 from istmpi.methods import spec_of
-from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
-from istmpi.models.inferred import InferredNetwork
-from istmpi.models.narrow import Narrow, narrow_module, require_same_outputs, scale_of
+from istmpi.models.narrow import Narrow, narrow_module, require_same_outputs
 from istmpi.models.norms import calibrate, moments_of
 
 Units = Mapping[str, np.ndarray]
@@ -157,16 +155,9 @@ def _narrow(checkpoint: Checkpoint, whole: Architecture, units: Units) -> Narrow
     # A rank that trains the full network trains the one that is evaluated, as in `istmpi.methods.base.Method.build`.
     everything = all(lengths[group] == whole.lengths[group] for group in whole.groups)
     scale = header.full_scale if everything else header.scale
-    if isinstance(whole, InferredNetwork):
-        narrow = narrow_module(whole, units, scale)
-        require_same_outputs(whole, units, scale, narrow, _parts(checkpoint, whole, units, narrow.names))
-        return narrow
-    settings = {"hidden": [lengths[group] for group in whole.groups]}
-    data, run = header.data, header.run.override({f"model.{name}": value for name, value in settings.items()})
-    network = architecture(prod(data.shape), data.outputs, data.task, run.model)
-    same = {group: group for group in whole.groups}
-    factors = scale_of(whole, network, lengths, scale, same)
-    return Narrow(network, settings, {name: name for name in whole.parameters}, factors, same)
+    narrow = narrow_module(whole, units, scale)
+    require_same_outputs(whole, units, scale, narrow, _parts(checkpoint, whole, units, narrow.names))
+    return narrow
 
 
 def _parts(
@@ -226,6 +217,7 @@ def _header(header: Header, narrow: Narrow, words: str) -> Header:
     if (dealt := tree["method"].pop("partition", None)) is not None:
         kept = [group for group in network.groups if narrow.groups.get(group) in dealt]
         tree["method"] |= {"partition": kept} if kept else {}
-    table = network.table.tree() if isinstance(network, InferredNetwork) else {}
     run = Run.from_tree(tree, tree["name"])
-    return replace(header, run=run, ranks=1, local_step=0, scale=narrow.scale, fitted={}, network=table, shares={})
+    return replace(
+        header, run=run, ranks=1, local_step=0, scale=narrow.scale, fitted={}, network=network.table.tree(), shares={}
+    )

@@ -10,8 +10,7 @@ from istmpi.data.offsets import named
 from istmpi.data.sources import open_dataset
 from istmpi.errors import ConfigError, DataError
 from istmpi.models.architecture import Architecture
-from istmpi.models.inferred import InferredNetwork
-from istmpi.names import NETWORKS, is_own
+from istmpi.names import SHIPPED, is_own
 
 
 def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
@@ -22,23 +21,22 @@ def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
     network, header = checkpoint.architecture, checkpoint.header
     if not is_own(header.run.model.name) and model is not None:
         raise ConfigError(f"--model {model}: the network in {checkpoint.path} is istmpi's own; leave --model out.")
-    if not isinstance(network, InferredNetwork):
-        return network
-    model = model or NETWORKS.get(network.name)
+    model = model or SHIPPED.get(network.name)
     if model is None:
         raise DataError(
             f"{checkpoint.path} has the weights of a network of your own, {network.name}, and not its code, which is "
             f"run only when you name it: give --model FILE.py:Class."
         )
-    from istmpi.models.own import own_network
+    from istmpi.models.user import user_network
 
     data = header.data
-    return network.with_code(own_network(model, header.shape, data.outputs, header.run.model.arguments, data.task))
+    arguments = header.run.model.arguments_for(data.task)
+    return network.with_code(user_network(model, header.shape, data.outputs, arguments, data.task))
 
 
 def changed_source(network: Architecture) -> str:
     """A note on a network whose class is not, to the last byte, the one that was trained; empty for others."""
-    if not isinstance(network, InferredNetwork) or network.has_its_source:
+    if network.has_its_source:
         return ""
     return f"the source of {network.name} has changed since it was trained; its parameters are as they were"
 

@@ -18,7 +18,7 @@ from istmpi.checkpoint.reader import Checkpoint, Tensor
 from istmpi.checkpoint.state import Moments
 from istmpi.engine.axes import ITEMSIZE
 from istmpi.errors import ConfigError
-from istmpi.models.inferred import InferredNetwork
+from istmpi.models.architecture import Architecture
 from istmpi.models.norms import BatchNorm
 
 _CHUNK = 2**24
@@ -99,11 +99,10 @@ def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
     if checkpoint.normalisation:
         mean, std = (values.astype(dtype) for values in checkpoint.normalisation.whole)
         layers.append(_elementwise("input", False, running_mean=mean, running_var=std**2))
+    built = network.without_values({})
     for stage in network.stages:
-        with torch.device("meta"):
-            modules = network.stage(stage, network.lengths)
-        for place, (key, module) in enumerate(modules.named_children()):
-            factor = 1.0 if place else network.factor(stage, network.lengths, checkpoint.header.full_scale)
+        for place, (key, module) in enumerate(built.get_submodule(stage).named_children()):
+            factor = 1.0 if place else network.factor(f"{stage}.{key}", network.lengths, checkpoint.header.full_scale)
             tensors = {
                 kind: Values(checkpoint.tensors[f"{stage}.{key}.{kind}"], factor if kind == "weight" else 1.0)
                 for kind in module.state_dict()
@@ -144,7 +143,7 @@ def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
     return type(module).__name__, {}
 
 
-def own_state(checkpoint: Checkpoint, moments: Moments, network: InferredNetwork) -> State:
+def own_state(checkpoint: Checkpoint, moments: Moments, network: Architecture) -> State:
     """The state of a plain class; two layers that share a weight but not its factor no longer share it.
 
     A product's factor is folded into its weight, the factor of a block's end into all its parameters. The normalisation

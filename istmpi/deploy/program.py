@@ -25,7 +25,6 @@ from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
 from istmpi.foreign import reason
 from istmpi.models.architecture import Architecture
-from istmpi.models.inferred import InferredNetwork
 from istmpi.optional import optional
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Normalising(nn.Module):
 def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> torch.export.ExportedProgram:
     """The whole network as a program, for examples as they are in the data; ConfigError where there can be none."""
     tensors = whole_state(state)
-    if isinstance(network, InferredNetwork):
+    if not network.stages:
         code = network.code
         if code.sparse or code.graph:
             what = "sparse rows, of any length" if code.sparse else "a graph, of any size"
@@ -102,7 +101,7 @@ def whole_state(state: State) -> dict[str, torch.Tensor]:
     return tensors | {name: tensors[first] for name, first in state.ties.items()}
 
 
-def _own_module(network: InferredNetwork, state: Mapping[str, torch.Tensor], untied: Sequence[str]) -> nn.Module:
+def _own_module(network: Architecture, state: Mapping[str, torch.Tensor], untied: Sequence[str]) -> nn.Module:
     """The user's class with this state, of which the tensors ``untied`` have values of their own."""
     module = network.plain()
     names = module.state_dict()

@@ -18,7 +18,7 @@ from istmpi.config import Run
 from istmpi.doctor.finding import Finding, green, red
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import IstmpiError
-from istmpi.models import architecture
+from istmpi.models import mlp_network
 from istmpi.report.units import size
 from istmpi.tasks import REGRESSION
 
@@ -99,7 +99,7 @@ def _ranks_where(communicator: Communicator, fact: bool) -> list[int]:
 def writers(communicator: Communicator, folder: Path) -> list[Finding]:
     """Write a checkpoint with each writer into a shared folder, and check all its bytes. Collective; leaves nothing."""
     run = Run().override({"model.hidden": [_WIDTH]})
-    network = architecture(_WIDTH, 2, REGRESSION, run.model)
+    network = mlp_network(_WIDTH, [_WIDTH], 2)
     store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
     store.initialise(0)
     data = DataSummary("", "", REGRESSION, (_WIDTH,), 2, 0, 0)

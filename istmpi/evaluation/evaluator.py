@@ -28,7 +28,7 @@ from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_training, scored_of
 from istmpi.evaluation.temperature import fitted_temperature
 from istmpi.exits import THRESHOLDS, ExitPoint, entropies, exit_taken, outputs_of, weighted_loss
-from istmpi.models.architecture import Architecture, Chain
+from istmpi.models.architecture import Architecture
 from istmpi.multilabel import Parts, Ranking
 from istmpi.tasks import Classification, task_of
 
@@ -79,8 +79,8 @@ class Evaluator:
         ranks = trained_on or communicator.size
         self.sampled = sampled_of(run, architecture, dataset, ranks)
         """The number of training examples to calibrate on, of all ranks together."""
-        # A chain passes them for nothing where it has no batch normalisation, as the replay has recorded it.
-        self._calibrates = bool(architecture.batch_norms) or isinstance(architecture, Chain)
+        # A chain of stages passes them for nothing where it has no batch normalisation, as the replay has recorded it.
+        self._calibrates = bool(architecture.batch_norms) or bool(architecture.stages)
         if self._local:
             passes = []
         elif self._graph:

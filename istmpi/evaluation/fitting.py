@@ -78,7 +78,7 @@ def _multiply(network: nn.Module, architecture: Architecture, names: Sequence[st
 
     for module, groups in architecture.sums.items():
         if fitted := tuple(group for group in groups if group in names):
-            layer = architecture.product(network, module)
+            layer = network.get_submodule(module)
             layer.register_forward_pre_hook(lambda _, inputs, fitted=fitted: (inputs[0] * of(fitted, inputs[0]),))
     for group, blocks in architecture.blocks.items():
         for end in (end for block in blocks for end in block.ends if group in names):

@@ -18,7 +18,7 @@ from istmpi.comm import Communicator
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.exchanges import OwnExamples, SameExamples
 from istmpi.evaluation.spread_units import spread_units
-from istmpi.models.architecture import Architecture, Chain
+from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import leaves_of, prepare
 from istmpi.models.norms import BatchNorm, calibrate, moments_of
 
@@ -156,8 +156,8 @@ class FullNetwork:
             return
         shared = self.shares_examples and self._communicator.size > 1 and architecture.batch_norms
         self._own = OwnExamples(store, self._communicator) if self._local_examples or shared else None
-        # A chain's layers take a transposed tensor: the sums of its replay were made of one.
-        exchange = self._own or SameExamples(store, self._communicator, not isinstance(architecture, Chain))
+        # Stages take a transposed tensor: the sums of its replay were made of one.
+        exchange = self._own or SameExamples(store, self._communicator, not architecture.stages)
         leaves = architecture.leaves.items()
         sharded = {path: names for path, names in leaves if self._sharded.issuperset(names)}
         for path, leaf in leaves_of(self._network, sharded).items():

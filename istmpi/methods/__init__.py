@@ -36,12 +36,19 @@ _ALL = (
                 "and inner widths of an axis.",
             ),
             own("redeal", float, 1.0, "Fraction of each group's units that are redealt every round.", ge=0, le=1),
-            own("min_blocks", int, 0, "Where whole blocks are dealt out: so many on each rank, some on several.", ge=0),
+            own(
+                "min_blocks",
+                int,
+                0,
+                "Where whole blocks are dealt out: so many on each rank, some on several (results/convolutions.md).",
+                ge=0,
+            ),
             own(
                 "share_every",
                 int,
                 1,
-                "Rounds between two means of what is not dealt out, which ranks train by themselves meanwhile.",
+                "Rounds between two means of what is not dealt out, which ranks train by themselves meanwhile "
+                "(results/decoder.md).",
                 ge=1,
             ),
             own(
@@ -49,7 +56,7 @@ _ALL = (
                 tuple[float, ...] | str | None,
                 None,
                 "Relative sizes of the ranks' subnets; by default equal. auto: they follow the measured times. The "
-                "metrics.jsonl of such a run: as they were there, round by round.",
+                "metrics.jsonl of such a run: as they were there, round by round (results/slow-rank.md).",
                 extra={"or": "auto, or a metrics.jsonl"},
             ),
         ),
@@ -111,7 +118,7 @@ _ALL = (
                 "differences",
                 Literal["float4", "full"],
                 "float4",
-                "What travels: differences as floats of 4 bits, or values as they are.",
+                "What travels: differences as floats of 4 bits, or values as they are (results/survey.md).",
             ),
         ),
         sends_at_start=("pull",),
@@ -135,7 +142,7 @@ _ALL = (
                 "top_values",
                 Literal["2bit", "full"],
                 "2bit",
-                "How they are sent: as 2 bits and two levels for 4,096, or as they are.",
+                "How they are sent: as 2 bits and two levels for 4,096, or as they are (results/survey.md).",
             ),
         ),
         sends_at_start=("pull",),

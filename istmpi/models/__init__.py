@@ -1,20 +1,28 @@
-"""The networks that can be trained, by the name that a run file gives them."""
+"""The networks that can be trained: described by tables, built from plain modules."""
 
-from istmpi.errors import ConfigError, did_you_mean
-from istmpi.models.architecture import Chain
-from istmpi.models.mlp import MLP
-from istmpi.names import NETWORKS
-from istmpi.tasks import TASKS
+from collections.abc import Sequence
 
-MODELS: dict[str, type[Chain]] = {"mlp": MLP}
+from istmpi.models.architecture import Architecture
+from istmpi.models.tables import Facts, table_of
+from istmpi.models.user import require_known, user_network
+from istmpi.tasks import CLASSIFICATION
 
 
-def architecture(features: int, labels: int, task: str, settings: object) -> Chain:
-    """The network of istmpi's own that a run's model section describes, for so many features and labels."""
-    name = settings.name
-    if name not in MODELS:
-        own = ". A network of your own is FILE.py:Class or package.module:Class." if "." in name else ""
-        raise ConfigError(f"model.name = {name!r} is not known{own or did_you_mean(name, [*MODELS, *NETWORKS])}")
-    if advice := TASKS[task].network:
-        raise ConfigError(f"model.name = {name!r} {advice}")
-    return MODELS[name].from_settings(features, labels, task, settings)
+def architecture(features: int, outputs: int, task: str, settings: object) -> Architecture:
+    """The network of a run's model section, for so many features and outputs, whose table is written down.
+
+    Torch is imported once it is built.
+    """
+    require_known(settings.name)
+    code = user_network(settings.name, (features,), outputs, settings.arguments_for(task), task)
+    table = table_of(code.name, Facts(code.inputs, outputs), code.settings)
+    return Architecture(code.name, table, settings.dtype, code)
+
+
+def mlp_network(
+    features: int, hidden: Sequence[int], outputs: int, *, dtype: str = "float32", output_norm: bool = False, **settings
+) -> Architecture:
+    """The multilayer perceptron of these widths; ``settings``: other arguments of its constructor."""
+    arguments = {"hidden": tuple(hidden), "output_norm": output_norm, **settings}
+    code = user_network("mlp", (features,), outputs, arguments, CLASSIFICATION)
+    return Architecture("mlp", table_of("mlp", Facts(code.inputs, outputs), code.settings), dtype, code)

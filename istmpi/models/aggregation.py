@@ -1,4 +1,4 @@
-"""What the nodes of a graph hear from each other: sparse products with the matrix of its edges.
+"""Sums over the neighbours of a graph's nodes: sparse products with the matrix of its edges.
 
 Sums are changed in place where no gradient needs them: of a wide layer each copy counts.
 """
@@ -14,10 +14,10 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 FEW = 0.1
-"""Where fewer of the features are not zero, as in bags of words, a training step multiplies these alone."""
+"""The share of features that are not zero below which a training step multiplies these alone, as in bags of words."""
 
 SLOPE = 0.2
-"""Of the leaky ReLU behind the scores of attention, as its authors have it."""
+"""The slope of the leaky ReLU behind the scores of attention, as its authors have it."""
 
 
 class Edges:
@@ -30,7 +30,7 @@ class Edges:
         self._places = torch.stack([rows, columns])
 
     def total(self, h: torch.Tensor) -> torch.Tensor:
-        """The sum over what each node hears from, of ``h`` ``[n, width]``; in float32 under autocast."""
+        """The sum of ``h`` ``[n, width]`` over the neighbours of each node; in float32 under autocast."""
         if torch.is_autocast_enabled(h.device.type):
             with torch.autocast(h.device.type, enabled=False):
                 return self.total(h.float())
@@ -42,11 +42,11 @@ class Edges:
         return torch.sparse.addmm(h.new_zeros(1), matrix, h, beta=0)
 
     def mean(self, h: torch.Tensor) -> torch.Tensor:
-        """The mean over what each node hears from; zero where that is nobody."""
+        """The mean over the neighbours of each node; zero where it has none."""
         return self.total(h).div_(self.degrees.clamp(min=1).to(h.dtype)[:, None])
 
     def convolved(self, h: torch.Tensor, spare: bool = False) -> torch.Tensor:
-        """With the adjacency as Kipf and Welling normalise it: ``D^-1/2 (A + I) D^-1/2 h``, D the row sums of A + I.
+        """The convolution of Kipf and Welling: ``D^-1/2 (A + I) D^-1/2 h``, D the row sums of A + I.
 
         ``spare``: nobody needs the values of ``h`` any more, and they may be changed.
         """
@@ -54,17 +54,17 @@ class Edges:
         h = h.mul_(root) if spare else h * root
         return self.total(h).add_(h).mul_(root)
 
-    def attended(self, values: torch.Tensor, own: torch.Tensor, heard: torch.Tensor) -> torch.Tensor:
-        """The mean of ``values`` ``[n, heads, units]`` over what each node hears from and itself, weighted.
+    def attended(self, values: torch.Tensor, to_self: torch.Tensor, to_others: torch.Tensor) -> torch.Tensor:
+        """The weighted mean of ``values`` ``[n, heads, units]`` over each node and its neighbours.
 
-        The weights are a softmax of ``leaky_relu(own[i] + heard[j])``, both ``[n, heads]``, with a slope of 0.2.
+        The weights are a softmax of ``leaky_relu(to_self[i] + to_others[j])``, both scores ``[n, heads]``.
         """
-        (rows, columns), heads = self._places, own.shape[1]
-        selves = functional.leaky_relu(own + heard, SLOPE)
-        scores = functional.leaky_relu(own[rows] + heard[columns], SLOPE)
+        (rows, columns), heads = self._places, to_self.shape[1]
+        selves = functional.leaky_relu(to_self + to_others, SLOPE)
+        scores = functional.leaky_relu(to_self[rows] + to_others[columns], SLOPE)
         at = rows[:, None].expand(-1, heads)
-        most = selves.detach().scatter_reduce(0, at, scores.detach(), "amax")
-        selves, weights = (selves - most).exp(), (scores - most[rows]).exp()
+        largest = selves.detach().scatter_reduce(0, at, scores.detach(), "amax")
+        selves, weights = (selves - largest).exp(), (scores - largest[rows]).exp()
         total = selves.index_add(0, rows, weights)
         made = (selves[:, :, None] * values).index_add(0, rows, weights[:, :, None] * values[columns])
         return made / total[:, :, None]
@@ -78,7 +78,7 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(units))
 
     def forward(self, h):
-        """``h`` ``[n, units]`` with it, in its place."""
+        """Add it to ``h`` ``[n, units]`` in place."""
         return h.add_(self.bias)
 
 
@@ -103,7 +103,7 @@ class Bags:
         self._by_columns = _starts(columns, self._shape[1]), rows[self._order]
 
     def dropped(self, dropout: nn.Dropout) -> Bags:
-        """With dropout of what is not zero."""
+        """These features with dropout of the values that are not zero."""
         bags = copy(self)
         bags._values = dropout(self._values)
         return bags
@@ -120,8 +120,8 @@ class Bags:
         return torch.sparse_csr_tensor(*self._by_columns, values, shape, check_invariants=False)
 
 
-def _starts(of: torch.Tensor, count: int) -> torch.Tensor:
-    return functional.pad(torch.bincount(of, minlength=count).cumsum(0), (1, 0))
+def _starts(numbers: torch.Tensor, count: int) -> torch.Tensor:
+    return functional.pad(torch.bincount(numbers, minlength=count).cumsum(0), (1, 0))
 
 
 with catch_warnings():
@@ -160,7 +160,7 @@ def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
 
 
 def multiplied(product: nn.Linear, h: torch.Tensor | Bags) -> torch.Tensor:
-    """``product`` of ``h``."""
+    """The output of ``product`` for ``h``."""
     if not isinstance(h, Bags):
         return product(h)
     with torch.autocast(product.weight.device.type, enabled=False):  # sparse products have no bfloat16

@@ -1,191 +1,298 @@
-"""What the engine needs to know of a network: its parameters' axes, and how to build it at any width.
+"""A network as the engine asks for it: the facts of its table, and with its code the module at any widths.
 
-An architecture knows nothing of ranks, deals or MPI. It is described without torch, so that a login node can plan with
-it; torch is imported when a network is built.
+It knows nothing of ranks, deals or MPI, and needs torch only where a module is built, so that a login node can plan.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from math import prod
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import Parameter, Pattern
-from istmpi.models.blocks import Blocks
-from istmpi.models.operators import EPSILON, Operator
+from istmpi.errors import ConfigError
+from istmpi.models.operators import AGGREGATION
+from istmpi.models.table import ResidualBlock, Table
+from istmpi.models.tables import has_table
+from istmpi.names import class_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from istmpi.models.norms import BatchNorm
+    from istmpi.models.user import UserNetwork
 
 
-@dataclass(frozen=True)
-class BatchNormalisation:
-    """A normalisation over the batch: how many units have a mean and a variance, and what is added to a variance."""
+class Architecture:
+    """A network described by its table; it can be built where its code is given, too.
 
-    units: int
-    epsilon: float = EPSILON
-
-
-class Architecture(ABC):
-    """A network that can be built at any lengths of its axes.
-
-    ``lengths``: the full length of every axis. ``parameters``: every parameter by its name in the built network.
-    ``groups``: the unit groups that may be dealt out. ``batch_norms``: what normalises over the batch, by the name that
-    its calibrated moments are saved under. ``operators``: every product of a forward pass. ``normalised``: the axes of
-    what each normalisation of any kind makes for an example. ``inexact``: the modules whose operators are told as large
-    as in the full network, whatever the lengths. ``sums``: the modules whose product adds up what the units
-    of some groups contribute, with no batch normalisation directly behind it, and these groups. ``blocks``: of the
-    groups whose units are whole blocks, which a rank has or has not, these. ``leaves``: the modules that can be
-    evaluated with the rows of their parameters spread over ranks, and the names of these. ``exits``: how many outputs a
-    forward pass returns (`istmpi.exits`). ``head``: the leaf whose outputs these are as they stand, if there is one.
-    ``stochastic``: training draws random numbers (dropout).
+    ``lengths``: the full length of every axis that has a name. ``parameters``: every parameter by its name in the built
+    network. ``groups``: the unit groups that may be dealt out. Its other attributes are those of `Table`.
     """
 
-    lengths: dict[str, int]
-    parameters: dict[str, Parameter]
-    groups: tuple[str, ...]
-    batch_norms: Mapping[str, BatchNormalisation]
-    operators: tuple[Operator, ...]
-    normalised: tuple[Pattern, ...] = ()
-    inexact: tuple[str, ...] = ()
-    sums: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    blocks: Blocks = MappingProxyType({})
-    leaves: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    exits: int = 1
-    head: str = ""
-    stochastic: bool
     nodes: tuple[float, int] = (1, 0)
-    """Of a graph, of which a node is an example here: the nodes of what a batch counts, and all of them."""
-    unitwise: bool = False
-    """Of a graph: between its leaves, one for each group or two, is nothing that `istmpi.evaluation.spread_units` does
-    not know, and its last layer makes the outputs."""
+    """The nodes of a graph that a batch's example has, and all of them; a node is an example in other figures here."""
+
+    def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
+        self.name, self.table, self._dtype, self._code = name, table, dtype, code
+        lengths = {**table.fixed, **table.groups}
+        self.lengths = {name: lengths[name] for name in (("features", *table.stages) if table.stages else lengths)}
+        self.groups = tuple(table.groups)
+        self.parameters = {
+            key: Parameter(Pattern.parse(entry.axes), dtype, entry.bound, entry.centre)
+            for key, entry in table.parameters.items()
+        }
+        self.batch_norms, self.sums, self.leaves = dict(table.norms), dict(table.sums), dict(table.leaves)
+        self.normalised = tuple(map(Pattern.parse, table.normalised))
+        self.operators, self.inexact, self.stochastic = table.operators, table.inexact, table.stochastic
+        self.blocks, self.exits, self.head, self.stages = table.blocks, table.exits, table.head, table.stages
+        self.default_groups = table.dealt
 
     @property
-    def default_groups(self) -> tuple[str, ...]:
-        """The unit groups that are dealt out unless a run names others."""
-        return self.groups
+    def unitwise(self) -> bool:
+        """The network is of a graph, and `istmpi.evaluation.spread_units` knows all that is between its leaves."""
+        return any(operator.kind == AGGREGATION for operator in self.operators)
 
     @property
-    @abstractmethod
+    def code(self) -> UserNetwork:
+        """Its class and all arguments; ConfigError where they were not given."""
+        if self._code is None:
+            raise ConfigError(f"{self.name} is a network of your own: give --model FILE.py:Class.")
+        return self._code
+
+    def with_code(self, code: UserNetwork) -> Architecture:
+        """This network, ready to be built; ConfigError if the code makes another one."""
+        ready = Architecture(self.name, self.table, self._dtype, code)
+        ready.require_usable(self.lengths)
+        return ready
+
+    @property
+    def has_its_source(self) -> bool:
+        """Return True if its code is the class of that name with, to the last byte, the source that its table names."""
+        source = self.table.source
+        return not source or (class_of(self.code.name), self.code.source.hash) == (class_of(self.name), source)
+
+    @property
     def example_shape(self) -> tuple[int, ...]:
         """The shape of an example as its ``forward`` gets it."""
-
-    @abstractmethod
-    def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Module:
-        """The network at the given lengths: every parameter has exactly the shape that its pattern gives.
-
-        Its products are multiplied by their `factor`, and what blocks add by their `contribution`, where ``scale`` is
-        given, else by nothing.
-        """
-
-    @abstractmethod
-    def without_values(self, scale: Mapping[str, float], lengths: Mapping[str, int] | None = None) -> nn.Module:
-        """The network as `build` makes it, by default the full one, its parameters on the meta device if it can be."""
-
-    @abstractmethod
-    def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
-        """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""
+        return self.code.inputs
 
     @property
-    @abstractmethod
     def outline(self) -> str:
         """The widths of the network, in a few words."""
-
-    def product(self, network: nn.Module, name: str) -> nn.Module:
-        """The module of a built network that makes one of the ``sums``."""
-        return network.get_submodule(name)
-
-    def require_dealable(self, groups: tuple[str, ...]) -> None:
-        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
-        return
-
-    def require_usable(self, lengths: Mapping[str, int]) -> None:
-        """Refuse, with a ConfigError, lengths at which the network cannot be built and run."""
-        return
-
-    def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
-        """Refuse, with a ConfigError, a network that cannot say anything finite of this batch's inputs at first.
-
-        Returns what it makes of them, with the same weights in every call; None where it is not tried.
-        """
-        return None
+        if self.stages:
+            return "-".join(str(self.lengths[name]) for name in ("features", *self.stages))
+        widths = ", ".join(f"{name} {length}" for name, length in self.lengths.items())
+        return f"with {widths}" if widths else "with no width that can be dealt out"
 
     def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
-        """What a module's product (not its bias) is multiplied by at the given lengths.
+        """The factor of a module's product (not of its bias) at the given lengths.
 
-        ``scale`` is for each unit group what the full network multiplies the contributions of its units by: the share
-        of them that a subnet has while it trains, as with dropout. A network with fewer units multiplies by as much
-        more. A group that is not named has 1. So the sums are as large in the full network as in any subnet; behind a
-        batch normalisation that makes no difference, and nothing is multiplied.
+        ``scale``: the factor of the contributions of each unit group in the full network, 1 by default. It is the share
+        of the units that a subnet has while it trains, as with dropout; a network with fewer units has a larger one in
+        proportion. So sums are as large in the full network as in any subnet. Behind a batch normalisation that makes
+        no difference, and nothing is multiplied.
         """
         return prod((self.contribution(group, lengths, scale) for group in self.sums.get(module, ())), start=1.0)
 
     def contribution(self, group: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
-        """What a network of these lengths multiplies by what each unit of a group contributes to a sum."""
+        """The factor, in a network of these lengths, of the contribution of each unit of a group to a sum."""
         return scale.get(group, 1.0) * (self.lengths[group] / lengths[group])
 
+    def end_factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+        """The factor of a module's outputs: 1 unless it is the end of a block."""
+        groups = (group for group, blocks in self.blocks.items() if any(module in block.ends for block in blocks))
+        return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
 
-class Chain(Architecture):
-    """A network as a chain of stages, from input to output; a stage is named by the axis of its output.
+    def build(
+        self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None, device: str = "cpu"
+    ) -> nn.Module:
+        """The network at the given lengths: every parameter has exactly the shape that its pattern gives.
 
-    A parameter's name begins with its stage's. ``batch_norms`` and ``sums`` have the stages' names.
-    """
-
-    stages: tuple[str, ...]
-
-    @classmethod
-    @abstractmethod
-    def from_settings(cls, features: int, labels: int, task: str, settings: object) -> Chain:
-        """The network that a run's model section describes."""
-
-    @abstractmethod
-    def stage(self, name: str, lengths: Mapping[str, int]) -> nn.Sequential:
-        """One stage at the given lengths, any lengths, not only the full ones.
-
-        Its first layer, ``linear``, is a product with weights whose rows are the stage's units.
+        Its products are multiplied by their `factor`, and what blocks add by their `contribution`, where ``scale`` is
+        given. It is really built whatever the default device: its buffers are computed. Where ``blocks[3]`` has the
+        length 0, that block is the identity.
         """
-
-    @property
-    def leaves(self) -> dict[str, tuple[str, ...]]:
-        """Every stage's product."""
-        paths = [f"{name}.linear" for name in self.stages]
-        return {path: tuple(name for name in self.parameters if name.startswith(f"{path}.")) for path in paths}
-
-    def without_values(self, scale: Mapping[str, float], lengths: Mapping[str, int] | None = None) -> nn.Sequential:
         import torch
 
-        with torch.device("meta"):
-            return self.build(lengths or self.lengths, scale)
+        from istmpi.models.residual import Absent, put
 
-    @property
-    def example_shape(self) -> tuple[int, ...]:
-        return (self.lengths["features"],)
-
-    def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None) -> nn.Sequential:
-        from torch import nn
-
-        network = nn.Sequential(OrderedDict((name, self.stage(name, lengths)) for name in self.stages))
+        widths = {name: lengths[name] for name in self.groups if name not in self.blocks}
+        network = built(self.code, widths, device=device)
+        absent = self._absent(lengths)
+        for block in absent:
+            put(network, block.path, Absent())
+        network.to(getattr(torch, self._dtype))
+        for parameter in network.parameters():
+            parameter.data = parameter.data.contiguous()
+        shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+        expected = {
+            name: parameter.pattern.shape(lengths)
+            for name, parameter in self.parameters.items()
+            if not any(block.has(name) for block in absent)
+        }
+        if shapes != expected:
+            name = next(name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name))
+            shown = ", ".join(f"{group} = {lengths[group]}" for group in self.groups)
+            raise ConfigError(
+                f"{self.name}: with {shown} its parameter {name} has the shape {shapes.get(name)}; its axes, as they "
+                f"were found, give {expected.get(name)}."
+            )
         if scale is not None:
-            for name in self.sums:
-                self.product(network, name).factor = self.factor(name, lengths, scale)
+            self._scale(network, lengths, scale)
         return network
 
+    def without_values(self, scale: Mapping[str, float], lengths: Mapping[str, int] | None = None) -> nn.Module:
+        """The network as `build` makes it, by default the full one, its parameters on the meta device if it can be."""
+        if not self.leaves:
+            return self.build(lengths or self.lengths, scale)
+        from istmpi.models.leaves import without_values
+
+        with without_values():  # buffers are computed, of which a network with a table written down has none
+            return self.build(lengths or self.lengths, scale, "meta" if has_table(self.name) else "cpu")
+
+    def plain(self) -> nn.Module:
+        """The network as its class makes it, of the run's dtype, with PyTorch's own batch normalisations."""
+        import torch
+
+        from istmpi.models.trials import seeded
+
+        with seeded():
+            return self.code.build().to(getattr(torch, self._dtype))
+
     def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
+        """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""
         from istmpi.models.norms import BatchNorm
 
-        layers = ((stage, layer) for stage, layers in network.named_children() for layer in layers)
-        return {stage: layer for stage, layer in layers if isinstance(layer, BatchNorm)}
+        layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, BatchNorm)}
+        if not self.stages:
+            return layers
+        return {name.partition(".")[0]: layer for name, layer in layers.items()}
 
-    def product(self, network: nn.Sequential, name: str) -> nn.Module:
-        return network.get_submodule(name)[0]
+    def _absent(self, lengths: Mapping[str, int]) -> list[ResidualBlock]:
+        units = ((f"{group}[{n}]", block) for group, blocks in self.blocks.items() for n, block in enumerate(blocks))
+        return [block for unit, block in units if not lengths.get(unit, 1)]
 
-    @property
-    def outline(self) -> str:
-        return "-".join(str(self.lengths[name]) for name in ("features", *self.stages))
+    def _scale(self, network: nn.Module, lengths: Mapping[str, int], scale: Mapping[str, float]) -> None:
+        for name, module in network.named_modules():
+            if (factor := self.factor(name, lengths, scale)) != 1:
+                module.register_forward_pre_hook(partial(_scaled, factor), with_kwargs=True)
+            if (factor := self.end_factor(name, lengths, scale)) != 1:
+                module.register_forward_hook(lambda _, __, output, factor=factor: output * factor)
+
+    def require_dealable(self, groups: tuple[str, ...]) -> None:
+        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
+        if not groups:
+            reasons = "; ".join(f"{name}: {problem}" for name, problem in self.table.undealt.items())
+            raise ConfigError(
+                f"{self.name}: it has no width that can be dealt out ({reasons or 'its constructor has no integers'}). "
+                f"Use another method, as --method local-sgd."
+            )
+        for name in groups:
+            if name in self.table.undealt:
+                raise ConfigError(
+                    f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. Leave it out of "
+                    f"method.partition."
+                )
+        for name, names in self.table.unscaled.items():
+            if dealt := [group for group in names if group in groups]:
+                raise ConfigError(
+                    f"{self.name}: its parameter {name} is multiplied outside of nn.Linear and nn.Conv, where istmpi "
+                    f"cannot tell whether it sums over units of {dealt[0]}. Use such a layer, or leave {dealt[0]} "
+                    f"out of method.partition."
+                )
+
+    def require_usable(self, lengths: Mapping[str, int]) -> None:
+        """Refuse, with a ConfigError, lengths at which the network cannot be built and run."""
+        if has_table(self.name):  # it may be too large to be tried
+            return
+        import torch
+
+        try:
+            network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()
+            epsilons = {name: layer.eps for name, layer in self.batch_norm_layers(network).items()}
+            absent = self._absent(lengths)
+            there = {
+                name: norm for name, norm in self.batch_norms.items() if not any(block.has(name) for block in absent)
+            }
+            if epsilons != {name: norm.epsilon for name, norm in there.items()}:
+                raise ConfigError(
+                    f"{self.code.name}: its batch normalisations are others than were found in it before."
+                )
+            self.code.forward(network, *self.code.examples(2, getattr(torch, self._dtype)))
+        except ConfigError as error:
+            if lengths == self.lengths:
+                raise
+            raise ConfigError(
+                f"{error} So narrow are subnets here: take fewer ranks, or leave out of method.partition what cannot "
+                f"be narrow."
+            ) from error
+
+    def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
+        """Refuse, with a ConfigError, a network whose first outputs for this batch's inputs are not finite.
+
+        Returns these outputs, made with the same weights in every call; None where it is not tried.
+        """
+        if has_table(self.name):
+            return None
+        from istmpi.models.trials import seeded
+
+        network = self._trial()
+        with seeded():
+            outputs = self.code.forward(network, *inputs)
+        if not outputs.isfinite().all():
+            odd = outputs[~outputs.isfinite()][0].item()
+            raise ConfigError(
+                f"{self.name}: its forward makes {odd} of the first training examples, with initial values. Look for "
+                f"a logarithm, a root or a quotient in it that these examples do not allow."
+            )
+        return outputs
+
+    def _trial(self) -> nn.Module:
+        """The full network with initial values; those of its leaves are made in every call, a block at a time."""
+        import torch
+
+        from istmpi.models.leaves import leaves_of, prepare
+
+        generator = torch.Generator().manual_seed(0)
+
+        def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            bound, centre = self.parameters[name].bound, self.parameters[name].centre
+            values = torch.empty(shape, dtype=getattr(torch, self._dtype))
+            return values.uniform_(centre - bound, centre + bound, generator=generator)
+
+        network = self.without_values({})
+        leaves = leaves_of(network, self.leaves)
+        for name, parameter in prepare(network, {name for names in self.leaves.values() for name in names}).items():
+            parameter.data = make(name, self.parameters[name].pattern.shape(self.lengths))
+        for leaf in leaves.values():
+            leaf.replace(leaf.block_by_block(make))
+        return network
+
+
+def _scaled(
+    factor: float, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if inputs:
+        return (inputs[0] * factor, *inputs[1:]), named
+    return inputs, {**named, "input": named["input"] * factor}
+
+
+def built(
+    network: UserNetwork, lengths: Mapping[str, int] | None = None, seed: int = 0, device: str = "cpu"
+) -> nn.Module:
+    """A network as its constructor makes it, with random numbers that depend on ``seed`` alone.
+
+    Its batch normalisations are ours.
+    """
+    import torch
+
+    from istmpi.models.norms import convert_batch_norms
+    from istmpi.models.trials import seeded
+
+    with seeded(seed), torch.device(device):
+        module = network.build(lengths)
+    convert_batch_norms(module)
+    return module

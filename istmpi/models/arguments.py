@@ -1,18 +1,24 @@
-"""What the constructors of the networks that ship take, read from their files' text: no network need be imported.
+"""The arguments of the constructors of the networks that ship, read from their files' text: no network is imported.
 
-Of each argument the class's docstring says what it is, in a clause that begins with its name: ````hidden``: widths.``
+The class's docstring describes each argument in a clause that begins with its name: ````hidden``: widths.``
 """
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from istmpi.models.own import FACTS
-from istmpi.names import NETWORKS
+from istmpi.names import SHIPPED
 from istmpi.settings import Field, Meta, checked
 
+DATA_ARGUMENTS = {
+    "shape": "the shape of an example",
+    "features": "how many numbers an example has",
+    "outputs": "how many classes there are, or numbers to predict",
+}
+"""The arguments that are filled in from the data."""
 TYPES = {
     "int": int,
     "float": float,
@@ -20,57 +26,60 @@ TYPES = {
     "bool": bool,
     "tuple[int, ...]": tuple[int, ...],
 }
-"""By what stands in the constructor."""
+"""The types of arguments by their annotations."""
 WIDTHS = Annotated[
     tuple[Annotated[int, Meta(ge=1)], ...],
     Meta(min_length=1, extra={"must": "name at least one layer, each at least one unit wide"}),
 ]
-"""Of arguments that are dealt out."""
+"""The type of arguments that are dealt out."""
 SHARE = Annotated[float, Meta(ge=0, lt=1)]
-"""Of dropout."""
+"""The type of dropout."""
 
 
-def arguments_of(network: str) -> Iterator[Field]:
-    """Name, described type and default of each argument that is no fact of the data."""
-    module, _, kind = NETWORKS[network].partition(":")
+@cache
+def arguments_of(network: str) -> tuple[Field, ...]:
+    """Name, described type and default of each argument that the data do not fill in."""
+    module, _, name = SHIPPED[network].partition(":")
     path = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind)
-    (made,) = (node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    clauses = described(ast.get_docstring(found) or "")
-    arguments, dealt = made.args.args, _dealt(found)
-    defaults = dict(zip([one.arg for one in arguments[-len(made.args.defaults) :]], made.args.defaults))
-    for one in arguments[1:]:
-        if one.arg not in FACTS:
-            kind = WIDTHS if one.arg in dealt else SHARE if one.arg == "dropout" else TYPES[ast.unparse(one.annotation)]
-            hint = Annotated[kind, clauses.get(one.arg, "")]
-            yield one.arg, hint, _value(defaults[one.arg])
+    (kind,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    (constructor,) = (node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    clauses, dealt = described(ast.get_docstring(kind) or ""), _dealt(kind)
+    arguments, values = constructor.args.args[1:], constructor.args.defaults
+    defaults = dict(zip([argument.arg for argument in arguments[-len(values) :]], values))
+    fields = []
+    for name, annotation in ((argument.arg, argument.annotation) for argument in arguments):
+        if name not in DATA_ARGUMENTS:
+            hint = WIDTHS if name in dealt else SHARE if name == "dropout" else TYPES[ast.unparse(annotation)]
+            fields.append((name, Annotated[hint, clauses.get(name, "")], _value(defaults[name])))
+    return tuple(fields)
 
 
 def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Arguments of one of `istmpi.names.DECLARED`, whose constructor may never see them; one width serves as a list.
+    """The arguments of a network whose constructor may never see them, for its table is written down.
 
-    ConfigError names ``source`` and the first that its constructor could not take; names that it lacks are kept.
+    A single width serves as a list. ConfigError names ``source`` and the first argument of another type; names that the
+    constructor lacks are kept.
     """
     hints = {name: hint for name, hint, _ in arguments_of(network)}
-    found = dict(given)
+    arguments = dict(given)
     for name, value in given.items():
         if name == "hidden" and type(value) is int:
             value = [value]
         if name in hints:
-            found[name] = checked(value, hints[name], f"model.{name}", source)
-    return found
-
-
-def _dealt(found: ast.ClassDef) -> tuple[str, ...]:
-    (names,) = (node.value for node in found.body if isinstance(node, ast.Assign) and node.targets[0].id == "DEALT")
-    return ast.literal_eval(names)
+            arguments[name] = checked(value, hints[name], f"model.{name}", source)
+    return arguments
 
 
 def described(docstring: str) -> dict[str, str]:
-    """What a docstring says of each argument, as sentences."""
+    """The sentences of a docstring about each argument."""
     parts = re.split(r"``(\w+)``: ", " ".join(docstring.split()))[1:]
     return {name: text[0].upper() + text[1:].rstrip(" ;.") + "." for name, text in zip(parts[::2], parts[1::2])}
+
+
+def _dealt(kind: ast.ClassDef) -> tuple[str, ...]:
+    (names,) = (node.value for node in kind.body if isinstance(node, ast.Assign) and node.targets[0].id == "DEALT")
+    return ast.literal_eval(names)
 
 
 def _value(node: ast.expr) -> Any:

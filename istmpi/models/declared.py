@@ -1,8 +1,8 @@
-"""Axes that a class declares: ``AXES = {parameter: pattern}``, for what doubling its widths cannot tell apart.
+"""Axes that a class declares: ``AXES = {parameter: pattern}``, for a shape that doubling the widths leaves ambiguous.
 
     AXES = {"qkv.weight": "(heads 3 16) embed", "qkv.bias": "(heads 3 16)"}
 
-What is declared is tried in place of all other readings, and proved as they are; parameters that are not named are
+The declared axes are tried in place of all other readings, and proved like them; parameters that are not named are
 inferred.
 """
 
@@ -12,19 +12,18 @@ from collections.abc import Mapping
 
 from istmpi.engine.axes import Axis, Pattern
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.models.own import OwnNetwork
-from istmpi.models.proof import Place
+from istmpi.models.proof import Moving, Place
+from istmpi.models.user import UserNetwork
 
 
 def declared(
-    network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Mapping[str, Mapping[Place, int]]
+    network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving
 ) -> dict[str, dict[Place, tuple[int, int]]]:
-    """For each width how its units lie on the axes that are declared: ``(a, b)`` of ``a * units * b``.
+    """The declared order of each width's units on axes: ``(a, b)`` of ``a * units * b``.
 
-    ``shapes``: of the parameters; ``moving``: the axes that double with each width. ConfigError for axes that are not
-    those of the network.
+    ``shapes``: those of the parameters. ConfigError for axes that are not those of the network.
     """
-    found: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
+    readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
     lengths = {name: network.widths[name].length for name in moving}
     axes = getattr(network.kind, "AXES", {})
     if not isinstance(axes, Mapping):
@@ -38,36 +37,34 @@ def declared(
                 positions //= lengths.get(factor.name, factor.literal)
                 if factor.name:
                     ratio = axis.length(lengths) // lengths[factor.name]
-                    found[factor.name][name, place] = ratio // positions, positions
-            names = {factor.name for factor in axis.factors if factor.name}
-            if others := {width for width in moving if (name, place) in moving[width]} ^ names:
+                    readings[factor.name][name, place] = ratio // positions, positions
+            if others := {width for width in moving if (name, place) in moving[width]} ^ axis.names:
                 width = min(others)
-                verb = "is not" if width in names else "is"
+                verb, behaves = ("is not", "stays") if width in axis.names else ("is", "doubles")
                 raise ConfigError(
                     f"{network.name}: AXES has {text!r} for {name}, but {width} {verb} on its axis {place}: its length "
-                    f"{'stays' if width in names else 'doubles'} with twice of it. Correct it, or leave {name} out."
+                    f"{behaves} with twice of it. Correct it, or leave {name} out."
                 )
-    return found
+    return readings
 
 
 def _parsed(
-    network: OwnNetwork, name: str, text: object, lengths: Mapping[str, int], shape: tuple[int, ...]
+    network: UserNetwork, name: str, text: object, lengths: Mapping[str, int], shape: tuple[int, ...]
 ) -> tuple[Axis, ...]:
-    """The axes of one parameter, which have its very shape."""
+    """The axes of one parameter, checked against its shape."""
+    subject = f"{network.name}: AXES of {name}: "
+    if not isinstance(text, str):
+        raise ConfigError(f"{subject}{text!r} must be a text, as '(3 heads 16) embed'.")
     try:
-        pattern = Pattern.parse(text) if isinstance(text, str) else None
+        pattern = Pattern.parse(text)
     except ConfigError as error:
-        raise ConfigError(f"{network.name}: AXES of {name}: {error}") from None
-    if pattern is None:
-        raise ConfigError(f"{network.name}: AXES of {name}: {text!r} must be a text, as '(3 heads 16) embed'.")
+        raise ConfigError(f"{subject}{error}") from None
     for unknown in sorted(pattern.names - lengths.keys()):
         raise ConfigError(
-            f"{network.name}: AXES of {name}: {unknown} is no width that any parameter's shape depends on"
-            f"{did_you_mean(unknown, lengths)}"
+            f"{subject}{unknown} is no width that any parameter's shape depends on{did_you_mean(unknown, lengths)}"
         )
-    if (given := pattern.shape(lengths)) != shape or any(
-        factor.unit is not None for axis in pattern.axes for factor in axis.factors
-    ):
+    numbered = any(factor.unit is not None for axis in pattern.axes for factor in axis.factors)
+    if (given := pattern.shape(lengths)) != shape or numbered:
         raise ConfigError(
             f"{network.name}: AXES has {text!r} for {name}: {given}, but its shape is {shape}. Correct it."
         )

@@ -23,8 +23,8 @@ class Attention(nn.Module):
     def forward(self, h, edges):
         """``[n, heads * units]`` of ``h`` ``[n, width]``."""
         values = self.product(h)
-        own, heard = self.scores(values[:, :, None]).view(len(values), -1, 2).unbind(dim=2)
-        return edges.attended(values.view(len(values), -1, self.units), own, heard).flatten(1)
+        scores = self.scores(values[:, :, None]).view(len(values), -1, 2).unbind(dim=2)
+        return edges.attended(values.view(len(values), -1, self.units), *scores).flatten(1)
 
 
 class GAT(nn.Module):

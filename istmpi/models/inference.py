@@ -1,8 +1,8 @@
-"""Which axes of a network's parameters go with which integers of its constructor: found by doubling, then proved.
+"""The axes of a network's parameters that go with integers of its constructor: inferred by doubling, then proved.
 
 An integer is doubled; every axis that doubles with it is ``a * units * b``. Where ``a * b`` is more than 1 there are
-several readings, as ``(3 heads 64)`` and ``(heads 192)``: those that `istmpi.models.proof` refutes are out. Where none
-is left, the integer cannot be dealt out. Nothing is asked of the network's code.
+several readings, as ``(3 heads 64)`` and ``(heads 192)``; `istmpi.models.proof` refutes the wrong ones. An integer
+without a reading left cannot be dealt out. Nothing is asked of the network's code.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from fractions import Fraction
 from math import prod
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from istmpi.engine.axes import Pattern, with_odds
 from istmpi.errors import ConfigError
-from istmpi.models.blocks import ResidualBlock, inside, unit_of
 from istmpi.models.declared import declared
-from istmpi.models.own import OwnNetwork, Width
-from istmpi.models.proof import Place, Reading, Trial, one_thread
+from istmpi.models.leaves import without_values
+from istmpi.models.proof import Moving, Place, Reading, Trial
 from istmpi.models.residual import residual_blocks
-from istmpi.models.trainable import require_trainable
+from istmpi.models.table import ResidualBlock, inside, unit_of
+from istmpi.models.trials import one_thread
+from istmpi.models.user import UserNetwork, Width
 
 READINGS = 512
-"""Most readings of one width that are tried."""
-COUNTS = "it decides which parameters there are"
-"""What is said of an integer that may count blocks."""
+"""The largest number of readings of a width that are tried."""
 SEEDS = 4
-"""Most draws of random weights on which they are tried."""
+"""The largest number of draws of random weights on which they are tried."""
+COUNTS = "it decides which parameters there are"
+"""The problem of an integer that may count blocks."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of one width: the axes that go with it, or why it cannot be dealt out."""
+    """The axes that go with a width, or the reason why it cannot be dealt out."""
 
     width: Width
     axes: Reading = field(default_factory=dict)
     spanned: bool = False
-    """A network with some of the units computes something else than the whole one whose other units are silent."""
+    """A network with some of the units computes something else than the full one whose other units are silent."""
     problem: str = ""
     vague: bool = False
-    """What was tried does not tell."""
+    """The trial proves nothing."""
     blocks: tuple[ResidualBlock, ...] = ()
     """Its units, where it counts blocks that are dealt out whole."""
 
     @property
     def units(self) -> int:
-        """How many there are to deal out."""
+        """The number of units to deal out."""
         return len(self.blocks) or self.width.length
 
     @property
@@ -60,7 +60,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Inferred:
-    """The named axes of all parameters of a network, and what was found of each width."""
+    """The named axes of all parameters of a network, and the finding for each width."""
 
     parameters: Mapping[str, Pattern]
     findings: tuple[Finding, ...]
@@ -68,16 +68,16 @@ class Inferred:
     @property
     def groups(self) -> tuple[str, ...]:
         """The widths that can be dealt out."""
-        return tuple(finding.width.name for finding in self.findings if finding.proved)
+        return tuple(self.lengths)
 
     @property
     def lengths(self) -> dict[str, int]:
-        """How many units each width has that can be dealt out."""
+        """The number of units of each width that can be dealt out."""
         return {finding.width.name: finding.units for finding in self.findings if finding.proved}
 
     @property
     def blocks(self) -> dict[str, tuple[ResidualBlock, ...]]:
-        """Of the widths that count blocks their units."""
+        """The units of each width that counts blocks."""
         return {finding.width.name: finding.blocks for finding in self.findings if finding.blocks}
 
     @property
@@ -87,18 +87,18 @@ class Inferred:
 
     @property
     def elements(self) -> int:
-        """Of all parameters."""
+        """The elements of all parameters."""
         return self.held(self.lengths)
 
     def replicated(self, groups: Collection[str]) -> int:
-        """Elements of parameters of which no axis is dealt out with these groups: every rank has all of them."""
-        whole = (pattern for pattern in self.parameters.values() if pattern.names.isdisjoint(groups))
-        return sum(self._size(pattern, self.lengths) for pattern in whole)
+        """Elements of parameters without an axis that is dealt out with these groups: every rank has all of them."""
+        undealt = (pattern for pattern in self.parameters.values() if pattern.names.isdisjoint(groups))
+        return sum(prod(pattern.shape(self.lengths)) for pattern in undealt)
 
     def narrow(self, groups: Collection[str], ranks: int) -> dict[str, int | Fraction] | None:
-        """The lengths of the largest of so many subnets, these groups dealt out; None where one has too few units.
+        """The lengths of the largest of so many subnets, these groups dealt out; None if one has too few units.
 
-        Of a block the odds that a subnet has it.
+        The length of a block is the odds that a subnet has it.
         """
         if any(self.lengths[name] < ranks for name in groups):
             return None
@@ -107,29 +107,23 @@ class Inferred:
 
     def held(self, lengths: Mapping[str, int | Fraction]) -> int | Fraction:
         """Elements of a network of these lengths."""
-        return sum(self._size(pattern, lengths) for pattern in self.parameters.values())
-
-    @staticmethod
-    def _size(pattern: Pattern, lengths: Mapping[str, int | Fraction]) -> int | Fraction:
-        return prod(pattern.shape(lengths))
+        return sum(prod(pattern.shape(lengths)) for pattern in self.parameters.values())
 
 
-def infer(network: OwnNetwork) -> Inferred:
-    """Find and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all."""
+def infer(network: UserNetwork) -> Inferred:
+    """Infer and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all."""
     shapes = _shapes(network)
     built = network.build().eval()
     require_trainable(network, built)
     network.forward(built, *network.examples(2, torch.get_default_dtype()))
     doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
     moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
-    fixed, candidates = declared(network, shapes, moving), {}
+    fixed = declared(network, shapes, moving)
     with one_thread():
-        for name, width in network.widths.items():
-            candidates[name] = (
-                _proved(network, width, moving, fixed[name])
-                if name in moving
-                else [Finding(width, problem=doubled[name])]
-            )
+        candidates = {
+            name: _proved(network, width, moving, fixed) if name in moving else [Finding(width, problem=doubled[name])]
+            for name, width in network.widths.items()
+        }
         findings = _agreeing(candidates, shapes)
         findings = [_of_blocks(network, finding, findings) for finding in findings]
     blocks = {finding.width.name: finding.blocks for finding in findings if finding.blocks}
@@ -137,30 +131,41 @@ def infer(network: OwnNetwork) -> Inferred:
     return Inferred(patterns, tuple(findings))
 
 
-def _shapes(network: OwnNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"), _WithoutValues():
+def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
+    """Refuse, with a ConfigError, parameters or buffers that istmpi cannot train or keep."""
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    if not parameters:
+        raise ConfigError(f"{network.name}: it has no parameters to train.")
+    for name, values in {**parameters, **buffers}.items():
+        if values.is_meta:
+            raise ConfigError(
+                f"{network.name}: its {'buffer' if name in buffers else 'parameter'} {name} is on the device meta, "
+                f"where it has no values. Make it without a device."
+            )
+    for name, parameter in parameters.items():
+        problem = ""
+        if not parameter.numel():
+            problem = f"has no elements ({' x '.join(map(str, parameter.shape))}). Give its widths at least 1"
+        elif not parameter.requires_grad:
+            problem = "is frozen (requires_grad=False), which istmpi cannot keep. Register it as a buffer"
+        elif parameter.ndim == 0:
+            problem = "is a single number without an axis. Give it one, as torch.ones(1)"
+        elif not parameter.is_floating_point():
+            problem = f"is of {parameter.dtype}; istmpi trains real floating-point numbers alone"
+        elif "/" in name:
+            problem = "has a / in its name, which checkpoints need. Rename it"
+        if problem:
+            raise ConfigError(f"{network.name}: its parameter {name} {problem}.")
+
+
+def _shapes(network: UserNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"), without_values():
         built = network.build(lengths)
     return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
 
 
-class _WithoutValues(TorchFunctionMode):
-    """Lets nobody fill tensors on the meta device, which have no values: torch would import its decompositions first.
-
-    That takes seconds.
-    """
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        tensor = args[0] if args else kwargs.get("tensor")
-        name = getattr(func, "__name__", "")
-        in_place = name.endswith("_") and not name.startswith("__") and name not in ("requires_grad_", "detach_")
-        if in_place and isinstance(tensor, torch.Tensor) and tensor.is_meta:
-            return tensor
-        return func(*args, **kwargs)
-
-
-def _doubled(network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width) -> dict[Place, int] | str:
-    """What doubling a width does: each axis that doubles, and how many positions a unit has there; or what is wrong."""
+def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width) -> dict[Place, int] | str:
+    """The axes that double with a width, with the number of positions of a unit on each; or the problem."""
     try:
         wider = _shapes(network, {width.name: 2 * width.length})
     except ConfigError as error:
@@ -180,25 +185,23 @@ def _doubled(network: OwnNetwork, shapes: Mapping[str, tuple[int, ...]], width: 
     return ratios or "no parameter's shape depends on it"
 
 
-def _of_blocks(network: OwnNetwork, finding: Finding, findings: Sequence[Finding]) -> Finding:
+def _of_blocks(network: UserNetwork, finding: Finding, findings: Sequence[Finding]) -> Finding:
     if finding.problem != COUNTS:
         return finding
-    lengths = {one.width.name: one.width.length for one in findings if one.proved}
+    lengths = {other.width.name: other.width.length for other in findings if other.proved}
     blocks, problem = residual_blocks(network, finding.width, lengths)
     return Finding(finding.width, problem=problem, blocks=blocks)
 
 
-def _proved(
-    network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]], fixed: Reading
-) -> list[Finding]:
-    """The readings of a width under which its units can be permuted, or why there is none; ``fixed``: as declared.
+def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]) -> list[Finding]:
+    """The readings of a width under which its units can be permuted, or why there is none.
 
-    Of random weights some let nothing through (all of a few units behind a ReLU are silent); others are tried then.
+    Some random weights let nothing through (all of a few units behind a ReLU are silent); others are tried then.
     """
     findings = []
     for seed in range(SEEDS):
         try:
-            findings = _proved_by(Trial(network, width, moving, seed), width, moving, fixed)
+            findings = _proved_by(Trial(network, width, moving, seed), width, moving, declarations[width.name])
         except ConfigError as error:
             return [Finding(width, problem=str(error))]
         if not findings[0].vague:
@@ -206,16 +209,16 @@ def _proved(
     return findings
 
 
-def _proved_by(trial: Trial, width: Width, moving: Mapping[str, Mapping[Place, int]], fixed: Reading) -> list[Finding]:
-    """The same, on one small network.
+def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading) -> list[Finding]:
+    """The readings that one small network proves.
 
     A reading that no normalisation spans is enough where no other width lies on its axes: nothing can cross it.
     """
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
-    for alike in _ALIKE:
-        for reading in itertools.islice(_readings(moving[width.name], alike, fixed), READINGS):
+    for kind_of in _ALIKE:
+        for reading in itertools.islice(_readings(moving[width.name], kind_of, fixed), READINGS):
             if broken := trial.broken_by(reading):
                 furthest = max(furthest, broken, key=trial.order)
             elif vague := trial.indifferent_to(reading):
@@ -233,7 +236,7 @@ def _proved_by(trial: Trial, width: Width, moving: Mapping[str, Mapping[Place, i
 
 
 def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
-    """One finding of each width, so that no two cross on an axis; the surest choose first."""
+    """A finding for each width, so that no two cross on an axis; the surest choose first."""
     chosen: dict[str, Finding] = {}
     for name in sorted(candidates, key=lambda name: candidates[name][0].spanned):
         for finding in candidates[name]:
@@ -259,13 +262,15 @@ _ALIKE: tuple[Callable[[Place, int], object], ...] = (
     lambda place, ratio: (ratio, place[1]),
     lambda place, ratio: (ratio, re.sub(r"\d+", "#", place[0].rpartition(".")[0])),
 )
-"""Which axes are read alike, the simplest guess first: those with as many positions a unit; of them those that are the
-same axis of their parameters; those of modules whose names differ in numbers alone."""
+"""Functions that give axes of the same kind, which are read alike, the simplest guess first: axes with as many
+positions a unit; among them the same axis of each parameter; those of modules whose names differ in numbers alone."""
 
 
-def _readings(ratios: Mapping[Place, int], alike: Callable[[Place, int], object], fixed: Reading) -> Iterator[Reading]:
-    """All ways to read the axes, of which some are read alike, and some as they are declared."""
-    kinds = {place: alike(place, ratio) for place, ratio in ratios.items() if place not in fixed}
+def _readings(
+    ratios: Mapping[Place, int], kind_of: Callable[[Place, int], object], fixed: Reading
+) -> Iterator[Reading]:
+    """All ways to read the axes, those of a kind alike, and some as they are declared."""
+    kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
     ratio_of = {kind: ratios[place] for place, kind in kinds.items()}
     factors = [[(a, ratio // a) for a in range(1, ratio + 1) if ratio % a == 0] for ratio in ratio_of.values()]
     for chosen in itertools.product(*factors):
@@ -274,7 +279,7 @@ def _readings(ratios: Mapping[Place, int], alike: Callable[[Place, int], object]
 
 
 def _on(findings: Sequence[Finding], place: Place) -> list[tuple[int, Width]]:
-    widths = [(of.axes[place][1], of.width) for of in findings if of.proved and place in of.axes]
+    widths = [(it.axes[place][1], it.width) for it in findings if it.proved and place in it.axes]
     return sorted(widths, key=lambda pair: pair[0], reverse=True)
 
 

@@ -1,9 +1,9 @@
-"""A last layer of very many labels, which in training has logits of a block of them at a time.
+"""A last layer of very many labels, which has the logits of one block of labels at a time in training.
 
-Neither the logits of a batch nor their gradient are ever in memory whole where there are several blocks: the loss goes
-through the blocks, and its backward pass through them again, which computes logits anew (one product more of three).
-With a single block its logits are kept, and become their own gradient. Plain SGD takes its step of a block's weights as
-soon as their gradient is known, which is not kept, either.
+With several blocks neither the logits of a batch nor their gradient are ever complete in memory: the loss goes through
+the blocks, and its backward pass goes through them again and computes the logits anew (a fourth product beside three).
+With a single block its logits are kept, and become their own gradient. Plain SGD updates a block's weights as soon as
+their gradient is computed, which is not kept, either.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class LabelBlocks(Linear):
-    """A linear layer; where somebody sets ``deferred``, what it returns in training is its losses (`Deferred`)."""
+    """A linear layer; once ``deferred`` is set, it returns `Deferred` losses in training."""
 
     deferred = False
     rate: float | None = None
-    """Of plain SGD, where its step of the weight is taken in the backward pass."""
+    """The learning rate of plain SGD whose step of the weight is taken in the backward pass; else None."""
     decay = 0.0
-    """The weight decay of that."""
+    """The weight decay of that step."""
 
     def __init__(self, inputs: int, labels: int, block: int = 0):
-        """``block``: labels whose logits are in memory at a time; 0 for all."""
+        """``block``: the number of labels whose logits are in memory at a time; 0 for all."""
         super().__init__(inputs, labels)
         self.block = block
 
@@ -56,31 +56,31 @@ class LabelBlocks(Linear):
         torch.addmm(block, of_products.T, x, beta=1 - self.rate * self.decay, alpha=-self.rate, out=block)
 
     def logits(self, x: torch.Tensor, rows: slice) -> torch.Tensor:
-        """Of the labels of a block: ``[b, block]``."""
+        """The logits of the labels of a block: ``[b, block]``."""
         return torch.addmm(self.bias[rows], x, self.weight[rows].T)
 
 
 @dataclass(frozen=True)
 class Deferred:
-    """The outputs of `LabelBlocks` that are not there yet."""
+    """The outputs of `LabelBlocks`, not yet computed."""
 
     layer: LabelBlocks
     x: torch.Tensor
 
     def losses(self, targets: Labels, loss: str) -> torch.Tensor:
-        """As `istmpi.multilabel.losses_of` of the logits: ``[b]``."""
+        """The losses ``[b]``, as `istmpi.multilabel.losses_of` the logits."""
         layer = self.layer
         return _Losses.apply(self.x, layer.weight, layer.bias, layer, targets, loss)
 
 
 def defer(network: nn.Module) -> None:
-    """Have a network's last layer of labels return losses where it is trained."""
+    """Let a network's last layer of labels return losses in training."""
     for layer in label_layers(network):
         layer.deferred = True
 
 
 def label_layers(network: nn.Module) -> Iterator[LabelBlocks]:
-    """Those of a network."""
+    """The layers of labels of a network."""
     return (layer for layer in network.modules() if isinstance(layer, LabelBlocks))
 
 
@@ -89,7 +89,7 @@ class _Losses(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, layer: LabelBlocks, targets: Labels, loss: str) -> Any:
-        weights, shares = (of.to(x.dtype) for of in weights_of(targets, loss))
+        weights, shares = (values.to(x.dtype) for values in weights_of(targets, loss))
         blocks, rows, totals = list(layer.blocks()), targets.rows, []
         positive, kept = x.new_zeros(len(x)), None
         for block in blocks:

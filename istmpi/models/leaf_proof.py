@@ -1,9 +1,9 @@
-"""Which layers of a network of one's own may be leaves: tried on a small network.
+"""The layers of a network that may be leaves: tried on a small network.
 
 The network is built without values, each leaf has its weight only while it is called itself, and the outputs must be,
-to the last bit, those of the network as its constructor makes it. A weight that anybody else reads, as a tied one that
-is multiplied by hand, is seen; its layers are no leaves then. Where the outputs are others for another reason, no layer
-is one.
+to the last bit, those of the network as its constructor makes it. A weight that is read elsewhere, as a tied one that
+is multiplied by hand, is seen; its layers are no leaves then. Where the outputs differ for another reason, no layer is
+one.
 """
 
 from __future__ import annotations
@@ -12,25 +12,22 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
-from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models.inferred import built
+from istmpi.models.architecture import built
 from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
-from istmpi.models.own import OwnNetwork
-from istmpi.models.proof import one_thread
+from istmpi.models.trials import few, one_thread, seeded
+from istmpi.models.user import UserNetwork
 
-UNITS = 4
-"""Of each width in the small network, where the constructor takes so few."""
 EXAMPLES = 2
 
 Leaves = dict[str, tuple[str, ...]]
 """The names of leaves' parameters by the names of their modules."""
 
 
-def proved_leaves(network: OwnNetwork, lengths: Mapping[str, int]) -> Leaves:
+def proved_leaves(network: UserNetwork, lengths: Mapping[str, int]) -> Leaves:
     """The layers of a network, with the names of their parameters, that compute alike wherever their rows lie."""
-    for tried in ({name: min(UNITS, length) for name, length in lengths.items()}, lengths):
+    for tried in (few(lengths), lengths):
         try:
             with one_thread():
                 return _proved(network, tried)
@@ -39,7 +36,7 @@ def proved_leaves(network: OwnNetwork, lengths: Mapping[str, int]) -> Leaves:
     return {}
 
 
-def _proved(network: OwnNetwork, lengths: Mapping[str, int]) -> Leaves:
+def _proved(network: UserNetwork, lengths: Mapping[str, int]) -> Leaves:
     """ConfigError where the network cannot be built and run at these lengths."""
     real = built(network, lengths).eval()
     leaves, generator = candidates(real), torch.Generator().manual_seed(0)
@@ -47,20 +44,19 @@ def _proved(network: OwnNetwork, lengths: Mapping[str, int]) -> Leaves:
     for name, parameter in real.named_parameters():
         values[name] = torch.empty_like(parameter.detach()).uniform_(-1, 1, generator=generator)
         parameter.data = values[name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         expected = network.forward(real, *network.examples(EXAMPLES, torch.get_default_dtype()))
     while leaves:
-        found, read = _tried(network, lengths, values, leaves)
+        outputs, read = _tried(network, lengths, values, leaves)
         if not read:
-            same = found is not None and torch.equal(found.nan_to_num(), expected.nan_to_num())
+            same = outputs is not None and torch.equal(outputs.nan_to_num(), expected.nan_to_num())
             return leaves if same else {}
         leaves = {path: names for path, names in leaves.items() if read.isdisjoint(names)}
     return {}
 
 
 def _tried(
-    network: OwnNetwork, lengths: Mapping[str, int], values: Mapping[str, torch.Tensor], leaves: Leaves
+    network: UserNetwork, lengths: Mapping[str, int], values: Mapping[str, torch.Tensor], leaves: Leaves
 ) -> tuple[torch.Tensor | None, set[str]]:
     """The outputs with these leaves, None where it fails; and the parameters that were read elsewhere."""
     try:
@@ -70,19 +66,14 @@ def _tried(
         for name, parameter in prepare(module, elsewhere).items():
             parameter.data = values[name]
         for leaf in leaves_of(module, leaves).values():
-            own = {key: values[name] for key, name in leaf.names.items()}
-            leaf.replace(partial(leaf.whole, own))
+            leaf.replace(partial(leaf.whole, {key: values[name] for key, name in leaf.names.items()}))
     except Exception:  # a constructor of somebody else's, with parameters that it did not expect
         return None, set()
-    found = None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    outputs = None
+    with seeded():
         try:
-            found = network.forward(module, *network.examples(EXAMPLES, torch.get_default_dtype()))
+            outputs = network.forward(module, *network.examples(EXAMPLES, torch.get_default_dtype()))
         except ConfigError:
             pass
-    return found, {one.name for one in _elsewhere(module) if one.read}
-
-
-def _elsewhere(module: nn.Module) -> list[Elsewhere]:
-    return [one for part in module.modules() for one in part._parameters.values() if isinstance(one, Elsewhere)]
+    parameters = (parameter for part in module.modules() for parameter in part._parameters.values())
+    return outputs, {parameter.name for parameter in parameters if isinstance(parameter, Elsewhere) and parameter.read}

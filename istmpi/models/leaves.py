@@ -1,7 +1,7 @@
 """Leaves of a network whose rows may lie elsewhere: layers that can compute with a part of their weight's rows.
 
-A forward pass of the plain module stays what it is; only what such a layer's own call does is replaced. Its weight is
-not there meanwhile for anybody else (`Elsewhere`), so that nobody can read a part of it for the whole.
+A forward pass of the plain module stays as it is; only such a layer's own call is replaced. Its weight is not there
+meanwhile for anybody else (`Elsewhere`), so that nobody can read a part of it for the whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from istmpi.models.label_blocks import LabelBlocks
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 BLOCK = 2**22
-"""Elements of a weight that are made at a time, where it is only tried."""
+"""Elements of a weight that are made at a time in a trial."""
 
 Values = Mapping[str, torch.Tensor]
 """A layer's parameters by their names in it."""
@@ -39,7 +39,7 @@ class Leaf:
 
     @property
     def of_inputs(self) -> bool:
-        """The weight's rows are inputs, whose contributions are added; else they are outputs, which lie in a row."""
+        """The weight's rows are inputs, whose contributions are added; else they are outputs, side by side."""
         return isinstance(self.module, TABLES)
 
     @property
@@ -48,7 +48,7 @@ class Leaf:
         return -1 - len(getattr(self.module, "kernel_size", ()))
 
     def outputs(self, rows: range, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
-        """What these rows make of the layer's inputs: some of its outputs, or their contribution to all of them."""
+        """The outputs of these rows for the layer's inputs, or their contribution to all outputs."""
         if isinstance(self.module, nn.Embedding):
             return _looked_up(rows, values["weight"], *inputs, **named)
         if isinstance(self.module, nn.EmbeddingBag):
@@ -56,7 +56,7 @@ class Leaf:
         return self.whole(values, *inputs, **named)
 
     def whole(self, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
-        """What the layer's own forward makes with these parameters."""
+        """The outputs of the layer's own forward with these parameters."""
         parameters = self.module._parameters
         kept = dict(parameters)
         parameters.update(values)
@@ -82,19 +82,19 @@ class Leaf:
         return forward
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The layer's outputs from what consecutive rows make."""
+        """The layer's outputs from those of consecutive rows."""
         return sum(parts[1:], start=parts[0]) if self.of_inputs else torch.cat(parts, dim=self.axis)
 
     def replace(self, forward: Callable[..., torch.Tensor]) -> None:
-        """Have this called in place of the layer's own forward; hooks stay as they are."""
+        """Put another forward in place of the layer's own; hooks stay as they are."""
         self.module.forward = forward
 
 
 def _looked_up(rows: range, weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
     inside = (input >= rows.start) & (input < rows.stop)
-    found = weight.new_zeros(*input.shape, weight.shape[1])
-    found[inside] = functional.embedding(input[inside] - rows.start, weight)
-    return found
+    outputs = weight.new_zeros(*input.shape, weight.shape[1])
+    outputs[inside] = functional.embedding(input[inside] - rows.start, weight)
+    return outputs
 
 
 def _added_up(
@@ -108,14 +108,8 @@ def _added_up(
     """The contribution of ``rows`` to the sum, or to the mean, of each bag."""
 
     def bags(input: torch.Tensor, table: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return functional.embedding_bag(
-            input,
-            table,
-            offsets,
-            mode="sum",
-            per_sample_weights=weights,
-            include_last_offset=module.include_last_offset,
-        )
+        options = {"mode": "sum", "per_sample_weights": weights, "include_last_offset": module.include_last_offset}
+        return functional.embedding_bag(input, table, offsets, **options)
 
     counted = torch.ones_like(input, dtype=weight.dtype)
     if module.padding_idx is not None:
@@ -128,20 +122,20 @@ def _added_up(
     return total
 
 
-def leaves_of(network: nn.Module, wanted: Mapping[str, Sequence[str]]) -> dict[str, Leaf]:
+def leaves_of(network: nn.Module, parameters: Mapping[str, Sequence[str]]) -> dict[str, Leaf]:
     """The leaves of a network by the names of their modules, from the names of their parameters."""
-    found = {}
-    for path, names in wanted.items():
+    leaves = {}
+    for path, names in parameters.items():
         module = network.get_submodule(path)
         keys = (key for key in ("weight", "bias") if module._parameters.get(key) is not None)
-        found[path] = Leaf(module, dict(zip(keys, names, strict=True)))
-    return found
+        leaves[path] = Leaf(module, dict(zip(keys, names, strict=True)))
+    return leaves
 
 
 def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The modules that may be leaves, with the names of their parameters: what they are, not how they are used."""
+    """The modules whose kind may be a leaf, whatever their use, with the names of their parameters."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    found = {}
+    leaves = {}
     for path, module in network.named_modules():
         kind = type(module)
         if kind in CONVOLUTIONS:
@@ -150,14 +144,15 @@ def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
             usable = module.max_norm is None and getattr(module, "mode", "sum") in ("sum", "mean")
         else:
             usable = kind in (nn.Linear, LabelBlocks)
-        own = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
-        if usable and path and "weight" in own and own.keys() <= {"weight", "bias"} and "forward" not in vars(module):
-            found[path] = tuple(names[id(own[key])] for key in ("weight", "bias") if key in own)
-    return found
+        named = {key: names[id(parameter)] for key, parameter in module._parameters.items() if parameter is not None}
+        plain = "weight" in named and named.keys() <= {"weight", "bias"} and "forward" not in vars(module)
+        if usable and path and plain:
+            leaves[path] = tuple(named[key] for key in ("weight", "bias") if key in named)
+    return leaves
 
 
 class Elsewhere(torch.Tensor):
-    """A parameter whose values are not here: it can be asked for its shape and dtype; whoever reads it is told off.
+    """A parameter whose values are not here: its shape and dtype can be read; any other use raises RuntimeError.
 
     ``read`` tells whether anybody has tried.
     """
@@ -172,20 +167,20 @@ class Elsewhere(torch.Tensor):
 
     @staticmethod
     def of(parameter: torch.Tensor, name: str) -> Elsewhere:
-        """In place of a parameter on the meta device."""
+        """The stand-in for a parameter on the meta device."""
         made = torch.Tensor._make_subclass(Elsewhere, parameter.detach())
         made.name = name
         return made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        what = getattr(func, "__name__", "")
-        what = getattr(getattr(func, "__self__", None), "__name__", "") if what == "__get__" else what
-        if what in cls._KNOWN:
+        use = getattr(func, "__name__", "")
+        use = getattr(getattr(func, "__self__", None), "__name__", "") if use == "__get__" else use
+        if use in cls._KNOWN:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if what in ("device", "is_cpu", "is_cuda"):
-            return {"device": torch.device("cpu"), "is_cpu": True, "is_cuda": False}[what]
+        if use in ("device", "is_cpu", "is_cuda"):
+            return {"device": torch.device("cpu"), "is_cpu": True, "is_cuda": False}[use]
         names = []
         for value in [*args, *(kwargs or {}).values()]:
             for tensor in value if isinstance(value, list | tuple) else [value]:
@@ -193,7 +188,7 @@ class Elsewhere(torch.Tensor):
                     tensor.read = True
                     names.append(tensor.name)
         raise RuntimeError(
-            f"{', '.join(names)} is read outside of its own layer ({what}), which was not seen when this network was "
+            f"{', '.join(names)} is read outside of its own layer ({use}), which was not seen when this network was "
             f"looked at: its rows are spread over the ranks."
         )
 
@@ -207,9 +202,8 @@ def without_values() -> Iterator[None]:
         if parameter is None or parameter.is_meta:
             return parameter
         if parameter not in replaced:
-            values = torch.empty_strided(
-                parameter.shape, parameter.stride(), dtype=parameter.dtype, device=torch.device("meta")
-            )
+            layout = parameter.shape, parameter.stride()
+            values = torch.empty_strided(*layout, dtype=parameter.dtype, device=torch.device("meta"))
             replaced[parameter] = nn.Parameter(values, parameter.requires_grad)
         return replaced[parameter]
 
@@ -222,9 +216,9 @@ def without_values() -> Iterator[None]:
 
 
 class _Unfilled(TorchDispatchMode):
-    """What would change a tensor on the meta device in place is left out.
+    """Changes in place of tensors on the meta device are left out.
 
-    It would change nothing, and PyTorch would import its decompositions for that, for seconds.
+    They would change nothing, and PyTorch would import its decompositions for them, for seconds.
     """
 
     @classmethod
@@ -238,12 +232,11 @@ class _Unfilled(TorchDispatchMode):
 
 
 def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Parameter]:
-    """Let the parameters ``elsewhere`` of a network be there no more, and all others be empty: these are returned.
+    """Replace the parameters ``elsewhere`` of a network, which are on the meta device, and empty all others.
 
-    Their values are given to them, and taken again, as ``parameter.data``. Those ``elsewhere`` are on the meta device.
+    Returns the others. Their values are given to them, and taken again, as ``parameter.data``.
     """
-    before = dict(network.named_parameters())
-    names = {id(parameter): name for name, parameter in before.items()}
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
     made: dict[str, torch.Tensor] = {}
     for module in list(network.modules()):
         for key, parameter in list(module._parameters.items()):

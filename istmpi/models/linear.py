@@ -1,4 +1,4 @@
-"""A linear layer whose gradient stays where it is, and can be sent away in parts while the rest is still being made."""
+"""A linear layer whose gradient stays in place, and can be sent in parts while the rest is still being computed."""
 
 from __future__ import annotations
 
@@ -11,31 +11,27 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 BLOCK_BYTES = 8 * 2**20
-"""Of a gradient that somebody waits for, made at a time."""
+"""Bytes of a gradient that are computed at a time, if somebody waits for it."""
 
 
 class Linear(nn.Linear):
-    """torch's, except that the gradient of its weight is written into the same memory in every step.
+    """torch's layer, except that the gradient of its weight is written into the same memory in every step.
 
     Fresh memory costs page faults: a fifth of the time of a large gradient. On other devices, whose memory torch keeps,
     and under autocast it is torch's layer and no more.
 
-    ``made``, where somebody sets it, is called in the backward pass with the number of elements of ``weight.grad``, in
-    their order, that have their final values: several times for a large weight. It is not called where a forward pass
-    that was recorded has had no backward pass.
+    ``made``, if it is set, is called in the backward pass with the number of elements of ``weight.grad``, in their
+    order, that have their final values: several times for a large weight. It is not called while a recorded forward
+    pass has had no backward pass.
     """
 
-    factor = 1.0
-    """What the product, not the bias, is multiplied by."""
     made: Callable[[int], None] | None = None
     _memory: torch.Tensor | None = None
     _awaited = 0
-    """Forward passes whose backward pass is still to come."""
+    """The number of forward passes whose backward pass is still to come."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Products ``[..., outputs]`` of ``[..., inputs]``."""
-        if self.factor != 1:
-            x = x * self.factor
         recorded = torch.is_grad_enabled() and self.weight.requires_grad
         if not recorded or self.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
@@ -43,15 +39,15 @@ class Linear(nn.Linear):
         return _Product.apply(x, self.weight, self.bias, self)
 
     def release(self) -> None:
-        """Give back the memory of a gradient that is no longer there."""
+        """Free the memory of a gradient that is no longer used."""
         self._memory = None
 
     def expect_gradient(self) -> None:
-        """A forward pass was recorded, whose backward pass is to come."""
+        """Note a recorded forward pass, whose backward pass is to come."""
         self._awaited += 1
 
     def begin_gradient(self) -> Callable[[slice, torch.Tensor, torch.Tensor], None]:
-        """What adds to rows of ``weight.grad``, or begins them; called for all rows, in their order.
+        """A function that adds to rows of ``weight.grad``, or begins them; to be called for all rows, in their order.
 
         It takes a slice of rows, the gradients of their products ``[batch, rows]`` and inputs ``[batch, inputs]``.
         """
@@ -84,12 +80,12 @@ class Linear(nn.Linear):
 
 
 def linear_layers(network: nn.Module) -> Iterator[tuple[str, Linear]]:
-    """Those of a network, by name."""
+    """The linear layers of a network, by name."""
     return ((name, layer) for name, layer in network.named_modules() if isinstance(layer, Linear))
 
 
 def release_gradients(network: nn.Module) -> None:
-    """Give back a network's gradients and their memory."""
+    """Free a network's gradients and their memory."""
     network.zero_grad(set_to_none=True)
     for _, layer in linear_layers(network):
         layer.release()

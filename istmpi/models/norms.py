@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from istmpi.models.operators import EPSILON
+from istmpi.models.trials import hooked
 
 
 class BatchNorm(nn.Module):
-    """Every unit normalised over the batch, or by ``moments`` where they are set: ``[batch, units, ...]``.
+    """A normalisation of every unit over the batch, or by ``moments`` once they are set: ``[batch, units, ...]``.
 
     A unit of a subnet sees fewer inputs than it will in the full network, so running statistics gathered in training
     would be wrong there. `istmpi.evaluation` takes the full network's moments on a sample of the training data.
@@ -35,7 +37,7 @@ class BatchNorm(nn.Module):
 
 
 def convert_batch_norms(network: nn.Module) -> None:
-    """Let PyTorch's own batch normalisations become ours, with the weights and the epsilon that they have."""
+    """Turn PyTorch's own batch normalisations into ours, with their weights and epsilon."""
     for module in network.modules():
         if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             module._buffers.clear()
@@ -49,22 +51,16 @@ def calibrate(
     inputs: tuple[torch.Tensor, ...],
     moments_of: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
-    """Run a network on a batch's inputs once; each batch normalisation takes the moments of what arrives, in turn.
+    """Run a network on a batch's inputs once; each batch normalisation takes the moments of its input, in turn.
 
-    ``moments_of`` is given that, and the layer's name.
+    ``moments_of`` gets that input and the layer's name.
     """
-    hooks = []
-    for name, layer in layers.items():
 
-        def take(layer: BatchNorm, inputs: tuple[torch.Tensor, ...], name: str = name) -> None:
-            layer.moments = moments_of(inputs[0], name)
+    def take(name: str, layer: BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
+        layer.moments = moments_of(inputs[0], name)
 
-        hooks.append(layer.register_forward_pre_hook(take))
-    try:
+    with hooked(layer.register_forward_pre_hook(partial(take, name)) for name, layer in layers.items()):
         network(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def moments_of(x: torch.Tensor, layer: str = "") -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,8 +1,4 @@
-"""Operators: every product of a network's forward pass, as a matrix product of named lengths; a constant of norms.
-
-Pure, without torch: a network of istmpi's own lists its operators, one of the user's is run to find them
-(`istmpi.models.tracing`).
-"""
+"""Operators: every product of a network's forward pass, as a matrix product of named lengths. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -15,13 +11,15 @@ from istmpi.engine.axes import Pattern
 
 Number = int | Fraction
 
+AGGREGATION = "Aggregation"
+"""The kind of a graph's sums over the neighbours of a node."""
 EPSILON = 1e-5
-"""What PyTorch's normalisations add to a variance unless they are told otherwise."""
+"""The number that PyTorch's normalisations add to a variance by default."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One product of a forward pass: for an example ``rows x inner`` times ``inner x columns``.
+    """A product of a forward pass: for an example ``rows x inner`` times ``inner x columns``.
 
     A convolution has a row for each position of its output, and sums over channels and kernel. A batched product has
     the rows of all its matrices. A look-up in a table sums over nothing: its inner length is 0.
@@ -34,28 +32,28 @@ class Operator:
     kind: str
     """The name of that module's class."""
     parameter: str = ""
-    """The weight that it multiplies by; empty for a product of what others have made, as attention's scores."""
+    """The weight that it multiplies by; empty if it multiplies outputs of others, as attention's scores do."""
     axis: int | None = None
     """The axis of that weight whose positions are the columns, which is the layer's output."""
     gradients: int = 2
     """Products of the same size in the backward pass: one for each of the two factors that needs a gradient."""
     of_input: bool = False
-    """One factor is the network's input, whose gradient nobody needs."""
+    """A factor is the network's input, whose gradient nobody needs."""
     calls: int = 1
-    """How often in a forward pass."""
+    """The number of calls in a forward pass."""
     examples: int = 1
-    """The power of the number of examples that it grows with; 0 for what is multiplied once for all of them."""
+    """The power of the number of examples that it grows with; 0 if it is multiplied once for all of them."""
     lookups: float = 0
-    """Of a bag: rows of the table that are added up for an example, about; of a node, others that it hears from."""
+    """The rows of a table that a bag adds up for an example, about; the others that a node hears from."""
     block: int = 0
     """Columns that are in memory at a time; 0 for all."""
 
     def multiply_adds(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
-        """Of a forward pass over so many examples; the backward pass has ``gradients`` times as many."""
+        """Multiply-adds of a forward pass over so many examples; the backward pass has ``gradients`` times as many."""
         return prod(self.shape.shape(lengths)) * self.calls * examples**self.examples
 
     def flops(self, lengths: Mapping[str, Number], examples: Number = 1) -> tuple[Number, Number]:
-        """Of the forward and of the backward pass over so many examples: two for each multiply-add."""
+        """FLOPs of the forward and of the backward pass over so many examples: two for each multiply-add."""
         forward = 2 * self.multiply_adds(lengths, examples)
         return forward, self.gradients * forward
 
@@ -64,7 +62,7 @@ class Operator:
         return self.outputs(lengths, examples) * self.lookups
 
     def kept(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
-        """Of its `outputs`, those that are in memory at a time."""
+        """The part of its `outputs` that is in memory at a time."""
         columns = self.shape.shape(lengths)[2]
         return self.outputs(lengths, examples) * Fraction(min(self.block or columns, columns), columns or 1)
 
@@ -75,5 +73,5 @@ class Operator:
 
 
 def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Number:
-    """Of training on an example: forward and backward."""
+    """FLOPs of training on an example: forward and backward."""
     return sum(sum(operator.flops(lengths)) for operator in operators)

@@ -1,43 +1,42 @@
-"""Whether the axes that go with a width are as they were read: tried on a small network with random weights.
+"""A reading of the axes that go with a width, tried on a small network with random weights.
 
 Units of a layer are interchangeable: permuting them in all parameters at once must leave the outputs as they were. And
-a network that is built with some of the units must compute what the whole one does whose other units are silent,
+a network that is built with some of the units must compute the same as the full one whose other units are silent,
 unless something spans them: a normalisation, or a scale by their number.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models.own import OwnNetwork, Width
+from istmpi.models.trials import alike, hooked, random_values
+from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
-"""Of a width in the networks that are tried, where the constructor takes so few. Primes that divide no other factor of
-an axis: else a wrong reading may permute blocks of units that are another width's, and change nothing, either."""
+"""Units of a width in the networks that are tried, if the constructor takes so few. Primes that divide no other factor
+of an axis: else a wrong reading may permute blocks of units that are another width's, and change nothing, either."""
 EXAMPLES = 3
 TOKENS = 8
-"""Of a window that is tried, where the network takes any: axes are the same for all, and a vocabulary may be large."""
+"""Length of a window that is tried, if the network takes any: axes are the same for all, and outputs may be many."""
 PERMUTATIONS = 2
-TOLERANCE = 1e-5
-"""Largest difference of outputs that rounding makes, relative to the largest one. All is in double precision, but some
-networks normalise in single precision whatever they are given; a wrong reading changes outputs by much more."""
 
 Place = tuple[str, int]
 """A parameter and the number of one of its axes."""
 Reading = Mapping[Place, tuple[int, int]]
-"""How the units of a width lie on each axis: ``(a, b)`` of ``a * units * b``."""
+"""The order of a width's units on each axis: ``(a, b)`` of ``a * units * b``."""
+Moving = Mapping[str, Mapping[Place, int]]
+"""The axes that double with each width, and the number of positions that a unit has there."""
 
 
 class Trial:
     """A small network in double precision, with random values, on which readings of a width are tried."""
 
-    def __init__(self, network: OwnNetwork, width: Width, moving: Mapping[str, Mapping[Place, int]], seed: int = 0):
+    def __init__(self, network: UserNetwork, width: Width, moving: Moving, seed: int = 0):
         self._network = network
         self._width = width
         self._x, self.units, self._others, self._built = self._small(moving)
@@ -55,20 +54,20 @@ class Trial:
                 "something"
             )
 
-    def _small(self, moving: Mapping[str, Mapping[Place, int]]) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
-        """As few units of as many widths as the constructor takes; widths that share an axis with this one stay.
+    def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
+        """The network with the fewest units that the constructor takes; widths that share an axis with this one stay.
 
         Returns the examples, the units, the other widths that are smaller than in the full network, and the network.
         """
         width = self._width
         apart = _never_on_an_axis_with(width.name, moving)
         ratios = {*itertools.chain(*(axes.values() for axes in moving.values()))}
-        few = [units for units in UNITS if units < width.length and all(ratio % units for ratio in ratios)]
+        numbers = [units for units in UNITS if units < width.length and all(ratio % units for ratio in ratios)]
         examples = self._network.examples(EXAMPLES, torch.float64)
         for x in [*([(examples[0][:, :TOKENS],)] if self._network.tokens else []), examples]:
             for narrow in (apart, ()):
                 others = {name: min(UNITS[0], self._network.widths[name].length) for name in narrow}
-                for units in [*few, width.length]:
+                for units in [*numbers, width.length]:
                     try:
                         built = self._network.build({**others, width.name: units}).double().eval()
                         self._network.forward(built, *x)
@@ -90,51 +89,48 @@ class Trial:
         return values
 
     def _run(self, values: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """The outputs; ``made`` takes what each module made, in the order in which they are done."""
+        """The outputs; ``made`` takes the output of each module, in the order in which they are done."""
 
         def note(name: str, output: object) -> None:
             output = output[0] if isinstance(output, tuple) and output else output
             if isinstance(output, torch.Tensor) and name not in made:
-                made[name] = output.detach().clone()  # what comes behind may write into it
+                made[name] = output.detach().clone()  # the next layer may write into it
 
         hooks = [
             module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
             for name, module in (self._built.named_modules() if made is not None else ())
             if name
         ]
-        try:
+        with hooked(hooks):
             for name, parameter in self._built.named_parameters():
                 parameter.data = values[name]
             return self._network.forward(self._built, *self._x)
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def broken_by(self, reading: Reading) -> str:
         """The first module behind which permuting by a reading shows; empty where the outputs stay as they were."""
         for order in self._permutations:
             made: dict[str, torch.Tensor] = {}
             if not alike(self._run(self._permuted(reading, order), made), self._expected):
-                known = self._outputs_of  # a network that branches on values may have called other layers
-                differing = (name for name in made if name not in known or not _same_set(made[name], known[name]))
+                before = self._outputs_of  # a network that branches on values may have called other layers
+                differing = (name for name in made if name not in before or not _same_set(made[name], before[name]))
                 return next(differing, "its last operation")
         return ""
 
     def indifferent_to(self, reading: Reading) -> str:
-        """A parameter with several readings whose units the outputs do not depend on: what was tried proves nothing."""
+        """A parameter with several readings whose units do not change the outputs, so that the trial proves nothing."""
         for place, (outer, inner) in reading.items():
             if outer * inner > 1 and not self._matters(place, (outer, inner)):
                 return place[0]
-        return "" if any(self._matters(place, of) for place, of in reading.items()) else "any parameter"
+        return "" if any(self._matters(place, order) for place, order in reading.items()) else "any parameter"
 
-    def _matters(self, place: Place, of: tuple[int, int]) -> bool:
-        if (place, of) not in self._mattering:
-            outputs = self._run(self._permuted({place: of}, self._permutations[0]))
-            self._mattering[place, of] = not alike(outputs, self._expected)
-        return self._mattering[place, of]
+    def _matters(self, place: Place, order: tuple[int, int]) -> bool:
+        if (place, order) not in self._mattering:
+            outputs = self._run(self._permuted({place: order}, self._permutations[0]))
+            self._mattering[place, order] = not alike(outputs, self._expected)
+        return self._mattering[place, order]
 
     def spanned(self, reading: Reading) -> bool:
-        """Whether a network with some of the units differs from this one whose other units are silent."""
+        """Return True if a network with some of the units differs from this one whose other units are silent."""
         narrow, units = self._narrow()
         if narrow is None:
             return True
@@ -143,9 +139,8 @@ class Trial:
         for (name, place), (outer, inner) in reading.items():
             positions = kept.view(1, -1, 1).expand(outer, -1, inner).reshape(-1)
             values[name] = values[name].index_select(place, positions.nonzero()[:, 0])
-            silent[name] = silent[name] * positions.view(
-                [-1 if axis == place else 1 for axis in range(values[name].ndim)]
-            )
+            shape = [-1 if axis == place else 1 for axis in range(values[name].ndim)]
+            silent[name] = silent[name] * positions.view(shape)
         if any(parameter.shape != values[name].shape for name, parameter in narrow.named_parameters()):
             return True
         for name, parameter in narrow.named_parameters():
@@ -153,7 +148,7 @@ class Trial:
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
-        """The network with as many units less as its constructor takes, and how many it has then."""
+        """The network with the most units below its own that its constructor takes, and their number."""
         for units in range(self.units - 1, 0, -1):
             try:
                 return self._network.build({**self._others, self._width.name: units}).double().eval(), units
@@ -162,40 +157,19 @@ class Trial:
         return None, 0
 
     def shown(self, module: str) -> str:
-        """A module's name and kind, as messages have it; what is none as it stands."""
+        """A module's name and kind, as messages have it; the name alone if it is none."""
         kinds = {name: type(layer).__name__ for name, layer in self._built.named_modules() if name}
         return f"{module} ({kinds[module]})" if module in kinds else module
 
     def order(self, module: str) -> int:
-        """How late a module is run."""
+        """The place of a module in the order of calls."""
         names = list(self._outputs_of)
         return names.index(module) if module in names else len(names) if module else -1
 
 
-def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Values for a network's parameters that let something through: float64."""
-    found = {}
-    for name, parameter in network.named_parameters():
-        values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        fan = max(parameter[0].numel(), 1) if parameter.ndim > 1 else 10
-        found[name] = values / fan**0.5 + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0)
-    return found
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """PyTorch computes with one thread: of small networks more only wait for each other, long on shared cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _never_on_an_axis_with(width: str, moving: Mapping[str, Mapping[Place, int]]) -> list[str]:
+def _never_on_an_axis_with(width: str, moving: Moving) -> list[str]:
     beside = {name for name, axes in moving.items() if axes.keys() & moving[width].keys()}
-    return [name for name, axes in moving.items() if not any(axes.keys() & moving[one].keys() for one in beside)]
+    return [name for name, axes in moving.items() if not any(axes.keys() & moving[other].keys() for other in beside)]
 
 
 def _fits(built: nn.Module, ratios: Mapping[Place, int], units: int) -> bool:
@@ -207,9 +181,3 @@ def _same_set(values: torch.Tensor, expected: torch.Tensor) -> bool:
     if values.shape != expected.shape or values.ndim < 2:
         return values.shape == expected.shape and alike(values, expected)
     return alike(values.flatten(1).sort(dim=1).values, expected.flatten(1).sort(dim=1).values)
-
-
-def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two outputs differ by no more than rounding."""
-    largest = float(expected.abs().max()) if expected.numel() else 0.0
-    return bool((values - expected).abs().max() <= TOLERANCE * max(largest, 1e-30)) if expected.numel() else True

@@ -1,4 +1,4 @@
-"""What PyTorch computes in a forward pass, operation by operation: products with their sizes, and normalisations."""
+"""The operations of a forward pass as PyTorch computes them: products with their sizes, and normalisations."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.engine.axes import Pattern
 from istmpi.models.operators import Operator
+from istmpi.models.trials import hooked
 
 NORMALISATIONS = {
     "native_batch_norm",
@@ -26,37 +27,37 @@ NORMALISATIONS = {
 }
 
 ADDITIONS = {"add", "add_", "sub", "sub_", "rsub", "lerp", "lerp_", "addcmul", "addcmul_", "addmm", "baddbmm"}
-"""Operations whose first tensor is a summand, and what the others make is one."""
+"""Operations that add two summands: their first tensor, and the result of the others."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One product or normalisation of a forward pass."""
+    """A product or a normalisation of a forward pass."""
 
     module: str
     kind: str
     parameter: str
     normalises: bool
     sizes: tuple[int, ...]
-    """Rows, inner and columns of all examples; of a normalisation the numbers that it makes."""
+    """Rows, inner and columns for all examples; for a normalisation the numbers that it makes."""
     axis: int | None = None
     gradients: int = 0
     of_input: bool = False
 
     @property
     def what(self) -> tuple[object, ...]:
-        """The same in networks that differ in their widths."""
+        """The facts that agree in networks that differ in their widths."""
         return self.module, self.kind, self.parameter, self.normalises, len(self.sizes)
 
     def operator(self, shape: Pattern, examples: int) -> Operator:
-        """What it is at any widths."""
+        """The operator at any widths."""
         facts = self.module, self.kind, self.parameter, self.axis, self.gradients, self.of_input
         return Operator(shape, *facts, examples=examples)
 
 
 @dataclass(frozen=True)
 class _Product:
-    """Two factors, the second one the weight if one of them is, and the dimension of it that makes the columns."""
+    """Two factors, the second one the weight if there is one, and the dimension of it that makes the columns."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -74,8 +75,8 @@ class Recorder(TorchDispatchMode):
         self.records: list[Record] = []
         self.joins: set[tuple[int, int]] = set()
         """Products, by the numbers of their records, whose outputs are added, and the second follows from the first."""
-        self._parameters = {_storage(parameter): (name, parameter) for name, parameter in network.named_parameters()}
-        self._parameter_of = {key: name for key, (name, _) in self._parameters.items()}
+        self._parameters = dict(network.named_parameters())
+        self._parameter_of = {_storage(parameter): name for name, parameter in self._parameters.items()}
         self._of_examples = {_storage(x) for x in inputs}
         self._alive: list[torch.Tensor] = [*inputs]
         # Sets of records as the bits of a number.
@@ -92,32 +93,27 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def following(self, network: nn.Module) -> Iterator[None]:
-        """Know which module an operation is called in."""
+        """Note the module that each operation is called in."""
 
         def entered(name: str) -> Callable[..., None]:
             return lambda module, _: self._modules.append((name, type(module).__name__))
 
-        hooks = []
+        handles = []
         for name, module in network.named_modules():
             if name:
-                hooks.append(module.register_forward_pre_hook(entered(name)))
-                hooks.append(module.register_forward_hook(lambda *_: self._modules.pop() and None, always_call=True))
-        try:
+                handles.append(module.register_forward_pre_hook(entered(name)))
+                handles.append(module.register_forward_hook(lambda *_: self._modules.pop() and None, always_call=True))
+        with hooked(handles):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         made, used = list(_tensors(outputs)), list(_tensors([*args, *(kwargs or {}).values()]))
         if name.endswith("_like") or name.startswith("new_"):
-            used = []  # of these only the shape counts
-        makers, behind = (
-            [known.get(_storage(tensor), 0) for tensor in used] for known in (self._made_by, self._behind)
-        )
-        before = behind = _union(behind)
+            used = []  # their values do not count
+        makers = [self._made_by.get(_storage(tensor), 0) for tensor in used]
+        before = behind = _union(self._behind.get(_storage(tensor), 0) for tensor in used)
         layers = 0
         for product in self._products(name, args, made):
             number = len(self.records)
@@ -126,8 +122,8 @@ class Recorder(TorchDispatchMode):
                 layers |= 1 << number
                 self._inputs_behind[number] = before
                 behind |= 1 << number
-        if name in ADDITIONS:
-            self._add(*([makers[0], layers or _union(makers[1:])] if len(makers) > 1 else [0, 0]))
+        if name in ADDITIONS and len(makers) > 1:
+            self._add(makers[0], layers or _union(makers[1:]))
         for tensor in made:
             storage = _storage(tensor)
             self._made_by[storage] = layers or self._made_by.get(storage, 0) | _union(makers)
@@ -146,7 +142,7 @@ class Recorder(TorchDispatchMode):
 
     def _products(self, name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> Iterator[_Product]:
         if any(tensor.layout != torch.strided for tensor in _tensors([*args])):
-            return  # sums over the neighbours of a node are told by nobody
+            return  # sums over the neighbours of a node are counted in tables that are written down
         if name in ("mm", "bmm", "addmm", "baddbmm"):
             a, b = args[:2] if name in ("mm", "bmm") else args[1:3]
             matrices, (rows, inner), columns = prod(a.shape[:-2]), a.shape[-2:], b.shape[-1]
@@ -164,7 +160,7 @@ class Recorder(TorchDispatchMode):
                 positions = len(x) * prod(made[0].shape[2:])
                 yield _Product(x, weight, 0, positions, weight.shape[1] * kernel, weight.shape[0])
         elif name == "_scaled_dot_product_flash_attention_for_cpu":
-            # The scores are never whole in memory: their product is told as one that makes as much as it reads.
+            # The scores are never all in memory: their product counts as one that makes as much as it reads.
             query, key, value = args[:3]
             rows, keys = prod(query.shape[:-1]), key.shape[-2]
             yield _Product(query, key, 0, rows, keys, query.shape[-1])
@@ -174,8 +170,7 @@ class Recorder(TorchDispatchMode):
             yield _Product(args[1], table, 1, made[0].numel() // columns, 0, columns)
 
     def _record(self, product: _Product) -> Record:
-        factors = [product.x, product.weight]
-        needed = sum(tensor.requires_grad for tensor in factors) if product.inner else 0
+        needed = sum(tensor.requires_grad for tensor in (product.x, product.weight)) if product.inner else 0
         sizes = product.rows, product.inner, product.columns
         if not self._is_weight(product.weight):
             return Record(*self._modules[-1], "", False, sizes, None, needed)
@@ -183,35 +178,35 @@ class Recorder(TorchDispatchMode):
         of_input = bool(product.inner) and not product.x.requires_grad and not self._is_weight(product.x)
         return Record(*self._modules[-1], name, False, sizes, self._axis(product, name), needed, of_input)
 
-    def _add(self, one: int, other: int) -> None:
+    def _add(self, left: int, right: int) -> None:
         """Note which layers the addition of two summands joins, each given as the set of layers that made it.
 
         Left out are recurrences: layers that made the other summand as well, at another time, and those of one
         recurrent module.
         """
-        for first, second in ((one, other), (other, one)):
-            known = {self.records[number].parameter for number in _bits(second)}
+        for first, second in ((left, right), (right, left)):
+            makers = {self.records[number].parameter for number in _bits(second)}
             for later in _bits(second):
                 module = self.records[later].module
                 within = module if module in self._recurrent else None
                 for number in _bits(first & self._inputs_behind[later]):
-                    if self.records[number].parameter not in known and self.records[number].module != within:
+                    if self.records[number].parameter not in makers and self.records[number].module != within:
                         self.joins.add((number, later))
 
     def _is_weight(self, tensor: torch.Tensor) -> bool:
         return _storage(tensor) not in self._of_examples
 
     def _axis(self, product: _Product, name: str) -> int | None:
-        """The axis of a parameter that a dimension of its view, or of what was made of it, runs along."""
-        parameter = next((one for key, one in self._parameters.values() if key == name), None)
+        """The axis of a parameter along which a dimension of a view of it runs."""
+        parameter = self._parameters.get(name)
         view, dimension = product.weight, product.dimension
         if parameter is None or view.numel() != parameter.numel():
             return None
         steps = [prod(parameter.shape[axis + 1 :]) for axis in range(parameter.ndim)]
         largest = max((step for step in steps if step <= view.stride(dimension)), default=None)
-        found = [axis for axis, step in enumerate(steps) if step == largest]
+        axes = [axis for axis, step in enumerate(steps) if step == largest]
         # Axes of one position have the step of the next one.
-        return next((axis for axis in found if parameter.shape[axis] == view.shape[dimension]), *found[:1] or [None])
+        return next((axis for axis in axes if parameter.shape[axis] == view.shape[dimension]), *axes[:1] or [None])
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -1,34 +1,34 @@
 """Blocks of a network that can be dealt out whole (ResIST, arXiv 2107.00961): found by doubling their number, proved.
 
 An integer of the constructor that counts the modules of a list has the residual blocks among them as its units. A block
-is residual where its input comes out as it went in when some of its layers, its *ends*, make nothing: what they make is
-what it adds. The network must then compute the same whether the ends of a block are silent or the block is gone.
+is residual if its input comes out as it went in when some of its layers, its *ends*, make nothing: it adds their
+outputs to its input. The network must then compute the same whether the ends of a block are silent or the block is
+gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models.blocks import ResidualBlock
 from istmpi.models.leaves import without_values
-from istmpi.models.own import OwnNetwork, Width
-from istmpi.models.proof import EXAMPLES, alike, random_values
+from istmpi.models.table import ResidualBlock
+from istmpi.models.trials import alike, few, hooked, random_values
+from istmpi.models.user import UserNetwork, Width
 
-UNITS = 4
-"""Of each width in the network that is tried, where the constructor takes so few."""
+EXAMPLES = 3
 
 
 class Absent(nn.Module):
-    """In place of a block that a rank does not hold: the identity."""
+    """The identity, in place of a block that a rank does not hold."""
 
     def forward(self, x: Any, *others: Any, **named: Any) -> Any:
-        """The block's first argument, as it came."""
+        """The block's first argument, unchanged."""
         return x
 
 
@@ -39,9 +39,9 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def residual_blocks(
-    network: OwnNetwork, width: Width, lengths: Mapping[str, int]
+    network: UserNetwork, width: Width, lengths: Mapping[str, int]
 ) -> tuple[tuple[ResidualBlock, ...], str]:
-    """The residual blocks that an integer of the constructor counts, or what is wrong.
+    """The residual blocks that an integer of the constructor counts, or the problem.
 
     ``lengths``: of the widths that can be dealt out, which are tried at few units.
     """
@@ -49,21 +49,21 @@ def residual_blocks(
     grown = [path for path in before if after.get(path, 0) > before[path]]
     if len(grown) != 1:
         return (), "it decides which parameters there are, and counts no list of modules"
-    path, small = grown[0], {name: min(UNITS, length) for name, length in lengths.items()}
-    for tried in (small, {}):
+    path = grown[0]
+    for tried in (few(lengths), {}):
         try:
             built = network.build(tried).double().eval()
             x = network.examples(EXAMPLES, torch.float64)
             for name, values in random_values(built, torch.Generator().manual_seed(0)).items():
                 built.get_parameter(name).data = values
-            found = tuple(_residual(network, built, x, [f"{path}.{number}" for number in range(before[path])]))
+            blocks = tuple(_residual(network, built, x, [f"{path}.{number}" for number in range(before[path])]))
         except ConfigError:
             continue
-        return found, "" if found else f"it counts the modules of {path}, none of which adds something to its input"
+        return blocks, "" if blocks else f"it counts the modules of {path}, none of which adds something to its input"
     return (), f"it counts the modules of {path}, and the network cannot be run"
 
 
-def _lists(network: OwnNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
+def _lists(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
     with without_values():
         built = network.build(lengths)
     kinds = nn.Sequential, nn.ModuleList
@@ -71,9 +71,9 @@ def _lists(network: OwnNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
 
 
 def _residual(
-    network: OwnNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
+    network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> Iterator[ResidualBlock]:
-    """Those modules of a network that are residual blocks."""
+    """The modules of a network that are residual blocks."""
     calls = _calls(network, built, x, paths)
     for path in paths:
         block = built.get_submodule(path)
@@ -96,14 +96,13 @@ def _residual(
 
 
 def _calls(
-    network: OwnNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
+    network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> dict[str, list[Any]]:
-    """Of each module what it was called with, and what it made, in a forward pass."""
+    """The calls of each module in a forward pass: inputs, named inputs and output."""
     calls: dict[str, list[Any]] = {path: [] for path in paths}
 
     def note(path: str, inputs: Any, named: Any) -> None:
-        copied = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-        calls[path].append([copied, named, None])
+        calls[path].append([_copied(inputs), named, None])
 
     def made(path: str, output: Any) -> None:
         calls[path][-1][2] = output
@@ -117,29 +116,22 @@ def _calls(
             ),
             module.register_forward_hook(lambda _, __, output, path=path: made(path, output)),
         ]
-    try:
+    with hooked(handles):
         network.forward(built, *x)
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls
 
 
 def _shares_parameters(built: nn.Module, path: str) -> bool:
-    """Whether a module's parameters are others', too; or it has none."""
-    own = {id(parameter) for parameter in built.get_submodule(path).parameters()}
-    others = (
-        parameter
-        for name, parameter in built.named_parameters(remove_duplicate=False)
-        if not name.startswith(f"{path}.")
-    )
-    return not own or any(id(parameter) in own for parameter in others)
+    """Return True if a module shares its parameters with others, or has none."""
+    inside = {id(parameter) for parameter in built.get_submodule(path).parameters()}
+    every = built.named_parameters(remove_duplicate=False)
+    return not inside or any(id(parameter) in inside for name, parameter in every if not name.startswith(f"{path}."))
 
 
 def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, ...]:
-    """As few layers of a block as must be silent, the last ones, for its input to come out; none where that cannot be.
+    """The fewest layers of a block, the last ones, that must be silent for its input to come out; empty if none do.
 
-    By their names in the block: the empty one is the block itself.
+    They have their names in the block: the empty one is the block itself.
     """
     called: list[str] = []
     layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}
@@ -152,11 +144,9 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
         layer.register_forward_hook(lambda layer, inputs, output, name=name: note(name, layer, inputs, output))
         for name, layer in layers.items()
     ]
-    with torch.no_grad():
+    with hooked(hooks), torch.no_grad():
         block(*_copied(inputs), **named)
-    for hook in hooks:
-        hook.remove()
-    ends = list(dict.fromkeys(called))
+    ends = list(called)
 
     def is_identity(silent: Sequence[str]) -> bool:
         with _silent(layers[name] for name in silent), torch.no_grad():
@@ -164,21 +154,21 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
 
     if not is_identity(ends):
         return ()
-    for name in list(ends):
-        fewer = [one for one in ends if one != name]
+    for name in called:
+        fewer = [end for end in ends if end != name]
         if is_identity(fewer):
             ends = fewer
     return tuple(ends)
 
 
 def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tensor) -> bool:
-    """Whether a layer makes twice as much with twice its parameters."""
+    """Return True if a layer makes twice as much with twice its parameters."""
     values = dict(layer._parameters)
     try:
         for name, parameter in values.items():
             layer._parameters[name] = parameter if parameter is None else 2 * parameter
         return alike(type(layer).forward(layer, *_copied(inputs)), 2 * output)
-    except Exception:  # of somebody else's layer, which was called in another way
+    except Exception:  # somebody else's layer was called in another way
         return False
     finally:
         layer._parameters.update(values)
@@ -188,12 +178,5 @@ def _copied(inputs: Sequence[Any]) -> list[Any]:
     return [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
 
 
-@contextmanager
-def _silent(layers: Iterator[nn.Module]) -> Iterator[None]:
-    """These layers make nothing."""
-    hooks = [layer.register_forward_hook(lambda _, __, output: torch.zeros_like(output)) for layer in layers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _silent(layers: Iterable[nn.Module]) -> AbstractContextManager[None]:
+    return hooked([layer.register_forward_hook(lambda _, __, output: torch.zeros_like(output)) for layer in layers])

@@ -84,7 +84,7 @@ class Exit(nn.Module):
 
 
 class Block(nn.Module):
-    """What is added to the residual stream, ``before`` channels in, ``within`` inside, ``after`` out."""
+    """A block that adds to the residual stream: ``before`` channels in, ``within`` inside, ``after`` out."""
 
     def __init__(self, before: int, within: int, after: int, stride: int, bottleneck: bool):
         super().__init__()

@@ -40,13 +40,13 @@ class SAGE(nn.Module):
     def forward(self, x, offsets, columns):
         """Logits ``[n, outputs]`` of nodes with features ``x``; i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
         edges, h = Edges(offsets, columns), x
-        for number, (own, heard) in enumerate(zip(self.own, self.heard)):
+        for number, (to_self, to_others) in enumerate(zip(self.own, self.heard)):
             if number == 0 and not self.aggregate_first:
                 h = dropped(h, self.dropout)
-                h = edges.mean(multiplied(heard, h)).add_(multiplied(own, h))
+                h = edges.mean(multiplied(to_others, h)).add_(multiplied(to_self, h))
             else:
                 h = self.dropout(h)
-                h = (heard(edges.mean(h)) if number == 0 else edges.mean(heard(h))).add_(own(h))
+                h = (to_others(edges.mean(h)) if number == 0 else edges.mean(to_others(h))).add_(to_self(h))
             if number < len(self.norms):
                 h = functional.relu_(self.norms[number](h))
         return h

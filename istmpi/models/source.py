@@ -1,42 +1,112 @@
-"""The source of a network of one's own: the file that was named, and what it imports from its own folder.
+"""The class of a user's network, and a hash of its source: the file that is named, and its imports from its folder.
 
-Found in the files' text, not in what is loaded: it is the same in every process. What is imported under a name that is
-made up while the program runs is not found.
+The source is read in the files' text, not in what is loaded, so that it is the same in every process. An import under
+a name that is made up while the program runs is missed.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+from istmpi.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import nn
 
 INSTALLED = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a class is made from; equal where it is the same, wherever the files lie."""
+    """The source of a class; equal where the files are the same, wherever they lie."""
 
     hash: str = ""
-    """The beginning of a SHA-256: of the file's own where there is no other. Empty where there is no file."""
+    """The beginning of a SHA-256: that of the file itself if there is no other. Empty if there is no file."""
     libraries: Mapping[str, str] = field(default_factory=dict)
     """The versions of what the files import from elsewhere, the standard library left out."""
 
 
-def source_of(kind: type, module: ModuleType) -> Source:
-    """The source of a class that was found in a module."""
-    named = _Home.of(module)
-    homes = [named] if kind.__module__ == module.__name__ else [named, _Home.of(sys.modules.get(kind.__module__))]
+def load(name: str) -> tuple[type[nn.Module], Source]:
+    """The class FILE.py:Class or package.module:Class, and its source; ConfigError if there is none. Runs the code."""
+    from torch import nn
+
+    path, _, class_name = name.rpartition(":")
+    if not path or not class_name.isidentifier():
+        raise ConfigError(f"--model {name}: give FILE.py:Class or package.module:Class.")
+    try:
+        with gradients_kept():
+            module = _module_of_file(Path(path), name) if path.endswith(".py") else importlib.import_module(path)
+    except (ConfigError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ConfigError(
+            f"--model {name}: {path} cannot be imported: {short(error)}. Python itself must be able to import it."
+        ) from error
+    kind = getattr(module, class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        networks = [
+            key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, nn.Module)
+        ]
+        problem = "has no class" if kind is None else "has something else than a torch.nn.Module as"
+        others = did_you_mean(class_name, networks) if networks else ", nor has it any torch.nn.Module."
+        raise ConfigError(f"--model {name}: {path} {problem} {class_name}{others}")
+    try:
+        return kind, _source_of(kind, module)
+    except OSError as error:
+        raise ConfigError(f"--model {name}: its source cannot be read: {short(error)}.") from error
+
+
+@contextmanager
+def gradients_kept() -> Iterator[None]:
+    """A context for code that may not turn gradients off for all that follows it; RuntimeError if it does."""
+    import torch
+
+    before = torch.is_grad_enabled()
+    yield
+    if torch.is_grad_enabled() != before:
+        torch.set_grad_enabled(before)
+        raise RuntimeError("it turns gradients off for the whole program; use torch.no_grad() as a context")
+
+
+def short(error: BaseException) -> str:
+    """An exception's kind and the beginning of its text, in one line."""
+    text = " ".join(str(error).split())[:200].rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _module_of_file(path: Path, name: str) -> ModuleType:
+    """A file as a module; its imports from its own folder work."""
+    if not path.is_file():
+        raise ConfigError(f"--model {name}: there is no file {path}.")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _source_of(kind: type, module: ModuleType) -> Source:
+    """The source of a class that was read from a module, perhaps imported there from another."""
+    modules = dict.fromkeys([module.__name__, kind.__module__])
+    homes = [_Home.of(module if name == module.__name__ else sys.modules.get(name)) for name in modules]
     files: dict[Path, str] = {}
     libraries: set[str] = set()
-    for home in homes:
-        if home:
-            home.collect(files, libraries)
+    for home in filter(None, homes):
+        home.collect(files, libraries)
     if not files:
         return Source()
     first, *others = files
@@ -55,7 +125,7 @@ class _Home:
 
     @staticmethod
     def of(module: ModuleType | None) -> _Home | None:
-        """Of a module with a file of Python; None for another."""
+        """The home of a module that is a file of Python; None for another."""
         try:
             file = Path(inspect.getsourcefile(module)).resolve()
         except TypeError:  # it is built in, or there is none
@@ -84,7 +154,7 @@ class _Home:
         return (self.folder / f"{top}.py").is_file() or (self.folder / top).is_dir()
 
     def _files(self, name: str) -> Iterator[Path]:
-        """The files that an import of a dotted name runs, those that lie in the folder."""
+        """The files in the folder that an import of a dotted name runs."""
         at = self.folder
         for part in name.split("."):
             for file in (at / f"{part}.py", at / part / "__init__.py"):
@@ -94,7 +164,7 @@ class _Home:
 
 
 def _imported(file: Path, folder: Path) -> Iterator[str]:
-    """The dotted names that a file imports, wherever in it; what it imports from a module may be a module, too."""
+    """The dotted names that a file imports, wherever in it; a name imported from a module may be a module, too."""
     package = file.relative_to(folder).parent.parts
     try:
         tree = ast.parse(file.read_bytes())

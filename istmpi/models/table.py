@@ -1,18 +1,18 @@
-"""What istmpi has found out about a network of one's own, as plain values: checkpoints have it as JSON.
+"""A network's table: all that the engine, the cost model, evaluation and checkpoints know of it, as plain values.
 
-With it a checkpoint can be read, listed and compared without running the code of the network.
+A network that may be larger than memory has it written down (`istmpi.models.tables`); of any other an inspection finds
+it (`istmpi.models.inspection`). Checkpoints have it as JSON, so that they can be read without the network's code.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from istmpi.engine.axes import Pattern
-from istmpi.models.blocks import Blocks, ResidualBlock
-from istmpi.models.operators import Operator
+from istmpi.engine.axes import Axis, Factor, Pattern
+from istmpi.models.operators import EPSILON, Operator
 
 
 @dataclass(frozen=True)
@@ -25,53 +25,74 @@ class ParameterEntry:
 
 
 @dataclass(frozen=True)
-class NormEntry:
-    """A batch normalisation's units, and what is added to a variance."""
+class BatchNormalisation:
+    """A normalisation over the batch: its number of units, and what it adds to a variance."""
 
     units: int
-    epsilon: float
+    epsilon: float = EPSILON
 
 
 @dataclass(frozen=True)
-class Table:
-    """Everything that the engine asks of a network but how to build it; `istmpi.models.examination` makes it."""
+class ResidualBlock:
+    """A module that adds the outputs of its ``ends``, layers inside it, to its input; all by their names."""
 
-    source: str
-    """A hash of the files that the class is made from: its own, and what that imports from its own folder."""
+    path: str
+    ends: tuple[str, ...]
+
+    def has(self, name: str) -> bool:
+        """Return True if a module, or a parameter, is the block's own."""
+        return name == self.path or name.startswith(f"{self.path}.")
+
+
+Blocks = Mapping[str, Sequence[ResidualBlock]]
+"""The units of each group whose units are blocks that are dealt out whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Everything about a network but how to build it."""
+
+    source: str = ""
+    """A hash of the files that the class is made from (`istmpi.models.source`); empty for a table written down."""
     settings: Mapping[str, Any]
-    """The arguments of the constructor, defaults included; of what JSON does not know the name."""
+    """The arguments of the constructor, defaults included; for an object that JSON has no form for, its name."""
     groups: Mapping[str, int]
     """The widths that can be dealt out, with their full lengths."""
-    undealt: Mapping[str, str]
-    """Why each of the other widths cannot be dealt out."""
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    """The lengths of other axes that have a name."""
+    undealt: Mapping[str, str] = field(default_factory=dict)
+    """The reason why each of the other widths cannot be dealt out."""
     parameters: Mapping[str, ParameterEntry]
     """Every parameter by its name in the network; a tied one has the first of its names."""
-    norms: Mapping[str, NormEntry]
-    """The batch normalisations by the names of their modules."""
+    norms: Mapping[str, BatchNormalisation] = field(default_factory=dict)
+    """The batch normalisations by the names of their modules, or of modules that have no other one inside."""
     sums: Mapping[str, tuple[str, ...]]
     """The modules whose product sums over units of these groups, with no batch normalisation directly behind it."""
-    unscaled: Mapping[str, tuple[str, ...]]
+    unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The parameters that may be multiplied where nobody sees it, with the groups on their axes."""
     stochastic: bool
     """Training draws random numbers."""
     operators: tuple[Operator, ...]
     """The products of a forward pass."""
     normalised: tuple[str, ...]
-    """The axes of what its normalisations make for an example, of any kind."""
-    residual: Mapping[str, str]
+    """The axes of what each normalisation of any kind makes for an example."""
+    residual: Mapping[str, str] = field(default_factory=dict)
     """The groups that a residual addition joins layers of, with two such layers: not dealt out by default."""
-    inexact: tuple[str, ...]
-    """The modules whose products are told as large as in the full network, for they do not grow by whole widths."""
+    inexact: tuple[str, ...] = ()
+    """The modules whose products are counted as large as in the full network, for they do not grow by whole widths."""
     preferred: tuple[str, ...] = ()
     """The groups that the class itself says to deal out by default (its attribute ``DEALT``)."""
     blocks: Blocks = field(default_factory=dict)
-    """Of the groups whose units are residual blocks, these."""
+    """The residual blocks of each group that has blocks as its units."""
     leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The modules that compute alike wherever the rows of their parameters lie, and the names of these."""
     exits: int = 1
-    """How many outputs a forward pass returns, the full network's included."""
+    """The number of outputs that a forward pass returns, the full network's included (`istmpi.exits`)."""
     head: str = ""
     """The leaf whose outputs are the network's, if there is one: they need not be gathered."""
+    stages: tuple[str, ...] = ()
+    """The children that are called one after another and are all of the network; empty where that is not known. In an
+    evaluation their rows stay where they are."""
 
     @property
     def dealt(self) -> tuple[str, ...]:
@@ -86,16 +107,24 @@ class Table:
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> Table:
-        """The inverse of `tree`; whatever exception its values lead to where they are none."""
+        """The inverse of `tree`, also for a file of an earlier version; any exception where the values are no table."""
+
+        def names(key: str) -> dict[str, tuple[str, ...]]:
+            return {name: tuple(several) for name, several in tree.get(key, {}).items()}
+
+        def lengths(key: str) -> dict[str, int]:
+            return {name: int(length) for name, length in tree.get(key, {}).items()}
+
         return Table(
             source=str(tree["source"]),
             settings=dict(tree["settings"]),
-            groups={name: int(length) for name, length in tree["groups"].items()},
+            groups=lengths("groups"),
+            fixed=lengths("fixed"),
             undealt=dict(tree["undealt"]),
             parameters={name: ParameterEntry(**entry) for name, entry in tree["parameters"].items()},
-            norms={name: NormEntry(**entry) for name, entry in tree["norms"].items()},
-            sums={name: tuple(groups) for name, groups in tree["sums"].items()},
-            unscaled={name: tuple(groups) for name, groups in tree["unscaled"].items()},
+            norms={name: BatchNormalisation(**entry) for name, entry in tree["norms"].items()},
+            sums=names("sums"),
+            unscaled=names("unscaled"),
             stochastic=bool(tree["stochastic"]),
             operators=tuple(
                 Operator(**{**entry, "shape": Pattern.parse(entry["shape"])}) for entry in tree["operators"]
@@ -105,35 +134,35 @@ class Table:
             inexact=tuple(tree["inexact"]),
             preferred=tuple(tree.get("preferred", ())),
             blocks={
-                name: tuple(ResidualBlock(block["path"], tuple(block["ends"])) for block in found)
-                for name, found in tree.get("blocks", {}).items()
+                name: tuple(ResidualBlock(block["path"], tuple(block["ends"])) for block in blocks)
+                for name, blocks in tree.get("blocks", {}).items()
             },
-            # A checkpoint of before has none: then every rank puts the whole network together.
-            leaves={path: tuple(names) for path, names in tree.get("leaves", {}).items()},
+            leaves=names("leaves"),
             exits=int(tree.get("exits", 1)),
             head=str(tree.get("head", "")),
+            stages=tuple(tree.get("stages", ())),
         )
 
     def difference(self, other: Table) -> str:
         """The first fact that another table has otherwise; empty where both describe the same network.
 
-        The source may differ, and the initial values, and what is said of widths that are not dealt out, and of
-        products.
+        Source, initial values, products and the reasons for widths that are not dealt out may differ.
         """
-        mine, theirs = self.tree(), other.tree()
-        for tree in (mine, theirs):
-            tree["parameters"] = {name: entry["axes"] for name, entry in tree["parameters"].items()}
-        for tree, table in ((mine, self), (theirs, other)):
-            tree["dealt"] = list(table.dealt)
         compared = ("settings", "groups", "dealt", "parameters", "norms", "sums", "unscaled", "stochastic", "blocks")
+        here, there = self._compared(), other._compared()
         for fact in (*compared, "exits"):
-            if mine[fact] == theirs[fact]:
+            if here[fact] == there[fact]:
                 continue
-            if not isinstance(mine[fact], dict):
-                return f"{fact}: {_shown(mine[fact])} or {_shown(theirs[fact])}"
-            names = [name for name in {**mine[fact], **theirs[fact]} if mine[fact].get(name) != theirs[fact].get(name)]
-            return f"{fact}, {names[0]}: {_shown(mine[fact].get(names[0]))} or {_shown(theirs[fact].get(names[0]))}"
+            if not isinstance(here[fact], dict):
+                return f"{fact}: {_shown(here[fact])} or {_shown(there[fact])}"
+            names = [name for name in {**here[fact], **there[fact]} if here[fact].get(name) != there[fact].get(name)]
+            return f"{fact}, {names[0]}: {_shown(here[fact].get(names[0]))} or {_shown(there[fact].get(names[0]))}"
         return ""
+
+    def _compared(self) -> dict[str, Any]:
+        tree = self.tree()
+        axes = {name: entry["axes"] for name, entry in tree["parameters"].items()}
+        return tree | {"parameters": axes, "dealt": list(self.dealt)}
 
 
 def dealt_by_default(
@@ -143,7 +172,7 @@ def dealt_by_default(
     preferred: Collection[str] = (),
     blocks: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """The groups to deal out where a run does not say: those that the class prefers, of those that there are.
+    """The groups to deal out where a run does not say: those that the class prefers, if it has any of them.
 
     Else those of no residual stream, or all if there is no other; and of several that lie on one axis (heads and their
     width) the outermost alone: with both, a rank would have a P-th of a P-th of it, and most of it no trainer. Whole
@@ -159,9 +188,23 @@ def dealt_by_default(
     return tuple(group for group in open_to if group not in inside) or open_to
 
 
+def unit_of(blocks: Blocks, name: str) -> Factor | None:
+    """The unit that a module, or a parameter, is part of: ``blocks[3]``; None if it is on every rank."""
+    units = ((group, number, block) for group, several in blocks.items() for number, block in enumerate(several))
+    return next((Factor(group, 1, number) for group, number, block in units if block.has(name)), None)
+
+
+def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
+    """The axes of something that is part of a unit: empty where a rank does not hold it."""
+    if unit is None:
+        return pattern
+    first, *others = pattern.axes
+    return Pattern((Axis((unit, *first.factors)), *others))
+
+
 def plain(value: Any) -> Any:
     """An entry as a dict, and any other object by a name that is the same in every process."""
-    if isinstance(value, ParameterEntry | NormEntry | ResidualBlock):
+    if isinstance(value, ParameterEntry | BatchNormalisation | ResidualBlock):
         return asdict(value)
     if isinstance(value, Operator):
         return {**asdict(value), "shape": str(value.shape)}

@@ -1,4 +1,4 @@
-"""The operators of a network of one's own, as a run of it shows them, told for any widths.
+"""The operators of a network, as a run of it shows them, for any widths.
 
 The network is built with few units and run on examples under a mode that sees each of PyTorch's operations. Then each
 width is doubled in turn, and the examples: a size that doubles has that width as a factor. The full network must have
@@ -19,45 +19,43 @@ from torch import nn
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.blocks import Blocks, inside, unit_of
-from istmpi.models.inferred import built
+from istmpi.models.architecture import built
 from istmpi.models.operators import Operator
-from istmpi.models.own import OwnNetwork
-from istmpi.models.proof import one_thread
 from istmpi.models.recording import Record, Recorder
+from istmpi.models.table import Blocks, inside, unit_of
+from istmpi.models.trials import few, one_thread
+from istmpi.models.user import UserNetwork
 
 EXAMPLES = 2
-"""In the passes that are watched; batch statistics need two."""
+"""Examples in the passes that are watched; batch statistics need two."""
 NO_BLOCKS: Blocks = {}
-UNITS = 4
-"""Of each width in the small network, where the constructor takes so few."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """What a forward pass of a network computes."""
+    """The computation of a network's forward pass."""
 
     operators: tuple[Operator, ...]
-    """In the order in which they are first called."""
+    """The products, in the order in which they are first called."""
     normalised: tuple[Pattern, ...]
-    """Of every normalisation the numbers that it makes for an example."""
+    """The numbers that each normalisation makes for an example."""
     inexact: tuple[str, ...]
-    """The modules of whose products the sizes are those of the full network, whatever the widths."""
+    """The modules whose products have the sizes of the full network, whatever the widths."""
     residual: Mapping[str, str]
     """The widths that a residual addition joins layers of, with two such layers."""
 
 
 def trace(
-    network: OwnNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: nn.Module | None = None
+    network: UserNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: nn.Module | None = None
 ) -> Traced:
-    """What a network computes, in terms of these widths and blocks of it; ConfigError where it cannot be run.
+    """The computation of a network, in terms of these widths and blocks of it; ConfigError where it cannot be run.
 
-    ``full``: the network itself, where it has been built already.
+    ``full``: the network itself, if it has been built already.
     """
     recorder = _recorder(network, full or built(network), EXAMPLES)
     of_full = recorder.records
     with one_thread():
-        small = _Family.of(network, {name: min(UNITS, length) for name, length in lengths.items()}, of_full)
+        small = _Family.of(network, few(lengths), of_full)
     small = small or _Family.of(network, lengths, of_full)
     operators: Counter[Operator] = Counter()
     normalised, inexact = [], []
@@ -75,38 +73,40 @@ def trace(
         else:
             made[place] = shape.axes[2].names
             operators[record.operator(shape, examples)] += 1
-    merged = tuple(replace(operator, calls=calls) for operator, calls in operators.items())
     residual: dict[str, str] = {}
     for pair in sorted(recorder.joins):
         first, second = (of_full[place].module or of_full[place].parameter for place in pair)
         for name in sorted(made[pair[0]] & made[pair[1]]):
             residual.setdefault(name, f"{first} and {second}")
+    merged = tuple(replace(operator, calls=calls) for operator, calls in operators.items())
     return Traced(merged, tuple(normalised), tuple(dict.fromkeys(inexact)), residual)
 
 
 @dataclass(frozen=True)
 class _Family:
-    """A network at some lengths, and with one thing doubled."""
+    """The records of a network at some lengths, and with one thing doubled."""
 
     lengths: Mapping[str, int]
     records: Sequence[Record]
     doubled: Mapping[str, Sequence[Record]]
-    """By the width that is doubled; the examples have no name."""
+    """The records with a width doubled, by its name; the examples have an empty one."""
 
     @staticmethod
-    def of(network: OwnNetwork, lengths: Mapping[str, int], expected: Sequence[Record]) -> _Family | None:
+    def of(network: UserNetwork, lengths: Mapping[str, int], expected: Sequence[Record]) -> _Family | None:
         """The family at these lengths; None where a member cannot be built and run, or computes other things."""
+
+        def records(lengths: Mapping[str, int], examples: int = EXAMPLES) -> list[Record]:
+            return _recorder(network, built(network, lengths), examples).records
+
         try:
-            small = built(network, lengths)
-            records = _record(network, small, EXAMPLES)
-            doubled = {"": _record(network, small, 2 * EXAMPLES)}
+            family = _Family(lengths, records(lengths), {"": records(lengths, 2 * EXAMPLES)})
             for name, length in lengths.items():
-                doubled[name] = _record(network, built(network, {**lengths, name: 2 * length}), EXAMPLES)
+                family.doubled[name] = records({**lengths, name: 2 * length})
         except ConfigError:
             return None
-        wanted = [record.what for record in expected]
-        alike = all([record.what for record in one] == wanted for one in (records, *doubled.values()))
-        return _Family(lengths, records, doubled) if alike else None
+        kinds = [record.what for record in expected]
+        members = (family.records, *family.doubled.values())
+        return family if all([record.what for record in member] == kinds for member in members) else None
 
     def read(self, place: int, expected: Sequence[int], full: Mapping[str, int]) -> tuple[str, int] | None:
         """The sizes of a record as axes, and the power of the examples that they have in all.
@@ -114,7 +114,7 @@ class _Family:
         None where a size is no product of widths, or not as expected at full lengths.
         """
         axes, examples = [], 0
-        for slot, wanted in enumerate(expected):
+        for slot, expected_size in enumerate(expected):
             size = self.records[place].sizes[slot]
             powers = {name: _power(records[place].sizes[slot], size) for name, records in self.doubled.items()}
             if None in powers.values():
@@ -124,7 +124,7 @@ class _Family:
             for name, power in powers.items():
                 factor, of_full = factor * self.lengths[name] ** power, of_full * full[name] ** power
             literal, rest = divmod(size, factor)
-            if rest or literal * of_full != wanted:
+            if rest or literal * of_full != expected_size:
                 return None
             examples += batch
             names = [name for name, power in powers.items() for _ in range(power)]
@@ -138,12 +138,8 @@ def _power(doubled: int, size: int) -> int | None:
     return ratio.bit_length() - 1 if ratio and ratio & (ratio - 1) == 0 else None
 
 
-def _record(network: OwnNetwork, module: nn.Module, examples: int) -> list[Record]:
-    return _recorder(network, module, examples).records
-
-
-def _recorder(network: OwnNetwork, module: nn.Module, examples: int) -> Recorder:
-    """What has seen a forward pass of a built network, as in training."""
+def _recorder(network: UserNetwork, module: nn.Module, examples: int) -> Recorder:
+    """The recorder of a forward pass of a built network, as in training."""
     x = network.examples(examples, torch.get_default_dtype())
     recorder, fused = Recorder(module, *x), torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False  # else a recurrent layer is one operation, of which nothing is seen

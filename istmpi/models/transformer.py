@@ -41,13 +41,13 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        for name, value, known in (
+        for name, value, choices in (
             ("norm", norm, tuple(NORMS)),
             ("positions", positions, ("rotary", "learnt")),
             ("feed_forward", feed_forward, ("swiglu", "gelu")),
         ):
-            if value not in known:
-                raise ValueError(f"{name} = {value!r} must be {' or '.join(known)}")
+            if value not in choices:
+                raise ValueError(f"{name} = {value!r} must be {' or '.join(choices)}")
         if len(shape) != 1:
             raise ValueError(f"examples of shape {tuple(shape)} are no windows of tokens")
         if not heads or not hidden:
@@ -89,7 +89,7 @@ class Transformer(nn.Module):
 
 
 class Layer(nn.Module):
-    """What attention and feed-forward units add to the stream, one after the other."""
+    """Attention, then feed-forward units, each added to the stream."""
 
     def __init__(self, embed: int, attention: Attention, feed_forward: FeedForward, norm: str, dropout: float):
         super().__init__()
@@ -114,23 +114,23 @@ class Attention(nn.Module):
         self.output = nn.Linear(heads * queries * head_dim, embed, bias=False)
 
     def forward(self, x, places, cache, number):
-        """What the stream gets, ``[b, t, embed]``."""
+        """The addition to the stream, ``[b, t, embed]``."""
         b, t, _ = x.shape
         query = self.query(x).view(b, t, self.heads * self.queries, -1).transpose(1, 2)
         key, value = (product(x).view(b, t, self.heads, -1).transpose(1, 2) for product in (self.key, self.value))
         if self.rotary:
             query, key = _rotated(query, places), _rotated(key, places)
-        goes_on = cache is not None and cache[number] is not None
-        if goes_on:
+        resumes = cache is not None and cache[number] is not None
+        if resumes:
             key, value = (torch.cat([before, now], dim=2) for before, now in zip(cache[number], (key, value)))
         if cache is not None:
             cache[number] = key, value
         if self.queries > 1:
             key, value = (part.repeat_interleave(self.queries, dim=1) for part in (key, value))
         seen = None
-        if goes_on:  # each of the new tokens sees all before it
+        if resumes:  # each of the new tokens sees all before it
             seen = torch.arange(key.shape[2], device=x.device) <= places[:, None]
-        mixed = functional.scaled_dot_product_attention(query, key, value, seen, is_causal=not goes_on)
+        mixed = functional.scaled_dot_product_attention(query, key, value, seen, is_causal=not resumes)
         return self.output(mixed.transpose(1, 2).reshape(b, t, -1))
 
 
@@ -144,7 +144,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, embed, bias=False)
 
     def forward(self, x):
-        """What the stream gets, ``[b, t, embed]``."""
+        """The addition to the stream, ``[b, t, embed]``."""
         if self.gate is None:
             return self.down(functional.gelu(self.up(x)))
         return self.down(functional.silu(self.gate(x)) * self.up(x))
@@ -154,5 +154,5 @@ def _rotated(x, places):
     half = x.shape[-1] // 2
     rates = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
     angles = (places.double()[:, None] * rates).to(x.dtype)
-    one, other, cos, sin = x[..., :half], x[..., half:], angles.cos(), angles.sin()
-    return torch.cat([one * cos - other * sin, one * sin + other * cos], dim=-1)
+    first, second, cos, sin = x[..., :half], x[..., half:], angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)

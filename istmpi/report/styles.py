@@ -1,4 +1,4 @@
-"""The look of everything in pictures: the one place for colours. A new method gets a line in `STYLES`."""
+"""The look of everything in pictures: the one place for colours. `STYLES` has the methods'; others get what is left."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -38,7 +38,6 @@ from istmpi.methods import logit_adjustment, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.models.architecture import Architecture
-from istmpi.models.inferred import InferredNetwork
 from istmpi.tasks import TASKS
 from istmpi.training.best import Best
 from istmpi.training.first_scale import first_scale
@@ -339,7 +338,7 @@ class Training:
             self.data_summary,
             self.store.scale,
             versions(),
-            self.architecture.table.tree() if isinstance(self.architecture, InferredNetwork) else {},
+            self.architecture.table.tree(),
             self.size.side,
             self.store.fitted,
             self._temperature if calibrated else 1.0,

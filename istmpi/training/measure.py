@@ -26,8 +26,8 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
 from istmpi.methods.optimizers import optimizer_spec
+from istmpi.models import mlp_network
 from istmpi.models.architecture import Architecture
-from istmpi.models.mlp import MLP
 from istmpi.training.loop import Training
 
 SECONDS = 0.3
@@ -189,7 +189,7 @@ def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, di
     """Measure the seconds per byte handled and averaged that a pull and a push take beyond their messages."""
     constants, handled, averaged, beyond, rows = [], [], [], [], []
     for width in TRANSFER_WIDTHS:
-        network = MLP(width, (max(width, communicator.size),) * 2, 10)
+        network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
         for groups in (network.groups, ()):
             held = Holdings(network.parameters, network.lengths, groups, communicator.size)
             loads = PULL.load(held), PUSH.load(held)
@@ -204,7 +204,7 @@ def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, di
     return each, mean, {"points": rows, "median_relative_error": error}
 
 
-def _pull_and_push(communicator: Communicator, network: MLP, groups: Sequence[str]) -> float:
+def _pull_and_push(communicator: Communicator, network: Architecture, groups: Sequence[str]) -> float:
     """Measure the seconds of a pull and a push of a network of which these groups are dealt out."""
     ranks, rank = communicator.size, communicator.rank
     owners = Owners(network.lengths, ranks)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from istmpi.comm import Communicator
-from istmpi.config import OwnModel, Run
+from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
-from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
-from istmpi.names import DECLARED
-from istmpi.tasks import TASKS
+from istmpi.models.tables import Facts, has_table, table_of
 
 if TYPE_CHECKING:
     import torch
 
-    from istmpi.models.inferred import InferredNetwork
-    from istmpi.models.own import OwnNetwork
     from istmpi.models.table import Table
+    from istmpi.models.user import UserNetwork
 
 EXAMPLES = 16
 """Examples of the training data on which a network is tried before it is trained."""
@@ -38,42 +36,42 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
 
     Raises the same ConfigError on every rank for one that cannot be trained, or that is another one on some rank.
     """
-    if not isinstance(run.model, OwnModel):
-        with communicator.agreed():
-            return architecture(data.features, data.outputs, data.task, run.model)
     from istmpi.training.proof_cache import recall, remember
 
     with communicator.agreed():
-        own_network = _own(run, data)
-    sources = communicator.allgather(own_network.source.hash)
+        code = _code(run, data)
+        table = _written_down(run, code, data)
+    sources = communicator.allgather("" if table else code.source.hash)
     _require_same(
         run,
         [rank for rank, source in enumerate(sources) if source != sources[0]],
         "its file, or one that it imports, is another one on {}. Give all ranks the same files.",
     )
-    if own_network.name in DECLARED:
-        tree = communicator.broadcast_from_root(_declared(run, own_network, data).tree())
-        return _usable(run, data, own_network, tree, communicator)
-    tree = communicator.broadcast_from_root(recall(own_network) if communicator.rank == 0 else None)
+    tree = table and table.tree()
+    if tree is None and communicator.rank == 0:
+        tree = recall(code)
+    tree = communicator.broadcast_from_root(tree)
     if tree is not None:
         try:
-            return _usable(run, data, own_network, tree, communicator)
+            return _usable(run, data, code, tree, communicator)
         except ConfigError:
-            pass  # it may be another network by now, for a reason that its source does not tell: look again
+            if table is not None:
+                raise
+            # it may be another network by now, for a reason that its source does not tell: look again
     with communicator.agreed():
         if communicator.rank == 0:
-            from istmpi.models.examination import examine
+            from istmpi.models.inspection import inspect
 
-            tree = examine(own_network).tree()
+            tree = inspect(code).tree()
     tree = communicator.broadcast_from_root(tree)
-    network = _usable(run, data, own_network, tree, communicator)
+    network = _usable(run, data, code, tree, communicator)
     if communicator.rank == 0:
-        remember(own_network, tree)
+        remember(code, tree)
     return network
 
 
 def _usable(
-    run: Run, data: Dataset, own: OwnNetwork, tree: Mapping[str, Any], communicator: Communicator
+    run: Run, data: Dataset, code: UserNetwork, tree: Mapping[str, Any], communicator: Communicator
 ) -> Architecture:
     """Build the network of a table and try it on every rank; the same ConfigError on all where that fails."""
     import torch
@@ -81,7 +79,7 @@ def _usable(
     from istmpi.models.table import Table
 
     with communicator.agreed():
-        network = _with_nodes(_ready(run, Table.from_tree(tree), own), run, data)
+        network = _ready(run, Table.from_tree(tree), code, data)
         count = len(data.train)
         first = np.arange(min(run.train.batch, EXAMPLES, max(2, count))) % count  # batch statistics need two
         batch = data.train.reshaped(network.example_shape).batch(first)
@@ -136,47 +134,52 @@ def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
     )
 
 
-def planned_network(run: Run, data: Dataset) -> InferredNetwork:
-    """Return the user's network of a run for these data, found in this process alone; ConfigError as in training."""
-    from istmpi.models.examination import examine
+def planned_network(run: Run, data: Dataset) -> Architecture:
+    """Return the network of a run for these data, found in this process alone; ConfigError as in training."""
     from istmpi.models.table import Table
+
+    code = _code(run, data)
+    if (table := _written_down(run, code, data)) is not None:
+        return _ready(run, table, code, data)
+    from istmpi.models.inspection import inspect
     from istmpi.training.proof_cache import recall, remember
 
-    own_network = _own(run, data)
-    if own_network.name in DECLARED:
-        return _with_nodes(_ready(run, _declared(run, own_network, data), own_network), run, data)
-    if (tree := recall(own_network)) is not None:
+    if (tree := recall(code)) is not None:
         with suppress(ConfigError):  # as in training
-            return _with_nodes(_ready(run, Table.from_tree(tree), own_network), run, data)
-    table = examine(own_network)
-    network = _with_nodes(_ready(run, table, own_network), run, data)
-    remember(own_network, table.tree())
+            return _ready(run, Table.from_tree(tree), code, data)
+    table = inspect(code)
+    network = _ready(run, table, code, data)
+    remember(code, table.tree())
     return network
 
 
-def _own(run: Run, data: Dataset) -> OwnNetwork:
-    from istmpi.models.own import own_network
+def _code(run: Run, data: Dataset) -> UserNetwork:
+    from istmpi.models.user import require_known, user_network
 
-    if TASKS[data.task].of_nodes:
-        _require_fitting_batches(run, data)
-    return own_network(run.model.name, tuple(data.shape), data.outputs, run.model.arguments, data.task)
+    require_known(run.model.name)
+    arguments = run.model.arguments_for(data.task)
+    code = user_network(run.model.name, tuple(data.shape), data.outputs, arguments, data.task)
+    if code.graph:
+        _require_fitting_batches(run, code, data)
+    return code
 
 
-def _declared(run: Run, own: OwnNetwork, data: Dataset) -> Table:
-    """Return the table of a network that need not be built for it."""
-    if own.graph:
-        from istmpi.models.graph_table import graph_table
-
+def _written_down(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
+    """Return the table of a network that needs no inspection; None for another."""
+    if not has_table(code.name):
+        return None
+    facts = Facts(code.inputs, code.outputs)
+    if code.graph:
         nodes, edges = size_of_example(run, data)
-        return graph_table(own.name, own.inputs[0], own.outputs, own.settings, edges / nodes, own.source.hash)
-    from istmpi.models.xc_table import xc_table
+        facts = replace(facts, degree=edges / nodes)
+    elif code.sparse:
+        binary = run.train.multi_label_loss == "binary"
+        odds = data.train.odds_of_a_label(code.outputs) if binary else facts.odds
+        facts = replace(facts, in_a_row=ceil(data.train.density), odds=odds)
+    return table_of(code.name, facts, code.settings)
 
-    in_a_row = ceil(data.train.density)
-    odds = data.train.odds_of_a_label(own.outputs) if run.train.multi_label_loss == "binary" else 0.5
-    return xc_table(own.inputs[0], own.outputs, own.settings, in_a_row, own.source.hash, odds)
 
-
-def _require_fitting_batches(run: Run, data: Dataset) -> None:
+def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None:
     """Refuse, with a ConfigError, impossible batches of a graph."""
     how, batch, examples = run.data.graph, run.train.batch, len(data.train)
     if how == "full" and batch != 1:
@@ -185,18 +188,13 @@ def _require_fitting_batches(run: Run, data: Dataset) -> None:
         )
     if how == "clusters" and batch > examples:
         raise ConfigError(f"train.batch = {batch} is more than the {examples} clusters of {data.source}. Give fewer.")
-    layers = len(run.model.arguments.get("hidden", (0, 0))) + 1
-    if how == "neighbours" and run.model.name in DECLARED and len(run.data.fanout) != layers:
-        raise ConfigError(
-            f"data.fanout = {list(run.data.fanout)} has {len(run.data.fanout)} numbers, but {run.model.name} has "
-            f"{layers} layers. Give one for each."
-        )
-
-
-def _with_nodes(network: InferredNetwork, run: Run, data: Dataset) -> InferredNetwork:
-    if TASKS[data.task].of_nodes:
-        network.nodes = size_of_example(run, data)[0], len(data.train.graph)
-    return network
+    if how == "neighbours" and has_table(code.name):
+        layers = len(code.settings["hidden"]) + 1
+        if len(run.data.fanout) != layers:
+            raise ConfigError(
+                f"data.fanout = {list(run.data.fanout)} has {len(run.data.fanout)} numbers, but {code.name} has "
+                f"{layers} layers. Give one for each."
+            )
 
 
 def size_of_example(run: Run, data: Dataset) -> tuple[float, float]:
@@ -204,15 +202,15 @@ def size_of_example(run: Run, data: Dataset) -> tuple[float, float]:
     return data.train.size_of_example(run.train.batch, run.train.seed)
 
 
-def _ready(run: Run, table: Table, own: OwnNetwork) -> InferredNetwork:
+def _ready(run: Run, table: Table, code: UserNetwork, data: Dataset) -> Architecture:
     """Return the network of a table and its code, ready for the run's training."""
-    from istmpi.models.inferred import InferredNetwork
-
-    network = InferredNetwork(run.model.name, table, run.model.dtype, own)
+    network = Architecture(run.model.name, table, run.model.dtype, code)
     if network.batch_norms and run.train.batch < 2:
         raise ConfigError(
             f"train.batch = 1 with the batch normalisation {next(iter(network.batch_norms))} of {run.model.name}: "
             f"batch statistics need at least 2 examples."
         )
     network.require_usable(network.lengths)
+    if code.graph:
+        network.nodes = size_of_example(run, data)[0], len(data.train.graph)
     return network

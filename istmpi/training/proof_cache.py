@@ -20,15 +20,15 @@ import torch
 from istmpi import __version__, models
 from istmpi.files import temporary
 from istmpi.foreign import JSON_BYTES, content
-from istmpi.models.own import OwnNetwork
 from istmpi.models.table import Table, plain
+from istmpi.models.user import UserNetwork
 
 KEPT = 200
 """The number of tables that are kept, the newest ones."""
 
 
-def recall(network: OwnNetwork) -> dict[str, Any] | None:
-    """Return the table of a network that was examined before, as a `Table.tree`; None where there is none to trust."""
+def recall(network: UserNetwork) -> dict[str, Any] | None:
+    """Return the tree of a network's table from before (`Table.tree`); None where there is none to trust."""
     facts = _facts(network)
     if facts is None or (path := _path(facts)) is None:
         return None
@@ -41,7 +41,7 @@ def recall(network: OwnNetwork) -> dict[str, Any] | None:
         return None
 
 
-def remember(network: OwnNetwork, tree: Mapping[str, Any]) -> None:
+def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
     """Keep the table of a network, as `Table.tree` gives it."""
     facts = _facts(network)
     if facts is None or (path := _path(facts)) is None:
@@ -60,7 +60,7 @@ def remember(network: OwnNetwork, tree: Mapping[str, Any]) -> None:
             old.unlink(missing_ok=True)
 
 
-def _facts(network: OwnNetwork) -> dict[str, Any] | None:
+def _facts(network: UserNetwork) -> dict[str, Any] | None:
     """Return all that a table is made from; None where the source is not known."""
     if not network.source.hash:
         return None

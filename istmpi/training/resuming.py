@@ -11,7 +11,6 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
-from istmpi.models.inferred import InferredNetwork
 from istmpi.names import class_of
 
 MAY_CHANGE = (
@@ -58,12 +57,11 @@ def changes_since(checkpoint: Checkpoint, here: Present) -> list[str]:
             refused.append(f"data: {fact} = {saved} there, {current} here")
     if not same_targets(checkpoint.targets, here.targets):
         refused.append("data: targets are standardised by other numbers than there")
-    if isinstance(here.architecture, InferredNetwork) and isinstance(checkpoint.architecture, InferredNetwork):
-        old, new = checkpoint.architecture.table, here.architecture.table
-        if difference := old.difference(new):
-            refused.append(f"network: {difference} (there, here)")
-        elif old.source != new.source:
-            changed.append(f"the source of {here.run.model.name}, whose parameters are as they were")
+    old, new = checkpoint.architecture.table, here.architecture.table
+    if difference := old.difference(new):
+        refused.append(f"network: {difference} (there, here)")
+    elif new.source and old.source != new.source:
+        changed.append(f"the source of {here.run.model.name}, whose parameters are as they were")
     if here.own_data is not None and header.ranks == here.ranks:
         saved = checkpoint.own_data(here.rank)
         if saved not in (None, here.own_data):
@@ -84,9 +82,5 @@ def same_targets(one: tuple[np.ndarray, ...] | None, other: tuple[np.ndarray, ..
 
 def _moved(checkpoint: Checkpoint, architecture: Architecture) -> bool:
     there = checkpoint.architecture
-    both_inferred = isinstance(there, InferredNetwork) and isinstance(architecture, InferredNetwork)
-    return (
-        both_inferred
-        and class_of(there.name) == class_of(architecture.name)
-        and there.table.source == architecture.table.source
-    )
+    same_class = class_of(there.name) == class_of(architecture.name)
+    return same_class and there.table.source == architecture.table.source

@@ -14,13 +14,13 @@ from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
-from istmpi.errors import DataError
+from istmpi.errors import DataError, DivergedError
 from istmpi.foreign import staying
 from istmpi.lock import FolderLock
 from istmpi.record import SUMMARY, RunFolder, home
-from istmpi.training.kept_run import KeptRun, recall_scores
 from istmpi.training.loop import Training
-from istmpi.training.trace import require_round
+from istmpi.training.run_record import RunRecord, recall_scores
+from istmpi.training.trace import profiled, require_round
 from istmpi.training.watch import Summary, Watch
 
 
@@ -52,8 +52,8 @@ def run_training(
     note = watch.noticed if first else lambda _: None
     with ExitStack() as locks, ExitStack() as at_the_end:
         tell = partial(print, "istmpi:", file=sys.stderr, flush=True) if communicator.rank else note
-        roll_call = HangWatch(communicator, run.comm.patience, home(run.output.folder, run.name), tell)
-        at_the_end.push(roll_call)
+        hang_watch = HangWatch(communicator, run.comm.patience, home(run.output.folder, run.name), tell)
+        at_the_end.push(hang_watch)
         with communicator.agreed():
             require_round(profile, run.train.rounds)
             folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
@@ -62,7 +62,7 @@ def run_training(
         with communicator.agreed():
             lock = _lock(folder, resume, locks, note) if first and path.exists() else None
         stop = stop or StopSign(communicator, path / STOP_FILE, deadline)
-        roll_call.of_run(path, stop.wished)
+        hang_watch.of_run(path, stop.wished)
         if signals:
             stop.listen()
         start = _start(folder, resume, communicator, note)
@@ -88,9 +88,20 @@ def run_training(
                     note(f"set aside, for the run resumes from {start}: {path}")
         inside = first and start and next((path for path in listed(folder.path) if path.samefile(start)), None)
         inside = communicator.broadcast_from_root(inside)
-        kept = KeptRun(training, folder, watch, lock, at_the_end, inside, roll_call)
-        kept.begin(began, start, profile)
-        return kept.run(save_network=not trained)
+        record = RunRecord(training, folder, watch, lock, at_the_end, inside)
+        record.begin(began, start, hang_watch)
+        progress = None
+        try:
+            for progress in profiled(training, profile, folder, record.note):
+                record.add(progress)
+            record.save(network=not trained)
+        except DivergedError as error:
+            record.save_diverged(error)
+            raise
+        summary = record.summarise(progress)
+        hang_watch.close()
+        record.finish(summary)
+        return summary
 
 
 def begun_with(training: Training) -> list[str]:

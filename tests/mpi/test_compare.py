@@ -17,9 +17,9 @@ from istmpi.methods.codistillation import Codistillation
 from istmpi.methods.ist import IST
 from istmpi.report.comparison import OFF_THE_CLOCK
 from istmpi.report.curves import read_curves
-from istmpi.training import kept_run, tally
 from istmpi.training import loop as train
 from istmpi.training import run as whole_run
+from istmpi.training import run_record, tally
 from istmpi.training.comparison import Comparison, ComparisonWatch
 
 pytestmark = [pytest.mark.ranks(only=[1, 2]), pytest.mark.real]
@@ -156,7 +156,7 @@ def test_a_run_that_was_stopped_says_of_how_many_ranks_and_what_its_score_is(com
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(kept_run.Saver, "save_now", stopped)
+        patched.setattr(run_record.Saver, "save_now", stopped)
         comparison = compared(["ist"])
         with pytest.raises(StoppedError):
             comparison.run_training()

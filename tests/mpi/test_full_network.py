@@ -12,9 +12,9 @@ from istmpi.cost import cost
 from istmpi.cost.evaluation import evaluation_plan, pass_bytes
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
-from istmpi.models.examination import examine
-from istmpi.models.inferred import InferredNetwork
-from istmpi.models.own import own_network
+from istmpi.models.architecture import Architecture
+from istmpi.models.inspection import inspect
+from istmpi.models.user import user_network
 from istmpi.names import NETWORKS as SHIPPED
 from istmpi.training.loop import Training
 
@@ -49,8 +49,8 @@ def looked_at():
     def get(case):
         if case not in known:
             name, shape, settings = NETWORKS[case]
-            own = own_network(name if name in SHIPPED else f"{FILE}:{name}", shape, OUTPUTS, settings)
-            known[case] = own, examine(own)
+            own = user_network(name if name in SHIPPED else f"{FILE}:{name}", shape, OUTPUTS, settings)
+            known[case] = own, inspect(own)
         return known[case]
 
     return get
@@ -58,7 +58,7 @@ def looked_at():
 
 def prepared(comm, own, table):
     """The network as the engine knows it, and this rank's rows of initial weights, scaled as after a deal."""
-    network = InferredNetwork(own.name, table, "float64", own)
+    network = Architecture(own.name, table, "float64", own)
     store = ParameterStore(network.parameters, network.lengths, comm.size, comm.rank)
     store.initialise(3)
     store.scale = {group: SHARE for groups in network.sums.values() for group in groups}
@@ -199,8 +199,8 @@ def test_ranks_whose_examples_take_other_branches_wait_for_nobody(comm, looked_a
 
 def test_random_numbers_of_a_pass_are_the_same_on_all_ranks(comm):
     """Else each rank's rows would be multiplied by other examples; and nobody else's random numbers change."""
-    own = own_network(f"{FILE}:Noisy", (9,), OUTPUTS, {})
-    network, store = prepared(comm, own, examine(own))
+    own = user_network(f"{FILE}:Noisy", (9,), OUTPUTS, {})
+    network, store = prepared(comm, own, inspect(own))
     full = FullNetwork(network, store, comm, {"first.weight", "first.bias", "last.weight", "last.bias"})
     torch.manual_seed(comm.rank)
     state = torch.get_rng_state()

@@ -64,7 +64,7 @@ def test_a_ranks_subnet_has_the_flops_that_are_planned(comm):
     comm.barrier()
 
 
-def test_the_cluster_is_measured_at_the_shapes_of_ones_own_network(comm, monkeypatch):
+def test_the_cluster_is_measured_at_the_shapes_of_ones_user_network(comm, monkeypatch):
     monkeypatch.setattr(measure, "timed", lambda communicator, work: work() or 1e-4)
     monkeypatch.setattr(measure, "TRANSFER_WIDTHS", (32, 64))
     monkeypatch.setattr(measure, "MESSAGE_BYTES", (2**10, 2**14))

@@ -151,7 +151,11 @@ def test_a_finish_goes_on_with_what_was_fitted(comm, shared_tmp):
     for _ in training.rounds():
         found.append(dict(training.store.fitted))
     assert found[1] == found[2] == found[3] and found[0].keys() == found[3].keys()
-    assert training.method.subnet.network[1][0].factor == pytest.approx(found[3]["hidden1"])
+    network, seen = training.method.subnet.network, []
+    network[1][0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    x = torch.ones(2, *training.architecture.example_shape, dtype=next(network.parameters()).dtype)
+    network(x)
+    torch.testing.assert_close(seen[0], network[0](x) * found[3]["hidden1"])
 
 
 def test_without_the_scale_it_would_be_wrong(comm, shared_tmp):
@@ -167,5 +171,7 @@ def test_behind_a_batch_normalisation_nothing_is_multiplied(comm):
     training, _ = trained(comm)
     assert training.store.scale == {}
     assert all(
-        layer.factor == 1 for layer in training.method.subnet.network.modules() if isinstance(layer, torch.nn.Linear)
+        not layer._forward_pre_hooks
+        for layer in training.method.subnet.network.modules()
+        if isinstance(layer, torch.nn.Linear)
     )

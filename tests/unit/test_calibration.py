@@ -7,9 +7,9 @@ from small import own_run
 
 from istmpi.config import Run
 from istmpi.cost.calibration import SAMPLED, calibration_examples, evaluation_share, forward_flops, rounds_flops
-from istmpi.models.examination import examine
-from istmpi.models.inferred import InferredNetwork
-from istmpi.models.own import own_network
+from istmpi.models.architecture import Architecture
+from istmpi.models.inspection import inspect
+from istmpi.models.user import user_network
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
@@ -17,8 +17,8 @@ from istmpi.training.loop import Training
 @pytest.fixture(scope="module")
 def convolutional():
     """A network of some 40 MFLOP an example, with a batch normalisation."""
-    own = own_network(f"{FILE}:Convolutional", (3, 32, 32), 10, {"channels": (64, 64), "hidden": 64})
-    return InferredNetwork(own.name, examine(own), "float32", own)
+    own = user_network(f"{FILE}:Convolutional", (3, 32, 32), 10, {"channels": (64, 64), "hidden": 64})
+    return Architecture(own.name, inspect(own), "float32", own)
 
 
 def run_of(**settings):
@@ -77,8 +77,8 @@ def test_a_network_without_batch_normalisation_passes_nothing():
 
 
 def test_a_small_network_is_calibrated_on_as_many_as_ever(convolutional):
-    own = own_network(f"{FILE}:Convolutional", (1, 8, 8), 10, {"channels": (7, 5), "hidden": 6})
-    small = InferredNetwork(own.name, examine(own), "float64", own)
+    own = user_network(f"{FILE}:Convolutional", (1, 8, 8), 10, {"channels": (7, 5), "hidden": 6})
+    small = Architecture(own.name, inspect(own), "float64", own)
     for ranks in (1, 4):
         assert calibration_examples(run_of(train__rounds=1), small, ranks) == SAMPLED == 1024
     assert calibration_examples(run_of(evaluate__calibration_examples=3000), convolutional, 4) == 3000

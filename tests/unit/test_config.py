@@ -293,6 +293,7 @@ def test_a_methods_own_settings_are_those_of_its_spec():
         (own("x", tuple[float, ...] | None, None, "")[1], [1, "a"], "must be a number, each."),
         (own("x", tuple[str, ...] | None, None, "")[1], "a", "must be a list."),
         (own("x", str, "", "")[1], "a\nb", "must be a text of signs that can be printed."),
+        (own("x", float, 0.0, "")[1], "\udcff", "must be a text of signs that can be printed."),
         (own("x", int, 1, "")[1], 2**64 + 1, "must lie between -2^64 and 2^64."),
     ],
 )
@@ -351,6 +352,6 @@ def test_the_type_of_an_own_networks_dtype_is_checked():
         ({}, ("model.hidden=8192", "model.activation=relu"), {"hidden": 8192, "activation": "relu"}),
     ],
 )
-def test_the_command_line_gives_arguments_of_an_own_network(options, assignments, arguments):
+def test_the_command_line_gives_arguments_of_an_user_network(options, assignments, arguments):
     found = changes(assignments, {"model": "nets.py:Net", **options})
     assert Run().override(found).model.arguments == arguments

@@ -15,7 +15,7 @@ from istmpi.config import Run
 from istmpi.cost.cluster import PRESETS, preset
 from istmpi.cost.survey import FIGURE_2, Scenario, survey
 from istmpi.errors import ConfigError, IstmpiError
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 
 RANKS = [1, 2, 4, 8, 16, 32]
 IST_MEGAFLOATS = [3.68, 2.08, 1.28, 0.88, 0.68, 0.58]
@@ -71,7 +71,11 @@ def test_the_picture_shows_figure_2():
     from istmpi.report.cost_plots import figure
 
     scenario = Scenario(
-        Run().override(FIGURE_2), MLP(1000, (4000,) * 3, 200, norm="none"), preset("10gbit"), 10**6, shared_batch=True
+        Run().override(FIGURE_2),
+        mlp_network(1000, (4000,) * 3, 200, norm="none"),
+        preset("10gbit"),
+        10**6,
+        shared_batch=True,
     )
     drawn = figure(survey(scenario, ["data-parallel-broadcast", "ist"], RANKS), "title")
     series = [{line.get_label(): line for line in axis.get_lines()} for axis in drawn.axes]

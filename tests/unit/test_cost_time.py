@@ -12,9 +12,9 @@ from istmpi.cost.survey import FIGURE_2, Scenario, first_local_steps, first_rank
 from istmpi.cost.time import BACKWARD_SHARE, round_time, step_seconds
 from istmpi.errors import ConfigError, DataError
 from istmpi.methods import METHODS
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 
-NETWORK = MLP(1000, (4000, 4000, 4000), 200, norm="none")
+NETWORK = mlp_network(1000, (4000, 4000, 4000), 200, norm="none")
 BYTES = 4 * 36_800_000
 ALPHA, BETA, SPEED = 1e-4, 1e-9, 1e12
 PLAIN = Cluster("plain", "by hand", network(ALPHA, 1 / BETA), (SPEED,))
@@ -124,7 +124,7 @@ FAST = replace(PLAIN, links={"alltoallv": Link(3e-3, 1e-11), "allreduce": Link(1
 
 def test_where_a_method_overtakes_is_what_trying_all_finds():
     """On a network with slow starts for transfers and a fast all-reduce the order changes with P and with J."""
-    narrow = replace(scenario(FAST), architecture=MLP(64, (300, 300), 10))
+    narrow = replace(scenario(FAST), architecture=mlp_network(64, (300, 300), 10))
     narrow = replace(narrow, run=narrow.run.override({"train.batch": 4096}))
     for method, rival in (("data-parallel", "local-sgd"), ("ist", "data-parallel")):
         wins = [ranks for ranks in range(2, 151) if narrow.seconds(method, ranks) < narrow.seconds(rival, ranks)]
@@ -150,7 +150,7 @@ def test_the_largest_network_fits_and_a_wider_one_does_not(method):
 
     def needed(factor):
         hidden = [int(lengths[f"hidden{number}"] * factor) for number in (1, 2, 3)]
-        other = replace(case, architecture=MLP(1000, hidden, 200, norm="none"))
+        other = replace(case, architecture=mlp_network(1000, hidden, 200, norm="none"))
         return other.cost(method, ranks).largest.memory.total
 
     assert 0.98 * memory < needed(1) <= memory < needed(1.002)
@@ -197,13 +197,13 @@ def test_an_unknown_preset_names_the_nearest():
 @pytest.mark.parametrize("hidden", [(64,), (4096,), (8192, 8192)])
 def test_advice_is_six_lines(name, hidden):
     run = Run().override({"model.hidden": hidden})
-    lines = advise(Scenario(run, MLP(4096, hidden, 35), preset(name), 84_843), 16)
+    lines = advise(Scenario(run, mlp_network(4096, hidden, 35), preset(name), 84_843), 16)
     assert len(lines) == 6 and all(line.endswith(".") and "\n" not in line for line in lines)
 
 
 def test_advice_follows_its_rules():
     run = Run().override({"model.hidden": (8192, 8192)})
-    case = Scenario(run, MLP(4096, (8192, 8192), 35), preset("m5.2xlarge"), 84_843)
+    case = Scenario(run, mlp_network(4096, (8192, 8192), 35), preset("m5.2xlarge"), 84_843)
     first = advise(case, 8)[0]
     ranks = int(first.split(" on ")[1].split()[0])
     assert first.startswith("Run ist")
@@ -224,13 +224,13 @@ def test_advice_follows_its_rules():
 def test_advice_prefers_what_changes_less_where_it_costs_little():
     """Infinitely fast network, nothing to deal: nothing to win."""
     quick = Cluster("quick", "by hand", network(0.0, 1e15), (1e12,))
-    case = Scenario(Run().override({"method.partition": []}), MLP(64, (64,), 10), quick, 1000)
+    case = Scenario(Run().override({"method.partition": []}), mlp_network(64, (64,), 10), quick, 1000)
     assert advise(case, 4)[0].startswith("Run data-parallel on 4 ranks")
 
 
 def test_advice_for_a_hopeless_network_is_one_process():
     slow = Cluster("slow", "by hand", network(10.0, 1e3), (1e12,))
-    assert advise(Scenario(Run(), MLP(64, (512,), 10), slow, 1000), 8)[0].startswith("Run one process")
+    assert advise(Scenario(Run(), mlp_network(64, (512,), 10), slow, 1000), 8)[0].startswith("Run one process")
 
 
 def test_advice_respects_memory():

@@ -12,10 +12,10 @@ import torch
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.methods import spec_of
-from istmpi.models.examination import examine
-from istmpi.models.inferred import InferredNetwork
-from istmpi.models.own import own_network
+from istmpi.models.architecture import Architecture
+from istmpi.models.inspection import inspect
 from istmpi.models.table import Table
+from istmpi.models.user import user_network
 
 FILE = Path(networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
@@ -23,12 +23,12 @@ EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
 
 def own(name, shape=(7,), **arguments):
     file = FILE if hasattr(networks, name) else layered_networks.__file__
-    return own_network(f"{file}:{name}", shape, 10, arguments)
+    return user_network(f"{file}:{name}", shape, 10, arguments)
 
 
 def ready(name, shape=(7,), dtype="float32", **arguments):
     network = own(name, shape, **arguments)
-    return InferredNetwork(network.name, examine(network), dtype, network)
+    return Architecture(network.name, inspect(network), dtype, network)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_a_table_is_the_same_behind_json(convolutional):
     table = convolutional.table
     again = Table.from_tree(json.loads(json.dumps(table.tree())))
     assert again.tree() == table.tree() and again.difference(table) == ""
-    other = examine(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=8))
+    other = inspect(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=8))
     assert other.difference(table) == "settings, hidden: 8 or 9"
 
 
@@ -113,7 +113,7 @@ def test_a_table_is_the_same_behind_json(convolutional):
 )
 def test_what_cannot_be_trained_is_refused_by_name(what, problem):
     with pytest.raises(ConfigError, match=problem) as refused:
-        examine(own("Odd", what=what))
+        inspect(own("Odd", what=what))
     assert "\n" not in str(refused.value)
 
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_trained_is_refused_by_name(what, problem):
 )
 def test_a_network_that_does_not_fit_the_data_is_refused(network, problem):
     with pytest.raises(ConfigError, match=problem):
-        examine(own(network))
+        inspect(own(network))
 
 
 @pytest.mark.parametrize(
@@ -153,18 +153,18 @@ def test_a_network_that_does_not_fit_the_data_is_refused(network, problem):
 )
 def test_what_goes_wrong_in_a_network_is_one_line(what, problem):
     with pytest.raises(ConfigError, match=problem) as refused:
-        examine(own("Faulty", what=what))
+        inspect(own("Faulty", what=what))
     assert "\n" not in str(refused.value)
 
 
 def test_a_class_that_makes_something_else_is_refused():
     with pytest.raises(ConfigError, match="its class makes int, which is no torch.nn.Module"):
-        examine(own("MakesNumbers"))
+        inspect(own("MakesNumbers"))
 
 
 def test_a_parameter_without_elements_is_refused():
     with pytest.raises(ConfigError, match=r"parameter first.weight has no elements \(0 x 7\)"):
-        examine(own("Steps", hidden=0))
+        inspect(own("Steps", hidden=0))
 
 
 def test_what_is_not_finite_on_the_data_at_first_is_refused():
@@ -220,7 +220,7 @@ def test_a_residual_stream_is_not_dealt_out_by_default_nor_the_inner_of_two_widt
 
 
 def test_the_example_is_dealt_out_in_all_of_its_widths():
-    table = examine(own_network(f"{EXAMPLE}:ConvNet", (1, 8, 8), 10, {}))
+    table = inspect(user_network(f"{EXAMPLE}:ConvNet", (1, 8, 8), 10, {}))
     assert table.groups == {"channels1": 32, "channels2": 64, "hidden": 128}
     assert set(table.norms) == {"first_norm", "second_norm"} and table.stochastic
     assert table.sums == {"dense": ("channels2",), "outputs": ("hidden",)}
@@ -269,7 +269,7 @@ def test_the_factor_multiplies_products_and_not_their_biases(convolutional):
 
 
 def test_without_its_code_a_network_can_be_described_but_not_built(convolutional):
-    described = InferredNetwork(convolutional.name, convolutional.table, "float32")
+    described = Architecture(convolutional.name, convolutional.table, "float32")
     assert described.parameters == convolutional.parameters
     with pytest.raises(ConfigError, match="give --model FILE.py:Class"):
         described.build(described.lengths)

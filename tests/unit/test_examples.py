@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from istmpi.models.blocks import ResidualBlock
-from istmpi.models.examination import examine
-from istmpi.models.own import own_network
+from istmpi.models.inspection import inspect
+from istmpi.models.table import ResidualBlock
+from istmpi.models.user import user_network
 from istmpi.tasks import NEXT_TOKEN
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -22,7 +22,7 @@ def test_a_wrapper_has_at_most_15_lines(file):
 
 def table(name, package, **settings):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install 'istmpi[examples]' brings it")
-    return examine(own_network(f"{FOLDER}/{name}", IMAGE, 10, settings))
+    return inspect(user_network(f"{FOLDER}/{name}", IMAGE, 10, settings))
 
 
 @pytest.mark.filterwarnings("default")  # what others' packages warn of
@@ -64,7 +64,7 @@ def test_a_gpt2_is_dealt_out_by_whole_layers_and_by_nothing_else():
         "transformers", reason="transformers is not installed; pip install 'istmpi[examples]' brings it"
     )
     small = {"n_layer": 3, "n_embd": 32}
-    found = examine(own_network(f"{FOLDER}/gpt2.py:GPT2", (8,), 50, small, NEXT_TOKEN))
+    found = inspect(user_network(f"{FOLDER}/gpt2.py:GPT2", (8,), 50, small, NEXT_TOKEN))
     assert found.groups == {"n_layer": 3} and found.dealt == ("n_layer",)
     layer = "gpt2.transformer.h.1"
     assert found.blocks["n_layer"][1] == ResidualBlock(layer, (f"{layer}.attn.c_proj", f"{layer}.mlp.c_proj"))
@@ -78,5 +78,5 @@ def test_a_llama_for_text_is_dealt_out_by_heads_and_feed_forward_units():
         "transformers", reason="transformers is not installed; pip install 'istmpi[examples]' brings it"
     )
     small = {"num_attention_heads": 4, "intermediate_size": 24, "hidden_size": 48, "layers": 2}
-    found = examine(own_network(f"{FOLDER}/llama_text.py:Llama", (8,), 50, small, NEXT_TOKEN))
+    found = inspect(user_network(f"{FOLDER}/llama_text.py:Llama", (8,), 50, small, NEXT_TOKEN))
     assert found.dealt == ("num_attention_heads", "intermediate_size") and found.groups["layers"] == 2

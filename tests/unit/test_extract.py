@@ -18,10 +18,10 @@ from istmpi.config import Run
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.errors import ConfigError
-from istmpi.models.examination import examine
-from istmpi.models.inferred import InferredNetwork
+from istmpi.models.architecture import Architecture
+from istmpi.models.inspection import inspect
 from istmpi.models.narrow import narrow_module, require_same_outputs
-from istmpi.models.own import own_network
+from istmpi.models.user import user_network
 
 ALL = ["batch", "layer", "dealt", "double", "convolutional", "sharing"]
 
@@ -163,8 +163,8 @@ class Added(nn.Module):
 
 @pytest.mark.parametrize("kind", ["alike", "by number", "by depth"])
 def test_widths_move_up_with_their_blocks_and_what_depends_on_the_place_is_refused(kind):
-    own = own_network(f"{__file__}:Numbered", (8,), 2, {"kind": kind})
-    whole = InferredNetwork("numbered.py:Numbered", examine(own), "float64", own)
+    own = user_network(f"{__file__}:Numbered", (8,), 2, {"kind": kind})
+    whole = Architecture("numbered.py:Numbered", inspect(own), "float64", own)
     assert len(whole.blocks["depth"]) == 3
     held = {"depth": np.array([1, 2]), "hidden3": np.array([0, 3])}
     scale = {"depth": 0.5, "hidden3": 0.5}

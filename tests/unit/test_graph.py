@@ -18,13 +18,13 @@ from istmpi.data.graph.split import Graph, GraphSplit, induced, sampled
 from istmpi.data.sparse.split import Ragged
 from istmpi.errors import ConfigError
 from istmpi.models.aggregation import Bags, Edges, dropped
-from istmpi.models.examination import examine
+from istmpi.models.architecture import Architecture
 from istmpi.models.gat import GAT
 from istmpi.models.gcn import GCN
-from istmpi.models.graph_table import DEFAULTS, graph_table
-from istmpi.models.inferred import InferredNetwork
-from istmpi.models.own import own_network
+from istmpi.models.inspection import inspect
 from istmpi.models.sage import SAGE
+from istmpi.models.tables import Facts, table_of
+from istmpi.models.user import user_network
 from istmpi.tasks import NODE_CLASSES, NODE_LABELS, TASKS, NodeClasses, NodeLabels
 
 MODELS = {"gcn": GCN, "sage": SAGE}
@@ -281,10 +281,10 @@ def test_micro_f1_by_hand():
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("settings", [{"hidden": (6, 4, 3)}, {"hidden": (5,), "norm": "none", "dropout": 0.2}])
 def test_the_declared_table_is_what_is_found(model, settings):
-    own = own_network(model, (FEATURES,), CLASSES, {**DEFAULTS, **settings}, NODE_CLASSES)
+    own = user_network(model, (FEATURES,), CLASSES, settings, NODE_CLASSES)
     found, declared = (
-        examine(own).tree(),
-        graph_table(model, FEATURES, CLASSES, own.settings, 2, own.source.hash).tree(),
+        inspect(own).tree(),
+        table_of(model, Facts((FEATURES,), CLASSES, degree=2), own.settings).tree() | {"source": own.source.hash},
     )
     declared["operators"] = [one for one in declared["operators"] if one["kind"] != "Aggregation"]
     for tree in (found, declared):
@@ -293,8 +293,9 @@ def test_the_declared_table_is_what_is_found(model, settings):
 
 
 def of_table(model, **settings):
-    table = graph_table(model, FEATURES, CLASSES, DEFAULTS | settings, split().graph.edges / NODES)
-    network = InferredNetwork(model, table, "float32")
+    code = user_network(model, (FEATURES,), CLASSES, settings, NODE_CLASSES)
+    table = table_of(model, Facts((FEATURES,), CLASSES, degree=split().graph.edges / NODES), code.settings)
+    network = Architecture(model, table, "float32")
     network.nodes = NODES, NODES
     return network
 
@@ -357,7 +358,7 @@ def test_attention_is_over_what_a_node_hears_from_and_itself():
 
 
 def test_heads_prove_dealable():
-    table = examine(own_network("gat", (FEATURES,), CLASSES, {"heads": [4, 6]}, NODE_CLASSES))
+    table = inspect(user_network("gat", (FEATURES,), CLASSES, {"heads": [4, 6]}, NODE_CLASSES))
     assert table.dealt == ("heads1", "heads2")
     axes = {name: entry.axes for name, entry in table.parameters.items()}
     assert axes["layers.1.product.weight"] == "(heads2 units) (heads1 units)"
@@ -382,14 +383,14 @@ def test_all_weights_are_gathered_where_the_layers_that_a_pass_makes_fit_too(mod
 
 @pytest.mark.parametrize("settings, said", [({"norm": "bath"}, "norm"), ({"hidden": (0,)}, "no elements|hidden")])
 def test_settings_that_cannot_be(settings, said):
-    own = own_network("gcn", (FEATURES,), CLASSES, settings, NODE_CLASSES)
+    own = user_network("gcn", (FEATURES,), CLASSES, settings, NODE_CLASSES)
     with pytest.raises(ConfigError, match=said):
-        examine(own)
+        inspect(own)
 
 
 def test_a_graph_is_for_networks_of_graphs():
     with pytest.raises(ConfigError, match="a graph"):
-        own_network("sage", (64,), 10, {})
+        user_network("sage", (64,), 10, {})
 
 
 def test_costs_are_planned_without_torch(tmp_path):

@@ -15,10 +15,10 @@ from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork, with_values
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
-from istmpi.models.examination import examine
-from istmpi.models.inferred import InferredNetwork
-from istmpi.models.mlp import MLP
-from istmpi.models.own import own_network
+from istmpi.models import mlp_network
+from istmpi.models.architecture import Architecture
+from istmpi.models.inspection import inspect
+from istmpi.models.user import user_network
 
 SCALE = {"hidden1": 0.25, "hidden2": 0.125}
 OTHER = {"hidden1": 0.5, "hidden2": 0.2}
@@ -34,7 +34,7 @@ class Inside(nn.Module):
 
 
 def network():
-    return MLP(6, (7, 5), 3, norm="none", bias=True)
+    return mlp_network(6, (7, 5), 3, norm="none", bias=True)
 
 
 def plain():
@@ -92,8 +92,8 @@ def test_what_stands_before_every_name_is_passed_over(tmp_path, prefix):
 
 def test_a_part_that_the_networks_own_names_begin_with_stays(tmp_path):
     """A class whose layers all lie in self.model."""
-    own = own_network(f"{__file__}:Inside", (6,), 3, {})
-    of = InferredNetwork(own.name, examine(own), "float32", own)
+    own = user_network(f"{__file__}:Inside", (6,), 3, {})
+    of = Architecture(own.name, inspect(own), "float32", own)
     torch.save(Inside(6, 3).state_dict(), tmp_path / "theirs.pt")
     assert not begun(tmp_path / "theirs.pt", of=of)[1].missing
 

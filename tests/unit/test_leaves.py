@@ -9,14 +9,13 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.engine.layout import Owners
-from istmpi.models import leaves
-from istmpi.models.examination import examine
+from istmpi.models import leaves, mlp_network
+from istmpi.models.architecture import Architecture
 from istmpi.models.inference import infer
-from istmpi.models.inferred import InferredNetwork
+from istmpi.models.inspection import inspect
 from istmpi.models.leaf_proof import proved_leaves
 from istmpi.models.leaves import Elsewhere, Leaf, candidates, prepare, without_values
-from istmpi.models.mlp import MLP
-from istmpi.models.own import own_network
+from istmpi.models.user import user_network
 
 FILE = networks.__file__
 WORDS = torch.tensor([[0, 5, 5, 2], [6, 1, 3, 0]])
@@ -172,14 +171,14 @@ LEAVES = {
 @pytest.mark.parametrize("name", LEAVES)
 def test_leaves_are_layers_that_alone_read_their_weights(name):
     shape, settings, expected = LEAVES[name]
-    network = own_network(f"{FILE}:{name}", shape, 3, settings)
+    network = user_network(f"{FILE}:{name}", shape, 3, settings)
     found = proved_leaves(network, infer(network).lengths)
     assert list(found) == expected.split()
 
 
 def test_a_block_that_reads_its_layers_weights_is_evaluated_alike():
     """Such a block looks first whether its weights are plain; where they are not, it calls its layers."""
-    network = own_network(f"{__file__}:Encoder", (4, 6), 3, {})
+    network = user_network(f"{__file__}:Encoder", (4, 6), 3, {})
     assert list(proved_leaves(network, {})) == ["block.linear1", "block.linear2", "last"]
 
 
@@ -187,8 +186,8 @@ def test_a_block_that_reads_its_layers_weights_is_evaluated_alike():
 
 
 def architecture(name, shape, outputs=3, **settings):
-    own = own_network(f"{FILE}:{name}", shape, outputs, settings)
-    return InferredNetwork(own.name, examine(own), "float32", own)
+    own = user_network(f"{FILE}:{name}", shape, outputs, settings)
+    return Architecture(own.name, inspect(own), "float32", own)
 
 
 WIDE = {"widths": (96, 80), "kinds": ("plain", "plain"), "norms": ("batch", "none")}
@@ -244,7 +243,7 @@ def test_what_is_tied_is_sharded_together_and_what_has_too_few_rows_is_not():
 
 
 def test_a_chain_stays_where_it_is():
-    network = MLP(64, [13, 11], 10, bias=True)
+    network = mlp_network(64, [13, 11], 10, bias=True)
     plan = evaluation_plan(network, 16, 10**9, [10**6])
     weights = {f"{stage}.linear.{key}" for stage in network.stages for key in ("weight", "bias")}
     assert plan.sharded == weights == evaluation_plan(network, 1, 0, [1]).sharded

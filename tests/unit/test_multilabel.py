@@ -15,11 +15,11 @@ from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.methods.sparse_rows import SparseRows, bags
-from istmpi.models.examination import examine
+from istmpi.models.inspection import inspect
 from istmpi.models.label_blocks import LabelBlocks, defer
-from istmpi.models.own import own_network
+from istmpi.models.tables import Facts, table_of
+from istmpi.models.user import user_network
 from istmpi.models.xc import XC
-from istmpi.models.xc_table import DEFAULTS, xc_table
 from istmpi.multilabel import AT, LOSSES, Parts, Ranking, inverse_propensities, losses_of
 from istmpi.tasks import MULTI_LABEL, task_of
 from istmpi.training.network import planned_network
@@ -182,9 +182,10 @@ def test_rows_that_are_not_read_are_as_if_every_row_was_touched(momentum, decay)
 @pytest.mark.parametrize("hidden", [(8,), (8, 7, 5)])
 def test_the_table_is_what_is_found_of_the_network(norm, hidden):
     settings = {"hidden": hidden, "norm": norm, "dropout": 0.1 * (norm == "none")}
-    own = own_network("xc", (FEATURES,), LABELS, settings, MULTI_LABEL)
-    assert own.defaults == DEFAULTS
-    assert xc_table(FEATURES, LABELS, own.settings, 0, own.source.hash).tree() == examine(own).tree()
+    own = user_network("xc", (FEATURES,), LABELS, settings, MULTI_LABEL)
+    assert own.defaults == {"hidden": (256,), "norm": "none", "dropout": 0.0, "label_block": 2**16}
+    table = table_of("xc", Facts((FEATURES,), LABELS), own.settings)
+    assert table.tree() | {"source": own.source.hash} == inspect(own).tree()
 
 
 def test_under_the_binary_loss_labels_start_as_rare_as_they_are(tmp_path):
@@ -215,9 +216,9 @@ def test_odds_of_labels_stay_finite(empty):
 )
 def test_settings_that_cannot_be(settings, said):
     with pytest.raises(ConfigError, match=said):
-        own_network("xc", (FEATURES,), LABELS, settings, MULTI_LABEL).build()
+        user_network("xc", (FEATURES,), LABELS, settings, MULTI_LABEL).build()
 
 
 def test_xc_takes_sparse_rows_alone():
     with pytest.raises(ConfigError, match="sparse rows"):
-        own_network("xc", (64,), 10, {})
+        user_network("xc", (64,), 10, {})

@@ -13,7 +13,7 @@ from istmpi.deploy.scoring import evaluate
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
 from istmpi.methods.base import Method
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
@@ -25,7 +25,7 @@ OVERFLOWING = {"model__norm": "none", "model__dtype": "float64"}
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300])
 def test_weights_to_begin_with_must_be_finite(tmp_path, suffix, value):
     """Also as what they become: 1e300 is infinite as float32."""
-    network, path = MLP(6, (7, 5), 3, norm="none"), tmp_path / f"theirs.{suffix}"
+    network, path = mlp_network(6, (7, 5), 3, norm="none"), tmp_path / f"theirs.{suffix}"
     state = {"hidden1.linear.weight": torch.ones(7, 6, dtype=torch.float64)}
     state["hidden1.linear.weight"][5, 2] = value
     if suffix == "pt":

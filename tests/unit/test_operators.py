@@ -15,11 +15,11 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from istmpi.models.architecture import built
 from istmpi.models.inference import infer
-from istmpi.models.inferred import built
-from istmpi.models.own import own_network
-from istmpi.models.proof import one_thread
 from istmpi.models.tracing import trace
+from istmpi.models.trials import one_thread
+from istmpi.models.user import user_network
 
 FILE, LAYERED = Path(networks.__file__), Path(layered_networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
@@ -48,7 +48,7 @@ def alone():
 
 
 def traced(name, shape, **arguments):
-    own = own_network(name, shape, 10, arguments)
+    own = user_network(name, shape, 10, arguments)
     inferred = infer(own)
     return own, inferred, trace(own, inferred.widths, inferred.blocks)
 
@@ -61,7 +61,7 @@ def known(name):
 
 
 def residual(what):
-    own = own_network(f"{LAYERED}:Streams", SEQUENCE, 10, {"what": what})
+    own = user_network(f"{LAYERED}:Streams", SEQUENCE, 10, {"what": what})
     return trace(own, {"stream": 12, "hidden": 8}).residual
 
 
@@ -153,7 +153,8 @@ def test_convolutions_of_groups_cost_what_their_groups_cost_apart(lengths, monke
         return network
 
     expected = counted(own, lengths)
-    object.__setattr__(own, "kind", apart)
+    source = own.source
+    object.__setattr__(own, "load", lambda: (apart, source))
     forward, backward = counted(own, lengths)
     assert predicted(found.operators, lengths) == (forward, backward)
     assert expected[0] == forward and expected[1] > backward

@@ -14,7 +14,7 @@ from istmpi.config import Run
 from istmpi.cost import RIVALS, cost, round_bytes
 from istmpi.data.sources import open_dataset
 from istmpi.methods import METHODS
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 from istmpi.training.network import planned_network
 
 FILE = Path(networks.__file__)
@@ -38,7 +38,7 @@ def example():
 @pytest.mark.parametrize("norm, bias", [("batch", False), ("layer", True), ("none", True)])
 def test_an_mlp_of_ones_own_costs_what_the_built_in_one_does(norm, bias):
     wanted, own = planned(f"{FILE}:Plain", model__norm=norm, model__bias=bias, model__output_norm=norm == "batch")
-    network = MLP(64, (13, 11), 10, norm=norm, bias=bias, output_norm=norm == "batch")
+    network = mlp_network(64, (13, 11), 10, norm=norm, bias=bias, output_norm=norm == "batch")
     assert list(own.parameters) == list(network.parameters)
     for method in (*METHODS, *RIVALS):
         for ranks in (1, 2, 3):
@@ -60,10 +60,10 @@ def test_all_that_a_plan_needs_is_in_the_table(example, tmp_path):
         "import json, sys\n"
         "from istmpi.config import Run\n"
         "from istmpi.cost import cost\n"
-        "from istmpi.models.inferred import InferredNetwork\n"
+        "from istmpi.models.architecture import Architecture\n"
         "from istmpi.models.table import Table\n"
         f"table = Table.from_tree(json.load(open({str(path)!r})))\n"
-        f"plan = cost(Run(), InferredNetwork('net', table, 'float32'), 3)\n"
+        f"plan = cost(Run(), Architecture('net', table, 'float32'), 3)\n"
         "print(plan.round_bytes, plan.flops('products'), plan.largest.memory.total)\n"
         "print(sorted({'torch', 'mpi4py'} & set(sys.modules)))\n"
     )
@@ -110,7 +110,7 @@ def test_a_dry_run_tells_shapes_bytes_flops_and_memory(istmpi_command, example):
     assert [word for word in rows["second.weight"] if word][-2:] == ["64 x 32 x 3 x 3", "16 x 8 x 3 x 3"]
 
 
-def test_the_cost_model_compares_methods_on_ones_own_network(istmpi_command, example):
+def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, example):
     wanted, network = example
     words = "costmodel", "digits", "--model", f"{EXAMPLE}:ConvNet", "--ranks", "1,4"
     code, out, err = istmpi_command(*words, "--json", "--compare", "ist,local-sgd")

@@ -14,8 +14,8 @@ from torch import nn
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.inference import infer
-from istmpi.models.own import own_network
 from istmpi.models.proof import Trial
+from istmpi.models.user import user_network
 
 FILE = Path(networks.__file__)
 IMAGE, SEQUENCE, FLAT = (3, 16, 16), (10, 6), (7,)
@@ -55,7 +55,7 @@ SPANNED = {"Attention": {"head_dim", "embed"}}
 
 
 def network(name, shape, **arguments):
-    return own_network(f"{FILE}:{name}", shape, 10, arguments)
+    return user_network(f"{FILE}:{name}", shape, 10, arguments)
 
 
 @cache
@@ -201,7 +201,7 @@ def test_the_command_tells_what_is_not_dealt_out_by_default(istmpi_command):
 
 
 def test_a_class_of_a_package_is_found():
-    own = own_network("torch.nn:Linear", FLAT, 10, {"in_features": 7, "out_features": 10})
+    own = user_network("torch.nn:Linear", FLAT, 10, {"in_features": 7, "out_features": 10})
     assert own.kind is nn.Linear
     assert [finding.proved for finding in infer(own).findings] == [False, False]
 
@@ -283,8 +283,9 @@ def test_a_file_that_does_not_import(tmp_path, istmpi_command, code, problem):
 
 def with_axes(axes, kind=networks.Attention, **arguments):
     """A network whose class declares these axes."""
-    own = own_network(f"{FILE}:{kind.__name__}", SEQUENCE, 10, arguments)
-    return replace(own, kind=type("Declared", (kind,), {"AXES": axes}))
+    own = user_network(f"{FILE}:{kind.__name__}", SEQUENCE, 10, arguments)
+    declared = type("Declared", (kind,), {"AXES": axes}), own.source
+    return replace(own, load=lambda: declared)
 
 
 QKV = {"qkv.0.weight": "(3 heads head_dim) embed", "qkv.0.bias": "(3 heads head_dim)"}

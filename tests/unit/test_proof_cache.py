@@ -10,9 +10,9 @@ import torch
 from small import small_run
 
 from istmpi.data.sources import open_dataset
-from istmpi.models import examination
-from istmpi.models.examination import examine
-from istmpi.models.own import own_network
+from istmpi.models import inspection
+from istmpi.models.inspection import inspect
+from istmpi.models.user import user_network
 from istmpi.training import proof_cache
 from istmpi.training.network import planned_network
 from istmpi.training.proof_cache import recall, remember
@@ -35,12 +35,12 @@ def file(tmp_path):
 
 
 def own(file, kind="Net", shape=(7,), outputs=10, **settings):
-    return own_network(f"{file}:{kind}", shape, outputs, settings)
+    return user_network(f"{file}:{kind}", shape, outputs, settings)
 
 
 @pytest.fixture
 def table(cache, file):
-    tree = examine(own(file)).tree()
+    tree = inspect(own(file)).tree()
     remember(own(file), tree)
     return tree
 
@@ -50,15 +50,15 @@ def kept(cache):
 
 
 def test_it_is_what_was_found(cache, file, table):
-    assert recall(own(file)) == table == examine(own(file)).tree()
+    assert recall(own(file)) == table == inspect(own(file)).tree()
     (path,) = kept(cache)
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
     assert [one.name for one in path.parent.iterdir()] == [path.name], "nothing is left beside it"
 
 
 def test_a_plan_takes_it_where_it_fits(cache, file, monkeypatch):
-    looked, look = [], examination.examine
-    monkeypatch.setattr(examination, "examine", lambda own: looked.append(own.name) or look(own))
+    looked, look = [], inspection.inspect
+    monkeypatch.setattr(inspection, "inspect", lambda own: looked.append(own.name) or look(own))
     run, data = small_run().override({"model.name": f"{file}:Net"}), open_dataset("digits")
     tables = [planned_network(run, data).table.tree() for _ in range(2)]
     assert tables[0] == tables[1] and len(looked) == 1
@@ -68,8 +68,8 @@ def test_a_plan_takes_it_where_it_fits(cache, file, monkeypatch):
 
 
 def test_defaults_that_json_does_not_know_are_the_same_in_every_process(cache):
-    network = own_network(f"{networks.__file__}:Choosing", (7,), 10, {})
-    remember(network, examine(network).tree())
+    network = user_network(f"{networks.__file__}:Choosing", (7,), 10, {})
+    remember(network, inspect(network).tree())
     (path,) = kept(cache)
     assert recall(network) is not None and " at 0x" not in path.read_text()
 
@@ -141,7 +141,7 @@ def test_without_the_variable_it_is_in_the_home_folder(tmp_path, file, monkeypat
 
 def test_the_newest_are_kept(cache, file, monkeypatch):
     monkeypatch.setattr(proof_cache, "KEPT", 2)
-    trees = {hidden: examine(own(file, hidden=hidden)).tree() for hidden in (8, 10, 12)}
+    trees = {hidden: inspect(own(file, hidden=hidden)).tree() for hidden in (8, 10, 12)}
     for age, (hidden, tree) in enumerate(trees.items()):
         remember(own(file, hidden=hidden), tree)
         for path in kept(cache):

@@ -9,11 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.errors import ConfigError
-from istmpi.models.examination import examine
+from istmpi.models.architecture import Architecture
 from istmpi.models.inference import infer
-from istmpi.models.inferred import InferredNetwork
-from istmpi.models.own import own_network
+from istmpi.models.inspection import inspect
 from istmpi.models.resnet import ResNet
+from istmpi.models.user import user_network
 
 FILE = residual_networks.__file__
 IMAGE, FLAT = (1, 8, 8), (6,)
@@ -21,7 +21,7 @@ SMALL = {"blocks": [1, 3], "channels": [4, 6], "inner": [3, 5]}
 
 
 def found(name, shape, **arguments):
-    return infer(own_network(name, shape, 10, arguments))
+    return infer(user_network(name, shape, 10, arguments))
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_layers_that_add_nothing_to_their_input_are_no_blocks():
 
 
 def ready(name, shape, **arguments):
-    own, key = own_network(name, shape, 10, arguments), repr((name, shape, arguments))
+    own, key = user_network(name, shape, 10, arguments), repr((name, shape, arguments))
     if key not in _EXAMINED:
-        _EXAMINED[key] = examine(own)
-    return InferredNetwork(name, _EXAMINED[key], "float64", own)
+        _EXAMINED[key] = inspect(own)
+    return Architecture(name, _EXAMINED[key], "float64", own)
 
 
 _EXAMINED = {}

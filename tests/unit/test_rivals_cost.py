@@ -13,10 +13,10 @@ from istmpi.cost.survey import Scenario
 from istmpi.cost.time import link_rate, round_time
 from istmpi.engine.fragments import departures, layers
 from istmpi.errors import ConfigError
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 
 PLAIN = Cluster("plain", "by hand", network(0.0, 1e9), (1e12,))
-NETWORK = MLP(512, (1024, 512), 64, norm="none")
+NETWORK = mlp_network(512, (1024, 512), 64, norm="none")
 """Three matrices of 524,288, 524,288 and 32,768 values, nothing else."""
 
 
@@ -26,7 +26,7 @@ def run(**settings):
 
 
 def test_a_layer_is_a_matrix_with_what_follows_it():
-    network = MLP(6, (5, 4), 3, bias=True, norm="batch")
+    network = mlp_network(6, (5, 4), 3, bias=True, norm="batch")
     found = layers(network.parameters)
     assert [name for layer in found for name in layer] == list(network.parameters)
     assert [sum(len(network.parameters[name].pattern.axes) > 1 for name in layer) for layer in found] == [1, 1, 1]
@@ -55,7 +55,7 @@ def test_departures_by_hand(fragments, steps, delay, expected):
 @pytest.mark.parametrize("steps", range(1, 25))
 @pytest.mark.parametrize("delay", [0, 1, 3, 40])
 def test_no_two_fragments_are_under_way_at_once(steps, delay):
-    deep = MLP(6, (5,) * 9, 3)
+    deep = mlp_network(6, (5,) * 9, 3)
     found = departures(deep.parameters, 6, steps, delay)
     assert sorted(name for one in found for name in one.names) == sorted(deep.parameters)
     assert all(one.arrives < later.leaves for one, later in zip(found, found[1:]))
@@ -88,14 +88,14 @@ def test_bytes_of_sparse_loco_by_hand():
     "settings", [{}, {"method__differences": "full", "method__top_values": "full"}, {"method__top": 7}]
 )
 def test_a_round_is_the_sum_over_ranks_also_of_uneven_pieces(method, ranks, settings):
-    network = MLP(70, (33, 129), 11, bias=True)
+    network = mlp_network(70, (33, 129), 11, bias=True)
     wanted = run(method__name=method, **settings)
     assert cost(wanted, network, ranks).round_bytes == sum(round_bytes(wanted, network, ranks, 1))
 
 
 def test_how_many_times_fewer_bytes_than_local_sgd_of_20_steps():
     """The issue says 40 and 146 times: the first holds; the second is of one message, and each goes to all others."""
-    wide = MLP(4096, (4096, 4096), 64, norm="none")
+    wide = mlp_network(4096, (4096, 4096), 64, norm="none")
     local = cost(run(method__name="local-sgd", method__local_steps=20), wide, 8)
     stream, sparse = (
         cost(run(method__name=name, method__local_steps=steps), wide, 8)
@@ -128,7 +128,7 @@ def test_the_link_rate_of_streaming_diloco_by_hand(delay):
 
 def test_where_only_the_larger_fragment_is_waited_for():
     wanted = run(method__name="streaming-diloco", method__differences="full", method__fragments=2, method__delay=20)
-    uneven = MLP(512, (1024, 8), 8, norm="none")  # 524,288 and 64 leave together; 8,192 by themselves
+    uneven = mlp_network(512, (1024, 8), 8, norm="none")  # 524,288 and 64 leave together; 8,192 by themselves
     step = (6 * 100 * (524_288 + 8192 + 64) - 2 * 100 * 524_288) / 1e12
     rate = link_rate(cost(wanted, uneven, 4), PLAIN)
     assert rate == pytest.approx(8 * 6 * (524_288 + 64) / (100 * step * 5 / 95 + 20 * step))
@@ -200,7 +200,7 @@ def test_one_rank_needs_no_link_and_what_costs_too_much_by_itself_has_none():
 
 
 def test_advice_says_the_link_that_each_method_needs():
-    scenario = Scenario(run(), MLP(4096, (4096,), 35), preset("m5.2xlarge"), 84_843)
+    scenario = Scenario(run(), mlp_network(4096, (4096,), 35), preset("m5.2xlarge"), 84_843)
     (line,) = (line for line in advise(scenario, 8) if line.startswith("Link:"))
     for method in ("ist", "local-sgd", "streaming-diloco", "sparse-loco", "data-parallel", "codistillation"):
         assert f"{method} " in line
@@ -209,7 +209,7 @@ def test_advice_says_the_link_that_each_method_needs():
 
 def test_advice_knows_what_else_is_cheap():
     """Less redealing, coarser values and narrow networks, by the same costs as everything else."""
-    scenario = Scenario(run(), MLP(4096, (4096, 4096), 35), preset("m5.2xlarge"), 84_843)
+    scenario = Scenario(run(), mlp_network(4096, (4096, 4096), 35), preset("m5.2xlarge"), 84_843)
     first, method, *_, link, _ = advise(scenario, 4)
     steps = int(first.split(" with ")[1].split()[0])
     seconds = replace(scenario, run=scenario.run.override({"method.local_steps": steps})).seconds("ist", 4)
@@ -225,15 +225,15 @@ def test_advice_knows_what_else_is_cheap():
     assert "streaming-diloco (J = 100) " in link
     for title, (name, settings, hidden) in cases.items():
         other = scenario.run.override({**settings, "method.local_steps": steps})
-        rate = link_rate(cost(other, MLP(4096, hidden, 35), 4, name), scenario.cluster)
+        rate = link_rate(cost(other, mlp_network(4096, hidden, 35), 4, name), scenario.cluster)
         number, unit = re.search(rf"[ ,]{title} (none|[\d.]+)( \wbit/s)?[,.]", link).groups()
         sizes = {" Gbit/s": 1e9, " Mbit/s": 1e6}
         assert (0 if number == "none" else float(number) * sizes[unit]) == pytest.approx(float(rate), rel=0.01)
-        other = Scenario(other, MLP(4096, hidden, 35), scenario.cluster, 84_843)
+        other = Scenario(other, mlp_network(4096, hidden, 35), scenario.cluster, 84_843)
         assert f"{title} (P = 4, J = {steps}) takes {other.seconds(name, 4) / seconds:.3g} times" in method
 
 
 def test_a_piece_for_each_of_more_ranks_than_values():
     wanted = run(method__name="streaming-diloco")
-    small = MLP(2, (3,), 2, norm="none")
+    small = mlp_network(2, (3,), 2, norm="none")
     assert cost(wanted, small, 50).round_bytes == sum(round_bytes(wanted, small, 50, 1))

@@ -17,8 +17,7 @@ from istmpi.config import SHIPPED, Run, every_setting, shipped
 from istmpi.errors import ConfigError
 from istmpi.foreign import read_toml
 from istmpi.methods import METHODS
-from istmpi.models.arguments import arguments_of
-from istmpi.models.own import FACTS
+from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
 from istmpi.names import NETWORKS
 from istmpi.report.settings import markdown, schema
 
@@ -43,7 +42,7 @@ def test_the_page_and_the_schema_in_docs_are_what_the_code_makes(capsys):
 def test_arguments_of_a_network_are_those_of_its_constructor(network):
     module, _, kind = NETWORKS[network].partition(":")
     made = inspect.signature(getattr(__import__(module, fromlist=[kind]), kind)).parameters
-    expected = {name: one.default for name, one in made.items() if name not in FACTS}
+    expected = {name: one.default for name, one in made.items() if name not in DATA_ARGUMENTS}
     assert {name: default for name, _, default in arguments_of(network)} == expected
 
 

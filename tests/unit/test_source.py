@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from istmpi.models.own import own_network
+from istmpi.models.user import user_network
 
 NET = """
 import json, os.path
@@ -51,7 +51,7 @@ def folder(tmp_path):
 
 
 def source(path, kind="Net"):
-    return own_network(f"{path}:{kind}", (7,), 3, {}).source
+    return user_network(f"{path}:{kind}", (7,), 3, {}).source
 
 
 def test_of_one_file_it_is_the_hash_of_that_file(folder):
@@ -108,5 +108,5 @@ def test_a_class_that_another_file_defines_has_both(folder):
 
 
 def test_what_is_installed_is_not_followed():
-    found = own_network("torch.nn:Linear", (7,), 10, {"in_features": 7, "out_features": 10}).source
+    found = user_network("torch.nn:Linear", (7,), 10, {"in_features": 7, "out_features": 10}).source
     assert found.libraries == {"torch": torch.__version__} and len(found.hash) == 16

@@ -10,9 +10,9 @@ from istmpi import rng
 from istmpi.engine import store
 from istmpi.engine.axes import Parameter, Pattern, with_slots
 from istmpi.engine.store import ParameterStore
-from istmpi.models.mlp import MLP
+from istmpi.models import mlp_network
 
-NETWORK = MLP(7, [13, 5], 3, bias=True)
+NETWORK = mlp_network(7, [13, 5], 3, bias=True)
 
 
 def stores(ranks, seed=3, network=NETWORK, dtype=None):
@@ -30,7 +30,7 @@ def whole(made):
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 16])
 def test_the_initial_network_is_the_same_at_any_number_of_ranks(ranks, dtype):
     """The published code gives every shard the same initial values."""
-    network = MLP(7, [13, 5], 3, bias=True, dtype=dtype)
+    network = mlp_network(7, [13, 5], 3, bias=True, dtype=dtype)
     one, many = stores(1, network=network), stores(ranks, network=network)
     expected = one[0].tensors
     for name, tensor in whole(many).items():
@@ -55,7 +55,7 @@ def test_the_initial_values_are_those_of_their_positions():
 
 
 def test_initial_values_fill_their_interval():
-    (one,) = stores(1, network=MLP(16, [4096], 3, bias=True))
+    (one,) = stores(1, network=mlp_network(16, [4096], 3, bias=True))
     for name in ("hidden1.linear.weight", "hidden1.linear.bias"):
         values = one.tensors[name]
         assert values.abs().max() <= 0.25
@@ -66,7 +66,7 @@ def test_initial_values_fill_their_interval():
 
 
 def test_parameters_and_seeds_differ():
-    square = MLP(8, [8, 8], 3)
+    square = mlp_network(8, [8, 8], 3)
     (one,), (other,) = stores(1, network=square), stores(1, seed=4, network=square)
     assert not torch.equal(one.tensors["hidden1.linear.weight"], one.tensors["hidden2.linear.weight"])
     assert not torch.equal(one.tensors["hidden1.linear.weight"], other.tensors["hidden1.linear.weight"])

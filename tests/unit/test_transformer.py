@@ -12,11 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.models import architecture
-from istmpi.models.examination import examine
-from istmpi.models.inferred import InferredNetwork
-from istmpi.models.own import own_network
-from istmpi.models.proof import one_thread
+from istmpi.models.architecture import Architecture
+from istmpi.models.inspection import inspect
 from istmpi.models.transformer import Transformer
+from istmpi.models.trials import one_thread
+from istmpi.models.user import user_network
 from istmpi.tasks import NEXT_TOKEN
 
 WINDOW, WORDS = 12, 20
@@ -40,8 +40,8 @@ def alone():
 @cache
 def examined(number):
     """A network of that kind, examined once."""
-    own = own_network("transformer", (WINDOW,), WORDS, {**SMALL, **KINDS[number]}, NEXT_TOKEN)
-    return InferredNetwork("transformer", examine(own), "float64", own)
+    own = user_network("transformer", (WINDOW,), WORDS, {**SMALL, **KINDS[number]}, NEXT_TOKEN)
+    return Architecture("transformer", inspect(own), "float64", own)
 
 
 def module(**changed):
@@ -141,7 +141,7 @@ def test_it_is_as_large_as_its_formula_says():
 )
 def test_what_cannot_be_built_is_refused_in_one_line(changed, said):
     with pytest.raises(ConfigError, match=said) as refused:
-        own_network("transformer", (WINDOW,), WORDS, {**SMALL, **changed}, NEXT_TOKEN).build()
+        user_network("transformer", (WINDOW,), WORDS, {**SMALL, **changed}, NEXT_TOKEN).build()
     assert "\n" not in str(refused.value)
 
 
@@ -152,4 +152,4 @@ def test_text_is_not_for_an_mlp():
 
 def test_images_are_no_text():
     with pytest.raises(ConfigError, match=r"examples of shape \(3, 8, 8\) are no windows of tokens"):
-        own_network("transformer", (3, 8, 8), 10, SMALL).build()
+        user_network("transformer", (3, 8, 8), 10, SMALL).build()

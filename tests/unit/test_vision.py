@@ -12,12 +12,12 @@ from istmpi.cost.survey import resized
 from istmpi.errors import ConfigError
 from istmpi.exits import joined
 from istmpi.models import architecture
-from istmpi.models.examination import examine
-from istmpi.models.inferred import InferredNetwork, built
+from istmpi.models.architecture import Architecture, built
+from istmpi.models.inspection import inspect
 from istmpi.models.operators import flops
-from istmpi.models.own import own_network
-from istmpi.models.proof import one_thread
 from istmpi.models.tracing import trace
+from istmpi.models.trials import one_thread
+from istmpi.models.user import user_network
 
 IMAGE, IMAGENET = (3, 16, 16), (3, 224, 224)
 SMALL = {
@@ -42,8 +42,8 @@ def network():
 
     def of(name):
         if name not in known:
-            own = own_network("vgg" if name.startswith("vgg") else "resnet", IMAGE, 10, SMALL[name])
-            known[name] = InferredNetwork(own.name, examine(own), "float32", own), own
+            own = user_network("vgg" if name.startswith("vgg") else "resnet", IMAGE, 10, SMALL[name])
+            known[name] = Architecture(own.name, inspect(own), "float32", own), own
         return known[name]
 
     return of
@@ -101,14 +101,14 @@ def test_its_flops_are_those_that_pytorch_counts(network, name):
 def test_at_the_size_of_imagenet_its_flops_are_those_that_pytorch_counts(name, settings, dealt):
     """Known from four units of each width, for the published widths and their subnets on eight ranks."""
     lists = {key: widths for key, widths in settings.items() if isinstance(widths, list)}
-    thin = own_network(name, IMAGENET, 1000, settings | {key: [4] * len(widths) for key, widths in lists.items()})
+    thin = user_network(name, IMAGENET, 1000, settings | {key: [4] * len(widths) for key, widths in lists.items()})
     lengths = {f"{key}{place}": width for key, widths in lists.items() for place, width in enumerate(widths, 1)}
     traced = trace(thin, dict.fromkeys(lengths, 4))
     assert traced.inexact == ()
     for ranks in (1, 8):
         part = {key: [width // ranks if key == dealt else width for width in widths] for key, widths in lists.items()}
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
-            module = own_network(name, IMAGENET, 1000, settings | part).build().train()
+            module = user_network(name, IMAGENET, 1000, settings | part).build().train()
             module(torch.empty(4, *IMAGENET)).square().mean().backward()
         held = {key: width // ranks if key.startswith(dealt) else width for key, width in lengths.items()}
         per_example = sum(sum(operator.flops(held)) for operator in traced.operators)
@@ -153,14 +153,14 @@ def test_an_evaluation_moves_weights_and_no_activations_of_convolutions(network,
 )
 def test_vgg_has_the_published_size(layers, shape, parameters):
     with torch.device("meta"):
-        module = own_network("vgg", shape, 1000, {"layers": layers}).build()
+        module = user_network("vgg", shape, 1000, {"layers": layers}).build()
     assert sum(values.numel() for values in module.parameters()) == parameters
 
 
 def test_resnet18_has_the_published_size():
     """As torchvision's, but for the norms: pre-activation has one before each convolution and none in the shortcuts."""
     with torch.device("meta"):
-        module = own_network("resnet", IMAGENET, 1000, {"stem": 7}).build()
+        module = user_network("resnet", IMAGENET, 1000, {"stem": 7}).build()
     weights = {name: values.numel() for name, values in module.named_parameters() if values.ndim > 1}
     assert sum(weights.values()) + 1000 == 11_689_512 - 9_600  # its norms have 9,600 numbers
 
@@ -183,7 +183,7 @@ def test_resnet18_has_the_published_size():
 )
 def test_what_cannot_be_built_is_refused_in_one_line(name, shape, changed, said):
     with pytest.raises(ConfigError, match=said) as refused:
-        own_network(name, shape, 10, changed).build()
+        user_network(name, shape, 10, changed).build()
     assert "\n" not in str(refused.value)
 
 
@@ -201,7 +201,7 @@ def test_a_class_says_what_is_dealt_out_by_default(tmp_path):
     file = tmp_path / "net.py"
     source = "from networks import Convolutional\n\n\nclass Net(Convolutional):\n    DEALT = {}\n"
     file.write_text(source.format("('hidden', 'nothing')"))
-    assert examine(own_network(f"{file}:Net", IMAGE, 10, {})).dealt == ("hidden",)
+    assert inspect(user_network(f"{file}:Net", IMAGE, 10, {})).dealt == ("hidden",)
     file.write_text(source.format("'hidden'"))
     with pytest.raises(ConfigError, match="DEALT = 'hidden' must be names of arguments"):
-        examine(own_network(f"{file}:Net", IMAGE, 10, {}))
+        inspect(user_network(f"{file}:Net", IMAGE, 10, {}))

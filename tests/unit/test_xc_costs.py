@@ -13,17 +13,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.data.sparse.split import SparseSplit
-from istmpi.models.inferred import InferredNetwork
+from istmpi.models.architecture import Architecture
 from istmpi.models.label_blocks import defer
+from istmpi.models.tables import Facts, table_of
+from istmpi.models.user import user_network
 from istmpi.models.xc import XC
-from istmpi.models.xc_table import DEFAULTS, xc_table
 from istmpi.tasks import MULTI_LABEL, task_of
 
 FEATURES, LABELS, BATCH, IN_A_ROW = 400, 300, 6, 5
 
 
 def network(**settings):
-    return InferredNetwork("xc", xc_table(FEATURES, LABELS, DEFAULTS | settings, IN_A_ROW), "float32")
+    code = user_network("xc", (FEATURES,), LABELS, settings, MULTI_LABEL)
+    return Architecture("xc", table_of("xc", Facts((FEATURES,), LABELS, IN_A_ROW), code.settings), "float32")
 
 
 def planned(ranks, optimizer="sgd", method="ist", momentum=0.0, **settings):

@@ -65,11 +65,11 @@ def command(
 
     from istmpi.models.inference import infer
     from istmpi.models.operators import flops
-    from istmpi.models.own import own_network
     from istmpi.models.table import dealt_by_default
     from istmpi.models.tracing import trace
+    from istmpi.models.user import user_network
 
-    inspected = own_network(network, example, outputs, _arguments(assignments), task)
+    inspected = user_network(network, example, outputs, _arguments(assignments), task)
     inferred = infer(inspected)
     traced = trace(inspected, inferred.widths, inferred.blocks)
     patterns, blocks = inferred.parameters.values(), inferred.blocks

@@ -1,7 +1,7 @@
-"""A network of one's own, looked at as a whole before it is trained: one table of all that the engine asks of it.
+"""An inspection of a network before it is trained: it makes the network's table.
 
-The network is built twice in its full size, with different random numbers, and run on two examples. What cannot be
-trained is refused by name.
+The network is built twice in its full size, with different random numbers, and run on two examples. A network that
+cannot be trained is refused by name.
 """
 
 from __future__ import annotations
@@ -15,30 +15,34 @@ from torch import nn
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
+from istmpi.models.architecture import built
 from istmpi.models.inference import infer
-from istmpi.models.inferred import built
 from istmpi.models.leaf_proof import proved_leaves
 from istmpi.models.norms import BatchNorm
-from istmpi.models.own import OwnNetwork
-from istmpi.models.table import NormEntry, ParameterEntry, Table
+from istmpi.models.table import BatchNormalisation, ParameterEntry, Table
 from istmpi.models.tracing import trace
+from istmpi.models.trials import hooked
+from istmpi.models.user import UserNetwork
 
-PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 """Layers that sum over an axis of their weight: the second one, and transposed ones the first."""
 UNIT_BY_UNIT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.PReLU, BatchNorm)
 """Layers with weights that sum over no axis of them."""
 EXAMPLES = 2
 
+Contents = Mapping[str, tuple[int, float | None]]
+"""The checksum of every tensor, and the value that all of its elements have, if they do."""
 
-def examine(network: OwnNetwork) -> Table:
+
+def inspect(network: UserNetwork) -> Table:
     """The table of a network; ConfigError in one line for whatever cannot be trained."""
     inferred = infer(network)
     again = built(network, seed=1)
-    second = _contents(_values(again))
+    second = _contents(_tensors(again))
     del again  # there need not be memory for both
     module = built(network, seed=0)
-    first = _contents(_values(module))
+    first = _contents(_tensors(module))
     watched = _watch(network, module)
     stochastic = _draws_random_numbers(network, module, watched.exits)
     for name, _ in module.named_buffers():
@@ -58,9 +62,9 @@ def examine(network: OwnNetwork) -> Table:
         source=network.source.hash,
         settings=network.settings,
         groups=inferred.lengths,
-        undealt={of.width.name: of.problem for of in inferred.findings if not of.proved},
+        undealt={finding.width.name: finding.problem for finding in inferred.findings if not finding.proved},
         parameters=parameters,
-        norms={name: NormEntry(*_norm(layer)) for name, layer in watched.norms.items()},
+        norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in watched.norms.items()},
         sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
         unscaled=_unscaled(inferred.parameters, inferred.blocks, layers, watched),
         stochastic=stochastic,
@@ -78,7 +82,7 @@ def examine(network: OwnNetwork) -> Table:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A module that has a parameter, and what the parameter is called in it."""
+    """A module that has a parameter, and the parameter's name in it."""
 
     path: str
     module: nn.Module
@@ -87,36 +91,35 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Watched:
-    """What one forward pass has shown of the layers, by the names of their modules."""
+    """The layers as one forward pass has shown them, by the names of their modules."""
 
     norms: Mapping[str, BatchNorm]
     called: frozenset[str]
     """The products that were called."""
     bare: frozenset[str]
-    """Those of them whose output went elsewhere than straight into a batch normalisation."""
+    """The called products whose output went elsewhere than straight into a batch normalisation."""
     exits: int
-    """How many outputs the network returned."""
+    """The number of outputs that the network returned."""
     head: str
-    """The product whose output that is, as it stands; empty where there is none."""
+    """The product that made the output as it stands; empty if there is none."""
 
 
-def _values(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
 
 
-def _contents(values_by_name: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[int, float | None]]:
-    """Of every tensor a checksum, and the value that all of its elements have, if they do."""
-    found = {}
-    for name, values in values_by_name:
+def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
+    contents = {}
+    for name, values in tensors:
         array = values.detach().cpu().contiguous()
         checksum = zlib.crc32(array.reshape(-1).view(torch.uint8).numpy())
         constant = array.numel() > 0 and not array.is_complex() and bool((array == array.reshape(-1)[0]).all())
-        found[name] = checksum, float(array.reshape(-1)[0]) if constant else None
-    return found
+        contents[name] = checksum, float(array.reshape(-1)[0]) if constant else None
+    return contents
 
 
-def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
+def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     """Watch one forward pass in evaluation; refuses batch normalisations that are not called once in it."""
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, BatchNorm)}
     calls = dict.fromkeys(norms, 0)
@@ -128,21 +131,20 @@ def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
 
     def arrives(name: str, x: torch.Tensor) -> None:
         calls[name] += 1
-        # The version counts what was done in place since, such as an activation.
+        # The version counts changes in place since, such as an activation.
         normalised.update(n for n, (_, output, version) in enumerate(outputs) if output is x and x._version == version)
 
     hooks = [
         layer.register_forward_hook(lambda _, __, output, name=name: made(name, output))
         for name, layer in module.named_modules()
-        if isinstance(layer, PRODUCTS + TRANSPOSED)
+        if isinstance(layer, PRODUCTS)
     ]
     hooks += [
         layer.register_forward_pre_hook(lambda _, inputs, name=name: arrives(name, inputs[0]))
         for name, layer in norms.items()
     ]
-    returned = network.forward(module.eval(), *network.examples(EXAMPLES, torch.get_default_dtype()))
-    for hook in hooks:
-        hook.remove()
+    with hooked(hooks):
+        returned = network.forward(module.eval(), *network.examples(EXAMPLES, torch.get_default_dtype()))
     for name, count in calls.items():
         if count != 1:
             raise ConfigError(
@@ -155,8 +157,8 @@ def _watch(network: OwnNetwork, module: nn.Module) -> _Watched:
     return _Watched(norms, frozenset(name for name, *_ in outputs), bare, exits, head)
 
 
-def _draws_random_numbers(network: OwnNetwork, module: nn.Module, exits: int) -> bool:
-    """Whether a forward pass in training does.
+def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> bool:
+    """Return True if a forward pass in training does.
 
     Refuses one without a gradient, one that changes a buffer, and one that returns more or fewer outputs than
     ``exits``, as many as in evaluation.
@@ -188,71 +190,65 @@ def _draws_random_numbers(network: OwnNetwork, module: nn.Module, exits: int) ->
 
 
 def _layers(module: nn.Module) -> dict[str, list[_Layer]]:
-    """The modules that have each parameter: several where it is tied."""
+    """The modules that have each parameter: several if it is tied."""
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-    found: dict[str, list[_Layer]] = {name: [] for name in name_of.values()}
+    layers: dict[str, list[_Layer]] = {name: [] for name in name_of.values()}
     for path, layer in module.named_modules():
         for key, parameter in layer.named_parameters(recurse=False):
-            found[name_of[id(parameter)]].append(_Layer(path, layer, key))
-    return found
+            layers[name_of[id(parameter)]].append(_Layer(path, layer, key))
+    return layers
 
 
 def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple[str, ...]]:
     """The groups whose units each product sums over."""
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-    found = {}
+    sums = {}
     for path, layer in module.named_modules():
-        if isinstance(layer, PRODUCTS + TRANSPOSED) and (name := name_of.get(id(layer.weight))):
+        if isinstance(layer, PRODUCTS) and (name := name_of.get(id(layer.weight))):
             axis = patterns[name].axes[0 if isinstance(layer, TRANSPOSED) else 1]
-            found[path] = tuple(factor.name for factor in axis.factors if factor.name)
-    return found
+            sums[path] = tuple(factor.name for factor in axis.factors if factor.name)
+    return sums
 
 
 def _unscaled(
     patterns: Mapping[str, Pattern], blocks: Collection[str], layers: Mapping[str, list[_Layer]], watched: _Watched
 ) -> dict[str, tuple[str, ...]]:
-    """The parameters of several axes, with their groups, of which it is not known where they are multiplied.
+    """The parameters of several axes, with their groups, that are multiplied where no product is seen.
 
-    Of whole ``blocks`` that need not be known: what they add is scaled where they end.
+    The groups of whole ``blocks`` do not count: the outputs of blocks are scaled at their ends.
     """
 
-    def known(layer: _Layer) -> bool:
-        seen = isinstance(layer.module, PRODUCTS + TRANSPOSED) and layer.path in watched.called
-        return isinstance(layer.module, UNIT_BY_UNIT) or (seen and layer.key in ("weight", "bias"))
+    def seen(layer: _Layer) -> bool:
+        product = isinstance(layer.module, PRODUCTS) and layer.path in watched.called
+        return isinstance(layer.module, UNIT_BY_UNIT) or (product and layer.key in ("weight", "bias"))
 
     several = {name: pattern.names - {*blocks} for name, pattern in patterns.items() if len(pattern.axes) > 1}
-    return {
-        name: tuple(sorted(names)) for name, names in several.items() if names and not all(map(known, layers[name]))
-    }
+    return {name: tuple(sorted(names)) for name, names in several.items() if names and not all(map(seen, layers[name]))}
 
 
 def _initial(
-    network: OwnNetwork,
+    network: UserNetwork,
     name: str,
     parameter: nn.Parameter,
     layers: list[_Layer],
-    one: tuple[int, float | None],
-    other: tuple[int, float | None],
+    first: tuple[int, float | None],
+    second: tuple[int, float | None],
 ) -> tuple[float, float]:
-    """Bound and centre of a parameter's initial values, from what two constructions gave it."""
+    """Bound and centre of a parameter's initial values, from its contents after two constructions."""
     if not torch.isfinite(parameter).all():
         raise ConfigError(
             f"{network.name}: its parameter {name} does not start with finite numbers alone. Let the constructor give "
             f"it some."
         )
-    if one == other:
-        if one[1] is None:
+    if first == second:
+        if first[1] is None:
             raise ConfigError(
                 f"{network.name}: its parameter {name} starts with values that the constructor computes, which istmpi "
                 f"cannot deal out. Start it with random numbers or a constant, or register it as a buffer."
             )
-        return 0.0, one[1]
+        return 0.0, first[1]
     inputs = parameter[0].numel()
     if parameter.ndim == 1:
-        with_weights = (of.module for of in layers if isinstance(of.module, PRODUCTS + TRANSPOSED) and of.key == "bias")
-        inputs = next((product.weight[0].numel() for product in with_weights), len(parameter))
+        weights = (it.module.weight for it in layers if isinstance(it.module, PRODUCTS) and it.key == "bias")
+        inputs = next((weight[0].numel() for weight in weights), len(parameter))
     return max(inputs, 1) ** -0.5, 0.0
-
-
-def _norm(layer: BatchNorm) -> tuple[int, float]:
-    return layer.num_features, layer.eps

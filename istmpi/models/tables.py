@@ -1,0 +1,199 @@
+"""Tables of the networks that may be larger than one machine's memory: written down, without torch or an inspection.
+
+Tests hold each to what `istmpi.models.inspection` finds of small networks, except for the sums over the neighbours of a
+node, which an inspection does not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log, prod
+from typing import Any
+
+from istmpi.engine.axes import Pattern
+from istmpi.errors import ConfigError, did_you_mean
+from istmpi.models.operators import AGGREGATION, Operator
+from istmpi.models.table import BatchNormalisation, ParameterEntry, Table
+from istmpi.names import ACTIVATIONS, NORMS
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts of the data that a table depends on."""
+
+    shape: tuple[int, ...]
+    outputs: int
+    in_a_row: int = 0
+    """The features of a sparse row, about."""
+    odds: float = 0.5
+    """The probability in (0, 1) that a label starts with under the binary loss, by the last layer's bias. With very
+    many labels of which a row has a few, learning that all are rare would otherwise take most of the run (Lin et al.
+    2017, arXiv 1708.02002, section 3.3)."""
+    degree: float = 0.0
+    """The neighbours of a node in a batch, in the mean."""
+
+    @property
+    def features(self) -> int:
+        """The numbers of an example."""
+        return prod(self.shape)
+
+
+def table_of(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table | None:
+    """The table of a network with all its ``settings``; None where only an inspection of the network gives one."""
+    return _TABLES[name](facts, settings) if name in _TABLES else None
+
+
+def has_table(name: str) -> bool:
+    """Return True if a network's table is written down, so that nothing of it need be tried at full size."""
+    return name in _TABLES
+
+
+def mlp_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
+    """The table of `istmpi.models.mlp.MLP`: every hidden layer is a unit group of its own."""
+    norm, output_norm = settings["norm"], settings["output_norm"]
+    _require_known(settings, "norm", NORMS)
+    _require_known(settings, "activation", ACTIVATIONS)
+    layers, fixed = _Layers(settings), {"features": facts.features, "labels": facts.outputs}
+    groups, lengths = layers.groups, fixed | layers.groups
+    stages, before = (*groups, "labels"), ("features", *groups)
+    batch = [*groups] * (norm == "batch") + ["labels"] * output_norm
+    for stage, inputs in zip(stages, before):
+        path, bound = f"{stage}.linear", lengths[inputs] ** -0.5
+        layers.add(path, inputs, stage, bound, bias=settings["bias"])
+        if stage in groups and norm != "none":
+            layers.add_norm(f"{stage}.norm", stage)
+        if inputs in groups and stage not in batch:
+            layers.sums[path] = (inputs,)
+        layers.operators.append(_product(path, inputs, stage, of_input=inputs == "features"))
+    return layers.table(
+        norms={stage: BatchNormalisation(lengths[stage]) for stage in batch},
+        normalised=(*groups,) * (norm != "none") + ("labels",) * output_norm,
+        stages=stages,
+        fixed=fixed,
+    )
+
+
+def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
+    """The table of `istmpi.models.xc.XC`."""
+    norm, block, outputs = settings["norm"], settings["label_block"], str(facts.outputs)
+    _require_known(settings, "norm", NORMS)
+    if block < 0:
+        raise ConfigError(f"model.label_block = {block} must be 0 or more.")
+    layers = _Layers(settings)
+    names, bounds = [*layers.groups], {name: width**-0.5 for name, width in layers.groups.items()}
+    first, last = names[0], names[-1]
+    layers.parameters["bias"] = ParameterEntry(first, 0.0, 0.0)
+    layers.add("bag", first, str(facts.features), bounds[first], bias=False)
+    bag = Operator(Pattern.parse(f"1 0 {first}"), "bag", "EmbeddingBag", "bag.weight", 1, 0, lookups=facts.in_a_row)
+    layers.operators.append(bag)
+    for number, (before, width) in enumerate(zip(names, names[1:])):
+        path = f"hidden.{number}"
+        layers.add(path, before, width, bounds[before])
+        layers.operators.append(_product(path, before, width))
+        if norm != "batch":
+            layers.sums[path] = (before,)
+    if norm != "none":
+        for number, name in enumerate(names):
+            layers.add_norm(f"norms.{number}", name)
+    layers.add("output", last, outputs, bounds[last], centre=log(facts.odds / (1 - facts.odds)))
+    layers.sums["output"] = (last,)
+    output = _product("output", last, outputs, kind="LabelBlocks")
+    if 0 < block < facts.outputs:  # logits are computed anew in the backward pass
+        output = replace(output, gradients=3, block=block)
+    layers.operators.append(output)
+    widths = layers.groups.values() if norm == "batch" else ()
+    return layers.table(
+        undealt={"label_block": "no parameter's shape depends on it"},
+        norms={f"norms.{number}": BatchNormalisation(width) for number, width in enumerate(widths)},
+        normalised=tuple(names) if norm != "none" else (),
+        head="output",
+    )
+
+
+def gcn_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
+    """The table of `istmpi.models.gcn.GCN`, in which an example is a node."""
+    return _graph_table(facts, settings, ("products",))
+
+
+def sage_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
+    """The table of `istmpi.models.sage.SAGE`, in which an example is a node."""
+    return _graph_table(facts, settings, ("own", "heard"))
+
+
+_TABLES: dict[str, Callable[[Facts, Mapping[str, Any]], Table]] = {
+    "mlp": mlp_table,
+    "xc": xc_table,
+    "gcn": gcn_table,
+    "sage": sage_table,
+}
+
+
+def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]) -> Table:
+    """The table of layers with a product in each of these ``lists``."""
+    _require_known(settings, "norm", ("layer", "none"))
+    layers = _Layers(settings)
+    widths = [str(facts.features), *layers.groups, str(facts.outputs)]
+    lengths = [facts.features, *layers.groups.values()]
+    pairs = list(enumerate(zip(widths, widths[1:])))
+    for part in lists:
+        for number, (before, width) in pairs:
+            layers.add(f"{part}.{number}", before, width, lengths[number] ** -0.5, bias=part == "own")
+            if number:
+                layers.sums[f"{part}.{number}"] = (before,)
+    for number, (before, width) in pairs:
+        layers.operators += [_product(f"{part}.{number}", before, width, of_input=not number) for part in lists]
+        if "products" in lists:
+            layers.parameters[f"biases.{number}.bias"] = ParameterEntry(width, 0.0, 0.0)
+        shape = Pattern.parse(f"1 0 {before if not number and settings['aggregate_first'] else width}")
+        layers.operators.append(Operator(shape, "", AGGREGATION, gradients=1, lookups=facts.degree))
+    return layers.table(normalised=tuple(layers.groups) if settings["norm"] == "layer" else ())
+
+
+class _Layers:
+    """The parts of a table, layer by layer."""
+
+    def __init__(self, settings: Mapping[str, Any]):
+        self.settings = settings
+        self.groups = {f"hidden{number}": width for number, width in enumerate(settings["hidden"], 1)}
+        self.parameters: dict[str, ParameterEntry] = {}
+        self.leaves: dict[str, tuple[str, ...]] = {}
+        self.sums: dict[str, tuple[str, ...]] = {}
+        self.operators: list[Operator] = []
+
+    def add(self, path: str, before: str, width: str, bound: float, bias: bool = True, centre: float = 0.0) -> None:
+        """Add the weight of a product, ``[width, before]``, and perhaps its bias; ``centre``: that of the bias."""
+        self.parameters[f"{path}.weight"] = ParameterEntry(f"{width} {before}", bound, 0.0)
+        self.leaves[path] = (f"{path}.weight",)
+        if bias:
+            self.parameters[f"{path}.bias"] = ParameterEntry(width, bound, centre)
+            self.leaves[path] += (f"{path}.bias",)
+
+    def add_norm(self, path: str, name: str) -> None:
+        """Add the parameters of a normalisation."""
+        self.parameters[f"{path}.weight"] = ParameterEntry(name, 0.0, 1.0)
+        self.parameters[f"{path}.bias"] = ParameterEntry(name, 0.0, 0.0)
+
+    def table(self, **facts: Any) -> Table:
+        """The table, with other facts."""
+        return Table(
+            settings=self.settings,
+            groups=self.groups,
+            parameters=self.parameters,
+            sums=self.sums,
+            stochastic=self.settings["dropout"] > 0,
+            operators=tuple(self.operators),
+            preferred=tuple(self.groups),
+            leaves=self.leaves,
+            **facts,
+        )
+
+
+def _require_known(settings: Mapping[str, Any], name: str, names: Collection[str]) -> None:
+    if settings[name] not in names:
+        raise ConfigError(f"model.{name} = {settings[name]!r} is not known{did_you_mean(settings[name], names)}")
+
+
+def _product(path: str, before: str, width: str, of_input: bool = False, kind: str = "Linear") -> Operator:
+    shape = Pattern.parse(f"1 {before} {width}")
+    return Operator(shape, path, kind, f"{path}.weight", 0, 1 if of_input else 2, of_input)

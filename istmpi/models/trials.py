@@ -1,0 +1,69 @@
+"""Shared means of trying a network: few units, the same random numbers, hooks that are removed, outputs compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+FEW = 4
+"""Units of each width in a small network, if the constructor takes so few."""
+TOLERANCE = 1e-5
+"""The largest difference of outputs that rounding makes, relative to the largest output. All is in double precision,
+but some networks normalise in single precision whatever they are given; a wrong reading changes outputs far more."""
+
+
+def few(lengths: Mapping[str, int]) -> dict[str, int]:
+    """The lengths of a small network."""
+    return {name: min(FEW, length) for name, length in lengths.items()}
+
+
+def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return True if two outputs differ by no more than rounding."""
+    if not expected.numel():
+        return True
+    largest = float(expected.abs().max())
+    return bool((values - expected).abs().max() <= TOLERANCE * max(largest, 1e-30))
+
+
+def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Values for a network's parameters that let something through: float64."""
+    drawn = {}
+    for name, parameter in network.named_parameters():
+        values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        fan = max(parameter[0].numel(), 1) if parameter.ndim > 1 else 10
+        drawn[name] = values / fan**0.5 + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0)
+    return drawn
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes with one thread: on small networks several threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Random numbers depend on the seed alone, and nobody else's change."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """These hooks are removed at the end."""
+    handles = list(handles)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

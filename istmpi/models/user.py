@@ -1,0 +1,290 @@
+"""A user's network: a class of a file or a package, with the arguments of its constructor.
+
+    FILE.py:Class        package.module:Class
+
+Arguments with a name among `DATA_ARGUMENTS` are filled in from the data. All others are settings, with the names, types
+and defaults of the constructor.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from istmpi.errors import ConfigError, did_you_mean
+from istmpi.exits import joined, outputs_of
+from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
+from istmpi.models.source import Source, gradients_kept, load, short
+from istmpi.models.tables import has_table
+from istmpi.names import SHIPPED, place_of
+from istmpi.tasks import CLASSIFICATION, TASKS
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+IN_A_ROW = 3
+"""Features of the sparse rows that a network is tried on."""
+ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph"}
+"""The inputs of networks that accept no others."""
+_MISSING = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Width:
+    """An integer among a constructor's arguments: a number, or an element of a sequence of numbers."""
+
+    name: str
+    """Its name as a unit group: the argument's, with a number from 1 behind it for an element of a sequence."""
+    argument: str
+    place: int | None
+    """Its place in the sequence."""
+    length: int
+
+
+@dataclass(frozen=True)
+class UserNetwork:
+    """A network's class with all arguments of its constructor; `user_network` makes it."""
+
+    name: str
+    load: Callable[[], tuple[type[nn.Module], Source]] = field(compare=False)
+    """A function that gives the class and its source; called where the class is first needed."""
+    facts: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    """The shape of an example as ``forward`` gets it."""
+    outputs: int
+    tokens: bool = False
+    """Examples are numbers of tokens below ``outputs``; the outputs for each are what may follow it."""
+    sparse: bool = False
+    """Examples are sparse rows: numbers of features, where each row begins, and values."""
+    graph: bool = False
+    """Examples are nodes: features, where each node's list of neighbours begins and the last one ends, and these."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The defaults of the settings that have one."""
+
+    @property
+    def kind(self) -> type[nn.Module]:
+        """The class."""
+        return self.load()[0]
+
+    @property
+    def source(self) -> Source:
+        """The files that the class is made from."""
+        return self.load()[1]
+
+    @property
+    def widths(self) -> dict[str, Width]:
+        """The integers among the settings, by name: each may be a width of the network, and perhaps dealt out."""
+        widths = []
+        for argument, value in self.settings.items():
+            if _is_number(value):
+                widths.append(Width(argument, argument, None, value))
+            elif isinstance(value, list | tuple) and value and all(map(_is_number, value)):
+                widths += [Width(f"{argument}{n + 1}", argument, n, length) for n, length in enumerate(value)]
+        return {width.name: width for width in widths if width.length > 0}
+
+    @property
+    def preferred(self) -> tuple[str, ...]:
+        """The widths that the class says to deal out by default: its attribute ``DEALT``, of arguments or widths."""
+        names = getattr(self.kind, "DEALT", ())
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of arguments, as ('hidden',).")
+        return tuple(width.name for width in self.widths.values() if {width.name, width.argument} & {*names})
+
+    @property
+    def numbers(self) -> int:
+        """The numbers that an exit makes for an example."""
+        return self.outputs * (prod(self.inputs) if self.tokens else 1)
+
+    def settings_at(self, lengths: Mapping[str, int]) -> dict[str, Any]:
+        """The settings with other lengths in place of some widths."""
+        settings = dict(self.settings)
+        for name, length in lengths.items():
+            width = self.widths[name]
+            if width.place is None:
+                settings[width.argument] = length
+            else:
+                values = list(settings[width.argument])
+                values[width.place] = length
+                settings[width.argument] = type(self.settings[width.argument])(values)
+        return settings
+
+    def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
+        """The network with other lengths in place of some widths; ConfigError if its constructor refuses them."""
+        from torch import nn
+        from torch.nn.parameter import is_lazy
+
+        arguments = {**self.facts, **self.settings_at(lengths or {})}
+        try:
+            with gradients_kept(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # they are refused in one line
+                built = self.kind(**arguments)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            shown = _listed({name: arguments[name] for name in self.settings})
+            changed = {name: value for name, value in self.defaults.items() if arguments[name] is not value}
+            cure = f"Its defaults: {_listed(changed)}" if changed else "Correct it, or give other arguments"
+            raise ConfigError(
+                f"{self.name}: its constructor fails{' with ' * bool(shown)}{shown}: {short(error)}. {cure}."
+            ) from error
+        if not isinstance(built, nn.Module):
+            raise ConfigError(f"{self.name}: its class makes {type(built).__name__}, which is no torch.nn.Module.")
+        for name, parameter in built.named_parameters():
+            if is_lazy(parameter):
+                raise ConfigError(
+                    f"{self.name}: its parameter {name} has no shape before the first forward pass. Give its layer the "
+                    f"number of its inputs."
+                )
+        return built
+
+    def examples(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """Random examples as inputs of ``forward``, the same in every call."""
+        import torch
+
+        generator = torch.Generator().manual_seed(count)
+        if self.tokens:
+            return (torch.randint(self.outputs, (count, *self.inputs), generator=generator),)
+        if self.sparse:
+            columns = torch.randint(self.inputs[0], (count * IN_A_ROW,), generator=generator)
+            values = torch.randn(count * IN_A_ROW, generator=generator, dtype=torch.float64).to(dtype)
+            return columns, torch.arange(0, len(columns), IN_A_ROW), values
+        values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64).to(dtype)
+        if self.graph:  # a path: each node but the first hears from the one before
+            return values, (torch.arange(count + 1) - 1).clamp(min=0), torch.arange(count - 1)
+        return (values,)
+
+    def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
+        """The outputs ``[b, exits * numbers]`` for a batch's inputs, those of all exits side by side.
+
+        ConfigError where it fails or returns something else. ``gradients``: recorded for a backward pass, as in
+        training.
+        """
+        import torch
+
+        try:
+            with torch.set_grad_enabled(gradients):
+                returned = network(*inputs)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            shape = " x ".join(map(str, inputs[0].shape))
+            given = f"on examples of shape {shape}"
+            cure = "Examples come flat to a network that asks for features alone, else in the shape of the data"
+            if self.sparse:
+                given = "on sparse rows"
+                cure = "They come as columns, offsets and values, as nn.EmbeddingBag takes them (docs/library.md)"
+            if self.graph:
+                given = f"on a graph of {len(inputs[0])} nodes"
+                cure = "It comes as features, offsets and columns: node i hears from columns[offsets[i]:offsets[i + 1]]"
+            raise ConfigError(f"{self.name}: its forward fails {given}: {short(error)}. {cure}.") from error
+        self._require_outputs(returned, inputs)
+        return joined([outputs.flatten(1) for outputs in outputs_of(returned)])
+
+    def _require_outputs(self, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
+        """Refuse, with a ConfigError, outputs of another shape or kind than the data need."""
+        import torch
+
+        count = len(inputs[1 if self.sparse else 0])
+        expected = (count, *(inputs[0].shape[1:] if self.tokens else ()), self.outputs)
+        for number, outputs in enumerate(outputs_of(returned) or (returned,), 1):
+            place = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
+            shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+            if shape != expected:
+                raise ConfigError(
+                    f"{self.name}: its forward returns {shape}{place} for {count} examples; the data need "
+                    f"{expected}. Its argument outputs is filled in with that {self.outputs}."
+                )
+            if not outputs.is_floating_point():
+                raise ConfigError(
+                    f"{self.name}: its forward returns numbers of {outputs.dtype}{place}; the data need floating-point "
+                    f"numbers. Return the scores themselves, for classes their logits."
+                )
+
+
+def user_network(
+    name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any], task: str = CLASSIFICATION
+) -> UserNetwork:
+    """The network of this name with these settings; ConfigError for whatever is wrong with it.
+
+    ``shape``: that of an example. Runs the code of FILE.py:Class or package.module:Class.
+    """
+    _require_accepted(name, task)
+    facts = {"shape": tuple(shape), "features": prod(shape), "outputs": outputs}
+    if has_table(name):  # its class may stay unloaded: a plan needs no torch
+        facts.pop("shape")
+        arguments = dict.fromkeys(facts, _MISSING) | {argument: default for argument, _, default in arguments_of(name)}
+        loader = cache(partial(load, place_of(name)))
+    else:
+        loaded = load(place_of(name))
+        arguments, loader = _signature(name, loaded[0]), lambda: loaded
+    defaults = {argument: default for argument, default in arguments.items() if argument not in DATA_ARGUMENTS}
+    if "scale" in defaults:
+        raise ConfigError(f"{name}: its argument scale has the name of a setting of istmpi's, model.scale. Rename it.")
+    for setting in settings:
+        if setting in DATA_ARGUMENTS:
+            fact = DATA_ARGUMENTS[setting]
+            raise ConfigError(f"{name}: model.{setting} is {fact}, which the data tell. Leave it out.")
+        if setting not in defaults:
+            raise ConfigError(f"{name}: unknown setting model.{setting}{did_you_mean(setting, defaults, 'model.')}")
+    values = {argument: settings.get(argument, default) for argument, default in defaults.items()}
+    for argument, value in values.items():
+        if value is _MISSING:
+            raise ConfigError(
+                f"{name}: its argument {argument} has no default and is no fact of the data "
+                f"({', '.join(DATA_ARGUMENTS)}). Give --set model.{argument}=..., or a default."
+            )
+    flat = "features" in arguments and "shape" not in arguments
+    return UserNetwork(
+        name,
+        loader,
+        {fact: value for fact, value in facts.items() if fact in arguments},
+        values,
+        inputs=(facts["features"],) if flat else tuple(shape),
+        outputs=outputs,
+        tokens=TASKS[task].of_tokens,
+        sparse=TASKS[task].ranks_labels,
+        graph=TASKS[task].of_nodes,
+        defaults={argument: default for argument, default in defaults.items() if default is not _MISSING},
+    )
+
+
+def require_known(name: str) -> None:
+    """Refuse, with a ConfigError, a setting model.name that names no network."""
+    if name not in SHIPPED and ":" not in name:
+        more = ". A network of your own is FILE.py:Class or package.module:Class."
+        raise ConfigError(f"model.name = {name!r} is not known{more if '.' in name else did_you_mean(name, SHIPPED)}")
+
+
+def _require_accepted(name: str, task: str) -> None:
+    if name == "mlp" and (advice := TASKS[task].network):
+        raise ConfigError(f"model.name = 'mlp' {advice}")
+    if (inputs := ACCEPTED_INPUTS.get(name, TASKS[task].inputs)) != TASKS[task].inputs:
+        raise ConfigError(f"model.name = {name!r} takes {inputs}, and these data are for {task}. Use another network.")
+
+
+def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
+    """The arguments of a constructor that can be given by name, with their defaults."""
+    try:
+        parameters = inspect.signature(kind).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}: its constructor's arguments are not known ({error}).") from None
+    return {
+        name: given.default
+        for name, given in parameters.items()
+        if given.kind in (given.KEYWORD_ONLY, given.POSITIONAL_OR_KEYWORD) or name in DATA_ARGUMENTS
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value!r}" for name, value in values.items())

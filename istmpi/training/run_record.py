@@ -1,0 +1,184 @@
+"""The record of a run in its folder: metrics, checkpoints, the network and a summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from istmpi.checkpoint.folder import BEST, NETWORK
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import Saver
+from istmpi.checkpoint.state import fill
+from istmpi.comm import HangWatch
+from istmpi.errors import DataError, DivergedError, IstmpiError, OutputError, StoppedError
+from istmpi.lock import FolderLock
+from istmpi.record import METRICS, SETTINGS, SUMMARY, RunFolder, known
+from istmpi.training.loop import Training
+from istmpi.training.progress import Progress
+from istmpi.training.watch import BestNetwork, Summary, Watch
+
+
+class RunRecord:
+    """The record of a run on every rank: metrics, checkpoints, the network and a summary. Collective."""
+
+    def __init__(
+        self,
+        training: Training,
+        folder: RunFolder,
+        watch: Watch,
+        lock: FolderLock | None,
+        at_the_end: ExitStack,
+        newest: Path | None,
+    ):
+        """``newest``: the checkpoint in the folder that the run resumes from, if it does."""
+        self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
+        self._communicator, self._at_the_end = training.communicator, at_the_end
+        self._first = self._communicator.rank == 0
+        settings, communicates = training.run.checkpoint, training.makes_communicators
+        self._saver = Saver(folder.path, settings, self._communicator, self.note, newest, communicates)
+        at_the_end.callback(self._saver.close)
+
+    def note(self, message: str) -> None:
+        """Tell the user something, on rank 0."""
+        if self._first:
+            self._watch.noticed(message)
+
+    def begin(self, notes: Sequence[str], start: Path | None, hang_watch: HangWatch) -> None:
+        """Write the run's settings down and announce it; ``start``: the checkpoint that it resumes from."""
+        training, folder, saver = self._training, self._folder, self._saver
+        if self._first:
+            folder.write(SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml())
+            folder.keep_metrics(training.rounds_done)
+            self._at_the_end.push(partial(_close, self._watch))
+            # Loggers may take long to come to an end.
+            self._at_the_end.push(hang_watch)
+            self._watch.started(training, folder, saver)
+            for line in notes:
+                self.note(line)
+            if start:
+                self.note(f"resuming from {start}, {training.position}.")
+        if start and not saver.newest and not training.done:
+            saver.save(*training.state())  # so that --resume auto resumes from there, too
+            saver.wait()
+
+    def add(self, progress: Progress) -> None:
+        """Add a round to the metrics, and save what is due behind it."""
+        training, settings = self._training, self._training.run.checkpoint
+        if self._first:
+            try:
+                self._folder.append(progress.record())
+            except OutputError as error:
+                if len(self._folder.pending) == 1:
+                    self.note(f"{error} The run continues; its metrics are kept until they can be.")
+            self._watch.progressed(progress)
+        if settings.best and progress.validation and training.best.round == progress.round:
+            with training.clock("save"):
+                self._require_lock()
+                self._saver.save_now(*training.state(calibrated=True), self._folder.path / BEST)
+        if training.checkpoint_due:
+            with training.clock("save"):
+                self._require_lock()
+                self._saver.save(*training.state())
+
+    def save(self, network: bool) -> None:
+        """Save the trained network, if ``network``; or the checkpoint of a stopped run, which raises StoppedError."""
+        training = self._training
+        with training.clock("save"):
+            self._require_lock()
+            if not training.done:
+                path = self._saver.save_now(*training.state())
+                error = StoppedError(
+                    f"stopped by {training.stop.reason}, {training.position}; saved in {path}. "
+                    f"{training.stop.cure} command with --resume auto resumes it."
+                )
+                error.everywhere = True
+                raise error
+            if network:
+                self._saver.save_now(*training.state(calibrated=True), self._folder.path / NETWORK)
+
+    def save_diverged(self, error: DivergedError) -> None:
+        """Save the network from before a round that diverged, and add to the error where it is."""
+        network = self._folder.path / NETWORK
+        if odd := self._training.not_finite():
+            error.args = (f"the network was not finite {self._training.position}: {odd}. It is not saved.",)
+        else:
+            self._saver.save_now(*self._training.state(calibrated=True), network)
+            error.args = (f"{error} They are in {network}.",)
+
+    def summarise(self, last: Progress | None) -> Summary:
+        """Return how the run ended, which is in its folder, too; ``last``: the progress after its last round."""
+        training, communicator = self._training, self._communicator
+        per_rank = communicator.allgather(dict(training.clock.seconds))
+        phases = {phase: sum(seconds.get(phase, 0.0) for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}
+        last = last or training.progress(training.evaluate())
+        slowest, last = last.slowest, replace(last, last_round=None, slowest=None)
+        best = _best(training, self._folder, last) if training.run.checkpoint.best else None
+        names = self._folder.path, communicator.size, training.score_name
+        fingerprint = training.data_summary.fingerprint
+        summary = Summary(*names, last, phases, fingerprint, training.ended, best, slowest)
+        with communicator.agreed():
+            if self._first:
+                text = json.dumps(asdict(summary, dict_factory=known), default=str, indent=2)
+                self._folder.write(SUMMARY, text + "\n")
+        return summary
+
+    def finish(self, summary: Summary) -> None:
+        """Announce the end."""
+        if self._first:
+            self._watch.finished(summary)
+
+    def _require_lock(self) -> None:
+        with self._communicator.agreed():
+            if self._lock:
+                self._lock.require()
+
+
+def recall_scores(training: Training, folder: RunFolder, note: Callable[[str], None]) -> None:
+    """Recall the validation scores of a resumed run from its metrics. Collective.
+
+    They begin anew where the kept network is not the best one's.
+    """
+    best, communicator, path = training.best, training.communicator, folder.path / BEST
+    if not best:
+        return
+    with communicator.agreed():
+        first = communicator.rank == 0
+        lines = folder.metrics() if first and (folder.path / METRICS).is_file() else []
+        kept = _round_of(path) if first and training.run.checkpoint.best else None
+    lines, kept = communicator.broadcast_from_root((lines, kept))
+    best.take_metrics(lines, training.rounds_done)
+    if training.run.checkpoint.best and best.round not in (None, kept):
+        note(f"{path} is not of round {best.round}, which scored best so far: the best begins anew.")
+        best.forget()
+
+
+def _round_of(path: Path) -> int | None:
+    try:
+        with open_checkpoint(path) as checkpoint:
+            return checkpoint.header.round
+    except DataError:
+        return None
+
+
+def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork | None:
+    """Return the score of the kept best network on the test split. Collective, the last thing of all."""
+    best, path = training.best, folder.path / BEST
+    if best.round is None or not training.communicator.broadcast_from_root(path.is_file()):
+        return None
+    score = last.score
+    if best.round != last.round:
+        with training.clock("evaluate"):
+            with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
+                training.store.drop_slots(except_for=())
+                fill(checkpoint, training.store)
+            score = training.evaluator.score()
+    return BestNetwork(path, best.round, best.score, score)
+
+
+def _close(watch: Watch, kind: type | None, error: BaseException | None, traceback: object) -> None:
+    if error is None or isinstance(error, IstmpiError):
+        watch.closed(error)
