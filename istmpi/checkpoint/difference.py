@@ -26,7 +26,6 @@ class TensorDifference:
     problem: str | None
     """The reason why its values cannot be compared."""
     elements: int = 0
-    """Elements of the dataset."""
     differing: int = 0
     largest: float | None = None
     """The largest absolute difference; None where it is of texts."""
@@ -82,7 +81,6 @@ def _compare(name: str, one: h5py.Dataset, other: h5py.Dataset) -> TensorDiffere
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts of the header by dotted names."""
     flat = {}
     for name, value in values.items():
         if name in _NEVER_ALIKE:

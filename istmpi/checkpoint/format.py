@@ -60,7 +60,6 @@ class DataSummary:
     """The KIND of `istmpi prepare`, or ``digits``."""
     task: str
     shape: tuple[int, ...]
-    """The shape of one example."""
     outputs: int
     train: int
     """Training examples; 0 where each rank has its own."""
@@ -81,15 +80,12 @@ class Header:
 
     run: Run
     ranks: int
-    """The number of ranks that saved it."""
     round: int
-    """Rounds done."""
     local_step: int
     """Local steps done in the round that follows them: the most that any rank has done."""
     examples: int
     """Examples consumed by all ranks so far, from the data's first batch on: the position in the data."""
     seconds: float
-    """Seconds of training so far."""
     bytes: int
     """Bytes that all ranks have handed to MPI so far."""
     loss: float
@@ -98,7 +94,6 @@ class Header:
     scale: Mapping[str, float] = field(default_factory=dict)
     """Factors of each unit group's contributions in products of the full network that sum over it."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of the libraries."""
     network: Mapping[str, Any] = field(default_factory=dict)
     """The network's `istmpi.models.table.Table` as JSON has it; empty for an mlp in files of an earlier version."""
 
@@ -319,7 +314,6 @@ def _number(value: Any, item: dataclasses.Field, path: Any) -> int | float:
 
 
 def _tree(value: Any, name: str, path: Any) -> dict[str, Any]:
-    """Read a root attribute that is a JSON object."""
     try:
         tree = json.loads(_text(value))
     except (ValueError, RecursionError) as error:

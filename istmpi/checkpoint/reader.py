@@ -53,7 +53,6 @@ class Tensor:
     dtype: str
     dataset: h5py.Dataset
     path: Path
-    """The path of the file."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,7 +75,6 @@ class Checkpoint:
     def __init__(self, path: Path, file: h5py.File):
         self.path, self.file = path, file
         self.version = read_version(file, path)
-        """The version of the format."""
         self.header: Header = read_header(file, path)
         self._datasets = datasets(file)
         self.architecture = self._described()

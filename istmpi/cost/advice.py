@@ -125,7 +125,6 @@ def _at_least(local_steps: int, method: str) -> int:
 
 
 def _others(chosen: Choice, best: dict[str, Choice]) -> Iterator[str]:
-    """The times of the other methods."""
     scenario, ranks = chosen.scenario, chosen.ranks
     for choice in best.values():
         if choice.method != chosen.method:
@@ -155,7 +154,6 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
 
 
 def _more_ranks(chosen: Choice, counts: Sequence[int], alone: float) -> str:
-    """Return the reason against more ranks."""
     scenario, method = chosen.scenario, chosen.method
     more = next((count for count in counts if count > chosen.ranks), None)
     if more is None:
@@ -173,7 +171,6 @@ def _more_ranks(chosen: Choice, counts: Sequence[int], alone: float) -> str:
 
 
 def _more_steps(chosen: Choice) -> str:
-    """Return the reason against more local steps."""
     share = f"transfers are {chosen.transfer_share:.0%} of a round"
     if counted(chosen.method).synchronous:
         return f"gradients are averaged in every step, so J does not matter; {share}"

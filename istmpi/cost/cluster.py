@@ -41,7 +41,6 @@ class Cluster:
 
     name: str
     source: str
-    """The origin of the figures."""
     links: Mapping[str, Link]
     """``alltoallv`` times transfers, ``allreduce`` all-reduces."""
     flops: tuple[float, ...]
@@ -65,9 +64,7 @@ class Cluster:
     price: float | None = None
     """The price of a node for an hour; a node is a rank."""
     watts: float | None = None
-    """The power of a node."""
     measured: Mapping[str, Any] = field(default_factory=dict)
-    """The measurements, for whoever wants to see them."""
 
     def speed(self, ranks: range) -> float:
         """FLOP/s of the slowest of these ranks."""

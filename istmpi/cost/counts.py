@@ -50,7 +50,6 @@ class Memory:
     owned: Number
     """Owned rows with the optimizer state that rests there, on the rank with the most."""
     network: Number
-    """The weights that it trains."""
     gradients: Number
     optimizer: Number
     buffers: Number
@@ -73,7 +72,6 @@ class PartCost:
 
     part: Part
     elements: Number
-    """Weights that it trains."""
     flops: Flops
     memory: Memory
     touched: Number

@@ -214,7 +214,6 @@ def _choices(
 
 
 def _together(architecture: Architecture) -> list[list[str]]:
-    """Group the leaves that share a parameter."""
     groups: list[tuple[set[str], list[str]]] = []
     for path, names in architecture.leaves.items():
         touching = [group for group in groups if not group[0].isdisjoint(names)]

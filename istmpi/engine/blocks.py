@@ -25,7 +25,6 @@ class Block:
     name: str
     index: Index
     extent: tuple[int, ...]
-    """The number of positions of every axis."""
     itemsize: int
     mean: bool
     """The receiver takes the mean over all senders of this block."""

@@ -169,7 +169,6 @@ class Partition:
 
     @cached_property
     def _ranks(self) -> dict[str, np.ndarray]:
-        """The rank that was dealt each unit of every group."""
         holders = {}
         for name, parts in self.units.items():
             holders[name] = np.empty(self.lengths[name], dtype=np.int64)

@@ -41,7 +41,6 @@ class Route:
     deal: Callable[[int], Layout]
     """The layout in which ranks train in a round."""
     groups: Sequence[str] = ()
-    """The unit groups that are dealt out."""
     stays: bool = False
     """Dealt parameters stay with their holders until the next deal; otherwise owners get them in each round."""
     common: frozenset[str] = frozenset()

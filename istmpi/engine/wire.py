@@ -100,7 +100,6 @@ class BlockCodec:
         return self.decode(block, rank, coded)
 
     def _exponents(self, block: Block) -> np.ndarray:
-        """Return the exponents of a whole block's scales."""
         largest = np.zeros(block.scales, np.float32)
         for slab in block.in_rows(_AT_ONCE):
             values = np.abs(slab.packed(self._tensors[block.name]).reshape(-1).view(np.float32))

@@ -80,7 +80,6 @@ class Codistillation(OwnNetworks):
         return loss + self.loss(outputs, mean), loss
 
     def _fetch_others(self, mine: Mapping[str, torch.Tensor]) -> None:
-        """Fetch every other rank's weights."""
         communicator = self.job.communicator
         ranks = communicator.size
         peers = [rank for rank in range(ranks) if rank != communicator.rank]

@@ -53,7 +53,6 @@ class SparseLoCo(ReplicatedMethod):
             self.subnet.tensors[name].copy_(values)
 
     def _exchange(self) -> None:
-        """Move the weights by the mean of all ranks' values."""
         settings, communicator, starts = self.job.run.method, self.job.communicator, self._outer.start
         tensors = self.subnet.tensors
         for name, start in starts.items():

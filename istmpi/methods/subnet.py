@@ -123,7 +123,6 @@ class Subnet:
 
 
 def _clip(job: Job) -> float:
-    """Return the norm to which a larger gradient is cut; 0 where none is."""
     if job.run.optimizer.clip is not None:
         return job.run.optimizer.clip
     return CLIP_OF_REGRESSION if TASKS[job.task].predicts_numbers and job.run.data.standardise else 0.0

@@ -186,7 +186,6 @@ class Comparison:
             raise ConfigError(f"--out {self.folder}: cannot be written ({error.strerror}). Name another.") from None
 
     def _note_failure(self, turn: Turn, error: IstmpiError) -> None:
-        """Leave the reason in the run's folder, for reports."""
         tree = {"error": str(error), "exit_code": error.exit_code, "ranks": self._communicator.size}
         with self._communicator.agreed():
             if self._communicator.rank == 0:

@@ -83,7 +83,6 @@ class Progress:
     """The state of a run after a round; evaluations count neither in its seconds nor in its bytes."""
 
     round: int
-    """Rounds done."""
     local_steps: int
     """Local steps done by a rank that takes part in every round."""
     examples: int

@@ -21,7 +21,6 @@ class Tally:
         self.began = 0.0, 0, 0
         """The time when the present round began, this rank's sent bytes until then, and its examples seen."""
         self.last_round: LastRound | None = None
-        """The last round; None before a round of this job is done."""
         self.pace = Pace()
         self._before: dict[str, float] = {}
         self._beside = 0.0

@@ -97,7 +97,6 @@ def _recording(training: Training, round: int) -> Iterator[list[Event]]:
 
 
 def _call(sent: Sent, unix: float) -> Event:
-    """Return a call of MPI as an event."""
     seconds = sent.ended - sent.began
     facts = {"bytes": sent.bytes, "MB/s": round(sent.bytes / seconds / 1e6, 3) if seconds > 0 else 0.0}
     at = (sent.began + unix) * 1e6
