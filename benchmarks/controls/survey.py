@@ -19,7 +19,7 @@ from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
 RANKS, SEEDS = 4, (0, 1, 2)
-RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+RATES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 VARIANTS = {
     "local-sgd": [{}],
     "diloco": [{}],

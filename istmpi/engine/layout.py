@@ -80,6 +80,8 @@ class Replicated:
     lengths: Mapping[str, int]
     ranks: int
     members: tuple[int, ...] | None = None
+    weights: tuple[int, ...] | None = None
+    """How much each rank counts in the mean over holders; None: all the same."""
 
     units = MappingProxyType({})
 

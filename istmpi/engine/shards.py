@@ -31,8 +31,8 @@ Tensors = Mapping[str, torch.Tensor]
 class Shards:
     """The parameters as one rank sees them: `fetch`, `give` and `outer_step` in every round, `flush` and `rollback`.
 
-    All methods are collective. ``weights``: how much each rank counts in the mean over holders; by default all alike.
-    ``restored``: values of this rank alone from between two rounds, by name, from which it resumes.
+    All methods are collective. ``restored``: values of this rank alone from between two rounds, by name, from which it
+    resumes.
     """
 
     def __init__(
@@ -42,11 +42,10 @@ class Shards:
         communicator: Communicator,
         clock: Clock,
         outer: Outer,
-        weights: Sequence[float] | None = None,
         restored: Tensors | None = None,
     ):
         self.store, self.route, self.outer = store, route, outer
-        self._communicator, self._clock, self._weights = communicator, clock, weights
+        self._communicator, self._clock = communicator, clock
         self._restored = dict(restored or {})
         self._held: HeldParts | None = None
         self._common: dict[str, torch.Tensor] = {}
@@ -203,7 +202,7 @@ class Shards:
         return self.alike
 
     def _move(self, leg: Leg, source: Tensors, target: Tensors) -> Transfer:
-        transfer = Transfer.of(leg, self.store.rank, self._weights)
+        transfer = Transfer.of(leg, self.store.rank)
         transfer.run(source, target, self._communicator)
         return transfer
 

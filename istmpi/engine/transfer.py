@@ -19,7 +19,7 @@ from istmpi.engine.axes import Axis, Parameter, Positions, overlap
 from istmpi.engine.blocks import Block, Message, bits, split
 from istmpi.engine.layout import Layout
 from istmpi.engine.partition import Partition
-from istmpi.engine.route import PUSH, Leg
+from istmpi.engine.route import Leg
 from istmpi.engine.wire import BlockCodec, form_of, scales_of
 
 _ALIGNMENT = 64
@@ -60,9 +60,9 @@ class Transfer:
         self.receives: list[Message] = self._messages(target, source)
 
     @staticmethod
-    def of(leg: Leg, rank: int, weights: Sequence[float] | None = None) -> "Transfer":
+    def of(leg: Leg, rank: int) -> "Transfer":
         """Return the plan of a leg of a route between two layouts."""
-        weights = weights if leg.name == PUSH else None
+        weights = getattr(leg.source, "weights", None)
         return Transfer(leg.parameters, leg.source, leg.target, rank, None, weights, leg.exclude, leg.wire)
 
     @cached_property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -68,7 +68,7 @@ class Method(ABC):
         self._seconds_a_step = math.inf
         route = self.spec.route(job.run, job.architecture, job.communicator.size, self.holders)
         outer, restored = Outer(*self.spec.outer(job.run)), {} if self.restores_itself else job.restored
-        self.shards = Shards(job.store, route, job.communicator, job.clock, outer, self.weights(), restored)
+        self.shards = Shards(job.store, route, job.communicator, job.clock, outer, restored)
 
     @classmethod
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
@@ -162,10 +162,6 @@ class Method(ABC):
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:
         """Return tensors of which every rank has its own values between rounds, whole, in host memory."""
         return self.shards.of_this_rank()
-
-    def weights(self) -> Sequence[float] | None:
-        """Return each rank's weight in the mean over holders; by default all the same."""
-        return None
 
     def first_step(self, number: int) -> int:
         """Return the number of this rank's first local step in a round: they are numbered from round to round."""

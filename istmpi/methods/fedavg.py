@@ -7,7 +7,6 @@ as often as it has examples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from istmpi.data.batch import Batch
@@ -16,6 +15,7 @@ from istmpi.engine.layout import Replicated
 from istmpi.engine.partition import draw_ranks
 from istmpi.errors import ConfigError
 from istmpi.methods.ist import IST
+from istmpi.methods.job import Job
 from istmpi.models.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 class FedAvg(IST):
     """A round of IST in which the ranks that were drawn hold the whole network, and the others nothing."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self._examples = tuple(job.communicator.allgather(job.batches.examples))
 
     @classmethod
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
@@ -41,10 +45,7 @@ class FedAvg(IST):
         return draw_ranks(self.job.communicator.size, run.method.fraction, run.train.seed, number)
 
     def holders(self, number: int) -> Replicated:
-        return Replicated(self.job.architecture.lengths, self.job.communicator.size, self.drawn(number))
-
-    def weights(self) -> Sequence[int]:
-        return self.job.communicator.allgather(self.job.batches.examples)
+        return Replicated(self.job.architecture.lengths, self.job.communicator.size, self.drawn(number), self._examples)
 
     def first_step(self, number: int) -> int:
         return number * self.job.run.method.epochs * self.job.batches.in_a_pass
