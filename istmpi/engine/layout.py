@@ -81,7 +81,7 @@ class Replicated:
     ranks: int
     members: tuple[int, ...] | None = None
     weights: tuple[int, ...] | None = None
-    """How much each rank counts in the mean over holders; None: all the same."""
+    """Weights of the ranks in the mean over holders; None if all are the same."""
 
     units = MappingProxyType({})
 
