@@ -74,7 +74,7 @@ class Bash(BashComplete):
     _left_out = 0
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """All words before the one that is typed, and this; parts that = or : has cut are one word again."""
+        """Return the words up to the one that is typed; parts that = or : has cut are one word again."""
         words, at = split_arg_string(os.environ["COMP_WORDS"]), int(os.environ["COMP_CWORD"])
         parts = words[1 : at + 1] + [""] * (len(words) <= at)
         joined: list[str] = []

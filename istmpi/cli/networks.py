@@ -77,7 +77,7 @@ def _without_data(run: Run, layers: str | None, shape: tuple[int, int] | None, s
         features, *hidden, outputs = quantities.widths("--layers", layers)
         run, shape = run.override({"model.hidden": hidden}), (features, outputs)
     name, (features, outputs) = run.model.name, shape
-    tasks = (task for task, of in TASKS.items() if of.inputs == ACCEPTED_INPUTS.get(name))
+    tasks = (task for task, entry in TASKS.items() if entry.inputs == ACCEPTED_INPUTS.get(name))
     task = next(tasks, CLASSIFICATION)
     code = user_network(name, (features,), outputs, run.model.arguments_for(task), task)
     table = table_of(name, Facts(code.inputs, outputs, sizes.in_a_row, degree=sizes.degree), code.settings)

@@ -103,7 +103,7 @@ class Bags:
         self._by_columns = _starts(columns, self._shape[1]), rows[self._order]
 
     def dropped(self, dropout: nn.Dropout) -> Bags:
-        """These features with dropout of the values that are not zero."""
+        """Return these features with dropout of the values that are not zero."""
         bags = copy(self)
         bags._values = dropout(self._values)
         return bags

@@ -269,7 +269,7 @@ positions a unit; among them the same axis of each parameter; those of modules w
 def _readings(
     ratios: Mapping[Place, int], kind_of: Callable[[Place, int], object], fixed: Reading
 ) -> Iterator[Reading]:
-    """All ways to read the axes, those of a kind alike, and some as they are declared."""
+    """Return the ways to read the axes: axes of a kind alike, and some as they are declared."""
     kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
     ratio_of = {kind: ratios[place] for place, kind in kinds.items()}
     factors = [[(a, ratio // a) for a in range(1, ratio + 1) if ratio % a == 0] for ratio in ratio_of.values()]

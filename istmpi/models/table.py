@@ -50,7 +50,7 @@ Blocks = Mapping[str, Sequence[ResidualBlock]]
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Everything about a network but how to build it."""
+    """A network without the way to build it: all that the engine, the cost model and checkpoints know of it."""
 
     source: str = ""
     """A hash of the files that the class is made from (`istmpi.models.source`); empty for a table written down."""

@@ -60,7 +60,7 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """These hooks are removed at the end."""
+    """Remove these hooks at the end of the block."""
     handles = list(handles)
     try:
         yield

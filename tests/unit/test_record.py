@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from istmpi import record
+from istmpi.comm import clock
 from istmpi.comm.clock import Clock
 from istmpi.errors import ConfigError, DataError, OutputError
 from istmpi.lock import FolderLock
@@ -16,7 +16,7 @@ from istmpi.record import RunFolder
 def now(monkeypatch):
     """``now[0]`` is the time in seconds."""
     time = [100.0]
-    monkeypatch.setattr(record.time, "perf_counter", lambda: time[0])
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: time[0])
     return time
 
 
