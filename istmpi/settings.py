@@ -124,9 +124,9 @@ def _draft_7(node: Any) -> Any:
 
 
 def checked(value: Any, hint: Any, name: str, source: str) -> Any:
-    """Return the value of a setting as its type has it: whole numbers serve as numbers, lists as tuples.
+    """Return a setting's value as its type ``hint``: a whole number may stand for a float, a list for a tuple.
 
-    ConfigError tells ``source``, the setting's ``name``, its value and what it must be.
+    ConfigError names ``source``, the setting's ``name``, its value and what it must be.
     """
     where = f"{source}: {name} = {shown(value)}"
     parts = value if isinstance(value, list | tuple) else (value,)

@@ -1,4 +1,4 @@
-"""Signals to this process as wishes to stop, from its first moments on."""
+"""Takes signals to this process as requests to stop, from its start on."""
 
 import os
 import signal

@@ -21,7 +21,7 @@ from istmpi.errors import ConfigError
 from istmpi.hdf5 import hdf5_type, new_file
 
 _AT_ONCE = 2**30
-"""Bytes of one call; larger ones fail in older libraries."""
+"""Bytes of a write at most; older libraries fail on larger ones."""
 
 Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 

@@ -37,7 +37,7 @@ def wide_console() -> Console:
 
 
 def table(*columns: str) -> Table:
-    """A table without lines; without a header where it has no columns yet."""
+    """A table without borders; without a header row where no ``columns`` are given."""
     return Table(*columns, box=None, pad_edge=False, show_header=bool(columns))
 
 

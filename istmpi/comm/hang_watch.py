@@ -41,7 +41,7 @@ _BEAT = 1.0
 _ANSWERS = 3.0
 """Seconds at most that ranks have to answer, and to hand in their stacks."""
 _APART = 0.25
-"""Seconds between the moments at which two neighbours in number call the roll, up to `_LAST`."""
+"""Seconds that a rank delays its roll call after the rank before it; `_LAST` at most in all."""
 _LAST = 10.0
 _BY_FORCE = 10.0
 """Seconds after which a rank that knows of the end ends by itself."""
@@ -50,7 +50,7 @@ WHILE_LOADING = "Nothing is trained yet: start the same command again."
 """The cure of a watch before a run has its own."""
 
 Seen = dict[int, tuple[Sighting, float]]
-"""Sightings of ranks, with when they were or how long ago."""
+"""Each rank's last sighting, with its time, or in messages its age in seconds."""
 
 
 def _print(text: str) -> None:

@@ -32,8 +32,7 @@ def world() -> Communicator:
     """Return a communicator of our own with all ranks of this job.
 
     LaunchError when there is no MPI library, when it does not belong to the launcher that started this process, or when
-    ranks have other versions or were called with other words. In a program of the user's own, one that fails on a rank
-    ends on all from now on.
+    ranks run different versions or commands. In a user's own program, a failure on one rank ends all ranks from now on.
     """
     global _agreed
     with expected():

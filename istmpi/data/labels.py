@@ -62,7 +62,7 @@ def read_labels(
 
 
 def _classes(labels: np.ndarray, parts: Parts, source: str, notes: Notes) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the names of the classes, and the number of each label's."""
+    """Return the class names, and the class number of each label."""
     if labels.ndim == 2:
         if _task_of_matrix(labels)[0] != CLASSIFICATION:
             raise DataError(

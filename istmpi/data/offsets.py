@@ -20,7 +20,7 @@ NAMED = 5
 
 
 class NarrowError(Exception):
-    """The written rows need offsets, by the name of their dataset; the file is to be written again with them."""
+    """Raised when written rows need ``offsets``, by dataset name; the file is then written again with them."""
 
     def __init__(self, offsets: Mapping[str, np.ndarray]):
         super().__init__(", ".join(offsets))

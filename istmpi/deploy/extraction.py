@@ -207,7 +207,7 @@ def _calibrated(
 
 
 def _header(header: Header, narrow: Narrow, words: str) -> Header:
-    """The header of a file that one rank has saved between two rounds."""
+    """The header for the ``narrow`` network, as if one rank had saved it between two rounds; ``words`` end its name."""
     network, tree = narrow.network, header.run.tree()
     tree["model"] |= narrow.settings
     start = header.run.name.encode()[:120].decode(errors="ignore")  # a name has 200 bytes at most

@@ -62,12 +62,12 @@ def lines(
     named: Sequence[str] | None = None,
     top: int | None = None,
 ) -> Iterator[str]:
-    """Text, piece by piece: ``csv`` with a line of names first, or ``jsonl``.
+    """Yield predictions as text, block by block: ``form`` is ``csv``, with a line of column names first, or ``jsonl``.
 
-    A classifier's example gets its class, the probability of that class, the exit at which it left where it may leave
-    early and, with ``all_outputs``, every output as it leaves the network; otherwise an example gets its outputs. With
-    ``top`` it gets so many labels and the probability of each, likeliest first; with 0 those likelier than not.
-    ``example`` names the first column, ``named`` outputs that are no classes.
+    A classifier's example gets its class, that class's probability, the exit it took if early exits are on, and with
+    ``all_outputs`` every raw output; any other example gets its outputs. ``top`` = k gives the k likeliest labels with
+    their probabilities, 0 all labels above 1/2. ``example`` names the first column, ``named`` outputs that are no
+    classes.
     """
     classes = classes and tuple(map(printable, classes))
     answer = ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]

@@ -207,4 +207,4 @@ def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.n
 
 
 _walked: dict[tuple, tuple[int, np.ndarray]] = {}
-"""The last order of each partly redealt group: a memo that spares the next round the walk from round 0."""
+"""The last round and order of each partly redealt group; the next round goes on from there, not from round 0."""

@@ -109,9 +109,9 @@ class Route:
         return (round + 1) % self.every == 0
 
     def recovered(self, round: int) -> Partition | None:
-        """Return the deal whose parts ranks take back from the owners before a job's first round; None for none.
+        """Return the deal that ranks take back from the owners before a job's first round; None if they need none.
 
-        Hops round their values, and values that stay are exact: a resumed run must first restore who kept which.
+        A hop rounds the values that it sends, and those that stay are exact: so a resumed run first restores them.
         """
         if self.stays and (self.early or (round and self.wire != "float32")):
             return self.deal(round if self.early else round - 1)
@@ -139,7 +139,10 @@ class Route:
         return parameter_of(name) in self.common
 
     def _wire(self, round: int, leg: str, settles: bool = False) -> Wire | None:
-        """Return how one leg travels; each name is used once in a round, so that roundings differ."""
+        """Return the coding of a leg's values; None for float32. ``leg`` keys the rounding, so each comes once a round.
+
+        ``settles``: the sender keeps the rounded values, too.
+        """
         if self.wire == "float32":
             return None
         return Wire(self.wire, rng.key(self.seed, "wire", leg, round), settles)

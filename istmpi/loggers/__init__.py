@@ -18,7 +18,7 @@ LOGGERS = {
     "mlflow": "MLflow",
     "csv": "CSV",
 }
-"""The class of each in the module of its name."""
+"""The class name of each logger, in the module ``istmpi.loggers.NAME``."""
 
 
 def open_loggers(names: Sequence[str]) -> dict[str, Watch]:

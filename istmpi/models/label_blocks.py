@@ -39,7 +39,7 @@ class LabelBlocks(Linear):
         self.block = block
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | Deferred:
-        """Logits ``[b, labels]`` of ``[b, inputs]``."""
+        """Logits ``[b, labels]`` of ``x`` ``[b, inputs]``, or a `Deferred` where they are deferred."""
         if self.deferred and torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type):
             return Deferred(self, x)
         return super().forward(x)

@@ -117,7 +117,10 @@ class Trial:
         return ""
 
     def indifferent_to(self, reading: Reading) -> str:
-        """A parameter with several readings whose units do not change the outputs, so that the trial proves nothing."""
+        """Return the name of a parameter whose permutation has no effect: the trial proves nothing; "" if none.
+
+        It has several readings; "any parameter" if none matters at all.
+        """
         for place, (outer, inner) in reading.items():
             if outer * inner > 1 and not self._matters(place, (outer, inner)):
                 return place[0]
@@ -148,7 +151,7 @@ class Trial:
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
-        """The network with the most units below its own that its constructor takes, and their number."""
+        """The widest smaller network that the constructor takes, and its units; ``(None, 0)`` if there is none."""
         for units in range(self.units - 1, 0, -1):
             try:
                 return self._network.build({**self._others, self._width.name: units}).double().eval(), units

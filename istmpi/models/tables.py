@@ -35,7 +35,7 @@ class Facts:
 
     @property
     def features(self) -> int:
-        """The numbers of an example."""
+        """The number of values in one example."""
         return prod(self.shape)
 
 

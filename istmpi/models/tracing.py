@@ -84,7 +84,7 @@ def trace(
 
 @dataclass(frozen=True)
 class _Family:
-    """The records of a network at some lengths, and with one thing doubled."""
+    """The records of a network at some lengths, and again with each width, or the examples, doubled."""
 
     lengths: Mapping[str, int]
     records: Sequence[Record]

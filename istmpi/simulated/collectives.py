@@ -15,7 +15,7 @@ from istmpi.simulated.network import Context, Network
 from istmpi.simulated.requests import Request
 
 Brought = dict[int, Any]
-"""The contribution of each rank of the world that has come."""
+"""Contributions by world rank, of the ranks that have arrived so far."""
 
 
 @dataclass(eq=False)

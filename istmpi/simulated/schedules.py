@@ -1,4 +1,4 @@
-"""A run on a simulated cluster, once as `istmpi train` carries it out, or under very many schedules, each with a law.
+"""A run on a simulated cluster: once, like `istmpi train`, or under very many schedules, each checked against a law.
 
 The law: whatever the order of messages and ranks, however long some of them stand still, the run ends and its weights,
 loss, score and bytes are those of the undisturbed run, bit for bit. A rank that is killed ends the job; resumed, it

@@ -119,7 +119,7 @@ class Aws:
             return None, "the price list could not be read"
 
     def spot_price(self, kind: str, zone: str) -> tuple[float | None, str]:
-        """The present price of a spot instance in a zone."""
+        """The spot price in a zone, in dollars an hour, and a remark on it; None where there is none."""
         history = self.ec2.describe_spot_price_history(
             InstanceTypes=[kind],
             ProductDescriptions=["Linux/UNIX"],

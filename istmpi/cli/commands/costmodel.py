@@ -138,7 +138,7 @@ def _cluster(given: Mapping[str, Any]) -> Cluster:
 
 
 def _methods(compare: str | None, scenario: Scenario) -> list[str]:
-    """The methods to compare; those that were not named only where the network has something to deal out."""
+    """The methods to compare: the named ones, or of the default ones those that can deal this network."""
     method_of_run = scenario.run.method.name
     named = [method_of_run] if compare in (None, "all") else compare.split(",")
     for method in named:

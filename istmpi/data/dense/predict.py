@@ -48,8 +48,8 @@ def read_inputs(
     """Yield the examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
 
     ``resize`` brings images to the shape. ``skipped`` gets the name of a file that cannot be read, and the reason.
-    ``label`` names a column of a table to pass over; ``header`` and ``delimiter`` are as in `istmpi prepare csv`, and
-    else as in ``reading``, the network's conventions; ``notes`` takes what was decided.
+    ``label`` names a column of a table to pass over; ``header`` and ``delimiter`` are as in `istmpi prepare csv`,
+    by default as in ``reading``, the network's conventions; ``notes`` collects what was assumed.
     """
     reading, path, count = reading or {}, Path(source), 0
     name = path.name.lower()

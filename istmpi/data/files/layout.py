@@ -29,9 +29,9 @@ def note_splits(notes: Notes, splits: Mapping[str, str]) -> None:
 
 
 def common_folder(names: Collection[str], splits: bool = True) -> str:
-    """Return the folder that holds all class folders, or all folders of ``splits``: empty, or with a "/" at its end.
+    """Return the folder above all class folders, or with ``splits`` above train/ and such: "", or a path with a "/".
 
-    Files beside the only folder of their level do not count.
+    A file beside the only folder of its level is ignored.
     """
     paths, above = [name.split("/")[:-1] for name in names], []
     while True:
@@ -43,10 +43,10 @@ def common_folder(names: Collection[str], splits: bool = True) -> str:
 
 
 def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, splits: bool = True) -> list[Example]:
-    """Return the files of these endings, each of the class that its folder names, as torchvision's ImageFolder has it.
+    """Return the files with these endings, whose folders name their classes, as in torchvision's ImageFolder.
 
-    That is the first folder under one that is named as a split, or else under the folder that all have in common; then
-    splits are empty texts. Without ``splits`` there must be none. Files in no class folder are passed over.
+    A path is SPLIT/CLASS/..., or CLASS/... below the folder that all files share, with an empty split. Without
+    ``splits`` only the second is allowed. Files in no class folder are skipped.
     """
     names = [name for name in archive.names if name.lower().endswith(endings)]
     common = common_folder(names, splits)

@@ -54,7 +54,7 @@ def array_names(what: str, split: str) -> list[str]:
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], dict[str, list[str]]]:
-    """Return x [n, ...] and y [n, ...] per split, and the names of these arrays per split (``""``: split here).
+    """Return (x [n, ...], y [n, ...]) per split, and their arrays' names per split, or under ``""`` if split here.
 
     They are named x_train and y_train, or train_x and train_y, in any letter case. Arrays named x and y alone are
     split: one in five is a test example.

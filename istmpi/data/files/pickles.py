@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 MOST_BYTES = 2**28
-"""The largest of CIFAR's has 155 million."""
+"""The most bytes that a pickle may have; CIFAR's largest has 155 million."""
 MOST_STEPS = 10**6
 """CIFAR's largest takes some 200,000."""
 _NUMBERS = {"u1", "b1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f4", "f8"}

@@ -167,7 +167,7 @@ def parsed(name: str, block: bytes, first: int, limits: Limits) -> Rows:
 
 
 def _plain(block: bytes, limits: Limits) -> Rows | None:
-    """Return the rows of lines without anything odd; None where there is something."""
+    """Return the rows of well-formed lines, fast; None for others, which `_odd` then reads."""
     for ending in (b"\r\n", b" \n"):
         if ending in block:
             block = block.replace(ending, b"\n")

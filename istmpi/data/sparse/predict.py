@@ -1,4 +1,4 @@
-"""Sparse rows to be predicted: of a text, a CSR matrix of scipy's or a prepared file; labels do not count."""
+"""Reads sparse rows to predict, from a text, a scipy CSR matrix or a prepared file; labels are ignored."""
 
 from __future__ import annotations
 
