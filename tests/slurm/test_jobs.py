@@ -63,7 +63,7 @@ def test_a_job_whose_time_runs_out_goes_on(submit, cluster, tmp_path, undisturbe
     out = tmp_path / "run"
     job = disturbed(submit, out, "--stop-before-walltime", "9.99")
     job.wait_until(lambda: job.restarts == 1, "the first restart")
-    assert "stopped by the end of the job's time, after 0 of 40 rounds and" in job.output
+    assert "stopped by the end of the job's time, after 0 of 40 rounds" in job.output
     assert "the run was stopped and saved; queued again, restart 1 of 20" in job.output
     cluster.command("scontrol", "update", f"JobId={job.number}", "TimeLimit=60")
     assert job.end() == "COMPLETED", job.output
