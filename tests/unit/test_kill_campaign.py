@@ -12,7 +12,9 @@ from istmpi.methods import METHODS
 def test_what_is_drawn_is_a_run_and_all_that_matters_is_among_it():
     from benchmarks.campaigns.kill import draw
 
-    runs = [Run().override(draw(random.Random(number), number, ["direct", "mpio"])) for number in range(20 * len(METHODS))]
+    runs = [
+        Run().override(draw(random.Random(number), number, ["direct", "mpio"])) for number in range(20 * len(METHODS))
+    ]
     assert {run.method.name for run in runs} == {*METHODS}
     assert {run.optimizer.name for run in runs} == {"sgd", "adam", "adamw"}
     assert {run.model.dtype for run in runs} == {"float32", "float64"}
