@@ -136,8 +136,3 @@ def thread_level() -> str:
 def threads_may_call() -> bool:
     """Several threads of a process may call the MPI library at the same time."""
     return thread_level() == THREAD_LEVELS[-1]
-
-
-def send_to_self(sent: Any, received: Any) -> None:
-    """Copy one buffer of this process into another through MPI; both may be device memory if the library takes it."""
-    library_here().COMM_SELF.Sendrecv(sent, 0, 0, received, 0, 0)

@@ -11,13 +11,14 @@ from fractions import Fraction
 import numpy as np
 
 from istmpi.comm import STAGING_BYTES, ring
+from istmpi.comm.codec import Wire
 from istmpi.config import Run
 from istmpi.cost import compressed
 from istmpi.cost.holdings import Holdings, Number
-from istmpi.cost.pairs import pair_bytes
+from istmpi.cost.pairs import leg_bytes
 from istmpi.engine.axes import Parameter
 from istmpi.engine.layout import Owners, Replicated
-from istmpi.engine.wire import form_of
+from istmpi.engine.route import Leg
 
 
 @dataclass(frozen=True)
@@ -161,22 +162,17 @@ def _all_gather(held: Holdings) -> Load:
 
 
 def _reduced(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
-    elements = {name: parameter.size(owners.lengths) for name, parameter in parameters.items()}
-    itemsize = next((parameter.itemsize for parameter in parameters.values()), 0)
-    forms = {name: form_of(wire, name, parameter) for name, parameter in parameters.items()}
-    return np.array(ring.sent_bytes(elements, itemsize, owners.ranks, forms))
+    return leg_bytes(Leg("mean", parameters, wire=Wire(wire, 0)), owners.ranks, owners.lengths)
 
 
 def _averaged(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
     everyone = Replicated(owners.lengths, owners.ranks)
-    pairs = pair_bytes(parameters, everyone, owners)
-    return pairs.sum(axis=1) - pairs.diagonal()
+    return leg_bytes(Leg("push", parameters, everyone, owners), owners.ranks, owners.lengths)
 
 
 def _spread(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
     everyone = Replicated(owners.lengths, owners.ranks)
-    pairs = pair_bytes(parameters, owners, everyone)
-    return pairs.sum(axis=1) - pairs.diagonal()
+    return leg_bytes(Leg("pull", parameters, owners, everyone), owners.ranks, owners.lengths)
 
 
 def _gathered(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from istmpi.comm import ring
 from istmpi.engine.axes import Axis, Parameter
 from istmpi.engine.layout import Layout
 from istmpi.engine.partition import Partition
-from istmpi.engine.wire import form_of, scales_of, value_bytes
+from istmpi.engine.route import Leg
+from istmpi.engine.wire import form_of, forms_of, scales_of, value_bytes
 
 
 def pair_bytes(
@@ -37,6 +39,17 @@ def pair_bytes(
         scales = scales_of(form, parameter, source.lengths, source.units | target.units, source.ranks)
         total += moved * value_bytes(form, parameter) + (moved > 0) * scales
     return total
+
+
+def leg_bytes(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> np.ndarray:
+    """Return the bytes that each rank hands to MPI for a leg of a route: ``[rank]`` int64."""
+    kind = leg.wire.kind if leg.wire else "float32"
+    if leg.source is None:
+        elements = {name: parameter.size(lengths) for name, parameter in leg.parameters.items()}
+        itemsize = next((parameter.itemsize for parameter in leg.parameters.values()), 0)
+        return np.array(ring.sent_bytes(elements, itemsize, ranks, forms_of(kind, leg.parameters)))
+    pairs = pair_bytes(leg.parameters, leg.source, leg.target, leg.exclude, kind)
+    return pairs.sum(axis=1) - pairs.diagonal()
 
 
 def _marks(layout: Layout, axis: Axis, place: int) -> np.ndarray:

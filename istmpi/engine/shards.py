@@ -14,16 +14,14 @@ import torch
 from istmpi.comm import Communicator
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.clock import Clock
-from istmpi.engine.axes import Parameter
 from istmpi.engine.early import EarlyExchange, HeldParts, receive_buffers
-from istmpi.engine.layout import part_shape
 from istmpi.engine.outer import Outer
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import HOP, MEAN, PUSH, Leg, Route
 from istmpi.engine.staging import copy_from_host, empty_on_host, on_host
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
-from istmpi.engine.wire import form_of
+from istmpi.engine.wire import forms_of
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -207,10 +205,9 @@ class Shards:
         return transfer
 
     def _recovered(self, deal: Partition) -> HeldParts:
-        rank, tensors, stored = self.store.rank, {}, self.store.parameters
+        rank, stored = self.store.rank, self.store.parameters
         parameters = {name: stored[name] for name in stored if stored[name].pattern.dealt(deal.units)}
-        for name, parameter in parameters.items():
-            tensors[name] = torch.empty(part_shape(deal, parameter, rank), dtype=self.store.tensors[name].dtype)
+        tensors = receive_buffers({}, parameters, deal, rank)
         with self._clock("pull"):
             pull = Transfer(parameters, self.store.owners, deal, rank)
             pull.run(self.store.tensors, tensors, self._communicator)
@@ -232,7 +229,7 @@ class Shards:
         with self._clock("all-reduce"):
             encoded = ()
             if leg.wire:
-                encoded = forms(leg.wire.kind, leg.parameters), leg.wire.key
+                encoded = forms_of(leg.wire.kind, leg.parameters), leg.wire.key
             mean = MeanOverRanks(nbytes, self._communicator, *encoded)
             for name in leg.parameters:
                 mean.add(name, tensors[name])
@@ -248,8 +245,3 @@ class Shards:
         early, self._early = self._early, None
         with self._communicator.waiting("exchange"):  # a thread of this rank waits, and the rank is not idle
             self._clock.background += early.finish(self._communicator.traffic)
-
-
-def forms(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
-    """Return the form in which each tensor travels in an all-reduce, for a setting of method.wire."""
-    return {name: form_of(kind, name, parameter) for name, parameter in parameters.items()}

@@ -39,6 +39,11 @@ def form_of(kind: str, name: str, parameter: Parameter) -> str:
     return INT8 if kind == INT8 and len(parameter.pattern.axes) > 1 and not isinstance(name, Slot) else BFLOAT16
 
 
+def forms_of(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
+    """Return the form of each tensor under a setting of method.wire."""
+    return {name: form_of(kind, name, parameter) for name, parameter in parameters.items()}
+
+
 def value_bytes(form: str, parameter: Parameter) -> int:
     """Return the bytes of a value in this form, without its scale."""
     return FORMS[form] or parameter.itemsize

@@ -7,7 +7,7 @@ import torch
 from istmpi import rng
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.data.batch import Batch
-from istmpi.engine.shards import forms
+from istmpi.engine.wire import forms_of
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
 from istmpi.models.linear import linear_layers
@@ -53,7 +53,7 @@ class DataParallel(ReplicatedMethod):
         network = self.subnet.network
         parameters = dict(network.named_parameters())
         nbytes = {name: values.nbytes for name, values in parameters.items()}
-        kinds = forms(self.spec.wire(self.job.run), {name: self.job.store.parameters[name] for name in parameters})
+        kinds = forms_of(self.spec.wire(self.job.run), {name: self.job.store.parameters[name] for name in parameters})
         mean = MeanOverRanks(nbytes, self.job.communicator, kinds)
         for name, parameter in parameters.items():
             parameter.register_post_accumulate_grad_hook(lambda values, name=name: mean.add(name, values.grad))
