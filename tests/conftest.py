@@ -19,6 +19,10 @@ _HOME = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 os.environ.setdefault("MPLCONFIGDIR", os.path.join(_HOME, "matplotlib"))
 os.environ["XDG_CACHE_HOME"] = _CACHE
 
+# Each process has its own root for `tmp_path`: pytest removes old folders of a shared root, and two ranks that remove
+# the same one both fail.
+os.environ["PYTEST_DEBUG_TEMPROOT"] = _CACHE
+
 # The same examples on every run, and so on every rank of an MPI test; no time limit, for the cores are shared.
 settings.register_profile("istmpi", derandomize=True, deadline=None, database=None)
 settings.load_profile("istmpi")

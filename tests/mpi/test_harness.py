@@ -27,3 +27,11 @@ def test_min_is_a_lower_limit(comm):
 @pytest.mark.ranks(only=[2, 4])
 def test_only_is_a_list(comm):
     assert comm.size in (2, 4)
+
+
+@pytest.mark.real
+@pytest.mark.ranks(min=2)
+def test_no_two_ranks_clean_the_same_root(comm, tmp_path_factory):
+    """The root whose old folders pytest removes holds those of one rank."""
+    roots = comm.allgather(str(tmp_path_factory.getbasetemp().parent))
+    assert len(set(roots)) == comm.size
