@@ -13,10 +13,9 @@ def test_a_network_is_evaluated_on_any_number_of_ranks_and_exported_once(mpirun,
     assert mpirun(2, "istmpi", "train", *SMALL, "--out", out).returncode == 0
     summary = json.loads((out / "summary.json").read_text())["last"]["score"]
     told = f"accuracy {summary['score']:.4f}, loss {summary['loss']:.4f} on 360 test examples of digits"
-    for ranks in (1, 3):
-        result = mpirun(ranks, "istmpi", "evaluate", out / "network.h5")
-        assert (result.returncode, result.stdout.split("\n")[0]) == (0, told), result.stderr
-    result = mpirun(2, "istmpi", "evaluate", out / "network.h5", "--calibrate")
+    result = mpirun(3, "istmpi", "evaluate", out / "network.h5")
+    assert (result.returncode, result.stdout.split("\n")[0]) == (0, told), result.stderr
+    result = mpirun(1, "istmpi", "evaluate", out / "network.h5", "--calibrate")
     assert result.stdout.startswith("calibrated on the training split of digits\n")
     assert told in result.stdout and result.stdout.count("accuracy") == 1
     result = mpirun(2, "istmpi", "predict", out / "network.h5", "digits")

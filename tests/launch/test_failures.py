@@ -182,7 +182,7 @@ SCRIPT_WAYS = {
     "raises": ("if failing: raise RuntimeError('the last rank is out')", 1),
     "sys.exit with a number": ("if failing: sys.exit(5)", 5),
     "exit with a number": ("if failing: exit(5)", 5),
-    "leaves with a number after the others": ("if failing: time.sleep(4); sys.exit(5)\nsys.exit()", 5),
+    "leaves with a number after the others": ("if failing: time.sleep(1); sys.exit(5)\nsys.exit()", 5),
     "all leave with a number": ("sys.exit(7)", 7),
     "well": ("try: sys.exit(3)\nexcept SystemExit: pass", 0),
 }

@@ -90,8 +90,18 @@ def test_what_does_not_depend_on_the_size_is_carried(comm, settings):
     assert all(np.isfinite(progress.loss) for progress in rounds)
 
 
+@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("method", [*METHODS, "ist that shares rarely", "ist with a delay"])
 def test_it_goes_on_bit_for_bit_at_every_size(comm, shared_tmp, method):
+    goes_on(comm, shared_tmp, method)
+
+
+@pytest.mark.ranks(only=[1])
+def test_one_rank_goes_on_bit_for_bit_at_every_size(comm, shared_tmp):
+    goes_on(comm, shared_tmp, "ist")
+
+
+def goes_on(comm, shared_tmp, method):
     """From before, at and behind the change of size, between rounds and inside them."""
     settings = CONVOLUTIONAL | GROWING | ADAM | {"method__name": method, "method__burn_in": 1, "train__batch": 100}
     settings |= {"method__threshold": 0.0005, "method__fragments": 3, "method__delay": 0}  # one arrives in every step
@@ -110,7 +120,7 @@ def test_it_goes_on_bit_for_bit_at_every_size(comm, shared_tmp, method):
             continue
         stop_at(training, done, comm.rank % 2)
         list(rounds)
-        done += method == "ist with a delay" and comm.size > 1  # which ends its round
+        done += method == "ist with a delay"  # which ends its round
         assert training.stop.reason == "a test" and training.rounds_done == done
         assert_same_bits(whole(resumed(comm, training, shared_tmp / "inside.h5")), whole(expected))
 

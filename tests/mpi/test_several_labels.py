@@ -13,7 +13,7 @@ from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.methods import METHODS
 
-pytestmark = pytest.mark.ranks(only=[1, 2, 3])
+pytestmark = pytest.mark.ranks(only=[1, 3])
 
 
 def scores(score):
@@ -27,6 +27,7 @@ def source(comm, folder, **more):
     return str(folder / "several.npz")
 
 
+@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("method", METHODS)
 def test_scores_are_those_of_one_process(comm, shared_tmp, method):
     path = source(comm, shared_tmp, labels=4 if method == "fedavg" else 6)

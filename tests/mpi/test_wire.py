@@ -86,13 +86,12 @@ def test_a_run_that_was_stopped_between_rounds_or_inside_one_goes_on_bit_for_bit
     half, _ = trained(comm, **{**run, "train__rounds": 3})
     again, _ = resumed(comm, save(half, shared_tmp / "half.h5"), **run)
     assert_same_bits(whole(again), expected)
-    for step in (0, 1):
-        stopped = Training(small_run(**run), comm)
-        stop_at(stopped, 2, step)
-        list(stopped.rounds())
-        assert stopped.stop.reason and stopped.rounds_done >= 2
-        again, _ = resumed(comm, save(stopped, shared_tmp / f"stopped{step}.h5"), **run)
-        assert_same_bits(whole(again), expected)
+    stopped = Training(small_run(**run), comm)
+    stop_at(stopped, 2, 1)
+    list(stopped.rounds())
+    assert stopped.stop.reason and stopped.rounds_done >= 2
+    again, _ = resumed(comm, save(stopped, shared_tmp / "stopped.h5"), **run)
+    assert_same_bits(whole(again), expected)
 
 
 def test_what_cannot_travel_in_fewer_bits_is_refused(comm):
