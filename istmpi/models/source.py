@@ -39,6 +39,15 @@ class Source:
 
 def load(name: str) -> tuple[type[nn.Module], Source]:
     """The class FILE.py:Class or package.module:Class, and its source; ConfigError if there is none. Runs the code."""
+    kind, module = load_class(name)
+    try:
+        return kind, _source_of(kind, module)
+    except OSError as error:
+        raise ConfigError(f"--model {name}: its source cannot be read: {short(error)}.") from error
+
+
+def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
+    """The class FILE.py:Class or package.module:Class, and the module that it was read from."""
     from torch import nn
 
     path, _, class_name = name.rpartition(":")
@@ -61,10 +70,7 @@ def load(name: str) -> tuple[type[nn.Module], Source]:
         problem = "has no class" if kind is None else "has something else than a torch.nn.Module as"
         others = did_you_mean(class_name, networks) if networks else ", nor has it any torch.nn.Module."
         raise ConfigError(f"--model {name}: {path} {problem} {class_name}{others}")
-    try:
-        return kind, _source_of(kind, module)
-    except OSError as error:
-        raise ConfigError(f"--model {name}: its source cannot be read: {short(error)}.") from error
+    return kind, module
 
 
 @contextmanager
