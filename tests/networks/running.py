@@ -1,12 +1,8 @@
 """Examines and trains a network of this folder, as `istmpi model` and `train` do, on random data of its shape."""
 
-import importlib.util
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
@@ -42,16 +38,6 @@ def place(row: Row) -> str:
     """The network as --model has it."""
     module, _, name = row.network.partition(".")
     return f"{HERE / module}.py:{name}"
-
-
-@cache
-def module_of(stem: str) -> ModuleType:
-    """A file of this folder, imported."""
-    spec = importlib.util.spec_from_file_location(stem, HERE / f"{stem}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(stem, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 def network(row: Row) -> UserNetwork:
