@@ -52,6 +52,7 @@ FAILING = {
         "a transposed convolution of each channel by itself is scaled, and sums over none": "Upsampling",
         "a product that goes by its batch normalisation, too, is not scaled": "AndElsewhere",
         "a vector that multiplies and sums is not scaled": "AttentionPooled Vector",
+        "a mean of units is scaled as a sum": "SoftmaxUnits",
         "what nn.MultiheadAttention sums over heads is not scaled": "EncoderLayer EncoderLayerFirst",
     },
     "trained": _NOT_EXAMINED

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.models.inspection import inspect
 from tests.networks.failing import FAILING
@@ -110,12 +111,16 @@ def test_what_was_written_down_makes_twins_as_one(row):
         assert_near(row, outputs_of(row, plain(row), twins, True), outputs_of(row, narrow, values, True))
 
 
-@pytest.mark.parametrize("row", rows("scaled", lambda row: widths_in(row) and row.trains))
+@pytest.mark.parametrize("row", rows("scaled", lambda row: widths_in(row) and row.trains is not False))
 def test_a_full_network_of_twins_makes_what_a_subnet_does(row):
     """The full network that istmpi builds, by the share of a half, makes the outputs of a subnet of half the units."""
     table, lengths = table_of(row), lengths_of(row)
     architecture = Architecture(row.network, table, row.dtype, network(row))
-    architecture.require_dealable(table.dealt)
+    try:
+        architecture.require_dealable(table.dealt)
+    except ConfigError:
+        assert row.trains is None
+        return
     full = quiet(architecture.build(architecture.lengths, {}))
     for group in widths_in(row):
         scaled = quiet(architecture.build(architecture.lengths, {group: 0.5}))
