@@ -11,12 +11,24 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from masked_oracle import CASES
+from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.models.inspection import inspect
 from tests.networks.failing import FAILING
-from tests.networks.plain import lengths_of, outputs_of, plain, quiet, random_values, twinned, widths_in, with_units
+from tests.networks.plain import (
+    examples,
+    lengths_of,
+    outputs_of,
+    plain,
+    quiet,
+    random_values,
+    twinned,
+    widths_in,
+    with_units,
+)
 from tests.networks.running import data, network, place, train
 from tests.networks.table import NODES, ROWS, TOKENS
 
@@ -187,3 +199,42 @@ def test_initial_values_of_the_constructor_are_kept_where_they_are_asked_for(row
     initial, module = trained(row, folder).initial, plain(row)
     for name in row.kept:
         np.testing.assert_allclose(initial[name], module.get_parameter(name).detach().numpy(), atol=1e-7)
+
+
+# ---- the oracle that training is held against
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_masked_oracle_is_the_plain_module(case):
+    """A subnet is the module of its units' numbers; full and of twins, by a half, it makes what one of each do."""
+    (row,) = (row for row in ROWS if row.network == case.network)
+    values, lengths, (x,) = random_values(plain(row, **case.lengths)), case.lengths, examples(row)
+    units = {name: torch.randperm(length)[: length // 2 + 1] for name, length in lengths.items()}
+    held = {name: torch.zeros(length).double().index_fill(0, units[name], 1) for name, length in lengths.items()}
+    narrow = plain(row, **{name: len(some) for name, some in units.items()})
+    for part in narrow.modules():
+        if isinstance(part, nn.LayerNorm):
+            part.eps = 1e-5
+    units = {name: some.sort().values for name, some in units.items()}
+    with torch.no_grad():
+        for name, parameter in narrow.named_parameters():
+            parameter.copy_(taken(values[name], case.axes[name], lengths, units))
+        once = dict.fromkeys(lengths, 1.0)
+        torch.testing.assert_close(case.forward(values, x, held, once), narrow(x))
+        all_held = {name: torch.ones(length).double() for name, length in lengths.items()}
+        twice = {name: torch.arange(length).repeat_interleave(2) for name, length in lengths.items()}
+        twins = {name: taken(of_one, case.axes[name], lengths, twice) for name, of_one in values.items()}
+        both = {name: torch.ones(2 * length).double() for name, length in lengths.items()}
+        halves = dict.fromkeys(lengths, 0.5)
+        expected = case.forward(values, x, all_held, once)
+        torch.testing.assert_close(case.forward(twins, x, both, halves), expected)
+
+
+def taken(values, axes, lengths, units):
+    """The positions of some units, wherever they stand among the axes."""
+    for number, axis in enumerate(axes):
+        if axis is not None:
+            before, group, behind = axis if isinstance(axis, tuple) else (1, axis, 1)
+            positions = torch.arange(before * lengths[group] * behind).view(before, lengths[group], behind)
+            values = values.index_select(number, positions[:, units[group]].reshape(-1))
+    return values
