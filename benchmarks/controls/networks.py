@@ -96,7 +96,7 @@ def main() -> None:
     before = json.loads(arguments.before.read_text()) if arguments.before else {}
     states = [before, verdicts] if before else [verdicts]
     heads = ["found, and dealt out by default", "loss of two rounds", "full network", "refused"]
-    lines = [f"- {name}: {summary(state)}" for name, state in zip(("before", "now")[-len(states) :], states)]
+    lines = [f"- {name}: {summary(state)}" for name, state in zip(("before", "now"), states)]
     columns = [f"{head}{', now' * number}" for number in range(len(states)) for head in heads]
     lines += ["", f"| network | idiom | {' | '.join(columns)} |", f"| {' | '.join(['---'] * (len(columns) + 2))} |"]
     for row in ROWS:

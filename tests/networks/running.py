@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
 from istmpi.config import Run
+from istmpi.cost import round_bytes
 from istmpi.data.graph.file import material_of
 from istmpi.data.graph.prepare import adjacency
 from istmpi.data.graph.split import Graph
@@ -86,6 +88,10 @@ class Trained:
     """Losses of the full network on other examples, after each round."""
     initial: Mapping[str, np.ndarray] | None = None
     """What its store held when it began."""
+    counted: tuple[int, ...] = ()
+    """Bytes that all ranks sent so far, after each round, without evaluations."""
+    planned: tuple[int, ...] = ()
+    """The same by the plan of its deals."""
 
 
 def train(row: Row, folder: Path, ranks: int = 2, **settings: object) -> Trained:
@@ -105,13 +111,15 @@ def train(row: Row, folder: Path, ranks: int = 2, **settings: object) -> Trained
         began.append(True)
         held = communicator.allgather({name: values.numpy().copy() for name, values in training.store.tensors.items()})
         initial.update({name: np.concatenate([one[name] for one in held]) for name in held[0]})
-        return [(progress.loss, progress.score.loss) for progress in training.rounds()]
+        plan = [sum(round_bytes(training.run, training.architecture, ranks, n)) for n in range(run.train.rounds)]
+        rounds = zip(training.rounds(), accumulate(plan))
+        return [(progress.loss, progress.score.loss, progress.bytes, planned) for progress, planned in rounds]
 
     try:
         run = Run().override(SETTINGS | changed | {name.replace("__", "."): value for name, value in settings.items()})
-        losses, scores = zip(*simulate(program, ranks).require()[0])
+        losses, scores, counted, planned = zip(*simulate(program, ranks).require()[0])
     except ConfigError as error:
         return Trained("" if began else str(error), str(error) if began else "")
     except Exception as error:  # a network of somebody else's, in a place where nobody expects it
         return Trained("" if began else repr(error), repr(error) if began else "")
-    return Trained("", "", losses, scores, initial)
+    return Trained("", "", losses, scores, initial, counted, planned)

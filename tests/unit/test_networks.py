@@ -113,14 +113,17 @@ def test_what_was_written_down_makes_twins_as_one(row):
     table, lengths = table_of(row), lengths_of(row)
     for group in widths_in(row):
         uses = row.scaled.get(group, "").split()
-        if group in row.means.split() or any(use.startswith("+") for use in uses):
+        if group in row.means.split():
             continue
         narrow = plain(row, **{group: lengths[group] // 2})
         values = random_values(narrow)
-        twins = twinned(table, values, group, lengths)
+        twins, expected = twinned(table, values, group, lengths), outputs_of(row, narrow, values, True)
+        if any(use.startswith("+") for use in uses):  # no parameter can be halved for it: but something must be
+            assert float((outputs_of(row, plain(row), twins, True) - expected).abs().max()) > 1e-3
+            continue
         for use in uses:
             twins[use] = twins[use] / 2
-        assert_near(row, outputs_of(row, plain(row), twins, True), outputs_of(row, narrow, values, True))
+        assert_near(row, outputs_of(row, plain(row), twins, True), expected)
 
 
 @pytest.mark.parametrize("row", rows("scaled", lambda row: widths_in(row) and row.trains is not False))
@@ -158,6 +161,22 @@ def test_it_is_trained_or_refused_for_a_true_reason(row, folder):
         assert run.refused == "" and np.isfinite([*run.losses, *run.scores]).all()
     else:
         assert any(re.search(kind, run.refused) for kind in kinds), run.refused
+
+
+@pytest.mark.parametrize("row", rows("bytes", lambda row: row.trains))
+def test_the_bytes_that_are_sent_are_those_of_the_plan(row, folder):
+    run = trained(row, folder)
+    assert run.counted and run.counted == run.planned
+
+
+WHOLE = ["Lstm", "SoftExperts", "SoftmaxUnits", "Bilinear", "Kan", "UnusedLayer"]
+
+
+@pytest.mark.parametrize("row", rows("whole", lambda row: row.name in WHOLE))
+@pytest.mark.parametrize("ranks, scale", [(1, "share"), (2, "none")])
+def test_where_nothing_is_scaled_nothing_is_refused_for_it(row, folder, ranks, scale):
+    run = train(row, folder, ranks, model__scale=scale)
+    assert (run.refused, run.stopped) == ("", "") and np.isfinite(run.losses).all()
 
 
 @pytest.mark.parametrize("row", rows("agree"))
