@@ -437,7 +437,6 @@ PRODUCTS = (
         FLAT,
         "hidden rank",
         scaled={"hidden": "a last.weight", "rank": "a"},
-        fan={"a": 14, "b": 12},
     ),
     Row("product_nets.Hyper", FLAT, "code hidden", scaled={"code": "up.weight", "hidden": "last.weight"}),
     Row("product_nets.Machine", FLAT, "factors", scaled={"factors": "+sum"}, fan={"factors": 6}),
