@@ -127,8 +127,9 @@ def selected(axes, values, group, lengths, order):
 
 
 def with_units(table, values, group, order, lengths):
+    trained = table.parameters  # what is frozen stays on every rank
     return {
-        name: selected(table.parameters[name].axes, of_parameter, group, lengths, order)
+        name: selected(trained[name].axes, of_parameter, group, lengths, order) if name in trained else of_parameter
         for name, of_parameter in values.items()
     }
 
