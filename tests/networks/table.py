@@ -79,7 +79,7 @@ class Row:
         return VOCABULARY if self.shape == TOKENS else OUTPUTS
 
 
-CONSTRUCTOR = {"model.init": "constructor"}
+CONSTRUCTOR = {"train.init": "constructor"}
 DENSE = (
     Row("dense_nets.Mlp", FLAT, "hidden1 hidden2", scaled={"hidden1": "second.weight", "hidden2": "last.weight"}),
     Row("dense_nets.BatchNormed", FLAT, "hidden wide", scaled={"wide": "last.weight"}),
@@ -367,6 +367,7 @@ RECURRENT = (
         "recurrent_nets.Mamba",
         SEQUENCE,
         "channels states",
+        default="states",
         scaled={"channels": "step.weight read.weight write.weight last.weight", "states": "+sum"},
         settings=CONSTRUCTOR,
         kept=("a_log", "skip"),
