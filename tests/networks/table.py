@@ -369,6 +369,7 @@ RECURRENT = (
         "recurrent_nets.Mamba",
         SEQUENCE,
         "channels states",
+        default="states",
         scaled={"channels": "step.weight read.weight write.weight last.weight", "states": "+sum"},
         settings=CONSTRUCTOR,
         kept=("a_log", "skip"),

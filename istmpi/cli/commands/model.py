@@ -83,7 +83,9 @@ def command(
     facts = _facts(table, inferred, counts) | {"network": network, "shape": list(example), "outputs": outputs}
     refusal = None
     try:
-        Architecture(network, table, "float32", inspected).require_dealable(table.dealt, settings.get("scale") != "none")
+        Architecture(network, table, "float32", inspected).require_dealable(
+            table.dealt, settings.get("scale") != "none"
+        )
     except ConfigError as error:
         refusal = error
     facts["refused"] = str(refusal or "")
