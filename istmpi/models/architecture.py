@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from istmpi.models.norms import BatchNorm
+    from istmpi.models.norms import Calibrated
     from istmpi.models.user import UserNetwork
 
 
@@ -180,11 +180,21 @@ class Architecture:
         with seeded():
             return self.code.build().to(getattr(torch, self._dtype))
 
-    def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
-        """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""
-        from istmpi.models.norms import BatchNorm
+    def constructed(self, seed: int) -> dict[str, torch.Tensor]:
+        """The values of all parameters as the constructor makes them, its random numbers drawn from a seed."""
+        import torch
 
-        layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, BatchNorm)}
+        from istmpi.models.trials import seeded
+
+        with seeded(seed):
+            network = self.code.build().to(getattr(torch, self._dtype))
+        return {name: parameter.detach() for name, parameter in network.named_parameters()}
+
+    def batch_norm_layers(self, network: nn.Module) -> dict[str, Calibrated]:
+        """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""
+        from istmpi.models.norms import Calibrated
+
+        layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, Calibrated)}
         if not self.stages:
             return layers
         return {name.partition(".")[0]: layer for name, layer in layers.items()}
@@ -235,10 +245,14 @@ class Architecture:
                 for group in several
             }
             reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            raise ConfigError(
-                f"{self.name}: it has no width that can be dealt out ({reasons or 'its constructor has no integers'}). "
-                f"Use another method, as --method local-sgd."
-            )
+            cure = "Use another method, as --method local-sgd"
+            if not reasons:
+                reasons = "its constructor has no integers"
+                cure += (
+                    "; or write a wrapper with its widths as arguments: class Mine(Net): def __init__(self, features, "
+                    "outputs, hidden=64): super().__init__(features, outputs, Config(hidden=hidden))"
+                )
+            raise ConfigError(f"{self.name}: it has no width that can be dealt out ({reasons}). {cure}.")
         cure = "Leave it out of method.partition" if others else "Use another method, as --method local-sgd"
         for name in groups:
             if name in self.table.undealt:
